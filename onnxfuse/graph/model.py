@@ -1,0 +1,135 @@
+"""The graph that every stage after loading looks at: nodes, values, and who uses what.
+
+It is a view: the ONNX model that was loaded stays the truth, and the rewriting edits a copy of that.  A node knows
+the place of its original in the model (``index``); a node of the canonical view stands for several originals.
+Nothing here changes once built; stages that see the graph differently build another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxfuse.graph.dims import Dim
+
+Shape = tuple[Dim, ...]
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the graph.
+
+    Attributes:
+        name: its name in the model, unique in the graph.
+        dtype: element type, a number of ``onnx.TensorProto.DataType``, or None where unknown.
+        shape: its sizes, or None where even the rank is unknown.
+        constant: contents known at optimise time (initialisers, Constant nodes), read on demand and only where
+            small (``graph.constants.SMALL_ELEMENTS``); else None.
+        is_constant: whether it is an initialiser or a Constant's output, however large.
+        elements: contents of a small integer tensor as sizes (what a chain of Shape, Gather and Concat computes),
+            in row-major order; None where unknown.
+        producer: the node that computes it; None for graph inputs and initialisers.
+        consumers: nodes that read it, each once, in graph order; includes nodes whose subgraphs capture it.
+        is_input, is_output: whether it is an input or an output of the whole graph.
+        declared: the shape that the model file states (a hint: exporters may be wrong), or None.
+    """
+
+    name: str
+    dtype: int | None = None
+    shape: Shape | None = None
+    constant: np.ndarray | None = None
+    is_constant: bool = False
+    elements: tuple[Dim, ...] | None = None
+    producer: Node | None = None
+    consumers: list[Node] = field(default_factory=list)
+    is_input: bool = False
+    is_output: bool = False
+    declared: Shape | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """Number of axes, or None where unknown."""
+        return None if self.shape is None else len(self.shape)
+
+    def __repr__(self) -> str:
+        shape = "?" if self.shape is None else ", ".join(map(str, self.shape))
+        return f"<{self.name}: {self.dtype}[{shape}]>"
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation of the graph.
+
+    Attributes:
+        index: position in the graph, which is in topological order.
+        op: operator type; domain: its domain, "" for the standard one ("ai.onnx" is written "").
+        attributes: decoded attributes by name: int, float, str, list, ``np.ndarray`` for tensors; subgraphs are
+            left out (``has_subgraph`` tells).
+        inputs: values read; None where an optional input is absent.
+        outputs: values written; None where an optional output is not asked for.
+        captures: values of this graph that its subgraphs (If, Loop, Scan) read by name.
+        originals: the nodes of the model that it stands for; itself alone outside the canonical view.
+        rule: id of the canonical rule that made it, or None.
+    """
+
+    index: int
+    name: str
+    op: str
+    domain: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value | None, ...]
+    captures: tuple[Value, ...] = ()
+    has_subgraph: bool = False
+    originals: tuple[Node, ...] = ()
+    rule: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.originals:
+            self.originals = (self,)
+
+    @property
+    def qualified_op(self) -> str:
+        """Operator type with its domain, as users write it: "Add", "com.microsoft.BiasGelu"."""
+        return f"{self.domain}.{self.op}" if self.domain else self.op
+
+    @property
+    def label(self) -> str:
+        """How messages call the node: its name, or its type and first output where it has none."""
+        first = next((value.name for value in self.outputs if value is not None), "?")
+        return self.name or f"{self.qualified_op} -> {first}"
+
+    def reads(self) -> Iterable[Value]:
+        """Every value that it depends on, each once, captures included."""
+        return dict.fromkeys(value for value in (*self.inputs, *self.captures) if value is not None)
+
+    def __repr__(self) -> str:
+        return f"<{self.index} {self.qualified_op} {[v.name if v else '' for v in self.outputs]}>"
+
+
+@dataclass(eq=False)
+class Graph:
+    """A model's main graph.
+
+    Attributes:
+        nodes: in topological order; ``nodes[i].index == i``.
+        values: every value by name.
+        inputs, outputs: of the graph, initialisers left out.
+        opsets: version by domain ("" for the standard one).
+        functions: (domain, name) of the model's own functions.
+    """
+
+    nodes: tuple[Node, ...]
+    values: Mapping[str, Value]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    opsets: Mapping[str, int]
+    functions: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def opset(self) -> int:
+        """Version of the standard operator set."""
+        return self.opsets.get("", 1)

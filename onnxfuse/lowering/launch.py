@@ -1,0 +1,261 @@
+"""The launch plan: what the native library does when a fused node runs.
+
+A plan travels in the node's ``plan`` attribute as JSON.  It names the symbols that the sizes of the inputs bind, the
+checks that the sizes must pass, the shapes of the outputs, scratch memory, and a list of *variants*: guards, then
+steps.  The first variant whose guards all hold runs; the last one has none.  A step launches one kernel.
+
+Sizes are written as expressions in reverse Polish notation, so that the library needs no parser worth the name.
+Atoms:
+
+    12            an integer
+    i0.1          size of axis 1 of tensor input 0
+    i0.n          number of elements of tensor input 0
+    i0.addr       address of tensor input 0 modulo 256         o0.addr       the same of output 0
+    h0.2          element 2 of host input 0 (int64 or int32)   h0.n          its number of elements
+    s3            symbol 3 of the plan
+    sm            compute capability, as 90                    sms           multiprocessors of the GPU
+
+Operators: ``+ - * // % min max == != < <= and or not ceil bcast sel``.  ``//`` and ``%`` floor; ``a b ceil`` is the
+quotient rounded up; ``a b bcast`` is b where a is 1, else a; ``c a b sel`` is a where c is not 0, else b.  A division
+by zero gives 0.
+
+Arguments of a kernel: ``i0`` a tensor input's address, ``o0`` an output's, ``t0`` a scratch buffer's,
+``i32:EXPR`` and ``i64:EXPR`` integers.  A step whose grid has a zero size is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxfuse.graph.dims import OPERATIONS, Dim
+
+VERSION = 1
+
+HOST_INPUTS = 8
+"""Optional leading inputs in host memory that every fused node has before its tensor inputs."""
+
+REGION_NAMES = 512
+"""Size of the pool of operator names, ``Region0`` and so on, that the native library registers."""
+
+DOMAIN = "onnxfuse"
+"""Domain of fused nodes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel launch; all sizes are expressions."""
+
+    kernel: str
+    grid: tuple[str, str, str]
+    block: tuple[str, str, str]
+    arguments: tuple[str, ...]
+    shared: str = "0"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run the region, where all ``guards`` are non-zero."""
+
+    name: str
+    steps: tuple[Step, ...]
+    guards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """Element type (``onnx.TensorProto.DataType``) and sizes of an output."""
+
+    dtype: int
+    shape: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on the inputs' sizes; where it does not hold the node fails with ``message``."""
+
+    condition: str
+    message: str
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """See the module's text.  ``inputs`` counts the tensor inputs, ``region`` names the rule for messages,
+    ``options`` are extra options for the compiler, ``scratch`` holds sizes in bytes."""
+
+    region: str
+    inputs: int
+    symbols: tuple[str, ...]
+    checks: tuple[Check, ...]
+    outputs: tuple[Output, ...]
+    variants: tuple[Variant, ...]
+    scratch: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The plan as one line of JSON."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "region": self.region,
+                "inputs": self.inputs,
+                "symbols": list(self.symbols),
+                "checks": [[check.condition, check.message] for check in self.checks],
+                "outputs": [{"dtype": output.dtype, "shape": list(output.shape)} for output in self.outputs],
+                "scratch": list(self.scratch),
+                "options": list(self.options),
+                "variants": [
+                    {
+                        "name": variant.name,
+                        "guards": list(variant.guards),
+                        "steps": [
+                            {"kernel": s.kernel, "grid": list(s.grid), "block": list(s.block), "shared": s.shared,
+                             "args": list(s.arguments)}
+                            for s in variant.steps
+                        ],
+                    }
+                    for variant in self.variants
+                ],
+            },
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def from_json(text: str) -> LaunchPlan:
+        """The plan that ``to_json`` wrote.
+
+        Raises:
+            ValueError: the text is no plan of this version.
+        """
+        try:
+            raw = json.loads(text)
+            if raw["version"] != VERSION:
+                raise ValueError(f"launch plan of version {raw['version']}; this release reads {VERSION}")
+            return LaunchPlan(
+                raw["region"], raw["inputs"], tuple(raw["symbols"]), tuple(Check(*check) for check in raw["checks"]),
+                tuple(Output(output["dtype"], tuple(output["shape"])) for output in raw["outputs"]),
+                tuple(
+                    Variant(
+                        variant["name"],
+                        tuple(
+                            Step(s["kernel"], _three(s["grid"]), _three(s["block"]), tuple(s["args"]), s["shared"])
+                            for s in variant["steps"]
+                        ),
+                        tuple(variant["guards"]),
+                    )
+                    for variant in raw["variants"]
+                ),
+                tuple(raw["scratch"]), tuple(raw["options"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a launch plan: {error}") from error
+
+
+def _three(sizes: Sequence[str]) -> tuple[str, str, str]:
+    x, y, z = sizes
+    return x, y, z
+
+
+def expression(size: Dim, symbols: Mapping[str, str]) -> str:
+    """A size as an expression; ``symbols`` gives the atom that each of its symbols is.
+
+    Raises:
+        KeyError: a symbol has no atom.
+    """
+    terms = []
+    for monomial, factor in size.terms.items():
+        parts = []
+        for atom, power in monomial:
+            if atom.kind == "symbol":
+                text = symbols[atom.name]
+            else:
+                a, b = (expression(operand, symbols) for operand in atom.operands)
+                text = f"{a} {b} {atom.kind}"
+            parts += [text] * power
+        if factor != 1 or not parts:
+            parts.append(str(factor))
+        terms.append(" ".join(parts[:1] + [f"{part} *" for part in parts[1:]]))
+    return " ".join(terms[:1] + [f"{term} +" for term in terms[1:]]) or "0"
+
+
+@dataclass
+class Situation:
+    """What atoms mean in one run: sizes of the inputs, contents of host inputs, addresses, the GPU."""
+
+    inputs: Sequence[tuple[int, ...]]
+    hosts: Sequence[Sequence[int]] = ()
+    input_addresses: Sequence[int] = ()
+    output_addresses: Sequence[int] = ()
+    sm: int = 90
+    multiprocessors: int = 132
+    symbols: list[int] = field(default_factory=list)
+
+    def bind(self, plan: LaunchPlan) -> None:
+        """Give the plan's symbols their values.
+
+        Raises:
+            ValueError: a check does not hold.
+        """
+        self.symbols = []
+        for text in plan.symbols:
+            self.symbols.append(self.evaluate(text))
+        for check in plan.checks:
+            if not self.evaluate(check.condition):
+                raise ValueError(check.message)
+
+    def evaluate(self, text: str) -> int:
+        """The integer that an expression is."""
+        stack: list[int] = []
+        for token in text.split():
+            if token == "sel":
+                b, a, c = stack.pop(), stack.pop(), stack.pop()
+                stack.append(a if c else b)
+            elif token == "not":
+                stack.append(int(not stack.pop()))
+            elif token in _BINARY:
+                b, a = stack.pop(), stack.pop()
+                stack.append(_BINARY[token](a, b))
+            else:
+                stack.append(self._atom(token))
+        (result,) = stack
+        return result
+
+    def _atom(self, token: str) -> int:
+        if token.lstrip("-").isdigit():
+            return int(token)
+        if token == "sm":
+            return self.sm
+        if token == "sms":
+            return self.multiprocessors
+        if token[0] == "s":
+            return self.symbols[int(token[1:])]
+        number, part = token[1:].split(".")
+        if token[0] == "h":
+            return len(self.hosts[int(number)]) if part == "n" else self.hosts[int(number)][int(part)]
+        if part == "addr":
+            addresses = self.input_addresses if token[0] == "i" else self.output_addresses
+            return addresses[int(number)] % 256 if addresses else 0
+        if part == "n":
+            count = 1
+            for size in self.inputs[int(number)]:
+                count *= size
+            return count
+        return self.inputs[int(number)][int(part)]
+
+
+_BINARY = {
+    **{name: operation for name, operation in OPERATIONS.items() if name not in ("//", "%")},
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b if b else 0,
+    "%": lambda a, b: a % b if b else 0,
+    "ceil": lambda a, b: -(-a // b) if b else 0,
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+    "<": lambda a, b: int(a < b),
+    "<=": lambda a, b: int(a <= b),
+    "and": lambda a, b: int(bool(a) and bool(b)),
+    "or": lambda a, b: int(bool(a) or bool(b)),
+}

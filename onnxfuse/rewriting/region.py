@@ -1,0 +1,39 @@
+"""What the rewriting needs to know of a fused region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxfuse.graph.model import Node, Value
+
+
+@dataclass(frozen=True)
+class FusedRegion:
+    """A region of the original graph and the kernel that takes its place.
+
+    Attributes:
+        rule, schedule: ids, for the report.
+        nodes: the original nodes it replaces, in graph order; a convex set.
+        hosts: values that the node reads in host memory (shape operands), at most ``launch.HOST_INPUTS``.
+        tensors: values that the kernel reads, in the order of the plan's ``i0``, ``i1`` and so on; at least one.
+        inlined: small constants that the body needs and the kernel does not read: they become Constant nodes of
+            the body.
+        outputs: values used outside, in the order of the plan's ``o0``, ``o1`` and so on.
+        plan: the launch plan as JSON; source: kernel text.
+        images: compiled kernels by architecture ("sm_90"), where embedding was asked for.
+        figures: what the report keeps with the node (bytes, predicted speed-up and so on), JSON-able.
+    """
+
+    rule: str
+    schedule: str
+    nodes: tuple[Node, ...]
+    hosts: tuple[Value, ...]
+    tensors: tuple[Value, ...]
+    inlined: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    plan: str
+    source: str
+    images: Mapping[str, bytes] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
