@@ -1,0 +1,28 @@
+"""The first stage: a model file as a graph with types, symbolic sizes and operator classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from onnxfuse.graph.build import build_graph
+from onnxfuse.graph.load import LoadedModel, from_proto, load_model
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.shapes import infer
+
+__all__ = ["Graph", "LoadedModel", "Node", "Value", "build_graph", "from_proto", "infer", "load_graph", "load_model"]
+
+
+def load_graph(model: str | Path | onnx.ModelProto | LoadedModel) -> Graph:
+    """Load, build and infer: the graph of a model file, or of a model in memory.
+
+    Raises:
+        ModelError: the file holds no valid ONNX model.
+        ExternalDataError: its weights are missing, too short or outside its folder.
+    """
+    if isinstance(model, onnx.ModelProto):
+        model = from_proto(model)
+    elif not isinstance(model, LoadedModel):
+        model = load_model(model)
+    return infer(build_graph(model))

@@ -9,7 +9,7 @@ for sizes and are never negative.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from math import gcd
@@ -41,7 +41,8 @@ class Atom:
         elif self.kind in ("min", "max", "bcast"):
             key = f"{self.kind}({', '.join(map(str, self.operands))})"
         else:
-            key = f"({self.operands[0]} {self.kind} {self.operands[1]})"
+            left, right = (_as_factor(operand) for operand in self.operands)
+            key = f"({left} {self.kind} {right})"
         object.__setattr__(self, "key", key)
 
     def __eq__(self, other: object) -> bool:
@@ -52,6 +53,13 @@ class Atom:
 
     def __str__(self) -> str:
         return self.key
+
+
+def _as_factor(size: Dim) -> str:
+    """The text of a size as an operand of ``//`` or ``%``, in parentheses unless it is one number or atom."""
+    ((monomial, factor), *others) = size.terms.items() or [((), 0)]
+    single = not others and (not monomial or (factor == 1 and len(monomial) == 1 and monomial[0][1] == 1))
+    return str(size) if single else f"({size})"
 
 
 Monomial = tuple[tuple[Atom, int], ...]
@@ -76,14 +84,12 @@ def _apply(kind: str, a: Dim, b: Dim) -> Dim:
 
 def minimum(a: DimLike, b: DimLike) -> Dim:
     """The smaller of two sizes."""
-    first, second = sorted((dim(a), dim(b)), key=str)
-    return first if first == second else _apply("min", first, second)
+    return _extreme("min", dim(a), dim(b))
 
 
 def maximum(a: DimLike, b: DimLike) -> Dim:
     """The larger of two sizes."""
-    first, second = sorted((dim(a), dim(b)), key=str)
-    return first if first == second else _apply("max", first, second)
+    return _extreme("max", dim(a), dim(b))
 
 
 def broadcast(a: DimLike, b: DimLike) -> Dim:
@@ -97,8 +103,53 @@ def broadcast(a: DimLike, b: DimLike) -> Dim:
         return a
     if b.value is not None:
         return b
-    first, second = sorted((a, b), key=str)
-    return _apply("bcast", first, second)
+    if _is_capped(a, b):
+        return b
+    if _is_capped(b, a):
+        return a
+    return _chain("bcast", (*_operands("bcast", a), *_operands("bcast", b)))
+
+
+def _is_capped(a: Dim, b: Dim) -> bool:
+    """Whether ``a`` is the smaller of ``b`` and a number from 1 up.
+
+    The two broadcast to ``b`` then: where the number is the smaller, it is 1 or it does not broadcast.
+    """
+    parts = _operands("min", a)
+    return b in parts and all(part == b or (part.value or 0) >= 1 for part in parts)
+
+
+def _extreme(kind: str, a: Dim, b: Dim) -> Dim:
+    """The minimum or maximum; one operand alone where it is provably the one."""
+    candidates: list[Dim] = []
+    for new in (*_operands(kind, a), *_operands(kind, b)):
+        if any(_at_least(new, old) if kind == "min" else _at_least(old, new) for old in candidates):
+            continue
+        candidates = [old for old in candidates if not (_at_least(old, new) if kind == "min" else _at_least(new, old))]
+        candidates.append(new)
+    return _chain(kind, candidates)
+
+
+def _at_least(a: Dim, b: Dim) -> bool:
+    """Whether ``a`` is provably no smaller than ``b``."""
+    return (a - b).non_negative()
+
+
+def _operands(kind: str, size: Dim) -> tuple[Dim, ...]:
+    """The sizes that a nest of atoms of one kind joins; the size itself where it is no such nest."""
+    if len(size.terms) == 1:
+        ((monomial, factor),) = size.terms.items()
+        if factor == 1 and len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].kind == kind:
+            return tuple(part for operand in monomial[0][0].operands for part in _operands(kind, operand))
+    return (size,)
+
+
+def _chain(kind: str, sizes: Iterable[Dim]) -> Dim:
+    """Join sizes by an associative, commutative, idempotent operation, in one fixed order."""
+    first, *others = sorted(set(sizes), key=str)
+    for other in others:
+        first = _apply(kind, first, other)
+    return first
 
 
 def product(sizes: tuple[Dim, ...] | list[Dim]) -> Dim:
@@ -166,12 +217,44 @@ class Dim:
 
     def __floordiv__(self, other: DimLike) -> Dim:
         other = dim(other)
-        exact = self.divide(other)
-        return exact if exact is not None else _apply("//", self, other)
+        whole, rest = self._split(other)
+        return whole if not rest.terms else whole + _apply("//", rest, other)
 
     def __mod__(self, other: DimLike) -> Dim:
         other = dim(other)
-        return dim(0) if self.divide(other) is not None else _apply("%", self, other)
+        _, rest = self._split(other)
+        return rest if not rest.terms else _apply("%", rest, other)
+
+    def __neg__(self) -> Dim:
+        return self * -1
+
+    def _split(self, other: Dim) -> tuple[Dim, Dim]:
+        """Sizes (q, r) with ``self == q * other + r``, as much of it in q as provably divides."""
+        if self == other and other.terms:
+            return dim(1), dim(0)
+        if len(other.terms) != 1:
+            return dim(0), self
+        if other.value is not None:
+            parts = {monomial: divmod(factor, other.value) for monomial, factor in self.terms.items()}
+            return Dim({m: part[0] for m, part in parts.items()}), Dim({m: part[1] for m, part in parts.items()})
+        whole, rest = dim(0), dim(0)
+        for monomial, factor in self.terms.items():
+            term = Dim({monomial: factor})
+            quotient = term.divide(other)
+            whole, rest = (whole, rest + term) if quotient is None else (whole + quotient, rest)
+        return whole, rest
+
+    def non_negative(self) -> bool:
+        """Whether the size is provably never below zero, symbols being sizes; False where that is not known."""
+        if all(factor > 0 and _non_negative(monomial) for monomial, factor in self.terms.items()):
+            return True
+        # A minimum is at most, a maximum at least, each of its operands.
+        for monomial, factor in self.terms.items():
+            if len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].kind == ("min" if factor < 0 else "max"):
+                rest = self - Dim({monomial: factor})
+                if any((rest + operand * factor).non_negative() for operand in monomial[0][0].operands):
+                    return True
+        return False
 
     def divide(self, other: DimLike) -> Dim | None:
         """The quotient where ``other``, a single term, provably divides this size without remainder."""
@@ -264,6 +347,16 @@ _SYMBOLIC: dict[str, Callable[[Dim, Dim], Dim]] = {
 }
 
 
+def _non_negative(monomial: Monomial) -> bool:
+    for atom, power in monomial:
+        if atom.kind == "symbol" or power % 2 == 0:
+            continue
+        a, b = (operand.non_negative() for operand in atom.operands)
+        if not (a or b if atom.kind == "max" else a and b):
+            return False
+    return True
+
+
 def _order(item: tuple[Monomial, int]) -> tuple[int, str]:
     monomial, _ = item
     return -sum(power for _, power in monomial), "*".join(f"{atom.key}^{power}" for atom, power in monomial)
@@ -308,4 +401,6 @@ def _from_ast(tree: ast.expr) -> Dim:
             return minimum(_from_ast(left), _from_ast(right))
         case ast.Call(func=ast.Name(id="Max" | "max"), args=[left, right]):
             return maximum(_from_ast(left), _from_ast(right))
+        case ast.Call(func=ast.Name(id="bcast"), args=[left, right]):
+            return broadcast(_from_ast(left), _from_ast(right))
     raise ValueError(ast.dump(tree))

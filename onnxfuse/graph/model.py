@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -110,6 +110,21 @@ class Node:
         return f"<{self.index} {self.qualified_op} {[v.name if v else '' for v in self.outputs]}>"
 
 
+class Assumption(NamedTuple):
+    """A size that was taken from the model file because the operators leave it open.
+
+    Attributes:
+        value: name of the value; axis: which of its axes.
+        taken: the size that the file states.
+        instead: the size that follows from the operators alone.
+    """
+
+    value: str
+    axis: int
+    taken: Dim
+    instead: Dim
+
+
 @dataclass(eq=False)
 class Graph:
     """A model's main graph.
@@ -120,6 +135,7 @@ class Graph:
         inputs, outputs: of the graph, initialisers left out.
         opsets: version by domain ("" for the standard one).
         functions: (domain, name) of the model's own functions.
+        assumptions: sizes taken from what the file states, where the operators leave them open.
     """
 
     nodes: tuple[Node, ...]
@@ -128,6 +144,7 @@ class Graph:
     outputs: tuple[Value, ...]
     opsets: Mapping[str, int]
     functions: frozenset[tuple[str, str]] = frozenset()
+    assumptions: tuple[Assumption, ...] = ()
 
     @property
     def opset(self) -> int:

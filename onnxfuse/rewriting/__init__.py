@@ -1,0 +1,27 @@
+"""Fused nodes and their functions into the model and out of it again; saving; external data.
+
+    rewrite ─▶ model with fused nodes ─ save ─▶ file ─ read_fused ─▶ report
+                        └─ unfuse ─▶ the original        └ body_model ─▶ reference of one kernel
+"""
+
+from onnxfuse.rewriting.invariants import InvariantError
+from onnxfuse.rewriting.read import FusedNode, read_fused
+from onnxfuse.rewriting.region import FusedRegion
+from onnxfuse.rewriting.rewrite import Placed, Rewritten, rewrite
+from onnxfuse.rewriting.save import Saved, save
+from onnxfuse.rewriting.standalone import body_model
+from onnxfuse.rewriting.unfuse import unfuse
+
+__all__ = [
+    "FusedNode",
+    "FusedRegion",
+    "InvariantError",
+    "Placed",
+    "Rewritten",
+    "Saved",
+    "body_model",
+    "read_fused",
+    "rewrite",
+    "save",
+    "unfuse",
+]

@@ -1,0 +1,56 @@
+"""Rules: reading and checking rule files, the pattern language, the matcher, the canonical view.
+
+    load_rules(paths)          rule files to a ``RuleSet``
+    canonicalise(graph, rules) the internal view: many spellings, one node
+    find_matches(graph, rules) where the fuse rules match, and the near misses
+    prohibitions(graph, rules) what the forbid rules say of the graph
+    check_examples(rules)      run the examples that rules carry
+"""
+
+from __future__ import annotations
+
+from onnxfuse.graph.model import Graph
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules.canonical import CanonicalGraph, canonicalise
+from onnxfuse.rules.classes import CLASSES
+from onnxfuse.rules.examples import ExampleOutcome, check_examples, example_model
+from onnxfuse.rules.forbid import Prohibition, Prohibitions, prohibitions
+from onnxfuse.rules.growth import Component, components
+from onnxfuse.rules.kernels import postfix
+from onnxfuse.rules.kinds import (
+    CanonicalRule,
+    Example,
+    ForbidRule,
+    FuseRule,
+    GrowRule,
+    Growth,
+    Kernel,
+    PatternRule,
+    Rule,
+    RuleSet,
+)
+from onnxfuse.rules.load import load_rules, shipped_folder
+from onnxfuse.rules.matcher import Match, MatchResult, NodeIndex, match
+
+__all__ = [
+    "CLASSES", "CanonicalGraph", "CanonicalRule", "Component", "Example", "ExampleOutcome", "ForbidRule", "FuseRule",
+    "GrowRule", "Growth", "Kernel", "Match", "MatchResult", "NodeIndex", "PatternRule", "Prohibition", "Prohibitions",
+    "Rule", "RuleSet", "canonicalise", "check_examples", "components", "example_model", "find_matches", "load_rules",
+    "match", "postfix", "prohibitions", "shipped_folder",
+]
+
+
+def find_matches(graph: Graph, rules: RuleSet) -> tuple[tuple[Match, ...], tuple[Refusal, ...]]:
+    """Every match of every fuse rule in a graph (the canonical view, as a rule), and the near misses.
+
+    Matches of different rules may overlap: choosing among them is the planner's business.
+    """
+    index = NodeIndex(graph)
+    matches: list[Match] = []
+    refusals: list[Refusal] = []
+    for rule in rules.fuse:
+        result = match(rule, graph, index, forbidden=rules.conditions)
+        matches += result.matches
+        if not rule.quiet:
+            refusals += result.near_misses
+    return tuple(matches), tuple(refusals)

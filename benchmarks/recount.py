@@ -1,0 +1,422 @@
+"""Recount the report's bytes from the two model files and concrete sizes, by docs/bytes.md, with nothing of onnxfuse.
+
+    python benchmarks/recount.py model.onnx model.fused.onnx --dim batch=8 --dim sequence=128 --report report.json
+
+Shapes come from onnx's inference of one node after the other, with small integer tensors computed on the way.  Exit
+code 1 where a figure differs from the report's by more than 2%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+TOLERANCE = 0.02
+KNOWN_ELEMENTS = 1 << 16
+HOST_ELEMENTS = 100
+VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+PARTIAL = {"Gather", "GatherElements", "GatherND", "Slice", "Split"}
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+READ_ON_HOST = {
+    "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Slice": {1, 2, 3, 4}, "Range": {0, 1, 2}, "Clip": {1, 2},
+    "Pad": {1, 2, 3}, "Squeeze": {1}, "Unsqueeze": {1}, "Split": {1}, "Tile": {1}, "TopK": {1}, "OneHot": {1},
+    "CumSum": {1}, "Trilu": {1}, "Resize": {1, 2, 3}, "Upsample": {1}, "Dropout": {1, 2}, "AffineGrid": {1},
+    "NonMaxSuppression": {2, 3, 4}, "SequenceAt": {1},
+    **{f"Reduce{kind}": {1} for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum",
+                                         "SumSquare")},
+}
+NARROW = {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ,
+          TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
+PRODUCTS = {
+    "MatMul", "MatMulInteger", "QLinearMatMul", "Gemm", "Einsum", "Conv", "ConvInteger", "QLinearConv", "ConvTranspose",
+    "DeformConv", "LSTM", "GRU", "RNN", "Attention",
+}
+MICROSOFT_PRODUCTS = {
+    "FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", "FusedGemm", "GemmFastGelu", "GemmFloat8", "FusedConv",
+    "NhwcConv", "NhwcFusedConv", "MatMulNBits", "MatMulBnb4", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm",
+    "QLinearConv", "Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention", "SparseAttention",
+    "PackedAttention", "PackedMultiHeadAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention",
+    "LongformerAttention", "MoE", "QMoE",
+}
+
+
+@dataclass
+class Counts:
+    """Bytes in products and in all else, kernels, and tensors whose size is unknown."""
+
+    products: int = 0
+    other: int = 0
+    kernels: int = 0
+    unknown: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Flat:
+    """A model with the bodies of its fused nodes in their places.
+
+    ``groups`` holds for each fused node its inner nodes, tensor inputs, outputs and launch plan.
+    """
+
+    nodes: list[NodeProto]
+    groups: list[tuple[list[NodeProto], list[str], list[str], dict[str, Any] | None]]
+
+
+def flatten(model: ModelProto) -> Flat:
+    """Put the body of every fused node where the node is; inner names get the node's output as a prefix."""
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    flat = Flat([], [])
+    for node in model.graph.node:
+        body = bodies.get((node.domain, node.op_type)) if node.domain == "onnxfuse" else None
+        if body is None:
+            flat.nodes.append(node)
+            continue
+        prefix = next(name for name in node.output if name) + "//"
+        names = {"": "", **dict(zip(body.input, list(node.input) + [""] * len(body.input), strict=False)),
+                 **dict(zip(body.output, node.output, strict=False))}
+        inside = []
+        for step in body.node:
+            copy = NodeProto()
+            copy.CopyFrom(step)
+            copy.input[:] = [names.setdefault(name, prefix + name) for name in step.input]
+            copy.output[:] = [names.setdefault(name, prefix + name) for name in step.output]
+            inside.append(copy)
+        flat.nodes += inside
+        plan = next((json.loads(a.s) for a in node.attribute if a.name == "plan"), None)
+        tensors = [name for name in dict.fromkeys(node.input[8:]) if name]
+        flat.groups.append((inside, tensors, [name for name in node.output if name], plan))
+    return flat
+
+
+class Shapes:
+    """Types, sizes and small contents of every tensor of a flat model."""
+
+    def __init__(self, model: ModelProto, flat: Flat, sizes: dict[str, int]) -> None:
+        self.types: dict[str, TypeProto] = {}
+        self.data: dict[str, np.ndarray] = {}
+        self.inputs: set[str] = set()
+        self.constants: set[str] = set()
+        self.opsets = {entry.domain: entry.version for entry in model.opset_import}
+        self.sizes = sizes
+        for tensor in model.graph.initializer:
+            self.constants.add(tensor.name)
+            self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            if prod(tensor.dims) <= 1024 and tensor.data_location != TensorProto.EXTERNAL:
+                self.data[tensor.name] = numpy_helper.to_array(tensor)
+        for info in model.graph.input:
+            if info.name not in self.constants:
+                self.inputs.add(info.name)
+                self.types[info.name] = self.concrete(info.type)
+        self.stated = {info.name: self.concrete(info.type) for info in (*model.graph.value_info, *model.graph.output)}
+        for node in flat.nodes:
+            self.infer(node)
+
+    def concrete(self, kind: TypeProto) -> TypeProto:
+        """A type with its symbols replaced by their sizes; an unknown shape is dropped."""
+        copy = TypeProto()
+        copy.CopyFrom(kind)
+        for size in copy.tensor_type.shape.dim:
+            if size.dim_param in self.sizes:
+                size.dim_value = self.sizes[size.dim_param]
+        return copy
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Sizes of a tensor, None where one is unknown."""
+        kind = self.types.get(name)
+        if kind is None or not kind.tensor_type.HasField("shape"):
+            return None
+        entries = kind.tensor_type.shape.dim
+        known = all(size.HasField("dim_value") for size in entries)
+        return tuple(size.dim_value for size in entries) if known else None
+
+    def infer(self, node: NodeProto) -> None:
+        """The node's output types, and its outputs where they are small and all its inputs are known."""
+        if node.op_type == "Constant":
+            self.constants.update(node.output)
+        subgraphs = any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
+        reads = [name for name in node.input if name]
+        if not subgraphs and node.domain == "" and node.op_type not in RANDOM:
+            shape = self.shape(node.input[0]) if node.op_type == "Shape" else None
+            if shape is not None:
+                start, end = (next((a.i for a in node.attribute if a.name == key), None) for key in ("start", "end"))
+                self.keep(node.output[0], np.array(shape[slice(start, end)], np.int64))
+                return
+            if all(name in self.data for name in reads) and self.evaluate(node):
+                return
+        version = self.opsets.get(node.domain)
+        if version is not None and not subgraphs and onnx.defs.has(node.op_type, version, node.domain):
+            schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+            types = {name: self.types.get(name, TypeProto()) for name in reads}
+            data = {name: numpy_helper.from_array(self.data[name], name) for name in reads if name in self.data}
+            imports = [helper.make_opsetid(domain, number) for domain, number in self.opsets.items()]
+            try:
+                self.types.update(
+                    onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+                )
+            except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+                print(f"note: {node.op_type} {node.name}: {error}", file=sys.stderr)
+        for name in node.output:
+            if self.shape(name) is None and name in self.stated:
+                self.types[name] = self.stated[name]
+
+    def evaluate(self, node: NodeProto) -> bool:
+        """Compute a node of known, small inputs; False where its result is large."""
+        results = [helper.make_value_info(name, TypeProto()) for name in node.output]
+        graph = helper.make_graph([node], "one", [], results)
+        feeds = {name: self.data[name] for name in node.input if name}
+        graph.input.extend(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in feeds.items()
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opsets[""])])
+        try:
+            with np.errstate(all="ignore"):
+                found = ReferenceEvaluator(model).run(None, feeds)
+        except Exception as error:  # the reference evaluator raises whatever its NumPy code does
+            print(f"note: {node.op_type} {node.name} not evaluated: {error}", file=sys.stderr)
+            return False
+        if any(np.asarray(result).size > KNOWN_ELEMENTS for result in found):
+            return False
+        for name, result in zip(node.output, found, strict=False):
+            if name:
+                self.keep(name, np.asarray(result))
+        return True
+
+    def keep(self, name: str, value: np.ndarray) -> None:
+        self.data[name] = value
+        self.types[name] = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a tensor."""
+        shape = self.shape(name)
+        if shape is None:
+            return None
+        kind = self.types[name].tensor_type.elem_type
+        if kind == TensorProto.STRING or not kind:
+            return None
+        four = {TensorProto.INT4, TensorProto.UINT4, getattr(TensorProto, "FLOAT4E2M1", -1)}
+        width = 0.5 if kind in four else helper.tensor_dtype_to_np_dtype(kind).itemsize
+        return ceil(prod(shape) * width)
+
+
+def captured(node: NodeProto) -> set[str]:
+    """Names that the node's subgraphs read from outside."""
+    found: set[str] = set()
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs)
+        for graph in graphs:
+            local = {t.name for t in (*graph.input, *graph.initializer)}
+            for inner in graph.node:
+                found |= {name for name in (*inner.input, *captured(inner)) if name and name not in local}
+                local |= set(inner.output)
+            found |= {info.name for info in graph.output if info.name not in local}
+    return found
+
+
+def is_view(node: NodeProto, shapes: Shapes, used: set[str]) -> bool:
+    """Whether the first output is the first input's memory."""
+    if node.domain:
+        return False
+    if node.op_type == "Cast":
+        to = next(a.i for a in node.attribute if a.name == "to")
+        kind = shapes.types.get(node.input[0])
+        return kind is not None and kind.tensor_type.elem_type == to
+    if node.op_type == "Dropout":
+        mode = node.input[2] if len(node.input) > 2 else ""
+        trains = bool(mode) and (mode not in shapes.data or bool(np.any(shapes.data[mode])))
+        return not trains and not any(name in used for name in node.output[1:])
+    return node.op_type in VIEWS
+
+
+def count(model: ModelProto, sizes: dict[str, int]) -> Counts:
+    """Bytes through device memory of one run of a model, fused or not, by docs/bytes.md."""
+    flat = flatten(model)
+    shapes = Shapes(model, flat, sizes)
+    used = {info.name for info in model.graph.output}
+    for node in flat.nodes:
+        used |= set(node.input) | captured(node)
+    launches: dict[int, NodeProto] = {}
+    constant = set(shapes.constants)
+    host: set[str] = set()
+    for node in flat.nodes:
+        reads = {name for name in node.input if name} | captured(node)
+        random = node.domain == "" and node.op_type in RANDOM
+        subgraphs = any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
+        if not random and not subgraphs and reads <= constant:
+            constant |= set(node.output)
+        elif runs_on_host(node, shapes, host, constant, subgraphs):
+            host |= set(node.output)
+        elif is_view(node, shapes, used):
+            if node.input[0] in host:
+                host |= set(node.output)
+        else:
+            launches[id(node)] = node
+    counts = Counts()
+
+    def tensor(name: str) -> int:
+        size = shapes.size(name)
+        if size is None:
+            counts.unknown.add(name)
+        return size or 0
+
+    def read(node: NodeProto, name: str) -> int:
+        if node.domain == "" and node.op_type in PARTIAL and list(node.input).count(name) == 1 \
+                and node.input[0] == name:
+            return min(tensor(name), sum(tensor(output) for output in node.output if output))
+        return tensor(name)
+
+    inside = {id(node) for nodes, *_ in flat.groups for node in nodes}
+    for node in flat.nodes:
+        if id(node) not in launches or id(node) in inside:
+            continue
+        names = dict.fromkeys([name for name in node.input if name] + sorted(captured(node)))
+        total = sum(read(node, name) for name in names) + sum(tensor(name) for name in node.output if name)
+        add(counts, total, is_product(node), 1)
+    for nodes, inputs, outputs, plan in flat.groups:
+
+        def demand(name: str, nodes: list[NodeProto] = nodes, outputs: list[str] = outputs) -> int:
+            total = 0
+            for node in nodes:
+                if name not in node.input:
+                    continue
+                if is_view(node, shapes, used) and node.input[0] == name:
+                    total += tensor(name) if node.output[0] in outputs else demand(node.output[0])
+                elif id(node) in launches:
+                    total += read(node, name)
+            return min(total, tensor(name))
+
+        total = sum(demand(name) for name in inputs) + sum(tensor(name) for name in outputs)
+        kernels, scratch = plan_cost(plan, [shapes.shape(name) for name in inputs])
+        product = any(is_product(node) for node in nodes if id(node) in launches)
+        add(counts, total + scratch, product, kernels)
+    return counts
+
+
+def add(counts: Counts, total: int, product: bool, kernels: int) -> None:
+    counts.kernels += kernels
+    if product:
+        counts.products += total
+    else:
+        counts.other += total
+
+
+def is_product(node: NodeProto) -> bool:
+    return node.op_type in (PRODUCTS if node.domain == "" else
+                            MICROSOFT_PRODUCTS if node.domain == "com.microsoft" else ())
+
+
+def runs_on_host(node: NodeProto, shapes: Shapes, host: set[str], constant: set[str], subgraphs: bool) -> bool:
+    if node.domain or subgraphs:
+        return False
+    if node.op_type in ("Shape", "Size"):
+        return True
+    some = False
+    for place, name in enumerate(node.input):
+        if not name:
+            continue
+        kind = shapes.types.get(name)
+        if kind is not None and kind.tensor_type.elem_type in NARROW:
+            return False
+        shape = shapes.shape(name)
+        if name in shapes.inputs or (name in constant and shape is not None and prod(shape) <= HOST_ELEMENTS):
+            continue
+        if name not in host or place in READ_ON_HOST.get(node.op_type, set()):
+            return False
+        some = True
+    return some
+
+
+def plan_cost(plan: dict[str, Any] | None, shapes: list[tuple[int, ...] | None]) -> tuple[int, int]:
+    """Kernels that a fused node starts, and bytes through its scratch memory."""
+    if plan is None or any(shape is None for shape in shapes):
+        return 1, 0
+    symbols: list[int] = []
+
+    def value(text: str) -> int | None:
+        stack: list[int] = []
+        for token in text.split():
+            if token[0] == "h":
+                return None
+            if token == "sel":
+                b, a, c = stack.pop(), stack.pop(), stack.pop()
+                stack.append(a if c else b)
+            elif token == "not":
+                stack.append(int(not stack.pop()))
+            elif token in OPERATORS:
+                b, a = stack.pop(), stack.pop()
+                stack.append(int(OPERATORS[token](a, b)))
+            elif token in ("sm", "sms"):
+                stack.append(90 if token == "sm" else 132)
+            elif token[0] == "s" and token[1:].isdigit():
+                stack.append(symbols[int(token[1:])])
+            elif token[0] in "io":
+                number, part = token[1:].split(".")
+                shape = shapes[int(number)] if token[0] == "i" else ()
+                stack.append(0 if part == "addr" else prod(shape or ()) if part == "n" else (shape or ())[int(part)])
+            else:
+                stack.append(int(token))
+        return stack.pop()
+
+    for text in plan["symbols"]:
+        symbols.append(value(text) or 0)
+    variants = plan["variants"]
+    chosen = next((v for v in variants if all(value(guard) for guard in v["guards"])), variants[-1])
+    used = {argument for step in chosen["steps"] for argument in step["args"]}
+    scratch = sum(2 * (value(text) or 0) for place, text in enumerate(plan["scratch"]) if f"t{place}" in used)
+    return len(chosen["steps"]), scratch
+
+
+OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b if b else 0, "%": lambda a, b: a % b if b else 0,
+    "ceil": lambda a, b: -(-a // b) if b else 0, "min": min, "max": max,
+    "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,
+    "and": lambda a, b: bool(a) and bool(b), "or": lambda a, b: bool(a) or bool(b),
+    "bcast": lambda a, b: b if a == 1 else a,
+}
+
+
+def load(path: Path) -> ModelProto:
+    return onnx.load(path, load_external_data=False)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Count both files; compare with the report if one is given."""
+    parser = argparse.ArgumentParser(description="Recount the report's bytes from the model files.")
+    parser.add_argument("original", type=Path)
+    parser.add_argument("fused", type=Path)
+    parser.add_argument("--dim", action="append", default=[], metavar="NAME=N")
+    parser.add_argument("--report", type=Path)
+    options = parser.parse_args(arguments)
+    sizes = {name: int(size) for name, _, size in (entry.rpartition("=") for entry in options.dim)}
+    before, after = (count(load(path), sizes) for path in (options.original, options.fused))
+    mine = {
+        "bytes_products": before.products, "bytes_before": before.other, "bytes_after": after.other,
+        "kernels_before": before.kernels, "kernels_after": after.kernels,
+    }
+    theirs = json.loads(options.report.read_text(encoding="utf-8")) if options.report else {}
+    worst = 0.0
+    for name, value in mine.items():
+        line = f"{name:16} {value:>16,}"
+        if name in theirs:
+            share = abs(theirs[name] - value) / max(value, 1)
+            worst = max(worst, share if name.startswith("bytes") else 0.0)
+            line += f"  report {theirs[name]:>16,}  off by {share:.2%}"
+        print(line)
+    for name in sorted(before.unknown | after.unknown):
+        print(f"unknown size: {name}")
+    return int(worst > TOLERANCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

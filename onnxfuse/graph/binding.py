@@ -1,0 +1,87 @@
+"""Numbers for symbols, from the command line or by default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from onnxfuse.errors import ModelError
+from onnxfuse.graph.dims import Dim
+from onnxfuse.graph.model import Graph
+
+BATCH, SEQUENCE, SIDE, OTHER = 1, 128, 224, 16
+"""Default sizes: a batch, a sequence, a side of an image, anything else."""
+
+_NAMED = (
+    (re.compile(r"batch|(^|_)(n|bs|b)$", re.IGNORECASE), BATCH),
+    (re.compile(r"seq|(^|_)(len|length|tokens?|time|frames?|t|s|l)$", re.IGNORECASE), SEQUENCE),
+    (re.compile(r"height|width|(^|_)(h|w|size)$", re.IGNORECASE), SIDE),
+)
+
+
+def bind(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
+    """A number for every symbol of the graph.
+
+    ``dims`` comes first.  By default a symbol whose name tells what it is gets that size (``batch`` 1, ``seq_len``
+    128, ``height`` 224); another one gets the size of its first place among the inputs: axis 0 is the batch, the
+    axes from 2 on of a tensor of rank 4 or 5 are sides of an image, axis 1 of a tensor of rank 2 or 3 is a sequence;
+any other symbol is 16.  Where a graph input's size is an expression, its symbols are bound in the same way.
+
+    Raises:
+        ModelError: ``dims`` names no symbol of the graph, or a size below zero.
+    """
+    symbols = _symbols(graph)
+    for name, size in dims.items():
+        if name not in symbols:
+            raise ModelError(
+                f"The model has no dimension '{name}'.", place=f"--dim {name}={size}", remedy=_known(name, graph),
+            )
+        if size < 0:
+            raise ModelError(
+                f"Dimension '{name}' cannot be {size}.", place=f"--dim {name}={size}",
+                remedy="Give a size of zero or more.",
+            )
+    first = {str(value.shape[0]) for value in graph.inputs if value.shape}
+    batches = {size for name, size in dims.items() if name in first}
+    shared = dict.fromkeys(first & symbols.keys(), batches.pop()) if len(batches) == 1 else {}
+    return {**symbols, **shared, **dims}
+
+
+def _symbols(graph: Graph) -> dict[str, int]:
+    """Every symbol with its default, those of the inputs first."""
+    found: dict[str, int] = {}
+    for value in graph.inputs:
+        for axis, size in enumerate(value.shape or ()):
+            for name in sorted(size.symbols):
+                found.setdefault(name, _default(name, axis, len(value.shape or ())))
+    for value in graph.values.values():
+        for size in (*(value.shape or ()), *(value.elements or ())):
+            if isinstance(size, Dim):
+                for name in sorted(size.symbols):
+                    found.setdefault(name, _default(name, None, 0))
+    return found
+
+
+def _default(name: str, axis: int | None, rank: int) -> int:
+    for pattern, size in _NAMED:
+        if pattern.search(name):
+            return size
+    if axis == 0:
+        return BATCH
+    if axis is not None and axis >= 2 and rank in (4, 5):
+        return SIDE
+    if axis == 1 and rank in (2, 3):
+        return SEQUENCE
+    return OTHER
+
+
+def _known(name: str, graph: Graph) -> str:
+    names = list(dict.fromkeys(n for value in graph.inputs for size in value.shape or () for n in sorted(size.symbols)))
+    if not names:
+        return "The model's inputs have fixed sizes; leave --dim out."
+    close = get_close_matches(name, names, n=1)
+    if not close:
+        close = [known for known in names if known.lower() == name.lower()]
+    meant = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{meant}Its dimensions are: {', '.join(names)}."

@@ -1,0 +1,120 @@
+"""Which values ONNX Runtime's CUDA provider keeps in host memory, and which nodes cost no kernel there.
+
+The provider moves arithmetic on sizes to the CPU: downstream of a Shape or Size, a node runs on the host when each
+operand is a host value, a graph input or a small constant, none is of a type that the host has no arithmetic for,
+and no host value is one that the device kernel itself reads in host memory (the target of a Reshape).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from onnx import TensorProto
+
+from onnxfuse.graph.classes import is_deterministic, is_same_memory
+from onnxfuse.graph.dims import product
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.shape_functions.reductions import REDUCTIONS
+
+SMALL_CONSTANT = 100
+"""Constants of at most so many elements count as readable on the host (a limit of ONNX Runtime's own)."""
+
+HOST_OPERANDS: dict[str, frozenset[int]] = {
+    operator: frozenset(places)
+    for operator, places in {
+        "AffineGrid": [1], "Clip": [1, 2], "ConstantOfShape": [0], "CumSum": [1], "Dropout": [1, 2], "Expand": [1],
+        "NonMaxSuppression": [2, 3, 4], "OneHot": [1], "Pad": [1, 2, 3], "Range": [0, 1, 2], "Reshape": [1],
+        "Resize": [1, 2, 3], "SequenceAt": [1], "Slice": [1, 2, 3, 4], "Split": [1], "Squeeze": [1], "Tile": [1],
+        "TopK": [1], "Trilu": [1], "Unsqueeze": [1], "Upsample": [1], **{name: [1] for name in REDUCTIONS},
+    }.items()
+}
+"""Operands that the provider's kernels read in host memory, by operator of the standard domain."""
+
+_NOT_ON_HOST = frozenset({
+    TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ,
+    TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ,
+})
+
+
+@dataclass(frozen=True)
+class Host:
+    """What runs and lies on the host.
+
+    Attributes:
+        nodes: nodes that the provider leaves to the CPU.
+        values: values in host memory, constants left out.
+        folded: nodes with constant operands alone, computed once when the session is created.
+        constants: constants and what is folded from them.
+    """
+
+    nodes: frozenset[Node]
+    values: frozenset[Value]
+    folded: frozenset[Node]
+    constants: frozenset[Value]
+
+
+_known: WeakKeyDictionary[Graph, Host] = WeakKeyDictionary()
+
+
+def host(graph: Graph) -> Host:
+    """What runs and lies on the host, computed once a graph."""
+    found = _known.get(graph)
+    if found is None:
+        found = _known[graph] = _find(graph)
+    return found
+
+
+def on_host(item: Node | Value, graph: Graph) -> bool:
+    """Whether ONNX Runtime runs the node, or keeps the value, on the host."""
+    found = host(graph)
+    return item in (found.nodes if isinstance(item, Node) else found.values)
+
+
+def is_free(node: Node, graph: Graph) -> bool:
+    """Whether the node costs no kernel on the GPU: host arithmetic, folded, or its operand's memory again."""
+    found = host(graph)
+    return node.op == "Constant" or node in found.nodes or node in found.folded or is_same_memory(node)
+
+
+def _find(graph: Graph) -> Host:
+    nodes: set[Node] = set()
+    values: set[Value] = set()
+    folded: set[Node] = set()
+    constants = {value for value in graph.values.values() if value.is_constant}
+    for node in graph.nodes:
+        results = [value for value in node.outputs if value is not None]
+        if not node.has_subgraph and is_deterministic(node) and all(value in constants for value in node.reads()):
+            folded.add(node)
+            constants.update(results)
+        elif _runs_on_host(node, values, constants):
+            nodes.add(node)
+            values.update(results)
+        elif is_same_memory(node) and node.inputs[0] in values:
+            values.update(results)
+    return Host(frozenset(nodes), frozenset(values), frozenset(folded), frozenset(constants))
+
+
+def _runs_on_host(node: Node, values: set[Value], constants: set[Value]) -> bool:
+    if node.domain or node.has_subgraph:
+        return False
+    if node.op in ("Shape", "Size"):
+        return True
+    read_on_host = HOST_OPERANDS.get(node.op, frozenset())
+    some = False
+    for place, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        if value.dtype in _NOT_ON_HOST:
+            return False
+        if value.is_input or (value in constants and _is_small(value)):
+            continue
+        if value not in values or place in read_on_host:
+            return False
+        some = True
+    return some
+
+
+def _is_small(value: Value) -> bool:
+    count = None if value.shape is None else product(value.shape).value
+    return count is not None and count <= SMALL_CONSTANT

@@ -1,0 +1,188 @@
+"""Read a model file and make sure that it is one.
+
+Weights outside the file are not read; that they are there, long enough and inside the model's folder is checked from
+their sizes.  What passes here has: a graph in topological order in which every name is defined once, an operator set
+that onnx knows, and tensors whose bytes are present.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from onnxfuse.errors import ExternalDataError, ModelError
+from onnxfuse.graph.constants import external_path, external_span, is_external, node_tensors, tensor_bytes, tensors
+from onnxfuse.graph.order import check_order
+from onnxfuse.graph.wire import DecodeError, diagnose
+
+OLDEST_OPSET = 11
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that passed the checks.
+
+    Attributes:
+        path: the file it was read from, or None.
+        proto: the model, with references to external data and without the data; not to be changed.
+        folder: where its external data is looked for, or None.
+    """
+
+    path: Path | None
+    proto: onnx.ModelProto
+    folder: Path | None
+
+
+def load_model(path: str | Path) -> LoadedModel:
+    """Read and check a model file.
+
+    Raises:
+        ModelError: there is no such file, it holds no ONNX model, or the model is invalid.
+        ExternalDataError: data outside the file is missing, too short or outside the model's folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ModelError(
+            "A folder is no ONNX model.", place=str(path), remedy="Give the .onnx file inside it.",
+        )
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(
+            "There is no such file.", place=str(path), remedy="Check the path and the working directory.",
+        ) from None
+    except OSError as error:
+        raise ModelError(f"The file cannot be read: {error.strerror}.", place=str(path)) from error
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+        parsed = proto.HasField("graph")
+    except DecodeError:
+        parsed = False
+    if not parsed:
+        message, remedy = diagnose(data)
+        raise ModelError(message, place=str(path), remedy=remedy)
+    del data
+    return _checked(LoadedModel(path, proto, path.parent), str(path))
+
+
+def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> LoadedModel:
+    """Check a model that is in memory; it is neither copied nor changed.
+
+    Args:
+        folder: where its external data is, for a model that has some.
+
+    Raises:
+        ModelError: the model is invalid.
+        ExternalDataError: as ``load_model``, or there is external data and no ``folder``.
+    """
+    if not isinstance(proto, onnx.ModelProto):
+        raise ModelError(
+            f"An onnx.ModelProto is needed, and this is {type(proto).__name__}.",
+            remedy="Give the path of an ONNX file or what onnx.load returns.",
+        )
+    if not proto.HasField("graph"):
+        raise ModelError("The model has no graph.", remedy="Export the model again.")
+    return _checked(LoadedModel(None, proto, None if folder is None else Path(folder)), None)
+
+
+def _checked(model: LoadedModel, place: str | None) -> LoadedModel:
+    _check_versions(model.proto, place)
+    check_order(model.proto.graph, place)
+    _check_tensors(model)
+    return model
+
+
+def _check_versions(proto: onnx.ModelProto, place: str | None) -> None:
+    if proto.ir_version < 1:
+        raise ModelError(
+            "The model states no IR version.", place=place, remedy="Set model.ir_version, or export the model again.",
+        )
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"The model's IR version is {proto.ir_version}, and onnx {onnx.__version__} knows up to "
+            f"{onnx.IR_VERSION}.", place=place, remedy="Install a newer onnx: pip install -U onnx.",
+        )
+    versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
+    newest = onnx.defs.onnx_opset_version()
+    if not versions:
+        if proto.opset_import and all(node.domain not in ("", "ai.onnx") for node in proto.graph.node):
+            return
+        raise ModelError(
+            "The model imports no version of the standard operators.", place=place,
+            remedy="Export the model again, or add one: model.opset_import.add(domain='', version=17).",
+        )
+    if len(versions) > 1:
+        raise ModelError(
+            f"The model imports the standard operators in several versions: {', '.join(map(str, sorted(versions)))}.",
+            place=place, remedy="Keep one of them in model.opset_import.",
+        )
+    (version,) = versions
+    if version > newest:
+        raise ModelError(
+            f"The model's opset is {version}, and onnx {onnx.__version__} knows up to {newest}.", place=place,
+            remedy="Install a newer onnx, or export the model with an older opset.",
+        )
+    if version < OLDEST_OPSET:
+        raise ModelError(
+            f"The model's opset is {version}; onnxfuse works on {OLDEST_OPSET} and newer.", place=place,
+            remedy="Convert the model: onnx.version_converter.convert_version(onnx.load(path), 17).",
+        )
+
+
+def _check_tensors(model: LoadedModel) -> None:
+    sizes: dict[str, int] = {}
+    for function in model.proto.functions:
+        for tensor in node_tensors(function.node):
+            _check_tensor(tensor, model, sizes)
+    for tensor in tensors(model.proto.graph):
+        _check_tensor(tensor, model, sizes)
+
+
+def _check_tensor(tensor: onnx.TensorProto, model: LoadedModel, sizes: dict[str, int]) -> None:
+    place = f"tensor '{tensor.name}'"
+    known = onnx.TensorProto.DataType.values()
+    if tensor.data_type not in known or tensor.data_type == onnx.TensorProto.UNDEFINED:
+        raise ModelError(
+            f"Tensor '{tensor.name}' has an element type, {tensor.data_type}, that onnx {onnx.__version__} does not "
+            "know.", place=place, remedy="Install a newer onnx, or export the model again.",
+        )
+    if is_external(tensor):
+        _check_external(tensor, model, sizes)
+    # ByteSize counts without copying the contents, as reading raw_data would; it is a little more than their length.
+    elif tensor.HasField("raw_data") and tensor.ByteSize() < tensor_bytes(tensor):
+        raise ModelError(
+            f"Tensor '{tensor.name}' holds fewer bytes than its type and sizes need ({tensor_bytes(tensor)}).",
+            place=place, remedy="Export the model again.",
+        )
+
+
+def _check_external(tensor: onnx.TensorProto, model: LoadedModel, sizes: dict[str, int]) -> None:
+    location, offset, length = external_span(tensor)
+    place = f"tensor '{tensor.name}'"
+    if model.folder is None:
+        raise ExternalDataError(
+            f"Tensor '{tensor.name}' keeps its data in '{location}', and the model has no folder.", place=place,
+            remedy="Give the folder that holds the file, or load the model by path.",
+        )
+    if location not in sizes:
+        path = external_path(tensor, location, model.folder)
+        if not path.is_file():
+            raise ExternalDataError(
+                f"The external data file '{location}' is missing.", place=place,
+                remedy=f"Put the file back beside the model, at {path}.",
+            )
+        sizes[location] = path.stat().st_size
+    if length < tensor_bytes(tensor):
+        raise ExternalDataError(
+            f"Tensor '{tensor.name}' needs {tensor_bytes(tensor)} bytes and refers to {length} in '{location}'.",
+            place=place, remedy="Export the model again.",
+        )
+    if offset + length > sizes[location]:
+        raise ExternalDataError(
+            f"The external data file '{location}' is too short: tensor '{tensor.name}' ends at byte "
+            f"{offset + length}, and the file at {sizes[location]}.", place=place,
+            remedy="Copy the file again, in full; it was cut short or belongs to another model.",
+        )

@@ -1,0 +1,142 @@
+"""Types and symbolic sizes of every value, in one pass over the graph.
+
+Results follow from what operators do, in this order: the operator's own shape function; onnx's inference for that
+node; what the model file states.  Where broadcasting leaves open which of two symbolic sizes is 1, or an operator's
+result depends on contents, a size that the file states is used and recorded in ``Graph.assumptions``; kernels check
+sizes when they run, so that a wrong statement ends in a message and never in a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.graph.model import Assumption, Graph, Node, Value
+from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
+from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, elements_of
+
+
+def infer(graph: Graph) -> Graph:
+    """The graph with dtype, shape and elements of all its values filled in (the values are shared with the given one).
+
+    Where nothing is known of a value's element type or even of its rank, it stays None.
+    """
+    assumptions: list[Assumption] = []
+    for value in graph.values.values():
+        if value.producer is None and value.is_constant and value.dtype in INTEGERS:
+            value.elements = elements_of(value)
+    for node in graph.nodes:
+        for output, found in zip(node.outputs, _types(node, graph, assumptions), strict=True):
+            if output is not None:
+                output.dtype, output.shape, output.elements = found
+    return replace(graph, assumptions=tuple(assumptions))
+
+
+def output_types(node: Node, graph: Graph) -> list[Type]:
+    """Element type, sizes and contents as sizes of each of a node's outputs, from its inputs as they stand.
+
+    The node need not be of the graph, which gives the operators' versions.
+    """
+    return _types(node, graph, [])
+
+
+def _types(node: Node, graph: Graph, assumptions: list[Assumption]) -> list[Type]:
+    context = Context(node, graph.opsets.get(node.domain, 1), assumptions)
+    function = FUNCTIONS.get((node.domain, node.op))
+    found: list[Type] = []
+    if (node.domain, node.op) in graph.functions:
+        function = None
+    elif function is not None:
+        try:
+            found = list(function(context))
+        except (IndexError, ValueError, TypeError, KeyError, ZeroDivisionError, ArithmeticError):
+            # The node breaks its operator's rules (a missing input, ranks that do not fit).  ONNX Runtime will say
+            # so; here its outputs are unknown, and nothing is fused with them.
+            found = []
+    elif not node.has_subgraph:
+        found = _from_onnx(node, graph, context)
+    result = []
+    for index, value in enumerate(node.outputs):
+        kind = found[index] if index < len(found) else Type()
+        result.append(_completed(kind, value))
+    return result
+
+
+def _completed(found: Type, value: Value | None) -> Type:
+    """What was found, with what the model file states where nothing was."""
+    if value is None:
+        return found
+    dtype = value.dtype if found.dtype is None else found.dtype
+    shape = value.declared if found.shape is None else found.shape
+    elements = found.elements
+    if elements is not None and (len(elements) > MAX_ELEMENTS or dtype not in INTEGERS):
+        elements = None
+    return Type(dtype, shape, elements)
+
+
+def _from_onnx(node: Node, graph: Graph, context: Context) -> list[Type]:
+    """What onnx's own inference tells of a single node."""
+    version = graph.opsets.get(node.domain)
+    if version is None or not onnx.defs.has(node.op, version, node.domain):
+        return []
+    sizes: dict[str, Dim] = {}
+    types = {value.name: _to_proto(value, sizes) for value in node.inputs if value is not None}
+    try:
+        data = {
+            value.name: numpy_helper.from_array(value.constant, value.name)
+            for value in node.inputs if value is not None and value.constant is not None
+        }
+        proto = helper.make_node(
+            node.op, [value.name if value else "" for value in node.inputs],
+            [f"output{index}" for index in range(len(node.outputs))], domain=node.domain,
+            **{name: _attribute(content) for name, content in node.attributes.items()},
+        )
+        schema = onnx.defs.get_schema(node.op, version, node.domain)
+        imports = [helper.make_opsetid(domain, number) for domain, number in graph.opsets.items()]
+        inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
+        # No inference for this operator, or an attribute too large to have been read: its types stay unknown.
+        return []
+    return [_from_proto(inferred.get(f"output{index}"), sizes, context, index) for index in range(len(node.outputs))]
+
+
+def _attribute(content: Any) -> Any:
+    return numpy_helper.from_array(content) if isinstance(content, np.ndarray) else content
+
+
+def _to_proto(value: Value, sizes: dict[str, Dim]) -> onnx.TypeProto:
+    if value.dtype is None:
+        return onnx.TypeProto()
+    if value.shape is None:
+        return helper.make_tensor_type_proto(value.dtype, None)
+    entries: list[int | str] = []
+    for size in value.shape:
+        if size.value is None:
+            sizes[str(size)] = size
+        entries.append(str(size) if size.value is None else size.value)
+    return helper.make_tensor_type_proto(value.dtype, entries)
+
+
+def _from_proto(kind: onnx.TypeProto | None, sizes: Mapping[str, Dim], context: Context, output: int) -> Type:
+    if kind is None or not kind.HasField("tensor_type"):
+        return Type()
+    dtype = kind.tensor_type.elem_type or None
+    if not kind.tensor_type.HasField("shape"):
+        return Type(dtype)
+    entries = kind.tensor_type.shape.dim
+    shape = []
+    for axis, entry in enumerate(entries):
+        if entry.HasField("dim_value"):
+            shape.append(dim(entry.dim_value))
+        elif entry.dim_param in sizes:
+            shape.append(sizes[entry.dim_param])
+        else:
+            shape.append(context.unknown(axis, len(entries), output))
+    return Type(dtype, tuple(shape))
+

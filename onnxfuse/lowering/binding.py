@@ -1,0 +1,86 @@
+"""Sizes at run time: which input's axis gives each symbol its value, and what must agree.
+
+Kernels and launch plans speak of symbols.  A symbol is bound by the first axis of a tensor input that is that symbol
+alone, or that is linear in it (``s + 1``, ``64*s``).  A size whose symbols cannot be had (``s33*s50`` where no input
+has an axis ``s33``) gets a stand-in symbol, bound by the axis itself.  Every other axis becomes a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, symbol
+from onnxfuse.lowering.ir import Tensor
+from onnxfuse.lowering.launch import Check, expression
+
+
+@dataclass(frozen=True)
+class Binding:
+    """``symbols``: plan atom by symbol; ``sources``: the plan's symbol expressions; ``checks``: what must agree;
+    ``stand_ins``: new symbol names by size that had to be replaced."""
+
+    symbols: dict[str, str]
+    sources: tuple[str, ...]
+    checks: tuple[Check, ...]
+    stand_ins: dict[Dim, str]
+
+
+def bind(inputs: Sequence[Tensor]) -> Binding:
+    """Bind the symbols of the inputs' shapes."""
+    symbols: dict[str, str] = {}
+    sources: list[str] = []
+
+    def define(name: str, source: str) -> None:
+        symbols[name] = f"s{len(sources)}"
+        sources.append(source)
+
+    axes = [
+        (f"i{place}.{axis}", size)
+        for place, tensor in enumerate(inputs)
+        for axis, size in enumerate(tensor.shape)
+    ]
+    binding_axes: set[str] = set()
+    for atom, size in axes:
+        name = _plain(size)
+        if name is not None and name not in symbols:
+            define(name, atom)
+            binding_axes.add(atom)
+    for atom, size in axes:
+        missing = size.symbols - symbols.keys()
+        if len(missing) == 1:
+            (name,) = missing
+            scale, rest = _linear(size, name)
+            if scale:
+                source = f"{atom} {rest} -" if rest else atom
+                define(name, source if scale == 1 else f"{source} {scale} //")
+    stand_ins: dict[Dim, str] = {}
+    checks: list[Check] = []
+    for atom, size in axes:
+        if atom in binding_axes:
+            continue
+        if not size.symbols <= symbols.keys():
+            stand_ins.setdefault(size, f"d{len(stand_ins)}")
+        else:
+            place, axis = atom[1:].split(".")
+            checks.append(Check(f"{atom} {expression(size, symbols)} ==",
+                                f"axis {axis} of input {place} is not {size} as the model states"))
+    return Binding(symbols, tuple(sources), tuple(checks), stand_ins)
+
+
+def _plain(size: Dim) -> str | None:
+    """The symbol that a size is, or None where it is more than that."""
+    names = size.symbols
+    if len(names) != 1:
+        return None
+    (name,) = names
+    return name if size == symbol(name) else None
+
+
+def _linear(size: Dim, name: str) -> tuple[int, int]:
+    """(a, b) where the size is ``a * name + b``; a is 0 where it is not of that form."""
+    constant = size.terms.get((), 0)
+    scale = (size - constant).divide(symbol(name))
+    if scale is None or scale.value is None or scale.value <= 0:
+        return 0, 0
+    return scale.value, constant

@@ -1,0 +1,190 @@
+"""What the lowering of one operator may ask for, and how it builds tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+import numpy as np
+
+from onnxfuse.graph.dims import Dim, broadcast, dim
+from onnxfuse.graph.model import Node, Shape, Value
+from onnxfuse.lowering.ir import (
+    Expand,
+    Fill,
+    Input,
+    Map,
+    Number,
+    Reduce,
+    Reshape,
+    Size,
+    Tensor,
+    reduced_shape,
+    scalar,
+)
+from onnxfuse.lowering.scalars import BOOL, DOUBLE, FLOAT, TYPES
+from onnxfuse.refusal import Refusal
+
+
+class Unlowerable(Exception):
+    """Carries a refusal out of the depths of the lowering; ``lower`` turns it into a value again."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+@dataclass
+class Context:
+    """The region as far as it is lowered.
+
+    Attributes:
+        opset: version of the standard operators.
+        rename: gives the size that stands for a graph size inside the region.
+        tensors: tensors by value, inputs and results alike.
+        inputs: values that the kernel reads, in order.
+        sized: values whose contents only decide sizes; they are operands of the body and not of the kernel.
+        inlined: constants that became numbers in the kernel's text.
+    """
+
+    opset: int
+    rename: Callable[[Dim], Dim] = lambda size: size
+    tensors: dict[Value, Tensor] = field(default_factory=dict)
+    inputs: list[Value] = field(default_factory=list)
+    sized: list[Value] = field(default_factory=list)
+    inlined: list[Value] = field(default_factory=list)
+    node: Node | None = None
+
+    def refuse(self, code: str, message: str, remedy: str = "") -> Unlowerable:
+        """The refusal of the node at hand, to be raised."""
+        return Unlowerable(Refusal(code, message, self.node.label if self.node else "", remedy=remedy))
+
+    def shape(self, value: Value) -> Shape:
+        """Sizes of a value in the region's symbols."""
+        if value.shape is None:
+            raise self.refuse("unknown-shape", f"the shape of '{value.name}' is not known",
+                              "run the exporter with static or symbolic shapes, or onnx.shape_inference")
+        return tuple(self.rename(size) for size in value.shape)
+
+    def dtype(self, value: Value) -> int:
+        """Element type of a value."""
+        if value.dtype not in TYPES:
+            raise self.refuse("unsupported-type", f"'{value.name}' has element type {value.dtype}, which kernels do not hold")
+        return value.dtype
+
+    def tensor(self, value: Value) -> Tensor:
+        """The value as a tensor: computed in the region, a number in the text, or read from memory."""
+        if value in self.tensors:
+            return self.tensors[value]
+        dtype = self.dtype(value)
+        made: Tensor
+        if value.constant is not None and value.constant.size == 1:
+            made = Fill(dtype, self.shape(value), number(value.constant))
+            self.inlined.append(value)
+        else:
+            made = Input(dtype, self.shape(value), len(self.inputs))
+            self.inputs.append(value)
+        self.tensors[value] = made
+        return made
+
+    def sizes(self, value: Value) -> tuple[Dim, ...]:
+        """Contents of a small integer operand that decides sizes (axes, a target shape, starts)."""
+        if value.elements is None and value.constant is None:
+            raise self.refuse("unknown-sizes", f"the contents of '{value.name}' are not known before the model runs",
+                              "fold the model's constants, or give the shape as sizes of the inputs")
+        if value not in self.sized:
+            self.sized.append(value)
+        if value.elements is not None:
+            return tuple(self.rename(size) for size in value.elements)
+        assert value.constant is not None
+        return tuple(dim(int(element)) for element in value.constant.reshape(-1))
+
+    def integers(self, value: Value) -> tuple[int, ...]:
+        """The same where sizes must be plain numbers."""
+        sizes = self.sizes(value)
+        if any(size.value is None for size in sizes):
+            raise self.refuse("unknown-sizes", f"'{value.name}' must be constant here, and is {', '.join(map(str, sizes))}")
+        return tuple(size.value for size in sizes if size.value is not None)
+
+
+def number(constant: np.ndarray) -> Number:
+    """The one element of a constant as a Python number, exactly."""
+    item = constant.reshape(-1)[0]
+    if constant.dtype == np.bool_:
+        return bool(item)
+    if np.issubdtype(constant.dtype, np.integer):
+        return int(item)
+    return float(item)
+
+
+def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
+    """The shape that operands of these shapes have together."""
+    rank = max(len(shape) for shape in shapes)
+    padded = [(dim(1),) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(reduce(broadcast, sizes) for sizes in zip(*padded, strict=True))
+
+
+def apply(function: str, *operands: Tensor, dtype: int | None = None, shape: Shape | None = None) -> Map:
+    """A ``Map``; its type is that of the last operand, its shape the broadcast one, where not given."""
+    return Map(
+        operands[-1].dtype if dtype is None else dtype,
+        broadcast_shapes([operand.shape for operand in operands]) if shape is None else shape,
+        function, operands)
+
+
+def test(function: str, *operands: Tensor) -> Map:
+    """A ``Map`` with a boolean result."""
+    return apply(function, *operands, dtype=BOOL)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor declared in the type that it is computed in: float32 for float16 and bfloat16."""
+    if not TYPES[tensor.dtype].is_narrow:
+        return tensor
+    return Map(FLOAT, tensor.shape, "narrow", (tensor,))
+
+
+def declare(tensor: Tensor, dtype: int) -> Tensor:
+    """The tensor declared in another floating type, not rounded."""
+    return tensor if tensor.dtype == dtype else Map(dtype, tensor.shape, "narrow", (tensor,))
+
+
+def total(kind: str, tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """A reduction that keeps its axes with size one."""
+    return Reduce(tensor.dtype, reduced_shape(tensor.shape, axes), kind, tensor, axes)
+
+
+def mean(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The mean over axes, kept with size one; float32 or float64."""
+    count = reduce(lambda a, b: a * b, (tensor.shape[axis] for axis in axes), dim(1))
+    return apply("div", total("sum", tensor, axes), size_of(count, tensor.dtype))
+
+
+def size_of(size: Dim, dtype: int) -> Tensor:
+    """A size as a rank-0 tensor."""
+
+    return scalar(size.value, dtype) if size.value is not None else Size(dtype, (), size)
+
+
+def reshape(tensor: Tensor, shape: Shape) -> Tensor:
+    """The same elements under another shape."""
+    return tensor if tensor.shape == shape else Reshape(tensor.dtype, shape, tensor)
+
+
+def expand(tensor: Tensor, shape: Shape) -> Tensor:
+    """The tensor broadcast to a shape."""
+    return tensor if tensor.shape == shape else Expand(tensor.dtype, shape, tensor)
+
+
+def like(value: Number, tensor: Tensor) -> Fill:
+    """A number in the type of a tensor."""
+    return scalar(float(value) if TYPES[tensor.dtype].is_floating else value, tensor.dtype)
+
+
+def accumulate(tensor: Tensor) -> Tensor:
+    """The tensor in the type that sums are taken in: float32 at least."""
+    return tensor if tensor.dtype == DOUBLE else wide(tensor)
+
+
+Attributes = Mapping[str, object]

@@ -1,0 +1,201 @@
+"""Index arithmetic: where an element of a view lies in what it views.
+
+A loop variable (a *base*: the linear index of an output, a row, a place in a row) runs from 0 to its extent.  A
+*digit* is ``base // step % size``, a digit of the base in some mixed radix: the coordinates of a linear index are
+its digits.  Every index is a polynomial over bases, digits and sizes (``graph.dims.Dim``).  Splitting and merging
+digits is what makes reshapes free: the coordinates of L, transposed back and made linear again, are L.
+
+Sizes are never negative, and where one is zero nothing runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, Monomial, dim, product, symbol
+from onnxfuse.graph.model import Shape
+
+Coordinates = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Digit:
+    """``base // step % size``; ``top`` where the remainder changes nothing."""
+
+    base: str
+    step: Dim
+    size: Dim
+    top: bool
+
+
+class IndexSpace:
+    """The bases and digits of one kernel, and arithmetic over them."""
+
+    def __init__(self) -> None:
+        self.extents: dict[str, Dim | None] = {}
+        self.digits: dict[str, Digit] = {}
+        self.derived: dict[str, Dim] = {}
+        """Bases that are themselves polynomials, because no digit could be split off."""
+
+    def base(self, name: str, extent: Dim | None) -> Dim:
+        """A new loop variable (or an index read from memory) that is at least 0 and under ``extent``."""
+        self.extents[name] = extent
+        return symbol(name)
+
+    def digit(self, base: str, step: Dim, size: Dim) -> Dim:
+        """``base // step % size`` as a symbol; the base itself or 0 where that is what it is."""
+        if size == 1:
+            return dim(0)
+        extent = self.extents[base]
+        top = extent is not None and extent == step * size
+        if top and step == 1:
+            return symbol(base)
+        name = f"({base} / {step} % {size})"
+        self.digits[name] = Digit(base, step, size, top)
+        return symbol(name)
+
+    def variable(self, name: str) -> Digit | None:
+        """The digit that a symbol is, a base counted as its own only digit; None for sizes."""
+        if name in self.digits:
+            return self.digits[name]
+        extent = self.extents.get(name)
+        if name in self.extents and extent is not None:
+            return Digit(name, dim(1), extent, True)
+        return None
+
+    def is_variable(self, name: str) -> bool:
+        """Whether a symbol changes from element to element (a size does not)."""
+        return name in self.digits or name in self.extents
+
+    def delinear(self, index: Dim, shape: Shape) -> Coordinates:
+        """Coordinates in a tensor of this shape of the element at a row-major place."""
+        coordinates: list[Dim] = []
+        for axis in range(len(shape) - 1, -1, -1):
+            size = shape[axis]
+            if size == 1:
+                coordinates.append(dim(0))
+            elif axis == 0 or all(outer == 1 for outer in shape[:axis]):
+                coordinates.append(index)
+                index = dim(0)
+            else:
+                index, remainder = self.divmod(index, size)
+                coordinates.append(remainder)
+        return tuple(reversed(coordinates))
+
+    def linear(self, coordinates: Coordinates, shape: Shape) -> Dim:
+        """Row-major place of an element in a tensor of this shape."""
+        total, stride = dim(0), dim(1)
+        for coordinate, size in zip(reversed(coordinates), reversed(shape), strict=True):
+            total = total + coordinate * stride
+            stride = stride * size
+        return self.merge(total)
+
+    def divmod(self, index: Dim, size: Dim) -> tuple[Dim, Dim]:
+        """Quotient and remainder of an index by a size."""
+        quotient, rest = dim(0), dim(0)
+        for monomial, factor in index.terms.items():
+            term = Dim({monomial: factor})
+            exact = term.divide(size)
+            quotient, rest = (quotient + exact, rest) if exact is not None else (quotient, rest + term)
+        if rest == 0 or self._below(rest, size):
+            return quotient, rest
+        split = self._split(rest, size)
+        if split is None:
+            name = f"t{len(self.derived)}"
+            self.derived[name] = rest
+            bound = self.bound(rest)
+            self.extents[name] = None if bound is None else bound + 1
+            split = self._digits_of(name, dim(1), None, size)
+        return quotient + split[0], split[1]
+
+    def _split(self, rest: Dim, size: Dim) -> tuple[Dim, Dim] | None:
+        """Quotient and remainder where ``rest`` is ``scale * digit + low`` with ``low`` under ``scale``."""
+        for monomial, factor in rest.terms.items():
+            high = Dim({monomial: factor})
+            names = [atom.name for atom, power in monomial if self.is_variable(atom.key) and power == 1]
+            if len(names) != 1:
+                continue
+            digit = self.variable(names[0])
+            scale = high.divide(symbol(names[0]))
+            low = rest - high
+            if digit is None or scale is None or (low != 0 and not self._below(low, scale)):
+                continue
+            inner = size if scale == 1 else size.divide(scale)
+            if inner is None or (not digit.top and digit.size.divide(inner) is None):
+                continue
+            quotient, remainder = self._digits_of(digit.base, digit.step, None if digit.top else digit.size, inner)
+            return quotient, remainder * scale + low
+        return None
+
+    def _digits_of(self, base: str, step: Dim, size: Dim | None, inner: Dim) -> tuple[Dim, Dim]:
+        low = self.digit(base, step, inner)
+        extent = self.extents[base]
+        if size is None and extent is not None:
+            size = extent.divide(step)
+        outer = size.divide(inner) if size is not None else None
+        if outer is not None:
+            return self.digit(base, step * inner, outer), low
+        name = f"({base} / {step * inner})"
+        bound = dim(1) if extent is None else extent // (step * inner) + 1
+        self.digits[name] = Digit(base, step * inner, bound, True)
+        return symbol(name), low
+
+    def merge(self, index: Dim) -> Dim:
+        """The same index with neighbouring digits of a base put together again."""
+        while True:
+            merged = self._merge_once(index)
+            if merged is None:
+                return index
+            index = merged
+
+    def _merge_once(self, index: Dim) -> Dim | None:
+        parts: list[tuple[Monomial, str, Digit, Dim]] = []
+        for monomial, factor in index.terms.items():
+            names = [atom.name for atom, power in monomial if power == 1 and self.is_variable(atom.key)]
+            if len(names) != 1:
+                continue
+            digit = self.variable(names[0])
+            scale = Dim({monomial: factor}).divide(symbol(names[0]))
+            if digit is not None and scale is not None:
+                parts.append((monomial, names[0], digit, scale))
+        for low_monomial, _, low, low_scale in parts:
+            for high_monomial, _, high, high_scale in parts:
+                if (
+                    low.base == high.base
+                    and not low.top
+                    and high.step == low.step * low.size
+                    and high_scale == low_scale * low.size
+                ):
+                    rest = Dim({m: c for m, c in index.terms.items() if m not in (low_monomial, high_monomial)})
+                    if high.top and low.step == 1:
+                        return rest + symbol(low.base) * low_scale
+                    return rest + self.digit(low.base, low.step, low.size * high.size) * low_scale
+        return None
+
+    def bound(self, index: Dim) -> Dim | None:
+        """The largest value that an index can have, or None where that is not known."""
+        total = dim(0)
+        for monomial, factor in index.terms.items():
+            term = dim(factor)
+            for atom, power in monomial:
+                variable = self.variable(atom.key) if atom.kind == "symbol" else None
+                if variable is not None:
+                    limit = variable.size - 1
+                elif atom.kind == "symbol" and not self.is_variable(atom.key):
+                    limit = symbol(atom.name)
+                else:
+                    return None
+                for _ in range(power):
+                    term = term * limit
+            if factor > 0 or not any(self.is_variable(atom.key) for atom, _ in monomial):
+                total = total + term
+        return total
+
+    def _below(self, index: Dim, size: Dim) -> bool:
+        bound = self.bound(index)
+        return bound is not None and all(factor >= 0 for factor in (size - 1 - bound).terms.values())
+
+
+def strides(shape: Shape) -> tuple[Dim, ...]:
+    """Row-major strides, in elements."""
+    return tuple(product(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,173 @@
+"""The region IR: a small DAG of tensor operations.
+
+A region of the graph becomes tensors over its inputs.  Elementwise work is ``Map``, a sum or maximum over axes is
+``Reduce``, and everything that only moves elements is a view with an index map: reading an element of a view means
+reading an element of its operand somewhere else, which costs nothing until a schedule decides where.  A schedule
+turns the DAG into loops and scalars; the IR itself says nothing about threads.
+
+Shapes are sizes over the graph's symbols (``graph.dims``); a ``Map`` broadcasts as NumPy does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.graph.model import Shape
+
+Number = int | float | bool
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A value of the region: element type (``onnx.TensorProto.DataType``) and sizes."""
+
+    dtype: int
+    shape: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Tensor):
+    """Tensor input ``index`` of the fused node, contiguous in row-major order."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Fill(Tensor):
+    """One number everywhere."""
+
+    number: Number
+
+
+@dataclass(frozen=True, eq=False)
+class Size(Tensor):
+    """A size, the same everywhere: what a Shape node's elements are when they are computed with."""
+
+    size: Dim
+
+
+@dataclass(frozen=True, eq=False)
+class Iota(Tensor):
+    """The coordinate along ``axis``, as an integer."""
+
+    axis: int
+
+
+@dataclass(frozen=True, eq=False)
+class Map(Tensor):
+    """``function`` (a name of ``scalars.FUNCTIONS``) of each element of the operands, broadcast together."""
+
+    function: str
+    operands: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Tensor):
+    """``kind`` (sum, prod, max, min) over ``axes`` of the operand; the reduced axes stay with size one."""
+
+    kind: str
+    operand: Tensor
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reshape(Tensor):
+    """The same elements in the same row-major order under other sizes."""
+
+    operand: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Permute(Tensor):
+    """Axis ``i`` of the result is axis ``axes[i]`` of the operand."""
+
+    operand: Tensor
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Expand(Tensor):
+    """The operand broadcast to the shape."""
+
+    operand: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Slice(Tensor):
+    """Coordinate c of each axis reads the operand at ``starts + c * steps``."""
+
+    operand: Tensor
+    starts: tuple[Dim, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Tensor):
+    """The operands one after the other along ``axis``."""
+
+    operands: tuple[Tensor, ...]
+    axis: int
+
+
+@dataclass(frozen=True, eq=False)
+class Take(Tensor):
+    """Along ``axis`` the coordinate is ``indices`` at this place (negative ones count from the end), the other
+    axes read the operand at the same place.  ``indices`` has the shape of the result."""
+
+    operand: Tensor
+    indices: Tensor
+    axis: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A region as tensors.
+
+    Attributes:
+        inputs: tensor inputs in the order of the kernel's arguments.
+        outputs: what is written, in the order of the fused node's outputs.
+        operators: types of the operators it came from, for the kernel's comment.
+    """
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Tensor, ...]
+    operators: tuple[str, ...]
+
+
+def operands(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that a tensor is computed from."""
+    match tensor:
+        case Map() | Concat():
+            return tensor.operands
+        case Take():
+            return (tensor.operand, tensor.indices)
+        case Reduce() | Reshape() | Permute() | Expand() | Slice():
+            return (tensor.operand,)
+    return ()
+
+
+def postorder(roots: tuple[Tensor, ...]) -> list[Tensor]:
+    """Every tensor of the DAG once, operands before what they are used for."""
+    seen: set[int] = set()
+    order: list[Tensor] = []
+    stack: list[tuple[Tensor, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        tensor, ready = stack.pop()
+        if ready:
+            order.append(tensor)
+        elif id(tensor) not in seen:
+            seen.add(id(tensor))
+            stack.append((tensor, True))
+            stack += [(operand, False) for operand in reversed(operands(tensor)) if id(operand) not in seen]
+    return order
+
+
+def scalar(number: Number, dtype: int) -> Fill:
+    """A rank-0 tensor of one number."""
+    return Fill(dtype, (), number)
+
+
+def reduced_shape(shape: Shape, axes: tuple[int, ...]) -> Shape:
+    """``shape`` with the sizes of ``axes`` set to one."""
+    return tuple(dim(1) if axis in axes else size for axis, size in enumerate(shape))

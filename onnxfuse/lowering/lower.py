@@ -1,0 +1,107 @@
+"""From a region of the graph to a program of the region IR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, symbol
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.lowering.binding import Binding, bind
+from onnxfuse.lowering.context import Context, Unlowerable
+from onnxfuse.lowering.ir import Input, Program, Tensor
+from onnxfuse.lowering.operators import lowering_of
+from onnxfuse.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A region as tensors, and where its operands come from.
+
+    Attributes:
+        program: the tensors.
+        tensors: values that the kernel reads, in the order of ``program.inputs``.
+        sized: values whose contents only decide sizes.
+        inlined: constants that became numbers of the kernel's text.
+        binding: how the sizes' symbols are had from the inputs at run time.
+    """
+
+    program: Program
+    tensors: tuple[Value, ...]
+    sized: tuple[Value, ...]
+    inlined: tuple[Value, ...]
+    binding: Binding
+
+
+def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowered | Refusal:
+    """Lower a region.
+
+    Args:
+        nodes: nodes of the region (canonical ones count as one), in graph order.
+        outputs: the values that are used outside.
+        graph: the graph they belong to.
+    """
+    try:
+        assumed = _assumed(graph)
+        context = _lower(nodes, graph, lambda size: assumed.get(size, size))
+        binding = bind([context.tensors[value] for value in context.inputs])
+        if binding.stand_ins:
+            context = _lower(nodes, graph, _renaming(binding.stand_ins, assumed))
+            binding = bind([context.tensors[value] for value in context.inputs])
+        for output in outputs:
+            for size in context.tensors[output].shape:
+                if not size.symbols <= binding.symbols.keys():
+                    raise context.refuse(
+                        "unbound-size", f"the size {size} of '{output.name}' cannot be computed from the region's inputs")
+        inputs = tuple(tensor for value in context.inputs if isinstance(tensor := context.tensors[value], Input))
+        if not inputs:
+            raise context.refuse("no-inputs", "the region reads no tensor")
+    except Unlowerable as stopped:
+        return stopped.refusal
+    operators = tuple(dict.fromkeys(node.qualified_op for node in nodes))
+    program = Program(inputs, tuple(context.tensors[value] for value in outputs), operators)
+    return Lowered(program, tuple(context.inputs), tuple(context.sized), tuple(context.inlined), binding)
+
+
+def _assumed(graph: Graph) -> dict[Dim, Dim]:
+    """What stands for a size that was assumed to agree with another; the binding's checks make sure of it."""
+    assumed: dict[Dim, Dim] = {}
+    for assumption in graph.assumptions:
+        for monomial in assumption.instead.terms:
+            for atom, _ in monomial:
+                if atom.kind == "bcast":
+                    assumed |= {size: assumption.taken for size in atom.operands if size != assumption.taken}
+    return assumed
+
+
+def _renaming(stand_ins: dict[Dim, str], assumed: dict[Dim, Dim]) -> Callable[[Dim], Dim]:
+    def rename(size: Dim) -> Dim:
+        size = assumed.get(size, size)
+        for whole, name in stand_ins.items():
+            quotient = size.divide(whole)
+            if quotient is not None:
+                return quotient * symbol(name)
+        return size
+
+    return rename
+
+
+def _lower(nodes: Sequence[Node], graph: Graph, rename: Callable[[Dim], Dim]) -> Context:
+    context = Context(graph.opset, rename)
+    for node in nodes:
+        context.node = node
+        lowering = lowering_of(node)
+        if lowering is None:
+            raise context.refuse("no-lowering", f"{node.qualified_op} has no lowering")
+        results = lowering(node, context)
+        tensors: list[Tensor | None] = results if isinstance(results, list) else [results]
+        for place, value in enumerate(node.outputs):
+            if value is None:
+                continue
+            tensor = tensors[place] if place < len(tensors) else None
+            if tensor is None:
+                raise context.refuse("no-lowering", f"output {place} of {node.qualified_op} has no lowering")
+            if value.dtype is not None and value.dtype != tensor.dtype:
+                raise context.refuse("unsupported-type", f"'{value.name}' would change its type")
+            context.tensors[value] = tensor
+    return context

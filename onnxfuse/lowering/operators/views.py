@@ -1,0 +1,202 @@
+"""Operators that only move elements: each is an index map, at no cost of its own."""
+
+from __future__ import annotations
+
+from onnxfuse.graph.dims import Dim, dim, maximum, minimum
+from onnxfuse.graph.model import Node, Shape, Value
+from onnxfuse.lowering.context import Context, apply, expand, like, number, reshape, size_of, test
+from onnxfuse.lowering.ir import Concat, Fill, Iota, Permute, Reshape, Slice, Take, Tensor
+from onnxfuse.lowering.operators.registry import integer_attribute, lowers, operand
+from onnxfuse.lowering.scalars import INT64
+
+
+def result_shape(node: Node, context: Context, place: int = 0) -> Shape:
+    """The inferred shape of an output."""
+    value = node.outputs[place]
+    if value is None:
+        raise context.refuse("missing-output", f"{node.qualified_op} lacks its output {place}")
+    return context.shape(value)
+
+
+def axis_of(node: Node, name: str, default: int, rank: int) -> int:
+    """An axis attribute, counted from the front."""
+    axis = integer_attribute(node, name, default)
+    return axis + rank if axis < 0 else axis
+
+
+def shape_operands(node: Node, context: Context, first: int) -> None:
+    """Note that the remaining inputs only decide sizes: they are operands of the body, not of the kernel."""
+    for value in node.inputs[first:]:
+        if value is not None and value not in context.sized:
+            context.sized.append(value)
+
+
+@lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+def same_elements(node: Node, context: Context) -> Tensor:
+    source = operand(node, context, 0)
+    shape_operands(node, context, 1)
+    return reshape(source, result_shape(node, context))
+
+
+@lowers("Expand")
+def lower_expand(node: Node, context: Context) -> Tensor:
+    source = operand(node, context, 0)
+    shape_operands(node, context, 1)
+    return expand(source, result_shape(node, context))
+
+
+@lowers("Transpose")
+def transpose(node: Node, context: Context) -> Tensor:
+    source = operand(node, context, 0)
+    rank = len(source.shape)
+    axes = tuple(node.attributes.get("perm") or range(rank - 1, -1, -1))
+    return Permute(source.dtype, tuple(source.shape[axis] for axis in axes), source, axes)
+
+
+def cut(source: Tensor, axis: int, start: Dim, length: Dim, step: int = 1) -> Tensor:
+    """``length`` elements of an axis from ``start``."""
+    rank = len(source.shape)
+    shape = source.shape[:axis] + (length,) + source.shape[axis + 1 :]
+    starts = tuple(start if place == axis else dim(0) for place in range(rank))
+    return Slice(source.dtype, shape, source, starts, tuple(step if place == axis else 1 for place in range(rank)))
+
+
+@lowers("Slice")
+def lower_slice(node: Node, context: Context) -> Tensor:
+    source, result = operand(node, context, 0), result_shape(node, context)
+    rank = len(source.shape)
+    begins, count = context.sizes(_present(node, context, 1)), len(context.sizes(_present(node, context, 1)))
+    context.sizes(_present(node, context, 2))
+    axes = context.integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else tuple(range(count))
+    steps = context.integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else (1,) * count
+    for begin, axis, step in zip(begins, axes, steps, strict=True):
+        axis = axis + rank if axis < 0 else axis
+        size = source.shape[axis]
+        source = cut(source, axis, _start(begin, size, step, context), result[axis], step)
+    return source
+
+
+def _start(begin: Dim, size: Dim, step: int, context: Context) -> Dim:
+    """The first place that a slice reads, clamped as the standard says."""
+    if begin.value is None:
+        if any(factor < 0 for factor in begin.terms.values()):
+            raise context.refuse("unknown-sizes", f"a slice starts at {begin}, whose sign is not known")
+        return minimum(begin, size if step > 0 else size - 1)
+    if begin.value < 0:
+        begin = begin + size if begin.value > -(2**62) else dim(0)
+        return begin if begin.value is not None and begin.value >= 0 else maximum(begin, dim(0))
+    if size.value is not None:
+        return dim(min(begin.value, size.value if step > 0 else size.value - 1))
+    if begin.value == 0 and step > 0:
+        return begin
+    return minimum(begin, size if step > 0 else size - 1)
+
+
+def _present(node: Node, context: Context, place: int) -> Value:
+    value = node.inputs[place] if place < len(node.inputs) else None
+    if value is None:
+        raise context.refuse("missing-input", f"{node.qualified_op} lacks its input {place}")
+    return value
+
+
+@lowers("Split")
+def split(node: Node, context: Context) -> list[Tensor | None]:
+    source = operand(node, context, 0)
+    axis = axis_of(node, "axis", 0, len(source.shape))
+    shape_operands(node, context, 1)
+    start, parts = dim(0), []
+    for place, value in enumerate(node.outputs):
+        if value is None:
+            raise context.refuse("missing-output", "a Split with an absent output has no kernel")
+        length = result_shape(node, context, place)[axis]
+        parts.append(cut(source, axis, start, length))
+        start = start + length
+    return list(parts)
+
+
+@lowers("Concat")
+def concat(node: Node, context: Context) -> Tensor:
+    parts = tuple(operand(node, context, place) for place in range(len(node.inputs)))
+    axis = axis_of(node, "axis", 0, len(parts[0].shape))
+    length = sum((part.shape[axis] for part in parts), dim(0))
+    shape = parts[0].shape
+    return parts[0] if len(parts) == 1 else Concat(
+        parts[0].dtype, shape[:axis] + (length,) + shape[axis + 1 :], parts, axis)
+
+
+@lowers("Tile")
+def tile(node: Node, context: Context) -> Tensor:
+    source = operand(node, context, 0)
+    repeats = context.sizes(_present(node, context, 1))
+    paired, result = [], []
+    for repeat, size in zip(repeats, source.shape, strict=True):
+        paired += [repeat, size]
+        result.append(repeat * size)
+    ones = tuple(dim(1) if place % 2 == 0 else size for place, size in enumerate(paired))
+    return Reshape(source.dtype, tuple(result), expand(reshape(source, ones), tuple(paired)))
+
+
+@lowers("DepthToSpace")
+def depth_to_space(node: Node, context: Context) -> Tensor:
+    source, block = operand(node, context, 0), integer_attribute(node, "blocksize", 1)
+    n, c, h, w = source.shape
+    channels = c // (block * block)
+    b = dim(block)
+    column_row = node.attributes.get("mode", "DCR") == "CRD"
+    inner = (n, channels, b, b, h, w) if column_row else (n, b, b, channels, h, w)
+    axes = (0, 1, 4, 2, 5, 3) if column_row else (0, 3, 4, 1, 5, 2)
+    parts = reshape(source, inner)
+    moved = Permute(source.dtype, tuple(inner[axis] for axis in axes), parts, axes)
+    return reshape(moved, (n, channels, h * block, w * block))
+
+
+@lowers("SpaceToDepth")
+def space_to_depth(node: Node, context: Context) -> Tensor:
+    source, block = operand(node, context, 0), integer_attribute(node, "blocksize", 1)
+    n, c, h, w = source.shape
+    b = dim(block)
+    inner = (n, c, h // block, b, w // block, b)
+    axes = (0, 3, 5, 1, 2, 4)
+    moved = Permute(source.dtype, tuple(inner[axis] for axis in axes), reshape(source, inner), axes)
+    return reshape(moved, (n, c * block * block, h // block, w // block))
+
+
+@lowers("Range")
+def lower_range(node: Node, context: Context) -> Tensor:
+    (length,) = result_shape(node, context)
+    dtype = context.dtype(node.outputs[0]) if node.outputs[0] is not None else INT64
+    steps = Iota(dtype, (length,), 0)
+    if dtype == INT64:
+        start, step = (context.sizes(_present(node, context, place))[0] for place in (0, 2))
+        context.sizes(_present(node, context, 1))
+        scaled = steps if step == 1 else apply("mul", steps, size_of(step, dtype))
+        return scaled if start == 0 else apply("add", scaled, size_of(start, dtype))
+    raise context.refuse("unsupported-type", "a Range of another type than int64 has no kernel")
+
+
+@lowers("Trilu")
+def trilu(node: Node, context: Context) -> Tensor:
+    source = operand(node, context, 0)
+    rank = len(source.shape)
+    offset = context.sizes(node.inputs[1])[0] if len(node.inputs) > 1 and node.inputs[1] else dim(0)
+    row, column = (Iota(INT64, source.shape, axis) for axis in (rank - 2, rank - 1))
+    diagonal = apply("add", row, size_of(offset, INT64))
+    upper = integer_attribute(node, "upper", 1)
+    keep = test("ge" if upper else "le", column, diagonal)
+    return apply("where", keep, source, like(0, source))
+
+
+@lowers("GatherElements")
+def gather_elements(node: Node, context: Context) -> Tensor:
+    source, indices = operand(node, context, 0), operand(node, context, 1)
+    axis = axis_of(node, "axis", 0, len(source.shape))
+    return Take(source.dtype, indices.shape, source, indices, axis)
+
+
+@lowers("ConstantOfShape")
+def constant_of_shape(node: Node, context: Context) -> Tensor:
+    shape_operands(node, context, 0)
+    value = node.attributes.get("value")
+    dtype = context.dtype(node.outputs[0]) if node.outputs[0] is not None else 1
+    return Fill(dtype, result_shape(node, context), 0.0 if value is None else number(value))
+

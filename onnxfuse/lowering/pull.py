@@ -1,0 +1,299 @@
+"""From tensors to scalars: what one element of an output is, as an expression over memory.
+
+``Puller.element(tensor, coordinates)`` follows the DAG backwards from an element that is wanted.  A map pulls its
+operands at the same place (at 0 where they are broadcast), a view pulls its operand elsewhere, an input becomes a
+load at an offset.  Where a concatenation decides between operands, the loads of each carry the condition under which
+they may be made.  A reduction becomes a ``Reduced``: the row schedule computes it once a row.
+
+Expressions are shared: pulling the same element twice gives the same object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxfuse.graph.dims import Dim, dim, minimum
+from onnxfuse.graph.model import Shape
+from onnxfuse.lowering.context import Unlowerable
+from onnxfuse.lowering.index import Coordinates, IndexSpace
+from onnxfuse.lowering.ir import (
+    Concat,
+    Expand,
+    Fill,
+    Input,
+    Iota,
+    Map,
+    Number,
+    Permute,
+    Reduce,
+    Reshape,
+    Size,
+    Slice,
+    Take,
+    Tensor,
+)
+from onnxfuse.lowering.scalars import FUNCTIONS, INT64, TYPES, Sort
+from onnxfuse.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``low <= index < high``; None leaves a side open."""
+
+    index: Dim
+    low: Dim | None
+    high: Dim | None
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar:
+    """An expression; ``exact`` where its value is representable in its declared type."""
+
+    dtype: int
+    exact: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Scalar):
+    """Element ``offset`` of an input, made only where all conditions hold (else it is zero)."""
+
+    input: int
+    offset: Dim
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Scalar):
+    """A number."""
+
+    number: Number
+
+
+@dataclass(frozen=True, eq=False)
+class Index(Scalar):
+    """An index or a size as a value."""
+
+    index: Dim
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Scalar):
+    """A function of ``scalars.FUNCTIONS``, or "cast", "narrow" or "round" (to the declared type)."""
+
+    function: str
+    operands: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Select(Scalar):
+    """``operands[0]`` where the condition holds, else ``operands[1]``."""
+
+    condition: Condition
+    operands: tuple[Scalar, Scalar]
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced(Scalar):
+    """The reduction of ``element`` over the places of a row."""
+
+    kind: str
+    element: Scalar
+
+
+@dataclass
+class Rows:
+    """The row structure that reductions are pulled in: ``rows`` rows of ``length`` elements."""
+
+    row: Dim
+    place: Dim
+    length: Dim
+
+
+@dataclass
+class Puller:
+    """Pulls elements of a program.
+
+    Attributes:
+        space: the loop variables.
+        rows: the row structure, or None where reductions are not allowed.
+        gathered: bases of ``space`` that are indices read from memory, with the expression that reads them.
+        broadcasts: pairs of sizes of which the first must be one or the second when the kernel runs.
+    """
+
+    space: IndexSpace
+    rows: Rows | None = None
+    gathered: dict[str, Scalar] = field(default_factory=dict)
+    broadcasts: dict[tuple[Dim, Dim], None] = field(default_factory=dict)
+    _memory: dict[object, Scalar] = field(default_factory=dict)
+    _shared: dict[object, Scalar] = field(default_factory=dict)
+
+    def element(self, tensor: Tensor, at: Coordinates, conditions: tuple[Condition, ...] = ()) -> Scalar:
+        """The expression of the element of a tensor at a place.
+
+        Raises:
+            Unlowerable: a reduction does not fit the row structure.
+        """
+        key = (id(tensor), at, conditions)
+        if key not in self._memory:
+            self._memory[key] = self._pull(tensor, at, conditions)
+        return self._memory[key]
+
+    def _pull(self, tensor: Tensor, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        match tensor:
+            case Input():
+                offset = self.space.linear(at, tensor.shape)
+                return self._share(Load(tensor.dtype, True, tensor.index, offset, conditions))
+            case Fill():
+                return self._share(Constant(tensor.dtype, True, tensor.number))
+            case Size():
+                return self._share(Index(tensor.dtype, True, tensor.size))
+            case Iota():
+                return self._share(Index(tensor.dtype, True, at[tensor.axis]))
+            case Map():
+                return self._map(tensor, at, conditions)
+            case Reduce():
+                return self._reduce(tensor, at, conditions)
+            case Reshape():
+                place = self.space.linear(at, tensor.shape)
+                return self.element(tensor.operand, self.space.delinear(place, tensor.operand.shape), conditions)
+            case Permute():
+                moved = [dim(0)] * len(at)
+                for place_out, axis in enumerate(tensor.axes):
+                    moved[axis] = at[place_out]
+                return self.element(tensor.operand, tuple(moved), conditions)
+            case Expand():
+                return self.element(tensor.operand, self._broadcast(at, tensor.shape, tensor.operand.shape), conditions)
+            case Slice():
+                moved = [start + coordinate * step
+                         for start, coordinate, step in zip(tensor.starts, at, tensor.steps, strict=True)]
+                return self.element(tensor.operand, tuple(moved), conditions)
+            case Concat():
+                return self._concat(tensor, at, conditions)
+            case Take():
+                return self._take(tensor, at, conditions)
+        raise AssertionError(tensor)
+
+    def _map(self, tensor: Map, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        pulled = [
+            self.element(operand, self._broadcast(at, tensor.shape, operand.shape), conditions)
+            for operand in tensor.operands
+        ]
+        return self.apply(tensor.function, tensor.dtype, *pulled)
+
+    def _broadcast(self, at: Coordinates, shape: Shape, narrow: Shape) -> Coordinates:
+        """Where an operand of shape ``narrow`` is read for a place of ``shape``: trailing axes align, an axis of
+        size one reads place 0.  An axis that may or may not be one is decided by its size at run time."""
+        moved = []
+        inner = len(shape) - len(narrow)
+        for coordinate, whole, size in zip(at[inner:], shape[inner:], narrow, strict=True):
+            if size == 1:
+                moved.append(dim(0))
+            elif size == whole:
+                moved.append(coordinate)
+            else:
+                self.broadcasts[size, whole] = None
+                moved.append(coordinate * minimum(size - 1, 1))
+        return tuple(moved)
+
+    def apply(self, function: str, dtype: int, *operands: Scalar) -> Scalar:
+        """A function of expressions, with the rounding that the region's rules ask for."""
+        if function == "copy" or (function in ("cast", "narrow") and operands[0].dtype == dtype and operands[0].exact):
+            return operands[0]
+        if function == "narrow":
+            exact = operands[0].exact and TYPES[dtype].size >= TYPES[operands[0].dtype].size
+            return self._share(Apply(dtype, exact or not TYPES[dtype].is_narrow, function, operands))
+        if function == "cast":
+            return self._share(Apply(dtype, True, function, (self.rounded(operands[0]),)))
+        sort = FUNCTIONS[function].sort
+        if sort is Sort.JUMPING:
+            operands = tuple(self.rounded(operand) for operand in operands)
+        values = operands[1:] if function == "where" else operands
+        exact = not TYPES[dtype].is_narrow or sort is Sort.JUMPING
+        exact = exact or (sort is Sort.CHOOSING and all(value.exact for value in values))
+        return self._share(Apply(dtype, exact, function, operands))
+
+    def rounded(self, value: Scalar) -> Scalar:
+        """The value as its declared type can hold it."""
+        return value if value.exact else self._share(Apply(value.dtype, True, "round", (value,)))
+
+    def _reduce(self, tensor: Reduce, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        shape = tensor.operand.shape
+        if self.rows is None:
+            raise _refused("reduction-structure", "a reduction is used where elements are not arranged in its rows")
+        first = min(tensor.axes)
+        if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(first, len(shape))):
+            raise _refused(
+                "reduction-axis", f"axes {list(tensor.axes)} of a tensor of rank {len(shape)} are not its last ones",
+                "transpose before the reduction so that its axes are the last")
+        length = dim(1)
+        for size in shape[first:]:
+            length = length * size
+        row = self.space.linear(at[:first], shape[:first]) if first else dim(0)
+        if row != self.rows.row or length != self.rows.length:
+            raise _refused("reduction-structure", "reductions over different rows meet in one region")
+        inner = self.space.delinear(self.rows.place, shape[first:])
+        element = self.element(tensor.operand, at[:first] + inner, conditions)
+        return self._share(Reduced(tensor.dtype, tensor.kind in ("max", "min") and element.exact
+                                   or not TYPES[tensor.dtype].is_narrow, tensor.kind, element))
+
+    def _concat(self, tensor: Concat, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        start, branches = dim(0), []
+        for operand in tensor.operands:
+            end = start + operand.shape[tensor.axis]
+            branches.append((operand, start, end))
+            start = end
+        coordinate = at[tensor.axis]
+        result: Scalar | None = None
+        for place, (operand, start, end) in reversed(list(enumerate(branches))):
+            last = place == len(branches) - 1
+            inside = Condition(coordinate, None if place == 0 else start, None if last else end)
+            moved = at[: tensor.axis] + (coordinate - start,) + at[tensor.axis + 1 :]
+            value = self.element(operand, moved, (*conditions, inside))
+            if result is None:
+                result = value
+            else:
+                below = Condition(coordinate, None, end)
+                exact = value.exact and result.exact
+                result = self._share(Select(tensor.dtype, exact, below, (value, result)))
+        assert result is not None
+        return result
+
+    def _take(self, tensor: Take, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        index = self.element(tensor.indices, at, conditions)
+        size = tensor.operand.shape[tensor.axis]
+        end = self._share(Index(INT64, True, size))
+        zero = self._share(Constant(INT64, True, 0))
+        wide = self.apply("cast", INT64, index)
+        wrapped = self.apply("where", INT64, self.apply("lt", 9, wide, zero), self.apply("add", INT64, wide, end), wide)
+        name = next((name for name, scalar in self.gathered.items() if scalar is wrapped), None)
+        if name is None:
+            name = f"g{len(self.gathered)}"
+            self.gathered[name] = wrapped
+            self.space.base(name, size)
+        place = dim(0) if size == 1 else self.space.digit(name, dim(1), size)
+        inside = Condition(place, dim(0), size)
+        moved = at[: tensor.axis] + (place,) + at[tensor.axis + 1 :]
+        return self.element(tensor.operand, moved, (*conditions, inside))
+
+    def _share(self, scalar: Scalar) -> Scalar:
+        key = (type(scalar),) + tuple(
+            tuple(map(id, field_value)) if name == "operands" else id(field_value) if name == "element"
+            # True == 1 == 1.0 as a key, but not as a number in a text.
+            else (type(field_value), repr(field_value)) if name == "number" else field_value
+            for name, field_value in vars(scalar).items()
+        )
+        return self._shared.setdefault(key, scalar)
+
+
+def children(scalar: Scalar) -> tuple[Scalar, ...]:
+    """The expressions that an expression is made of."""
+    match scalar:
+        case Apply() | Select():
+            return scalar.operands
+        case Reduced():
+            return (scalar.element,)
+    return ()
+
+
+def _refused(code: str, message: str, remedy: str = "") -> Unlowerable:
+    return Unlowerable(Refusal(code, message, remedy=remedy))

@@ -1,0 +1,116 @@
+"""From a group of nodes to a fusion: its kernel, what it reads and writes, and what it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.lowering.ir import Reduce, postorder
+from onnxfuse.lowering.launch import HOST_INPUTS
+from onnxfuse.lowering.lower import Lowered, lower
+from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.grow import escaping
+from onnxfuse.planning.legality import boundary, check_host_inputs
+from onnxfuse.planning.sizes import bytes_of
+from onnxfuse.planning.traffic import Fused
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import Kernel, make_kernel
+
+SCATTERED_SHARE = 0.1
+"""Share of a region's bytes that may be read element by element from far apart."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A region that can be one node.
+
+    Attributes:
+        rule: id of the rule it is due to.
+        nodes: the original nodes, in graph order; view: the nodes of the canonical view.
+        tensors, hosts, inlined, outputs: values of the original graph, as ``rewriting.FusedRegion`` has them.
+        kernel: what runs; cost: what it gains.
+    """
+
+    rule: str
+    nodes: tuple[Node, ...]
+    view: tuple[Node, ...]
+    tensors: tuple[Value, ...]
+    hosts: tuple[Value, ...]
+    inlined: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    kernel: Kernel
+    cost: RegionCost
+
+    @property
+    def fused(self) -> Fused:
+        """As the ledger counts it."""
+        steps = self.kernel.plan.variants[0].steps
+        return Fused(self.nodes, self.tensors, self.outputs, len(steps))
+
+
+@dataclass
+class Maker:
+    """Makes fusions of one model.
+
+    Attributes:
+        graph: the model's graph; view: its canonical view.
+        costs: of the model's graph.
+    """
+
+    graph: Graph
+    view: Graph
+    costs: CostModel
+    made: dict[frozenset[Node], Fusion | Refusal] = field(default_factory=dict)
+
+    def fusion(self, members: Collection[Node], rule: str) -> Fusion | Refusal:
+        """The fusion of nodes of the canonical view, or why there is none."""
+        key = frozenset(members)
+        if key not in self.made:
+            self.made[key] = self._make(sorted(members, key=lambda node: node.index), rule)
+        return self.made[key]
+
+    def _make(self, members: Sequence[Node], rule: str) -> Fusion | Refusal:
+        originals = tuple(sorted((node for member in members for node in member.originals), key=lambda n: n.index))
+        outputs = escaping(set(members))
+        lowered = lower(members, outputs, self.view)
+        if isinstance(lowered, Refusal):
+            return lowered
+        has_rows = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
+        kernel = make_kernel(lowered, rule, "rows" if has_rows else "pointwise")
+        if isinstance(kernel, Refusal):
+            return kernel
+        refusal = self._scattered(kernel, lowered)
+        if refusal is not None:
+            return refusal
+        return self._bound(originals, members, rule, lowered, kernel, outputs)
+
+    def _scattered(self, kernel: Kernel, lowered: Lowered) -> Refusal | None:
+        sizes = self.costs.ledger.sizes
+        count = [bytes_of(value, sizes) or 0 for value in lowered.tensors]
+        apart = sum(count[place] for place in kernel.scattered)
+        if apart <= SCATTERED_SHARE * max(sum(count), 1):
+            return None
+        worst = lowered.tensors[max(kernel.scattered, key=lambda place: count[place])]
+        return Refusal("scattered-access", f"neighbouring results need elements of '{worst.name}' that lie far apart",
+                       worst.name, remedy="leave the transpose of the innermost axis outside")
+
+    def _bound(self, originals: tuple[Node, ...], members: Sequence[Node], rule: str, lowered: Lowered,
+               kernel: Kernel, outputs: Sequence[Value]) -> Fusion | Refusal:
+        """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants."""
+        values = self.graph.values
+        tensors = tuple(values[value.name] for value in lowered.tensors)
+        reads = boundary(originals).inputs
+        rest = [value for value in reads if value not in tensors]
+        inlined = tuple(value for value in rest if value.constant is not None)
+        hosts = tuple(value for value in rest if value.constant is None)
+        label = members[-1].label
+        if len(hosts) > HOST_INPUTS:
+            return Refusal("host-operands", f"{len(hosts)} operands decide sizes; a fused node has room for {HOST_INPUTS}", label)
+        refusal = check_host_inputs(tensors, self.graph, label)
+        if refusal is not None:
+            return refusal
+        written = tuple(values[value.name] for value in outputs)
+        fused = Fused(originals, tensors, written, len(kernel.plan.variants[0].steps))
+        cost = self.costs.region(fused)
+        return Fusion(rule, originals, tuple(members), tensors, hosts, inlined, written, kernel, cost)

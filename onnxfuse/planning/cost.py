@@ -1,0 +1,205 @@
+"""How long kernels take on a GPU, predicted from bytes and arithmetic.
+
+One kernel takes the GPU's floor plus the longer of its traffic and its arithmetic.  Traffic runs at the bandwidth that
+a good kernel reaches; a kernel whose tensors fit the second-level cache together finds them there, since the kernel
+before has just written them.  The unfused side runs as ONNX Runtime would run it: groups that it fuses itself
+(``runtime_fusions``) are one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from onnxfuse.graph.model import Node, Value
+from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.legality import boundary
+from onnxfuse.planning.memory import memory_saved
+from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger
+
+PRODUCT_EFFICIENCY = 0.7
+"""Share of the matrix units' peak that a large product reaches where nothing was measured."""
+
+RUNTIME_EFFICIENCY = 0.75
+"""Share of the bandwidth that ONNX Runtime's own pointwise and row kernels reach.
+
+With it the predicted GPU time outside products lies within a factor of two of what was measured for twelve exported
+models on an H200, and mostly below: gains are understated.
+"""
+
+FUSED_EFFICIENCY = 0.9
+"""Share of the bandwidth that a generated kernel reaches.  Its ratio to the runtime's is 1.2: one kernel in place of
+one kernel is never predicted to gain more."""
+
+
+def kernel_time(
+    reads: float,
+    writes: float,
+    flops: float,
+    profile: Profile,
+    peak_tflops: float | None = None,
+    efficiency: float = 1.0,
+) -> float:
+    """Seconds that one kernel holds the GPU.
+
+    Args:
+        reads, writes: bytes through device memory.
+        flops: arithmetic; peak_tflops: its peak, the plain float32 cores' where None.
+        profile: the GPU.
+        efficiency: share of the bandwidth that the kernel reaches.
+    """
+    total = reads + writes
+    peak = 1e12 * (profile.peaks.float32 if peak_tflops is None else peak_tflops)
+    return profile.floor_us * 1e-6 + max(
+        total / (efficiency * effective_bandwidth(total, profile)), flops / peak
+    )
+
+
+def effective_bandwidth(working_set: float, profile: Profile) -> float:
+    """Bytes a second for a kernel whose tensors hold ``working_set`` bytes together.
+
+    Up to half of the second-level cache all of them are served from it, from its whole size on none (other tensors
+    share the cache); the share falls linearly between.
+    """
+    share = min(1.0, max(0.0, 2.0 - 2.0 * working_set / profile.l2_bytes))
+    return profile.bandwidth / (share / profile.l2_gain + (1.0 - share))
+
+
+def product_peak(dtype: int | None, profile: Profile) -> float:
+    """TFLOP/s that a large matrix product of operands of this type reaches; float32 runs as TF32 where there is one."""
+    peaks = profile.peaks
+    units: dict[int, float] = {
+        TensorProto.FLOAT16: peaks.float16_matrix, TensorProto.BFLOAT16: peaks.bfloat16_matrix,
+        TensorProto.FLOAT: peaks.tf32_matrix, TensorProto.INT8: peaks.int8_matrix, TensorProto.UINT8: peaks.int8_matrix,
+    }
+    matrix = units.get(dtype if dtype is not None else TensorProto.FLOAT, 0.0)
+    if not matrix:
+        return (peaks.float64 if dtype == TensorProto.DOUBLE and peaks.float64 else peaks.float32) * PRODUCT_EFFICIENCY
+    if profile.measured.product_tflops is not None and peaks.float16_matrix:
+        return matrix * profile.measured.product_tflops / peaks.float16_matrix
+    return matrix * PRODUCT_EFFICIENCY
+
+
+@dataclass(frozen=True)
+class RegionCost:
+    """A region before and after fusion: bytes through device memory, kernels, predicted seconds of GPU time.
+
+    ``seconds_before`` and ``kernels_before`` are ONNX Runtime's with its own fusions; ``bytes_before`` counts node by
+    node, as the report defines it.  ``memory_saved``: bytes of tensors that are no longer made.
+    ``seconds_after`` includes what is left of a runtime fusion that the region breaks.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    kernels_before: int
+    kernels_after: int
+    seconds_before: float
+    seconds_after: float
+    memory_saved: int
+
+    @property
+    def estimated_speedup(self) -> float:
+        """Predicted time before over time after."""
+        return self.seconds_before / self.seconds_after if self.seconds_after else 1.0
+
+    @property
+    def seconds_saved(self) -> float:
+        """Predicted seconds of GPU time that the fusion saves in one run."""
+        return self.seconds_before - self.seconds_after
+
+
+class CostModel:
+    """Predicted times of one graph, at given sizes, on one GPU."""
+
+    def __init__(self, ledger: Ledger, profile: Profile, groups: Sequence[frozenset[Node]] | None = None) -> None:
+        """``groups``: what the runtime fuses itself, ``runtime_groups`` of the graph where None."""
+        self.ledger = ledger
+        self.profile = profile
+        self._group: dict[Node, frozenset[Node]] = {}
+        for group in runtime_groups(ledger.graph) if groups is None else groups:
+            self._group.update((node, group) for node in group)
+        self._seconds: dict[frozenset[Node], float] = {}
+
+    def seconds(self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = FUSED_EFFICIENCY) -> float:
+        """Predicted time of a counted node or region.
+
+        Args:
+            dtype: operand type of the product in it, if any.
+            efficiency: share of the bandwidth that its kernel reaches.
+        """
+        if not traffic.kernels:
+            return 0.0
+        reads, writes = sum(traffic.reads.values()), sum(traffic.writes.values())
+        peak = product_peak(dtype, self.profile) if traffic.product else None
+        share = 1.0 if traffic.product else efficiency
+        first = kernel_time(reads, writes, traffic.flops, self.profile, peak, share)
+        more = traffic.kernels - 1
+        return first + more * self.profile.floor_us * 1e-6 + traffic.scratch / self.profile.bandwidth
+
+    def group_seconds(self, nodes: frozenset[Node]) -> float:
+        """Predicted time of nodes that ONNX Runtime runs as one kernel, or of one node."""
+        if nodes not in self._seconds:
+            if len(nodes) == 1:
+                (node,) = nodes
+                counted = self.ledger.node(node)
+            else:
+                edge = boundary(nodes)
+                counted = self.ledger.region(nodes, edge.inputs, edge.outputs)
+            self._seconds[nodes] = self.seconds(counted, _product_type(nodes, self.ledger), RUNTIME_EFFICIENCY)
+        return self._seconds[nodes]
+
+    def unfused(self, nodes: Iterable[Node]) -> tuple[float, int]:
+        """Predicted time, and kernels, of ``nodes`` as ONNX Runtime runs them.
+
+        Nodes of a group that are not all among ``nodes`` count one kernel each.
+        """
+        wanted = set(nodes)
+        units: set[frozenset[Node]] = set()
+        for node in wanted:
+            group = self._group.get(node)
+            units.add(group if group is not None and group <= wanted else frozenset([node]))
+        launched = [unit for unit in units if any(self.ledger.node(node).kernels for node in unit)]
+        return sum(self.group_seconds(unit) for unit in launched), len(launched)
+
+    def region(self, fused: Fused) -> RegionCost:
+        """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts."""
+        members = set(fused.nodes)
+        touched = set(members)
+        for node in fused.nodes:
+            touched |= self._group.get(node, frozenset())
+        before, kernels_before = self.unfused(touched)
+        left, kernels_left = self.unfused(touched - members)
+        counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
+        return RegionCost(
+            bytes_before=sum(self.ledger.node(node).bytes for node in fused.nodes),
+            bytes_after=counted.bytes,
+            kernels_before=kernels_before,
+            kernels_after=kernels_left + counted.kernels,
+            seconds_before=before,
+            seconds_after=left + self.seconds(counted, _product_type(members, self.ledger)),
+            memory_saved=memory_saved(self.ledger, fused),
+        )
+
+    def total(self, fused: Sequence[Fused] = ()) -> float:
+        """Predicted GPU time of one run with these regions fused."""
+        inside = {node for region in fused for node in region.nodes}
+        rest, _ = self.unfused(node for node in self.ledger.graph.nodes if node not in inside)
+        return rest + sum(
+            self.seconds(
+                self.ledger.region(f.nodes, f.inputs, f.outputs, f.kernels, f.scratch),
+                _product_type(f.nodes, self.ledger),
+            )
+            for f in fused
+        )
+
+
+def _product_type(nodes: Collection[Node], ledger: Ledger) -> int | None:
+    """Operand type of the first product among the nodes."""
+    for node in nodes:
+        if ledger.node(node).product:
+            operand: Value | None = node.inputs[0]
+            return operand.dtype if operand is not None else None
+    return None

@@ -1,0 +1,184 @@
+"""Automatic fusion: groups of nodes, grown by joining neighbours.
+
+Every node that can be fused starts as a group of its own, and every match of a fuse rule as one group.  The edges of
+the graph are visited from the largest tensor to the smallest; where an edge joins two groups that fit, they become
+one.  Groups fit where
+
+- their row structures agree (there is one at most),
+- every value that is used outside has as many elements as the group's domain, or one a row,
+- the contracted graph stays free of cycles, and no rule forbids it.
+
+Joining the largest tensors first keeps the most bytes on chip; what does not fit afterwards says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxfuse.graph.dims import Dim, product
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.planning.facts import Facts, Rows
+from onnxfuse.planning.legality import Contraction
+from onnxfuse.planning.sizes import bytes_of
+from onnxfuse.refusal import Refusal
+
+MOST_NODES = 160
+MOST_TENSORS = 30
+"""Bounds on a region: kernels past them compile slowly and run short of registers."""
+
+
+@dataclass
+class Group:
+    """Nodes that are to be one kernel; ``rule`` is the fuse rule that named them, or ""."""
+
+    nodes: set[Node]
+    rows: Rows | None
+    rule: str = ""
+
+
+@dataclass
+class Growth:
+    """Groups of one graph while they grow."""
+
+    graph: Graph
+    facts: Mapping[Node, Facts]
+    sizes: Mapping[str, int]
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.contraction = Contraction(self.graph)
+        self.group: dict[Node, Group] = {}
+
+    def seed(self, nodes: Iterable[Node], rule: str = "") -> Group | Refusal:
+        """Start a group."""
+        members = set(nodes)
+        rows: Rows | None = None
+        for node in members:
+            facts = self.facts[node]
+            if facts.rows is not None:
+                if rows is not None and rows != facts.rows:
+                    return Refusal("reduction-structure", "reductions over different rows meet in one region", node.label)
+                rows = facts.rows
+        if len(members) > 1:
+            refusal = self.contraction.contract(members)
+            if refusal is not None:
+                return refusal
+        group = Group(members, rows, rule)
+        self.group.update(dict.fromkeys(members, group))
+        return group
+
+    def drop(self, group: Group) -> None:
+        """Give a group's nodes free again."""
+        if len(group.nodes) > 1:
+            self.contraction.release(group.nodes)
+        for node in group.nodes:
+            del self.group[node]
+
+    def grow(self) -> None:
+        """Join groups along the graph's edges, largest tensors first."""
+        edges = [
+            (-(bytes_of(value, self.sizes) or 0), consumer.index, node, consumer, value)
+            for node in self.group for value in node.outputs if value is not None
+            for consumer in value.consumers if consumer in self.group
+        ]
+        edges.sort(key=lambda edge: (edge[0], edge[2].index, edge[1]))
+        waiting = edges
+        while waiting:
+            later, joined = [], False
+            for edge in waiting:
+                _, _, node, consumer, value = edge
+                first, second = self.group[node], self.group[consumer]
+                if first is second:
+                    continue
+                refusal = self.join(first, second, value)
+                if refusal is None:
+                    joined = True
+                else:
+                    later.append((edge, refusal))
+            waiting = [edge for edge, _ in later] if joined else []
+            if not joined:
+                self.refusals += [refusal for _, refusal in later]
+
+    def join(self, first: Group, second: Group, value: Value) -> Refusal | None:
+        """Make two groups one, or say why not."""
+        refusal = self._fits(first, second, value)
+        if refusal is not None:
+            return refusal
+        refusal = self.contraction.join(first.nodes, second.nodes)
+        if refusal is not None:
+            return refusal
+        first.nodes |= second.nodes
+        first.rows = first.rows or second.rows
+        first.rule = first.rule or second.rule
+        self.group.update(dict.fromkeys(second.nodes, first))
+        return None
+
+    def _fits(self, first: Group, second: Group, value: Value) -> Refusal | None:
+        label = value.producer.label if value.producer is not None else value.name
+        if first.rule and second.rule:
+            return Refusal("two-rules", f"both sides of '{value.name}' are named regions ({first.rule}, {second.rule})", label)
+        members = first.nodes | second.nodes
+        if len(members) > MOST_NODES:
+            return Refusal("region-size", f"the region would hold {len(members)} nodes; {MOST_NODES} are the most", label)
+        if first.rows is not None and second.rows is not None and first.rows != second.rows:
+            return Refusal(
+                "reduction-structure",
+                f"rows of {first.rows.length} elements and rows of {second.rows.length} meet at '{value.name}'", label)
+        rows = first.rows or second.rows
+        outputs = escaping(members)
+        if len(outputs) + len(entering(members)) > MOST_TENSORS:
+            return Refusal("region-size", f"the region would read and write more than {MOST_TENSORS} tensors", label)
+        return _domain(outputs, rows, label)
+
+
+def _domain(outputs: Sequence[Value], rows: Rows | None, label: str) -> Refusal | None:
+    """Whether one loop nest can write all outputs."""
+    counts = {_elements(value): value for value in outputs}
+    if rows is not None:
+        for count, value in counts.items():
+            if count != rows.count * rows.length and count != rows.count:
+                return Refusal(
+                    "iteration-shape",
+                    f"'{value.name}' has {count} elements, and the rows have {rows.count} x {rows.length}", label)
+    elif len(counts) > 1:
+        names = ", ".join(f"'{value.name}' ({count} elements)" for count, value in counts.items())
+        return Refusal("iteration-shape", f"values of different sizes are used outside: {names}", label)
+    return None
+
+
+def _elements(value: Value) -> Dim | None:
+    return None if value.shape is None else product(value.shape)
+
+
+def escaping(members: set[Node]) -> list[Value]:
+    """Values of a set of nodes that are used outside, in graph order."""
+    return [
+        value for node in sorted(members, key=lambda node: node.index) for value in node.outputs
+        if value is not None and (value.is_output or any(consumer not in members for consumer in value.consumers))
+    ]
+
+
+def entering(members: set[Node]) -> list[Value]:
+    """Values that a set of nodes reads from outside, constants of one element left out, in order of first use."""
+    found: dict[Value, None] = {}
+    for node in sorted(members, key=lambda node: node.index):
+        for value in node.reads():
+            if value.producer not in members and not (value.constant is not None and value.constant.size == 1):
+                found[value] = None
+    return list(found)
+
+
+def trimmed(members: set[Node], facts: Mapping[Node, Facts]) -> set[Node]:
+    """The set without views at its border: outside they cost nothing, inside they bring operands of their own."""
+    kept = set(members)
+    while True:
+        border = {
+            node for node in kept
+            if facts[node].view and (
+                not any(value.producer in kept for value in node.reads())
+                or not any(consumer in kept for value in node.outputs if value is not None for consumer in value.consumers))
+        }
+        if not border:
+            return kept
+        kept -= border

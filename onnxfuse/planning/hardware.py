@@ -1,0 +1,321 @@
+"""What the planner knows of a GPU, read from YAML profiles or from the driver.
+
+A profile file holds one profile or a list of them; ``rules/hardware/`` has those that ship.  A GPU in the machine that
+no profile describes gets one made from the driver's properties; it is never taken for another.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+
+from onnxfuse.errors import Place, RuleError, TargetError
+
+KIB, GIB = 1024, 1024**3
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Peaks(_Model):
+    """Peak arithmetic in TFLOP/s: the plain cores by type, and the matrix units (``*_matrix``) by operand type.
+
+    0 where the GPU has no such unit.
+    """
+
+    float32: PositiveFloat
+    float64: float = Field(default=0.0, ge=0)
+    float16: float = Field(default=0.0, ge=0)
+    float16_matrix: float = Field(default=0.0, ge=0)
+    bfloat16_matrix: float = Field(default=0.0, ge=0)
+    tf32_matrix: float = Field(default=0.0, ge=0)
+    int8_matrix: float = Field(default=0.0, ge=0)
+
+
+class Measured(_Model):
+    """What a machine was seen to reach: copy bandwidth in GB/s (reads plus writes), a large product in TFLOP/s."""
+
+    copy_gb_s: PositiveFloat | None = None
+    product_tflops: PositiveFloat | None = None
+
+
+class Limits(_Model):
+    """Limits of the planner.
+
+    Attributes:
+        operators: most operators in one region.
+        on_chip_kb: on-chip memory that a block may plan with, in KiB; None: what the GPU's blocks really have.
+        efficiency: least share of the roofline that a region's kernel must be predicted to reach.
+    """
+
+    operators: PositiveInt = 20
+    on_chip_kb: PositiveInt | None = None
+    efficiency: float = Field(default=0.6, gt=0, le=1)
+
+
+class Profile(_Model):
+    """One kind of GPU.
+
+    Attributes:
+        name: as the driver reports it, or short; aliases: what else users call it.
+        architecture: "sm_90", or "" for a device that runs no CUDA.
+        memory_gb: device memory in GB of 10^9 bytes, as the maker states it.
+        bandwidth_gb_s: peak device-memory bandwidth, GB/s.
+        l2_mb: second-level cache, MiB; l2_gain: how many times faster than device memory it serves a tensor.
+        registers: 32-bit registers of a multiprocessor.
+        shared_kb: shared memory of a multiprocessor, KiB; block_shared_kb: the most that one block may ask for.
+        launch_us: microseconds from one launched node to the next when the GPU has nothing else to do.
+        floor_us: least GPU time of a kernel, microseconds.
+        planning_only: the profile serves planning; nothing was or can be run there; note says why.
+    """
+
+    name: str = Field(min_length=1)
+    aliases: tuple[str, ...] = ()
+    architecture: str = Field(pattern=r"^(sm_\d{2,3}|)$")
+    memory_gb: PositiveFloat
+    bandwidth_gb_s: PositiveFloat
+    peaks: Peaks
+    multiprocessors: PositiveInt
+    registers: PositiveInt = 65536
+    shared_kb: PositiveInt
+    block_shared_kb: PositiveInt
+    l2_mb: PositiveFloat
+    l2_gain: float = Field(default=2.5, ge=1)
+    launch_us: PositiveFloat = 3.5
+    floor_us: PositiveFloat = 2.0
+    measured: Measured = Measured()
+    limits: Limits = Limits()
+    planning_only: bool = False
+    note: str = ""
+
+    @field_validator("note")
+    @classmethod
+    def _one_line(cls, text: str) -> str:
+        return " ".join(text.split())
+
+    @property
+    def sm(self) -> int:
+        """Compute capability as an integer (90 for "sm_90"), 0 for a device that runs no CUDA."""
+        return int(self.architecture.removeprefix("sm_") or 0)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second through device memory that a good kernel reaches: measured, or 0.9 of the peak."""
+        return 1e9 * (self.measured.copy_gb_s or 0.9 * self.bandwidth_gb_s)
+
+    @property
+    def l2_bytes(self) -> float:
+        """Bytes of the second-level cache."""
+        return self.l2_mb * 1024**2
+
+    @property
+    def on_chip_bytes(self) -> int:
+        """Bytes of on-chip memory that a region's block may plan with."""
+        return (self.limits.on_chip_kb or self.block_shared_kb) * KIB
+
+    def roofline(self, flops: float, nbytes: float, peak_tflops: float | None = None) -> float:
+        """Least seconds that the datasheet allows for so much arithmetic and traffic, whichever is longer."""
+        peak = 1e12 * (self.peaks.float32 if peak_tflops is None else peak_tflops)
+        return max(nbytes / (self.bandwidth_gb_s * 1e9), flops / peak)
+
+
+def shipped_profiles() -> Path:
+    """The folder of the profiles that ship with the package."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "_rules" / "hardware"
+    return installed if installed.is_dir() else package.parent / "rules" / "hardware"
+
+
+def load_profiles(paths: Iterable[Path | str] = ()) -> tuple[Profile, ...]:
+    """The shipped profiles and those of ``paths``: YAML files, or folders of them.
+
+    A profile of a user's file replaces a shipped one of the same name.
+
+    Raises:
+        RuleError: a file cannot be read, is no YAML, or holds what is no profile; two profiles share a name or alias.
+    """
+    profiles: dict[str, tuple[Profile, Path]] = {}
+    for place in (shipped_profiles(), *map(Path, paths)):
+        files = sorted(place.glob("*.y*ml")) if place.is_dir() else [place]
+        fresh: dict[str, tuple[Profile, Path]] = {}
+        for file in files:
+            for profile in read_profiles(file):
+                if _key(profile.name) in fresh:
+                    raise RuleError(
+                        f'hardware profile "{profile.name}" is defined twice',
+                        place=str(file), remedy=f"it is also in {fresh[_key(profile.name)][1]}; rename one",
+                    )
+                fresh[_key(profile.name)] = (profile, file)
+        profiles.update(fresh)
+    called: dict[str, str] = {}
+    for profile, file in profiles.values():
+        for name in (profile.name, *profile.aliases):
+            other = called.setdefault(_key(name), profile.name)
+            if other != profile.name:
+                raise RuleError(
+                    f'"{name}" names two hardware profiles: {other} and {profile.name}',
+                    place=str(file), remedy="remove the alias from one of them",
+                )
+    return tuple(profile for profile, _ in profiles.values())
+
+
+def read_profiles(file: Path) -> tuple[Profile, ...]:
+    """The profiles of one YAML file.
+
+    Raises:
+        RuleError: see ``load_profiles``.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RuleError(f"hardware profiles cannot be read: {reason}", place=str(file)) from error
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = _place(file, text, mark.line, mark.column) if mark is not None else str(file)
+        raise RuleError(f"not YAML: {error.problem}", place=place) from error
+    entries = content if isinstance(content, list) else [content]
+    profiles = []
+    for number, entry in enumerate(entries):
+        node = tree.value[number] if isinstance(content, list) and tree is not None else tree
+        if not isinstance(entry, dict):
+            raise RuleError("a hardware profile is a mapping with a name", place=_spot(file, text, node))
+        try:
+            profiles.append(Profile.model_validate(entry))
+        except ValidationError as error:
+            # A misspelt key is also a missing one: say the first.
+            found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+            raise _rule_error(file, text, node, entry, found[0]) from error
+    return tuple(profiles)
+
+
+def _rule_error(file: Path, text: str, node: Any, entry: Mapping[Any, Any], problem: Any) -> RuleError:
+    """One of pydantic's findings, at the line where it is."""
+    path = [part for part in problem["loc"] if isinstance(part, (str, int))]
+    spot = node
+    for part in path:
+        if isinstance(spot, yaml.MappingNode):
+            pairs = {key.value: (key, value) for key, value in spot.value}
+            if str(part) not in pairs:
+                break
+            key, value = pairs[str(part)]
+            spot = key if problem["type"] == "extra_forbidden" and part == path[-1] else value
+        elif isinstance(spot, yaml.SequenceNode) and isinstance(part, int) and part < len(spot.value):
+            spot = spot.value[part]
+    name = ".".join(map(str, path))
+    owner = f'hardware profile "{entry["name"]}"' if isinstance(entry.get("name"), str) else "hardware profile"
+    if problem["type"] == "extra_forbidden":
+        models: dict[str, type[BaseModel]] = {"peaks": Peaks, "limits": Limits, "measured": Measured}
+        model = models.get(str(path[0]), Profile)
+        near = difflib.get_close_matches(str(path[-1]), model.model_fields, 1)
+        remedy = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(model.model_fields)}"
+        return RuleError(f'{owner}: unknown key "{name}"', place=_spot(file, text, spot), remedy=remedy)
+    if problem["type"] == "missing":
+        return RuleError(f'{owner}: "{name}" is missing', place=_spot(file, text, spot))
+    message = str(problem["msg"])
+    message = f'{owner}: "{name}": {message[:1].lower()}{message[1:]}, not {problem["input"]!r}'
+    return RuleError(message, place=_spot(file, text, spot))
+
+
+def _spot(file: Path, text: str, node: Any) -> Place | str:
+    if node is None:
+        return str(file)
+    mark, end = node.start_mark, node.end_mark
+    length = end.column - mark.column if end.line == mark.line else 1
+    return _place(file, text, mark.line, mark.column, length)
+
+
+def _place(file: Path, text: str, line: int, column: int, length: int = 1) -> Place:
+    lines = text.splitlines()
+    excerpt = lines[line] if line < len(lines) else ""
+    return Place(str(file), line + 1, column + 1, excerpt, length)
+
+
+def _key(name: str) -> str:
+    """Names compare without case, spaces, dashes, underscores and the maker's name."""
+    key = "".join(letter for letter in name.lower() if letter.isalnum())
+    for prefix in ("nvidia", "geforce", "tesla"):
+        key = key.removeprefix(prefix)
+    return key
+
+
+def find_profile(name: str, profiles: Sequence[Profile] | None = None) -> Profile:
+    """The profile of that name or alias; case, spaces and dashes do not matter.
+
+    Raises:
+        TargetError: there is none.
+    """
+    profiles = load_profiles() if profiles is None else profiles
+    called = {_key(each): profile for profile in profiles for each in (profile.name, *profile.aliases)}
+    found = called.get(_key(name))
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(_key(name), called, 1)
+    known = ", ".join(profile.name for profile in profiles)
+    remedy = f'did you mean "{called[near[0]].name}"?' if near else f"known: {known}"
+    raise TargetError(f'no hardware profile is called "{name}"', remedy=remedy)
+
+
+def profile_for_device(properties: Mapping[str, Any], profiles: Sequence[Profile] | None = None) -> Profile:
+    """The profile of a GPU in the machine, from CuPy's ``runtime.getDeviceProperties``.
+
+    A profile fits when a name and the architecture are the GPU's own and its memory is within a tenth (one name may
+    stand for several sizes of memory); else one is made from the properties.
+    """
+    profiles = load_profiles() if profiles is None else profiles
+    raw = properties["name"]
+    name = raw.decode() if isinstance(raw, bytes) else str(raw)
+    sm = 10 * int(properties["major"]) + int(properties["minor"])
+    memory = float(properties["totalGlobalMem"]) / 1e9
+    for profile in profiles:
+        names = {_key(each) for each in (profile.name, *profile.aliases)}
+        if profile.sm == sm and _key(name) in names and abs(memory / profile.memory_gb - 1) < 0.1:
+            return profile
+    return _from_driver(name, sm, memory, properties)
+
+
+def _from_driver(name: str, sm: int, memory: float, properties: Mapping[str, Any]) -> Profile:
+    """A profile from what the driver states.  Clocks are in kHz, the memory bus in bits."""
+    multiprocessors = int(properties["multiProcessorCount"])
+    clock = float(properties.get("clockRate") or 1_500_000) * 1e3
+    memory_clock, bus = float(properties.get("memoryClockRate") or 0), float(properties.get("memoryBusWidth") or 0)
+    # Data rate is twice the memory clock.  A driver that no longer states clocks (CUDA 13) leaves the bus alone:
+    # 10 Gbit/s a pin for a wide (stacked) bus, 14 for a narrow one, are low for what is sold today.
+    rate = 2e3 * memory_clock if memory_clock else (4e9 if bus >= 2048 else 14e9)
+    bandwidth = rate * (bus or 256) / 8 / 1e9
+    lanes = _LANES.get(sm, 128 if sm >= 86 else 64)
+    float32 = 2 * lanes * multiprocessors * clock / 1e12
+    matrix = _MATRIX.get(sm, 8 if sm >= 70 else 0) * float32
+    return Profile(
+        name=name,
+        architecture=f"sm_{sm}",
+        memory_gb=memory,
+        bandwidth_gb_s=bandwidth,
+        peaks=Peaks(
+            float32=float32, float16=float32, float16_matrix=matrix,
+            bfloat16_matrix=matrix if sm >= 80 else 0.0, tf32_matrix=matrix / 2 if sm >= 80 else 0.0,
+        ),
+        multiprocessors=multiprocessors,
+        registers=int(properties.get("regsPerMultiprocessor", 65536)),
+        shared_kb=int(properties.get("sharedMemPerMultiprocessor", 65536)) // KIB,
+        block_shared_kb=int(properties.get("sharedMemPerBlockOptin") or properties["sharedMemPerBlock"]) // KIB,
+        l2_mb=max(float(properties.get("l2CacheSize", 0)), 1024.0**2) / 1024**2,
+        limits=Limits(operators=12 if sm < 80 else 20 if sm < 90 else 32),
+        note="from the driver's properties: no profile describes this GPU",
+    )
+
+
+_LANES = {70: 64, 72: 64, 75: 64, 80: 64, 86: 128, 87: 128, 89: 128, 90: 128}
+"""float32 lanes of a multiprocessor."""
+
+_MATRIX = {70: 8, 75: 8, 80: 16, 86: 4, 87: 4, 89: 4, 90: 15, 100: 28, 103: 28, 120: 4}
+"""float16 matrix units against the float32 cores, with float32 sums."""

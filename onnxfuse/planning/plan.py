@@ -1,0 +1,173 @@
+"""Which regions to fuse.
+
+Matches of fuse rules come first, as named groups; then all groups grow (``grow``).  Each grown group becomes a kernel,
+or is cut down until it does; it is taken where the cost model predicts that it gains enough.  Whatever is not taken is
+a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onnxfuse.graph.model import Graph, Node
+from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.facts import Facts, node_facts
+from onnxfuse.planning.grow import Group, Growth, trimmed
+from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules import Match, Prohibitions, RuleSet, find_matches, prohibitions
+
+LEAST_GAIN = 1.2
+"""Predicted speed-up of a region below which it is left to ONNX Runtime, where nothing was measured."""
+
+MOST_CUTS = 12
+"""How many nodes may be cut off a group before it is given up."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fused and what is not.
+
+    Attributes:
+        fusions: chosen regions, in graph order of their first nodes.
+        refusals: everything that came near and was not fused, each once.
+        candidates: number of regions for which there was a kernel.
+    """
+
+    fusions: tuple[Fusion, ...]
+    refusals: tuple[Refusal, ...]
+    candidates: int
+
+
+def make_plan(graph: Graph, view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile) -> Plan:
+    """Plan the fusion of a graph.
+
+    Args:
+        graph: the model's graph; view: its canonical view.
+        rules: the rules in force.
+        ledger: traffic of ``graph`` at the sizes to plan for.
+        profile: the GPU to plan for.
+    """
+    planner = _Planner(graph, view, rules, ledger, profile)
+    return planner.plan()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile) -> None:
+        self.view = view
+        self.rules = rules
+        self.maker = Maker(graph, view, CostModel(ledger, profile))
+        self.forbidden: Prohibitions = prohibitions(view, rules)
+        self.facts: dict[Node, Facts] = {}
+        self.refusals: list[Refusal] = []
+        placement = Ledger(view, ledger.sizes).placement
+        left = {node for found in self.forbidden.found for node in found.leave}
+        for node in view.nodes:
+            facts = node_facts(node, view, placement, ledger.sizes)
+            if isinstance(facts, Facts) and node not in left:
+                self.facts[node] = facts
+            elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "on-host"):
+                self.refusals.append(facts)
+        self.growth = Growth(view, self.facts, ledger.sizes)
+
+    def plan(self) -> Plan:
+        self._seed()
+        self.growth.grow()
+        self.refusals += self.growth.refusals
+        groups = {id(group): group for group in self.growth.group.values()}
+        fusions, candidates = [], 0
+        for group in sorted(groups.values(), key=lambda group: min(node.index for node in group.nodes)):
+            for fusion in self._fusions(group):
+                candidates += 1
+                if fusion.cost.estimated_speedup > LEAST_GAIN:
+                    fusions.append(fusion)
+                else:
+                    self.refusals.append(_no_gain(fusion))
+        return Plan(tuple(fusions), tuple(dict.fromkeys(self.refusals)), candidates)
+
+    def _seed(self) -> None:
+        """Named groups from fuse rules, largest matches first; every other node that a grow rule lists alone."""
+        matches, near = find_matches(self.view, self.rules)
+        self.refusals += near
+        for match in sorted(matches, key=lambda match: (-len(match.nodes), match.nodes[0].index)):
+            refusal = self._seed_match(match)
+            if refusal is not None:
+                self.refusals.append(refusal)
+        listed = frozenset().union(*(rule.operators for rule in self.rules.grow))
+        for node in self.facts:
+            if node not in self.growth.group and (node.domain, node.op) in listed:
+                self.growth.seed([node])
+
+    def _seed_match(self, match: Match) -> Refusal | None:
+        rule = match.rule.id
+        for node in match.nodes:
+            if node not in self.facts:
+                return Refusal("not-fusable", f"{node.qualified_op} cannot be part of a region here", node.label, rule)
+            if node in self.growth.group:
+                return Refusal("already-fused", f"{node.label} belongs to another match", node.label, rule)
+        refusal = self.forbidden.refuses(match.nodes)
+        if refusal is not None:
+            return refusal
+        fusion = self.maker.fusion(match.nodes, rule)
+        if isinstance(fusion, Refusal):
+            return fusion
+        seeded = self.growth.seed(match.nodes, rule)
+        return seeded if isinstance(seeded, Refusal) else None
+
+    def _fusions(self, group: Group) -> Iterable[Fusion]:
+        """The fusion of a group; where it has none as a whole, those of the parts that are left after cuts."""
+        waiting, cuts = [group.nodes], 0
+        while waiting:
+            members = trimmed(waiting.pop(), self.facts)
+            if sum(not self.facts[node].view for node in members) < 2 and not group.rule:
+                continue
+            rule = group.rule or self._rule_of(members)
+            fusion = self.forbidden.refuses(members) or self.maker.fusion(members, rule)
+            if isinstance(fusion, Fusion):
+                yield fusion
+                continue
+            self.refusals.append(fusion)
+            if cuts < MOST_CUTS and len(members) > 2:
+                cuts += 1
+                waiting += self._cut(members, fusion)
+
+    def _cut(self, members: set[Node], refusal: Refusal) -> list[set[Node]]:
+        """The set without the node at which it stopped, or without its last one, in connected parts."""
+        culprit = next((node for node in members if node.label == refusal.node), max(members, key=lambda n: n.index))
+        return connected(members - {culprit})
+
+    def _rule_of(self, members: Iterable[Node]) -> str:
+        """The first grow rule that lists all of a set's operators."""
+        operators = {(node.domain, node.op) for node in members}
+        return next((rule.id for rule in self.rules.grow if operators <= rule.operators), "grow")
+
+
+def connected(members: set[Node]) -> list[set[Node]]:
+    """Parts of a set that no edge joins."""
+    parts, rest = [], set(members)
+    while rest:
+        part: set[Node] = set()
+        front = [min(rest, key=lambda node: node.index)]
+        while front:
+            node = front.pop()
+            if node in part or node not in rest:
+                continue
+            part.add(node)
+            front += [value.producer for value in node.reads() if value.producer is not None]
+            front += [consumer for value in node.outputs if value is not None for consumer in value.consumers]
+        parts.append(part)
+        rest -= part
+    return parts
+
+
+def _no_gain(fusion: Fusion) -> Refusal:
+    cost = fusion.cost
+    return Refusal(
+        "no-gain",
+        f"{len(fusion.nodes)} nodes would run {cost.estimated_speedup:.2f}x as fast, under {LEAST_GAIN}x: "
+        f"{cost.seconds_before * 1e6:.1f} µs as the runtime runs them ({cost.kernels_before} kernels), "
+        f"{cost.seconds_after * 1e6:.1f} µs fused", fusion.nodes[0].label, fusion.rule)
+

@@ -1,0 +1,236 @@
+"""Bytes through device memory, kernels and arithmetic of one run.
+
+The definition, which docs/bytes.md gives in full: each node that launches a kernel reads each distinct input tensor
+once and writes each output once; a tensor is its number of elements times the size of its type, so a broadcast operand
+counts at its own size.  Gather, GatherElements, GatherND, Slice and Split read of their data as many bytes as they
+write, and no more than the whole.  Constant folding, views and shape arithmetic on the host (``placement``) cost
+nothing.  A node with subgraphs is one kernel that reads its inputs and captures and writes its outputs.
+
+A fused node reads of each tensor what the nodes of its body read of it together, looking through views, and no more
+than the whole; it writes each output once.  That is what a kernel that keeps its rows on chip does: one that passes
+over long rows more than once reads more, and the count leaves that to the cost model and the measurement.  Scratch
+that a launch plan asks for counts twice: written and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.graph.classes import is_same_memory
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.lowering.launch import LaunchPlan, Situation
+from onnxfuse.planning.flops import flops_of
+from onnxfuse.planning.placement import Kind, Placement, place
+from onnxfuse.planning.sizes import Sizes, bytes_of, shape_of
+from onnxfuse.rewriting.region import FusedRegion
+
+PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
+"""Operators that read only what they write of their first input."""
+
+
+@dataclass(frozen=True)
+class KernelTraffic:
+    """One node, or one fused region: bytes read of each input, bytes written of each output, arithmetic.
+
+    ``scratch`` are bytes that pass through scratch memory; ``kernels`` is 0 where nothing is launched; ``unknown``
+    names tensors whose size is not known: they count 0.
+    """
+
+    product: bool
+    reads: Mapping[Value, int]
+    writes: Mapping[Value, int]
+    flops: int
+    kernels: int = 1
+    scratch: int = 0
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written."""
+        return sum(self.reads.values()) + sum(self.writes.values()) + self.scratch
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One run of a graph.
+
+    Attributes:
+        kernels: kernels launched.
+        bytes_products: bytes through device memory in matrix products and convolutions; bytes_other: in all else.
+        flops: floating-point operations, as ``planning.flops`` counts them.
+        unknown: names of tensors that count 0 because their size is not known before a run, each once.
+    """
+
+    kernels: int
+    bytes_products: int
+    bytes_other: int
+    flops: int
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A region that runs as one node: what it replaces, reads and writes."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    kernels: int = 1
+    scratch: int = 0
+
+
+class Ledger:
+    """The traffic of a graph at given sizes, counted once a node and kept."""
+
+    def __init__(self, graph: Graph, sizes: Sizes, placement: Placement | None = None) -> None:
+        self.graph = graph
+        self.sizes = sizes
+        self.placement = placement if placement is not None else place(graph)
+        self._bytes: dict[Value, int | None] = {}
+        self._nodes: dict[Node, KernelTraffic] = {}
+
+    def bytes_of(self, value: Value) -> int | None:
+        """Bytes of a tensor, or None where unknown."""
+        if value not in self._bytes:
+            self._bytes[value] = bytes_of(value, self.sizes)
+        return self._bytes[value]
+
+    def node(self, node: Node) -> KernelTraffic:
+        """What one node of the graph costs on its own."""
+        if node not in self._nodes:
+            self._nodes[node] = self._count(node)
+        return self._nodes[node]
+
+    def _count(self, node: Node) -> KernelTraffic:
+        kind = self.placement.kinds[node]
+        if not kind.launches:
+            return KernelTraffic(False, {}, {}, 0, kernels=0)
+        reads = {value: self._read(node, value) for value in node.reads()}
+        writes = {value: self.bytes_of(value) for value in node.outputs if value is not None}
+        return KernelTraffic(
+            kind is Kind.PRODUCT, _sized(reads), _sized(writes), flops_of(node, self.sizes) or 0,
+            unknown=_unsized(reads, writes),
+        )
+
+    def _read(self, node: Node, value: Value) -> int | None:
+        """Bytes that a node which launches reads of one of its inputs."""
+        whole = self.bytes_of(value)
+        if node.domain == "" and node.op in PARTIAL and node.inputs[0] is value and value not in node.inputs[1:]:
+            written = [self.bytes_of(output) for output in node.outputs if output is not None]
+            known = sum(size for size in written if size is not None)
+            if None in written:
+                return whole
+            return known if whole is None else min(whole, known)
+        return whole
+
+    def region(
+        self,
+        nodes: Collection[Node],
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        kernels: int = 1,
+        scratch: int = 0,
+    ) -> KernelTraffic:
+        """What the nodes cost as one fused node that reads ``inputs`` and writes ``outputs``."""
+        members, written = set(nodes), tuple(dict.fromkeys(outputs))
+        reads = {value: self._demand(value, members, frozenset(written)) for value in inputs}
+        writes = {value: self.bytes_of(value) for value in written}
+        counted = [self.node(node) for node in members]
+        return KernelTraffic(
+            any(traffic.product for traffic in counted), _sized(reads), _sized(writes),
+            sum(traffic.flops for traffic in counted), kernels, scratch, _unsized(reads, writes),
+        )
+
+    def _demand(self, value: Value, members: set[Node], outputs: frozenset[Value]) -> int | None:
+        """Bytes that the members of a region read of a value, together, looking through views."""
+        whole = self.bytes_of(value)
+        if whole is None:
+            return None
+        total = 0
+        for node in value.consumers:
+            if node not in members or total >= whole:
+                continue
+            target = node.outputs[0]
+            if is_same_memory(node) and node.inputs[0] is value and target is not None:
+                seen = whole if target in outputs else self._demand(target, members, outputs)
+            elif self.placement.kinds[node].launches:
+                seen = self._read(node, value)
+            else:
+                seen = 0
+            total += whole if seen is None else seen
+        return min(whole, total)
+
+    def total(self, fused: Sequence[Fused] = ()) -> Traffic:
+        """The whole graph, with these regions fused."""
+        inside = {node for region in fused for node in region.nodes}
+        counted = [self.node(node) for node in self.graph.nodes if node not in inside]
+        counted += [self.region(f.nodes, f.inputs, f.outputs, f.kernels, f.scratch) for f in fused]
+        return Traffic(
+            sum(traffic.kernels for traffic in counted),
+            sum(traffic.bytes for traffic in counted if traffic.product),
+            sum(traffic.bytes for traffic in counted if not traffic.product),
+            sum(traffic.flops for traffic in counted),
+            tuple(dict.fromkeys(name for traffic in counted for name in traffic.unknown)),
+        )
+
+
+def _sized(tensors: Mapping[Value, int | None]) -> dict[Value, int]:
+    return {value: size for value, size in tensors.items() if size is not None}
+
+
+def _unsized(*groups: Mapping[Value, int | None]) -> tuple[str, ...]:
+    return tuple(value.name for group in groups for value, size in group.items() if size is None)
+
+
+def traffic(graph: Graph, sizes: Sizes, fused: Sequence[Fused] = ()) -> Traffic:
+    """The traffic of one run of ``graph`` at ``sizes``, with the regions ``fused``, if any, run as one node each."""
+    return Ledger(graph, sizes).total(fused)
+
+
+def region_traffic(ledger: Ledger, fused: Fused) -> tuple[int, int]:
+    """Bytes through device memory of a region's nodes one by one, and of the fused node."""
+    before = sum(ledger.node(node).bytes for node in fused.nodes)
+    return before, ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch).bytes
+
+
+def fused(region: FusedRegion, sizes: Sizes, sm: int = 90, multiprocessors: int = 132) -> Fused:
+    """A rewritten region as the ledger counts it: kernels and scratch from its launch plan.
+
+    The variant is the first whose guards hold for aligned tensors of these sizes on a GPU of that generation; one
+    whose guards or scratch depend on the contents of host operands is passed over, and the last one is taken then.
+    """
+    kernels, scratch = 1, 0
+    shapes = [shape_of(value, sizes) for value in region.tensors]
+    if all(shape is not None for shape in shapes):
+        plan = LaunchPlan.from_json(region.plan)
+        kernels, scratch = plan_cost(plan, [shape for shape in shapes if shape is not None], sm, multiprocessors)
+    return Fused(region.nodes, region.tensors, region.outputs, kernels, scratch)
+
+
+def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int) -> tuple[int, int]:
+    """Kernels that a launch plan starts for inputs of these shapes, and the bytes that pass through its scratch.
+
+    See ``fused`` for which variant counts.
+    """
+    situation = Situation(inputs=shapes, sm=sm, multiprocessors=multiprocessors)
+    for text in plan.symbols:
+        # A symbol bound by the contents of a host operand is not known here; it stands as 0, and what reads it too.
+        situation.symbols.append(_known(situation, text) or 0)
+    chosen = plan.variants[-1]
+    for variant in plan.variants:
+        if all(_known(situation, guard) for guard in variant.guards):
+            chosen = variant
+            break
+    used = {argument for step in chosen.steps for argument in step.arguments}
+    scratch = sum(
+        2 * (_known(situation, text) or 0) for place, text in enumerate(plan.scratch) if f"t{place}" in used
+    )
+    return len(chosen.steps), scratch
+
+
+def _known(situation: Situation, text: str) -> int | None:
+    """The value of an expression, or None where it reads a host operand."""
+    if any(token.startswith("h") for token in text.split()):
+        return None
+    return situation.evaluate(text)

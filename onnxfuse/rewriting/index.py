@@ -1,0 +1,124 @@
+"""Where everything stands in the main graph of an ONNX model, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class ModelIndex:
+    """Positions in a model's main graph.
+
+    Attributes:
+        model: the model itself, never changed.
+        nodes: its nodes; ``reads[i]`` names what node i depends on, captures of its subgraphs included.
+        producer: position of the node that computes a value.
+        initializers, infos: positions of initialisers and of ``value_info`` entries by name.
+        inputs, outputs: names of the graph's inputs (initialisers among them too) and outputs.
+        bound: names that training information or quantization annotations refer to.
+    """
+
+    model: onnx.ModelProto
+    nodes: tuple[onnx.NodeProto, ...]
+    reads: tuple[tuple[str, ...], ...]
+    producer: Mapping[str, int]
+    initializers: Mapping[str, int]
+    infos: Mapping[str, int]
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    bound: frozenset[str]
+
+    @staticmethod
+    def of(model: onnx.ModelProto) -> ModelIndex:
+        """The index of a model; reads no weights."""
+        graph = model.graph
+        nodes = tuple(graph.node)
+        return ModelIndex(
+            model,
+            nodes,
+            tuple(tuple(dict.fromkeys(reads_of(node))) for node in nodes),
+            {name: position for position, node in enumerate(nodes) for name in node.output if name},
+            {tensor.name: position for position, tensor in enumerate(graph.initializer)},
+            {info.name: position for position, info in enumerate(graph.value_info)},
+            frozenset(info.name for info in graph.input),
+            frozenset(info.name for info in graph.output),
+            frozenset(_bound(model)),
+        )
+
+    def has_subgraph(self, position: int) -> bool:
+        """Whether a node holds a graph in an attribute."""
+        return any(True for _ in subgraphs(self.nodes[position]))
+
+    def constant_node(self, name: str) -> onnx.NodeProto | None:
+        """The Constant node that computes the value, if it is one."""
+        position = self.producer.get(name)
+        if position is None:
+            return None
+        node = self.nodes[position]
+        return node if node.op_type == "Constant" and node.domain in STANDARD_DOMAINS else None
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the value is the output of a Constant node or an initialiser that no caller can override."""
+        if name in self.initializers:
+            return name not in self.inputs or self.model.ir_version < 4
+        return self.constant_node(name) is not None
+
+
+def users_of(reads: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+    """Positions of the nodes that read each value, given what each node reads."""
+    result: dict[str, list[int]] = {}
+    for position, names in enumerate(reads):
+        for name in names:
+            result.setdefault(name, []).append(position)
+    return result
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Graphs in the node's attributes."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def reads_of(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of the values that a node depends on: inputs, then captures of its subgraphs; may repeat."""
+    yield from (name for name in node.input if name)
+    for graph in subgraphs(node):
+        yield from _captures(graph)
+
+
+def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes and the nodes of their subgraphs, at any depth."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from all_nodes(iter(graph.node))
+
+
+def _captures(graph: onnx.GraphProto) -> Iterator[str]:
+    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    own |= {sparse.values.name for sparse in graph.sparse_initializer}
+    for node in graph.node:
+        yield from (name for name in reads_of(node) if name not in own)
+        own.update(node.output)
+    yield from (info.name for info in graph.output if info.name not in own)
+
+
+def _bound(model: onnx.ModelProto) -> Iterator[str]:
+    for annotation in model.graph.quantization_annotation:
+        for entry in annotation.quant_parameter_tensor_names:
+            yield entry.value
+    for training in model.training_info:
+        for part in (training.initialization, training.algorithm):
+            for node in all_nodes(iter(part.node)):
+                yield from node.input
+            yield from (info.name for info in part.output)
+        for binding in (*training.initialization_binding, *training.update_binding):
+            yield from (binding.key, binding.value)

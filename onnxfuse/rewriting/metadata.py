@@ -1,0 +1,211 @@
+"""What a fused node keeps of the nodes it replaced, as JSON, and what the model keeps of its own old form.
+
+The node's ``onnxfuse`` attribute holds a ``FusedRecord``; the model's metadata property of the same name holds a
+``ModelRecord``.  Together they let ``unfuse`` restore the original; positions are those in the original model.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any
+
+import onnx
+
+from onnxfuse.errors import ModelError
+
+VERSION = 1
+KEY = "onnxfuse"
+"""Name of the node attribute and of the model's metadata property."""
+IR_VERSION = 8
+"""The first version whose models hold functions, and the least that a fused model has."""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """What the body does not say of a node: its place, name, notes; ``tensors`` holds, by attribute, names and
+    notes of tensors in its attributes; ``devices`` its device configurations; both as base64 protobuf.  An absent
+    name is None, an empty one ""."""
+
+    name: str | None = None
+    position: int | None = None
+    doc_string: str | None = None
+    metadata_props: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    devices: str = ""
+
+
+@dataclass(frozen=True)
+class ValueRecord:
+    """The original name of a value inside the body, and its ``value_info`` entry as base64 protobuf."""
+
+    name: str
+    position: int | None = None
+    info: str = ""
+
+
+@dataclass(frozen=True)
+class ConstantRecord:
+    """A constant of the model that the body holds.
+
+    ``node`` is set where it was a Constant node; ``tensor`` holds notes of an initialiser as base64 protobuf.
+    ``position`` is its place among the initialisers (a node has its own), None where it stayed in the model.
+    """
+
+    name: str
+    position: int | None = None
+    node: NodeRecord | None = None
+    tensor: str = ""
+
+
+@dataclass(frozen=True)
+class FusedRecord:
+    """What a fused node knows of its origin.
+
+    Attributes:
+        rule, schedule, figures: as in ``FusedRegion``.
+        nodes: the replaced nodes, in the order of the body.
+        values: inner values by their formal name.
+        constants: constants of the body by their formal name.
+        types: element type (its name in ``TensorProto.DataType``) and sizes, as text, of inputs and outputs by
+            formal name; sizes None where unknown.
+        added: outputs whose ``value_info`` entry did not exist before.
+    """
+
+    rule: str
+    schedule: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    nodes: tuple[NodeRecord, ...] = ()
+    values: Mapping[str, ValueRecord] = field(default_factory=dict)
+    constants: Mapping[str, ConstantRecord] = field(default_factory=dict)
+    types: Mapping[str, tuple[str, tuple[str, ...] | None]] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """What a fused model knows of its original.
+
+    Attributes:
+        ir_version: of the original.
+        opset_added: whether the import of the domain is ours.
+        nodes, initializers, value_infos: their numbers in the original; None where no longer known.
+        moved: original positions, by first output, of nodes that had to change places.
+        inputs: initialisers that were also inputs of the graph (IR versions below 4): place and base64 protobuf.
+    """
+
+    ir_version: int
+    opset_added: bool = False
+    nodes: int | None = None
+    initializers: int | None = None
+    value_infos: int | None = None
+    moved: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[tuple[int, str], ...] = ()
+
+
+def to_json(record: FusedRecord | ModelRecord) -> str:
+    """The record as one line of JSON; fields that hold nothing are left out."""
+    return json.dumps({"version": VERSION, **_fields(record)}, separators=(",", ":"), ensure_ascii=False)
+
+
+def fused_record(text: str, place: str) -> FusedRecord:
+    """The record in a fused node's attribute.
+
+    Raises:
+        ModelError: it is no record that this release can read; ``place`` names the node.
+    """
+    raw = _parse(text, place)
+    try:
+        return FusedRecord(
+            raw["rule"],
+            raw["schedule"],
+            raw.get("figures", {}),
+            tuple(NodeRecord(**entry) for entry in raw.get("nodes", ())),
+            {formal: ValueRecord(**entry) for formal, entry in raw.get("values", {}).items()},
+            {formal: _constant(entry) for formal, entry in raw.get("constants", {}).items()},
+            {
+                formal: (dtype, None if sizes is None else tuple(sizes))
+                for formal, (dtype, sizes) in raw.get("types", {}).items()
+            },
+            tuple(raw.get("added", ())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _unreadable(place, repr(error)) from error
+
+
+def model_record(model: onnx.ModelProto) -> ModelRecord | None:
+    """The record of a fused model, or None where it has none.
+
+    Raises:
+        ModelError: it is no record that this release can read.
+    """
+    for entry in model.metadata_props:
+        if entry.key == KEY:
+            raw = _parse(entry.value, "the model's metadata")
+            try:
+                raw["inputs"] = tuple((int(position), str(info)) for position, info in raw.get("inputs", ()))
+                return ModelRecord(**{name.name: raw[name.name] for name in fields(ModelRecord) if name.name in raw})
+            except (TypeError, ValueError) as error:
+                raise _unreadable("the model's metadata", repr(error)) from error
+    return None
+
+
+def packed(proto: Any) -> str:
+    """A protobuf message as text; "" for an empty one."""
+    return b64encode(proto.SerializeToString(deterministic=True)).decode()
+
+
+def unpacked(text: str, proto: Any) -> Any:
+    """Merge what ``packed`` wrote into a message and return it."""
+    proto.MergeFromString(b64decode(text))
+    return proto
+
+
+def _constant(entry: dict[str, Any]) -> ConstantRecord:
+    node = entry.pop("node", None)
+    return ConstantRecord(**entry, node=None if node is None else NodeRecord(**node))
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """The record's fields by name, those at their default left out."""
+    result = {}
+    for entry in fields(record):
+        part = getattr(record, entry.name)
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        if part != default:
+            result[entry.name] = _plain(part)
+    return result
+
+
+def _plain(part: Any) -> Any:
+    if is_dataclass(part):
+        return _fields(part)
+    if isinstance(part, Mapping):
+        return {name: _plain(item) for name, item in part.items()}
+    return [_plain(item) for item in part] if isinstance(part, (list, tuple)) else part
+
+
+def _parse(text: str, place: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+        version = raw["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(place, repr(error)) from error
+    if version != VERSION:
+        raise ModelError(
+            f"The model was fused by another release of onnxfuse (its records have version {version}, this one reads "
+            f"{VERSION}).",
+            place=place,
+            remedy="Use the release that fused the model, or fuse the original again.",
+        )
+    return dict(raw)
+
+
+def _unreadable(place: str, detail: str) -> ModelError:
+    return ModelError(
+        f"The record that onnxfuse left in the model cannot be read: {detail}.",
+        place=place,
+        remedy="Fuse the original model again.",
+    )

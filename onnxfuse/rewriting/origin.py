@@ -1,0 +1,113 @@
+"""Positions in the model as it was before anything was fused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from onnxfuse.lowering import launch
+from onnxfuse.rewriting.index import ModelIndex
+from onnxfuse.rewriting.metadata import KEY, FusedRecord, ModelRecord, fused_record, model_record
+from onnxfuse.rewriting.names import POOLED
+from onnxfuse.rewriting.order import slots
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Original positions of what a model, fused or not, holds now.
+
+    Attributes:
+        record: what the model knows of its original; one for itself where it is plain.  A number in it is None, and
+            so are all positions of that kind, where the model was edited since it was fused.
+        nodes, initializers, infos: original position by present position; fused nodes and their own ``value_info``
+            are left out.
+        fused: records of the fused nodes by their present position.
+    """
+
+    record: ModelRecord
+    nodes: Mapping[int, int | None]
+    initializers: Mapping[int, int | None]
+    infos: Mapping[int, int | None]
+    fused: Mapping[int, FusedRecord]
+
+    @staticmethod
+    def of(index: ModelIndex) -> Origin:
+        """The origin of a model.
+
+        Raises:
+            ModelError: the records in the model cannot be read.
+        """
+        model = index.model
+        fused = fused_nodes(model)
+        record = model_record(model)
+        if record is None:
+            known = not fused
+            record = ModelRecord(
+                model.ir_version,
+                bool(fused),
+                len(index.nodes) if known else None,
+                len(model.graph.initializer) if known else None,
+                len(model.graph.value_info) if known else None,
+            )
+        records = list(fused.values())
+        constants = [constant for entry in records for constant in entry.constants.values()]
+        gone = [node.position for entry in records for node in entry.nodes]
+        gone += _known(constant.node.position for constant in constants if constant.node is not None)
+        plain = [position for position in range(len(index.nodes)) if position not in fused]
+        pinned = {
+            position: record.moved[name]
+            for position in plain
+            if (name := first_output(index.nodes[position])) in record.moved
+        }
+        nodes = _fill(record.nodes, gone, plain, pinned)
+        weights = _known(constant.position for constant in constants if constant.node is None)
+        initializers = _fill(record.initializers, weights, range(len(model.graph.initializer)))
+        added = {name for entry in records for name in entry.added}
+        values = _known(value.position for entry in records for value in entry.values.values())
+        kept = [place for place, info in enumerate(model.graph.value_info) if info.name not in added]
+        infos = _fill(record.value_infos, values, kept)
+        return Origin(record, nodes, initializers, infos, fused)
+
+
+def fused_nodes(model: onnx.ModelProto) -> dict[int, FusedRecord]:
+    """Records of the nodes of the main graph that stand for a function of the model, by position.
+
+    A node whose record another tool dropped has an empty one.
+
+    Raises:
+        ModelError: a record cannot be read.
+    """
+    functions = {e.name for e in model.functions if e.domain == launch.DOMAIN and POOLED.fullmatch(e.name)}
+    found = {}
+    for position, node in enumerate(model.graph.node):
+        if node.domain == launch.DOMAIN and node.op_type in functions:
+            text = next((entry.s.decode("utf-8", "replace") for entry in node.attribute if entry.name == KEY), None)
+            found[position] = FusedRecord("", "") if text is None else fused_record(text, f"node {node.name!r}")
+    return found
+
+
+def first_output(node: onnx.NodeProto) -> str:
+    """Name of a node's first output that has one, or ""."""
+    return next((name for name in node.output if name), "")
+
+
+def _known(places: Iterable[int | None]) -> list[int]:
+    """Places that are known, each once: several bodies may hold one constant."""
+    return sorted({place for place in places if place is not None})
+
+
+def _fill(
+    total: int | None,
+    gone: Sequence[int | None],
+    plain: Sequence[int],
+    pinned: Mapping[int, int] | None = None,
+) -> dict[int, int | None]:
+    pinned = pinned or {}
+    rest = [position for position in plain if position not in pinned]
+    taken = [position for position in gone if position is not None]
+    free = None if len(taken) != len(gone) else slots(total, [*taken, *pinned.values()], len(rest))
+    if free is None:
+        return dict.fromkeys(plain)
+    return {**pinned, **dict(zip(rest, free, strict=True))}

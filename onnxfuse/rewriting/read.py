@@ -1,0 +1,93 @@
+"""What a fused model file holds, read from the file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+
+from onnxfuse.errors import ModelError
+from onnxfuse.lowering import launch
+from onnxfuse.rewriting.metadata import NodeRecord
+from onnxfuse.rewriting.origin import fused_nodes
+
+IMAGE = "image_"
+
+
+@dataclass(frozen=True)
+class FusedNode:
+    """A fused node of a model.
+
+    Attributes:
+        name, op: its name and operator type (``Region0``...), which is also the name of its function.
+        rule, schedule, figures: as in ``FusedRegion``; "" and empty where the node's record was dropped.
+        replaces: the original nodes with their names, positions and notes, in the order of the body.
+        inputs: what it reads, host inputs first, "" where absent; outputs: what it computes.
+        types: element type (as "FLOAT16") and sizes as text, by the function's formal names; sizes None where
+            unknown.
+        plan, source: launch plan and kernel text.
+        architectures: those with a compiled image, such as "sm_90".
+    """
+
+    name: str
+    op: str
+    rule: str
+    schedule: str
+    figures: Mapping[str, Any]
+    replaces: tuple[NodeRecord, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: Mapping[str, tuple[str, tuple[str, ...] | None]]
+    plan: launch.LaunchPlan
+    source: str
+    architectures: tuple[str, ...] = field(default=())
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Values read in host memory."""
+        return tuple(name for name in self.inputs[: launch.HOST_INPUTS] if name)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Values that the kernel reads, as the plan's ``i0``, ``i1`` and so on."""
+        return self.inputs[launch.HOST_INPUTS :]
+
+
+def read_fused(model: onnx.ModelProto) -> tuple[FusedNode, ...]:
+    """The fused nodes of a model's main graph, in its order; none for a plain model.
+
+    Raises:
+        ModelError: a node's plan or record is damaged or of another release.
+    """
+    found = []
+    for position, record in fused_nodes(model).items():
+        node = model.graph.node[position]
+        attributes = {entry.name: entry for entry in node.attribute}
+        try:
+            plan = launch.LaunchPlan.from_json(attributes["plan"].s.decode())
+            source = attributes["source"].s.decode()
+        except (KeyError, ValueError) as error:
+            raise ModelError(
+                f"The launch plan of a fused node cannot be read: {error}.",
+                place=f"node '{node.name}'",
+                remedy="Fuse the original model again.",
+            ) from error
+        found.append(
+            FusedNode(
+                node.name,
+                node.op_type,
+                record.rule,
+                record.schedule,
+                record.figures,
+                record.nodes,
+                tuple(node.input),
+                tuple(node.output),
+                record.types,
+                plan,
+                source,
+                tuple(sorted(name.removeprefix(IMAGE) for name in attributes if name.startswith(IMAGE))),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,360 @@
+"""Fused nodes and their functions into a copy of the model.
+
+    regions ─ check ─▶ bodies ─ name ─▶ functions ─┐
+                                                   ├─▶ copy of the model: nodes replaced, constants that nobody
+    the model ────────────── copy ─────────────────┘   reads any more removed, types of the outputs declared
+
+What was removed is recorded in the fused nodes (``metadata``), so that ``unfuse`` can put it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+from onnx import helper
+
+from onnxfuse.graph.model import Graph, Value
+from onnxfuse.lowering import launch
+from onnxfuse.refusal import Refusal
+from onnxfuse.rewriting.body import Body, make_body, value_record
+from onnxfuse.rewriting.index import ModelIndex, users_of
+from onnxfuse.rewriting.invariants import InvariantError, check_body, check_cover, require
+from onnxfuse.rewriting.metadata import IR_VERSION, KEY, FusedRecord, NodeRecord, ValueRecord, packed, to_json
+from onnxfuse.rewriting.names import NamePool, node_name
+from onnxfuse.rewriting.order import contracted, rearrange
+from onnxfuse.rewriting.origin import Origin, first_output
+from onnxfuse.rewriting.region import FusedRegion
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A region that became a node: its position among the regions given, the node's name and operator type."""
+
+    region: int
+    node: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A fused model, the regions it holds, and those that were left out and why."""
+
+    model: onnx.ModelProto
+    placed: tuple[Placed, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A region in terms of the model: positions of its nodes, names of its values, its body and operator type."""
+
+    number: int
+    region: FusedRegion
+    nodes: tuple[int, ...]
+    body: Body
+    op: str
+    new: bool
+
+    @property
+    def actuals(self) -> tuple[str, ...]:
+        """What the fused node reads, "" for absent host inputs."""
+        hosts = tuple(value.name for value in self.region.hosts)
+        padding = ("",) * (launch.HOST_INPUTS - len(hosts))
+        return hosts + padding + tuple(value.name for value in self.region.tensors)
+
+    @property
+    def label(self) -> str:
+        return f"region {self.number} ({self.region.rule})"
+
+
+def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]) -> Rewritten:
+    """Replace each region by one node of domain ``onnxfuse`` whose body is a function of the model.
+
+    Args:
+        model: what was loaded; it is not changed.  Weights in its file are copied once, others are not read.
+        graph: the view of ``model`` in which the regions were found.
+        regions: disjoint and convex, together without a cycle between them.
+
+    Raises:
+        InvariantError: a region breaks a promise of ``FusedRegion``.
+    """
+    index = ModelIndex.of(model)
+    pool = NamePool.of(model)
+    sites: list[_Site] = []
+    refusals: list[Refusal] = []
+    taken: dict[int, str] = {}
+    for number, region in enumerate(regions):
+        label = f"region {number} ({region.rule})"
+        for value in (*region.hosts, *region.tensors, *region.inlined, *region.outputs):
+            require(value.name in graph.values, f"{label}: {value.name!r} is no value of the graph")
+        nodes = positions(index, region, label)
+        for position in nodes:
+            other = taken.setdefault(position, label)
+            require(other == label, f"{label} and {other} share node {index.nodes[position].name!r}")
+        hosts, tensors, inlined, outputs = (
+            [value.name for value in values]
+            for values in (region.hosts, region.tensors, region.inlined, region.outputs)
+        )
+        check_body(index, label, nodes, hosts, tensors, inlined, outputs)
+        contents = {value.name: value.constant for value in region.inlined}
+        body = make_body(index, label, nodes, hosts, tensors, contents, outputs)
+        op, new = pool.name(body.function, region.plan, region.source)
+        if op is None:
+            refusals.append(_out_of_names(region))
+        else:
+            sites.append(_Site(number, region, nodes, body, op, new))
+    if not sites:
+        result = onnx.ModelProto()
+        result.CopyFrom(model)
+        return Rewritten(result, (), tuple(refusals))
+    return _apply(index, sites, tuple(refusals))
+
+
+def _apply(index: ModelIndex, sites: Sequence[_Site], refusals: tuple[Refusal, ...]) -> Rewritten:
+    gone = {position: site for site in sites for position in site.nodes}
+    reads = _reads(index, gone)
+    users = users_of(reads)
+    for site in sites:
+        check_cover(index, site.label, frozenset(site.nodes), {v.name for v in site.region.outputs}, users)
+    unread = _unread_constants(index, sites, gone, users)
+    dropped = {index.producer[name] for name in unread if name in index.producer}
+    rank = {item: place for place, item in enumerate(_order(index, reads, gone, dropped))}
+    origin = Origin.of(index)
+
+    model = onnx.ModelProto()
+    model.CopyFrom(index.model)
+    names = {node.name for position, node in enumerate(index.nodes) if position not in gone}
+    keys = [
+        len(rank) if position in gone or position in dropped else rank[position]
+        for position in range(len(index.nodes))
+    ]
+    placed = []
+    symbols = _symbol_names(index.model)
+    for site in sites:
+        name = node_name([index.nodes[position] for position in site.nodes], site.region.rule, names)
+        names.add(name)
+        fresh = [v for v in site.region.outputs if v.name not in index.infos and v.name not in index.outputs]
+        record = _record(index, site, origin, unread, tuple(value.name for value in fresh))
+        model.graph.node.append(_node(site, name, record))
+        keys.append(rank[min(site.nodes)])
+        model.graph.value_info.extend(_value_info(value, symbols, site.label) for value in fresh)
+        if site.new:
+            function = model.functions.add()
+            function.CopyFrom(site.body.function)
+            function.name = site.op
+        placed.append(Placed(site.number, name, site.op))
+    rearrange(model.graph.node, keys)
+    del model.graph.node[len(rank) :]
+    _remove(model, index, gone, unread)
+    _mark(model, index, origin, [position for position in rank if position not in gone])
+    return Rewritten(model, tuple(placed), refusals)
+
+
+def positions(index: ModelIndex, region: FusedRegion, label: str) -> tuple[int, ...]:
+    """Positions in the model of the region's nodes, in order."""
+    found = set()
+    for node in region.nodes:
+        for original in node.originals:
+            name = next((value.name for value in original.outputs if value is not None), None)
+            position = None if name is None else index.producer.get(name)
+            if position is None or index.nodes[position].op_type != original.op:
+                raise InvariantError(f"{label}: node {original.label!r} is not in the model")
+            found.add(position)
+    return tuple(sorted(found))
+
+
+def _out_of_names(region: FusedRegion) -> Refusal:
+    return Refusal(
+        "region-names",
+        f"All {launch.REGION_NAMES} names for fused operators are taken by other kernels of this model.",
+        region.nodes[0].label,
+        region.rule,
+        "Disable a rule that makes many different kernels with little gain.",
+    )
+
+
+def _reads(index: ModelIndex, gone: Mapping[int, _Site]) -> tuple[tuple[str, ...], ...]:
+    """What each node depends on, without the constants that its region's body will hold a copy of."""
+    copies = {site.number: {value.name for value in site.region.inlined} for site in gone.values()}
+    return tuple(
+        tuple(name for name in names if name not in copies[gone[position].number]) if position in gone else names
+        for position, names in enumerate(index.reads)
+    )
+
+
+def _unread_constants(
+    index: ModelIndex, sites: Sequence[_Site], gone: Mapping[int, _Site], users: Mapping[str, list[int]]
+) -> frozenset[str]:
+    """Inlined constants that nothing reads any more."""
+    names = {value.name for site in sites for value in site.region.inlined}
+    return frozenset(
+        name
+        for name in names
+        if name not in users
+        and name not in index.outputs
+        and name not in index.bound
+        and index.producer.get(name) not in gone
+    )
+
+
+def _order(
+    index: ModelIndex, reads: Sequence[Sequence[str]], gone: Mapping[int, _Site], dropped: Collection[int]
+) -> list[int]:
+    """Positions of the nodes that stay, and of each region's first node for the region, in topological order."""
+    item = [min(gone[position].nodes) if position in gone else position for position in range(len(index.nodes))]
+    needs: dict[int, set[int]] = {}
+    for position, names in enumerate(reads):
+        if position not in dropped:
+            producers = {item[index.producer[name]] for name in names if name in index.producer}
+            needs.setdefault(item[position], set()).update(producers)
+    for own, before in needs.items():
+        before.discard(own)
+    order, stuck = contracted(sorted(needs), needs)
+    if stuck:
+        cycle = [gone[n].label if n in gone else f"node {index.nodes[n].name!r}" for n in _cycle(stuck, needs)]
+        raise InvariantError(f"no order of the nodes is possible: a cycle runs through {', '.join(cycle)}")
+    return order
+
+
+def _cycle(stuck: Sequence[int], needs: Mapping[int, Collection[int]]) -> list[int]:
+    """Items each of which needs the next, and the last the first; every item of ``stuck`` needs another of it."""
+    path = [stuck[0]]
+    while True:
+        following = min(set(needs[path[-1]]) & set(stuck))
+        if following in path:
+            return path[path.index(following) :]
+        path.append(following)
+
+
+def _record(
+    index: ModelIndex, site: _Site, origin: Origin, unread: Collection[str], added: tuple[str, ...]
+) -> FusedRecord:
+    """What the site's fused node remembers, in positions of the original model."""
+    body, region = site.body, site.region
+
+    def moved(node: NodeRecord) -> NodeRecord:
+        return replace(node, position=None if node.position is None else origin.nodes[node.position])
+
+    def value(record: ValueRecord) -> ValueRecord:
+        return replace(record, position=None if record.position is None else origin.infos.get(record.position))
+
+    constants = {}
+    values = dict(body.values)
+    for formal, constant in body.constants.items():
+        if constant.name not in unread:
+            node = None if constant.node is None else replace(constant.node, position=None)
+            constants[formal] = replace(constant, position=None, node=node)
+            continue
+        place = None if constant.position is None else origin.initializers[constant.position]
+        node = None if constant.node is None else moved(constant.node)
+        constants[formal] = replace(constant, position=place, node=node)
+        if constant.name in index.infos:
+            values[formal] = value_record(index, constant.name)
+    return FusedRecord(
+        region.rule,
+        region.schedule,
+        dict(region.figures),
+        tuple(map(moved, body.nodes)),
+        {formal: value(record) for formal, record in values.items()},
+        constants,
+        {formal: type_of(v) for formal, v in region_names(region)},
+        added,
+    )
+
+
+def region_names(region: FusedRegion) -> list[tuple[str, Value]]:
+    """The formal name in the body of each value that the region reads or computes for others."""
+    groups = (("h", region.hosts), ("x", region.tensors), ("y", region.outputs))
+    return [(f"{letter}{place}", value) for letter, values in groups for place, value in enumerate(values)]
+
+
+def type_of(value: Value) -> tuple[str, tuple[str, ...] | None]:
+    """A value's element type and sizes as text, as a record keeps them."""
+    name = "UNDEFINED" if value.dtype is None else onnx.TensorProto.DataType.Name(value.dtype)
+    return name, None if value.shape is None else tuple(map(str, value.shape))
+
+
+def _node(site: _Site, name: str, record: FusedRecord) -> onnx.NodeProto:
+    region = site.region
+    node = helper.make_node(
+        site.op,
+        site.actuals,
+        [value.name for value in region.outputs],
+        name=name,
+        domain=launch.DOMAIN,
+        **{"plan": region.plan, "source": region.source, KEY: to_json(record)},
+    )
+    for architecture, image in sorted(region.images.items()):
+        tensor = helper.make_tensor("", onnx.TensorProto.UINT8, [len(image)], image, raw=True)
+        node.attribute.append(helper.make_attribute(f"image_{architecture}", tensor))
+    return node
+
+
+def _value_info(value: Value, symbols: Collection[str], label: str) -> onnx.ValueInfoProto:
+    """Type and shape of an output; a size that is no number and no name of the model stays open."""
+    if value.dtype is None:
+        raise InvariantError(f"{label}: the type of output {value.name!r} is unknown")
+    shape: list[int | str | None] | None = None
+    if value.shape is not None:
+        shape = [
+            size.value if size.value is not None else str(size) if str(size) in symbols else None
+            for size in value.shape
+        ]
+    return helper.make_tensor_value_info(value.name, value.dtype, shape)
+
+
+def _symbol_names(model: onnx.ModelProto) -> frozenset[str]:
+    graph = model.graph
+    return frozenset(
+        size.dim_param
+        for info in (*graph.input, *graph.output, *graph.value_info)
+        for size in info.type.tensor_type.shape.dim
+        if size.dim_param
+    )
+
+
+def _remove(model: onnx.ModelProto, index: ModelIndex, gone: Mapping[int, _Site], unread: Collection[str]) -> None:
+    """Drop constants that nothing reads and ``value_info`` of values that are no more."""
+    vanished = set(unread)
+    for position, site in gone.items():
+        vanished |= set(index.nodes[position].output) - {value.name for value in site.region.outputs}
+    for place in sorted((index.infos[name] for name in vanished if name in index.infos), reverse=True):
+        del model.graph.value_info[place]
+    for place in sorted((index.initializers[n] for n in unread if n in index.initializers), reverse=True):
+        del model.graph.initializer[place]
+
+
+def _mark(model: onnx.ModelProto, index: ModelIndex, origin: Origin, plain: Sequence[int]) -> None:
+    """Import the domain, raise the IR version, and record what the original had.
+
+    ``plain`` gives former positions of the nodes that are not fused now, in their new order.
+    """
+    record = origin.record
+    if all(entry.domain != launch.DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(launch.DOMAIN, 1))
+        record = replace(record, opset_added=True)
+    if model.ir_version < 4:
+        # Below version 4 an initialiser is constant although it is listed as an input; above it would not be.
+        dropped = [
+            (place, info) for place, info in enumerate(model.graph.input) if info.name in index.initializers
+        ]
+        record = replace(record, inputs=tuple((place, packed(info)) for place, info in dropped))
+        for place, _ in reversed(dropped):
+            del model.graph.input[place]
+    model.ir_version = max(model.ir_version, IR_VERSION)
+    before = [origin.nodes[position] for position in plain if position not in origin.fused]
+    known = [position for position in before if position is not None]
+    if len(known) == len(before):
+        moved = {}
+        stay = [position for position in plain if position not in origin.fused]
+        for position, place, free in zip(stay, known, sorted(known), strict=True):
+            if place != free:
+                moved[first_output(index.nodes[position])] = place
+        record = replace(record, moved=moved, nodes=None if "" in moved else record.nodes)
+    for place, entry in enumerate(model.metadata_props):
+        if entry.key == KEY:
+            del model.metadata_props[place]
+            break
+    model.metadata_props.add(key=KEY, value=to_json(record))

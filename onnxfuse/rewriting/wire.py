@@ -1,0 +1,104 @@
+"""Write a model part by part, so that beside the model only one weight's bytes are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import onnx
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+LIMIT = 2**31 - 1
+"""Bytes that a protobuf message may have."""
+
+_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_LENGTH_DELIMITED = 2
+
+Weight = tuple[int, Callable[[], bytes]]
+"""A serialised tensor: its length in bytes, and the means to have it."""
+
+
+def skeleton(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """A copy of the model without the initialisers of its main graph.
+
+    None for a model with fields that this release of onnx does not know: they have no place among the parts.
+    """
+    if len(UnknownFieldSet(model)) or len(UnknownFieldSet(model.graph)):
+        return None
+    shell = onnx.ModelProto()
+    _copy(model, shell, "graph")
+    _copy(model.graph, shell.graph, "initializer")
+    return shell
+
+
+class Layout:
+    """The bytes around the weights, and the length of the whole."""
+
+    def __init__(self, shell: onnx.ModelProto, weights: Sequence[Weight]) -> None:
+        self.weights = weights
+        inner = _split(shell.graph, _INITIALIZER)
+        frames = [_tag(_INITIALIZER, length) for length, _ in weights]
+        graph = sum(map(len, inner)) + sum(map(len, frames)) + sum(length for length, _ in weights)
+        outer = onnx.ModelProto()
+        _copy(shell, outer, "graph")
+        before, after = _split(outer, _GRAPH)
+        self.frames = frames
+        self.head = before + _tag(_GRAPH, graph) + inner[0]
+        self.tail = inner[1] + after
+        self.size = len(before) + len(_tag(_GRAPH, graph)) + graph + len(after)
+
+    def write(self, file: BinaryIO) -> None:
+        """Write the model, its fields in the order of their numbers."""
+        file.write(self.head)
+        for frame, (_, content) in zip(self.frames, self.weights, strict=True):
+            file.write(frame)
+            file.write(content())
+        file.write(self.tail)
+
+
+def varint(number: int) -> bytes:
+    """An integer as protobuf writes it."""
+    parts = bytearray()
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+def _tag(field: int, length: int) -> bytes:
+    return varint(field << 3 | _LENGTH_DELIMITED) + varint(length)
+
+
+def _copy(source: Any, target: Any, skip: str) -> None:
+    for descriptor, value in source.ListFields():
+        if descriptor.name == skip:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, descriptor.name).extend(value)
+        elif descriptor.message_type is not None:
+            getattr(target, descriptor.name).CopyFrom(value)
+        else:
+            setattr(target, descriptor.name, value)
+
+
+def _split(message: Any, number: int) -> tuple[bytes, bytes]:
+    """The serialised fields with numbers below and above the given one."""
+    halves = []
+    for below in (True, False):
+        part = type(message)()
+        part.CopyFrom(message)
+        for descriptor, _ in message.ListFields():
+            if (descriptor.number < number) != below or descriptor.number == number:
+                part.ClearField(descriptor.name)
+        halves.append(bytes(part.SerializePartialToString(deterministic=True)))
+    return halves[0], halves[1]
+
+
+def raw_weight(tensor: onnx.TensorProto, length: int, read: Callable[[], bytes]) -> Weight:
+    """A tensor with ``length`` bytes of raw data that are read when they are written."""
+    number = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+    around = tensor.SerializeToString(deterministic=True)
+    frame = _tag(number, length)
+    return len(around) + len(frame) + length, lambda: b"".join((around, frame, read()))

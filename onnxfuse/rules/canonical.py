@@ -1,0 +1,209 @@
+"""The canonical view: a graph in which one operator's many spellings are one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules import conditions
+from onnxfuse.rules.kinds import CanonicalRule, attribute_value
+from onnxfuse.rules.matcher import Match, NodeIndex, match
+
+MAX_PASSES = 8
+"""Rounds of matching at most; each starts from what the one before made."""
+
+
+@dataclass(frozen=True)
+class CanonicalGraph:
+    """The view.
+
+    Attributes:
+        graph: nodes and values of its own; a value has the name that it has in the model, and a node's ``originals``
+            are nodes of the graph that the view was made from.
+        made: canonical nodes of the view.
+        refusals: near misses of the canonical rules on the final view.
+    """
+
+    graph: Graph
+    made: tuple[Node, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool = False) -> CanonicalGraph:
+    """The canonical view of a graph; the graph itself stays as it is.
+
+    Args:
+        graph: the model's graph.
+        rules: canonical rules.
+        tell_all: whether the near misses of quiet rules are kept as well.
+
+    Rules are tried largest pattern first, to a fixed point.  A group of which an inner value is read outside, or is an
+    output of the model, stays as it is; so does one that would make a cycle.
+    """
+    view = _rebuild(graph, ())
+    order = sorted(rules, key=lambda rule: -(rule.pattern.size if rule.pattern else 0))
+    refusals: tuple[Refusal, ...] = ()
+    for _ in range(MAX_PASSES):
+        index = NodeIndex(view)
+        claimed: set[Node] = set()
+        chosen: list[Match] = []
+        misses: list[Refusal] = []
+        for rule in order:
+            result = match(rule, view, index, claimed=claimed)
+            if tell_all or not rule.quiet:
+                misses += [miss for miss in result.near_misses if miss.code != "claimed"]
+            for found in result.matches:
+                if not claimed.isdisjoint(found.nodes) or _is_canonical(found):
+                    continue
+                refusal = _obstacle(found, view)
+                if refusal is not None:
+                    misses.append(refusal)
+                    continue
+                chosen.append(found)
+                claimed.update(found.nodes)
+        refusals = tuple(dict.fromkeys(misses))
+        if not chosen:
+            break
+        view = _rebuild(view, chosen)
+    made = tuple(node for node in view.nodes if node.rule is not None)
+    return CanonicalGraph(view, made, refusals)
+
+
+def _is_canonical(found: Match) -> bool:
+    """Whether the match is one node that is already what it would become."""
+    rule = found.rule
+    assert isinstance(rule, CanonicalRule)
+    return len(found.nodes) == 1 and (found.nodes[0].domain, found.nodes[0].op) == (
+        rule.becomes.domain, rule.becomes.op,
+    ) and found.nodes[0].rule is not None
+
+
+def _obstacle(found: Match, graph: Graph) -> Refusal | None:
+    """Why the match cannot become one node, or None."""
+    label = found.nodes[-1].label
+    if _makes_cycle(found):
+        return Refusal("cycle", "What reads one of its results feeds it as well.", label, found.rule.id)
+    try:
+        _attributes(found, graph)
+    except ValueError as error:
+        message = str(error) or "A name that its attributes need is not bound"
+        return Refusal("not-constant", f"{message[0].upper()}{message[1:]}.", label, found.rule.id)
+    return None
+
+
+def _makes_cycle(found: Match) -> bool:
+    """Whether something outside both reads one of the match's nodes and feeds another."""
+    members = set(found.nodes)
+    first = found.nodes[0].index
+    seen: set[Node] = set()
+    pending = [
+        value.producer for node in members for value in node.reads()
+        if value.producer is not None and value.producer not in members
+    ]
+    while pending:
+        node = pending.pop()
+        if node in seen or node.index < first:
+            continue
+        seen.add(node)
+        for value in node.reads():
+            if value.producer in members:
+                return True
+            if value.producer is not None:
+                pending.append(value.producer)
+    return False
+
+
+def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
+    """A copy of the graph with each match replaced by its canonical node."""
+    replaced: dict[Node, Match] = {node: found for found in matches for node in found.nodes}
+    last: dict[int, int] = {id(found): found.nodes[-1].index for found in matches}
+    # A canonical node stands where the last of its nodes stood: everything that it reads is computed before.  What
+    # reads one of its results earlier than that comes after it by sorting again.
+    values = {
+        name: replace(value, producer=None, consumers=[]) for name, value in graph.values.items()
+    }
+    pending: list[tuple[Node, tuple[Value | None, ...], tuple[Value | None, ...]]] = []
+    for node in graph.nodes:
+        found = replaced.get(node)
+        if found is None:
+            pending.append((node, node.inputs, node.outputs))
+        elif node.index == last[id(found)]:
+            made = _canonical_node(found, graph)
+            pending.append((made, made.inputs, made.outputs))
+    nodes: list[Node] = []
+    for node, inputs, outputs in _sorted(pending):
+        copy = replace(
+            node, index=len(nodes),
+            inputs=tuple(None if value is None else values[value.name] for value in inputs),
+            outputs=tuple(None if value is None else values[value.name] for value in outputs),
+            captures=tuple(values[value.name] for value in node.captures),
+        )
+        nodes.append(copy)
+        for value in copy.outputs:
+            if value is not None:
+                value.producer = copy
+        for value in copy.reads():
+            value.consumers.append(copy)
+    kept = {
+        name: value for name, value in values.items()
+        if value.producer is not None or graph.values[name].producer is None
+    }
+    return Graph(
+        tuple(nodes), kept, tuple(values[value.name] for value in graph.inputs),
+        tuple(values[value.name] for value in graph.outputs), graph.opsets, graph.functions,
+    )
+
+
+_Entry = tuple[Node, tuple[Value | None, ...], tuple[Value | None, ...]]
+
+
+def _sorted(entries: Sequence[_Entry]) -> list[_Entry]:
+    """The entries in topological order, as near as can be to the order given."""
+    by_output = {value: entry for entry in entries for value in entry[2] if value is not None}
+    done: set[int] = set()
+    result: list[_Entry] = []
+    for start in entries:
+        stack: list[tuple[_Entry, bool]] = [(start, False)]
+        while stack:
+            entry, ready = stack.pop()
+            if id(entry) in done:
+                continue
+            if ready:
+                done.add(id(entry))
+                result.append(entry)
+                continue
+            stack.append((entry, True))
+            for value in (*entry[1], *entry[0].captures):
+                before = by_output.get(value) if value is not None else None
+                if before is not None and id(before) not in done and before is not entry:
+                    stack.append((before, False))
+    return result
+
+
+def _attributes(found: Match, graph: Graph) -> Mapping[str, Any]:
+    rule = found.rule
+    assert isinstance(rule, CanonicalRule)
+    scope = conditions.Scope(graph, found.bindings, found.holes)
+    return {
+        name: attribute_value(conditions.evaluate(tree, scope)) for name, tree in rule.becomes.attributes
+    }
+
+
+def _canonical_node(found: Match, graph: Graph) -> Node:
+    rule = found.rule
+    assert isinstance(rule, CanonicalRule)
+    becomes = rule.becomes
+    inputs: list[Value | None] = [
+        None if name is None else found.bindings.get(name) for name in becomes.inputs
+    ]
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    attributes = _attributes(found, graph)
+    final = found.nodes[-1]
+    return Node(
+        final.index, final.name, becomes.op, becomes.domain, attributes, tuple(inputs), found.results,
+        originals=found.originals, rule=rule.id,
+    )

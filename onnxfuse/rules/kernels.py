@@ -1,0 +1,80 @@
+"""A user's own kernel in a fuse rule: its launch sizes as expressions over the pattern's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from onnxfuse.rules import syntax
+from onnxfuse.rules.pattern import suggestion
+from onnxfuse.rules.syntax import Call, Name, Number, TextError, Tree
+
+_FUNCTIONS = {"dim": 2, "size": 1, "ceil": 2, "min": 2, "max": 2}
+_INFIX = ("+", "-", "*", "//", "%")
+
+
+def parse_size(text: str, names: Collection[str]) -> Tree:
+    """A size in a launch description, such as ``ceil(size(x), 256)``; ``names`` are the kernel's inputs and outputs.
+
+    Raises:
+        TextError: the text is no such size.
+    """
+    tree = syntax.parse_condition(text)
+    _check(tree, names)
+    return tree
+
+
+def _check(tree: Tree, names: Collection[str]) -> None:
+    match tree:
+        case Number(value=value) if value.is_integer():
+            return
+        case Call(name=name, infix=True) if name in _INFIX:
+            for argument in tree.arguments:
+                _check(argument, names)
+        case Call(name=name, infix=False) if name in _FUNCTIONS:
+            if len(tree.arguments) != _FUNCTIONS[name]:
+                raise TextError(
+                    f"{name}(...) takes {_FUNCTIONS[name]} arguments, not {len(tree.arguments)}.", tree.start, tree.end
+                )
+            if name in ("dim", "size"):
+                asked = tree.arguments[0]
+                if not isinstance(asked, Name) or asked.name not in names:
+                    raise TextError(
+                        f"{name}(...) asks about one of the kernel's inputs and outputs.", asked.start, asked.end,
+                        f"They are {', '.join(sorted(names))}.",
+                    )
+                if name == "dim" and not (
+                    isinstance(tree.arguments[1], Number) and tree.arguments[1].value.is_integer()
+                ):
+                    raise TextError("An axis is an integer.", tree.arguments[1].start, tree.arguments[1].end)
+            else:
+                for argument in tree.arguments:
+                    _check(argument, names)
+        case Call(name=name, infix=False):
+            close = suggestion(name, _FUNCTIONS)
+            raise TextError(
+                f"Unknown function {name} in a launch size.", tree.start, tree.start + len(name),
+                f"Did you mean {close}?" if close else f"There are {', '.join(_FUNCTIONS)}.",
+            )
+        case _:
+            raise TextError("A launch size is made of integers, dim(...), size(...), ceil(...), min, max and "
+                            "+ - * // %.", tree.start, tree.end)
+
+
+def postfix(tree: Tree, atom: Callable[[str, int | None], str]) -> str:
+    """The size in the notation of launch plans (``lowering.launch``).
+
+    Args:
+        tree: from ``parse_size``.
+        atom: the plan's expression for one axis of a value of the pattern, or for all its elements (None).
+    """
+    match tree:
+        case Number(value=value):
+            return str(int(value))
+        case Call(name="size", arguments=(Name(name=name),)):
+            return atom(name, None)
+        case Call(name="dim", arguments=(Name(name=name), Number(value=axis))):
+            return atom(name, int(axis))
+        case Call(name=name, arguments=(left, right)):
+            return f"{postfix(left, atom)} {postfix(right, atom)} {name}"
+        case _:
+            raise AssertionError(f"not checked: {tree}")

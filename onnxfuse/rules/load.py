@@ -1,0 +1,412 @@
+"""From rule files to rules: every fault is a ``RuleError`` that shows the file, the line and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from onnxfuse.errors import RuleError
+from onnxfuse.rules import conditions, kernels, schema, syntax, yamlfile
+from onnxfuse.rules.classes import CLASSES
+from onnxfuse.rules.conditions import Condition
+from onnxfuse.rules.kinds import (
+    Becomes,
+    CanonicalRule,
+    Example,
+    ForbidRule,
+    FuseRule,
+    GrowRule,
+    Growth,
+    Kernel,
+    Rule,
+    RuleSet,
+)
+from onnxfuse.rules.matcher import ESCAPE_CODES
+from onnxfuse.rules.operators import OperatorKey, operator_key, operator_names
+from onnxfuse.rules.pattern import FUNCTIONS, CompiledPattern, compile_pattern, suggestion
+from onnxfuse.rules.syntax import Call, Name, TextError
+from onnxfuse.rules.yamlfile import Document, Path_
+
+_Common = dict[str, Any]
+"""What every rule has, as keywords of its class."""
+
+
+def shipped_folder() -> Path:
+    """The folder of the rules that come with onnxfuse."""
+    return Path(__file__).resolve().parents[2] / "rules"
+
+
+def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> RuleSet:
+    """Read rule files.
+
+    Args:
+        paths: files, or folders whose ``*.yaml`` files are read in order of their names.
+        disable: ids of rules to leave out.
+
+    Raises:
+        RuleError: a file, or one of its rules, is wrong; an id is not unique, or to be disabled and unknown.
+    """
+    rules: dict[str, Rule] = {}
+    warnings: list[str] = []
+    for path in paths:
+        for file in yamlfile.rule_files(Path(path)):
+            for document in yamlfile.read(file):
+                rule = _rule(document)
+                if rule.id in rules:
+                    raise document.error(
+                        ("id",), f"There are two rules called {rule.id}.",
+                        f"Rename one; the other is in {rules[rule.id].place.file}:{rules[rule.id].place.line}.",
+                    )
+                rules[rule.id] = rule
+                if not any(example.refused is None for example in rule.examples):
+                    warnings.append(f"The rule {rule.id} has no example that matches.\n{rule.place}")
+                if not any(example.refused is not None for example in rule.examples):
+                    warnings.append(f"The rule {rule.id} has no example that is refused.\n{rule.place}")
+    disabled = frozenset(disable)
+    for name in sorted(disabled - rules.keys()):
+        close = suggestion(name, rules)
+        raise RuleError(
+            f"No rule is called {name}.", place="--disable",
+            remedy=f"Did you mean {close}?" if close else "`onnxfuse rules list` shows them all.",
+        )
+    kept = [rule for rule in rules.values() if rule.id not in disabled]
+    return RuleSet(
+        tuple(rule for rule in kept if isinstance(rule, CanonicalRule)),
+        tuple(rule for rule in kept if isinstance(rule, FuseRule)),
+        tuple(rule for rule in kept if isinstance(rule, GrowRule)),
+        tuple(rule for rule in kept if isinstance(rule, ForbidRule)),
+        disabled,
+        tuple(warnings),
+    )
+
+
+def _rule(document: Document) -> Rule:
+    data = document.data
+    if not isinstance(data, dict):
+        raise document.error((), "A rule is a mapping with the keys id, kind, summary, why and so on.",
+                             "Separate the rules of a file by lines of three dashes (---).")
+    kind = data.get("kind")
+    if "kind" not in data:
+        close = next((key for key in data if suggestion(key, ["kind"])), None)
+        if close is not None and close not in ("id", "pattern"):
+            raise document.error((close,), f"Unknown key {close}.", "Did you mean kind?", key=True)
+        raise document.error((), "The key kind is missing.", f"It is one of {', '.join(schema.KINDS)}.")
+    if not isinstance(kind, str) or kind not in schema.KINDS:
+        close = suggestion(str(kind), schema.KINDS)
+        raise document.error(
+            ("kind",), f"Unknown kind {kind}.",
+            f"Did you mean {close}?" if close else f"It is one of {', '.join(schema.KINDS)}.",
+        )
+    try:
+        part = schema.KINDS[kind].model_validate(data)
+    except ValidationError as error:
+        raise _shape_error(document, error, schema.KINDS[kind]) from None
+    common: _Common = {
+        "id": part.id, "summary": part.summary.strip(), "why": part.why.strip(), "place": document.place(("id",)),
+        "examples": _examples(document, part), "quiet": part.quiet,
+    }
+    if isinstance(part, schema.CanonicalPart):
+        return _canonical(document, part, common)
+    if isinstance(part, schema.FusePart):
+        return _fuse(document, part, common)
+    if isinstance(part, schema.GrowPart):
+        operators = _operators(document, ("operators",), part.operators)
+        return GrowRule(
+            **common, classes=tuple(part.operators), operators=operators, max_nodes=part.max_nodes,
+            max_inputs=part.max_inputs, max_outputs=part.max_outputs,
+        )
+    assert isinstance(part, schema.ForbidPart)
+    return _forbid(document, part, common)
+
+
+# Messages for pydantic's kinds of error; {name} is the key.
+_SHAPE_MESSAGES = {
+    "string_type": "{name} must be a string.",
+    "int_type": "{name} must be an integer.",
+    "float_type": "{name} must be a number.",
+    "list_type": "{name} must be a list.",
+    "dict_type": "{name} must be a mapping.",
+    "model_type": "{name} must be a mapping.",
+    "greater_than": "{name} must be greater than 0.",
+    "string_pattern_mismatch": "{name} must be lower-case words joined by dashes.",
+    "too_short": "{name} has too few entries.",
+    "too_long": "{name} has too many entries.",
+}
+
+
+def _shape_error(document: Document, error: ValidationError, model: type[schema.RulePart]) -> RuleError:
+    found = error.errors(include_url=False)
+    # an unknown key first: where a required one is missing too, it is most often the same key misspelt
+    chosen = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
+    path: Path_ = tuple(chosen["loc"])
+    name = next((part for part in reversed(path) if isinstance(part, str) and part != "test"), "the rule")
+    if chosen["type"] == "extra_forbidden":
+        known = _known_keys(model, path[:-1])
+        close = suggestion(str(path[-1]), known)
+        return document.error(
+            path, f"Unknown key {path[-1]}.",
+            f"Did you mean {close}?" if close else f"The keys here are {', '.join(known)}.", key=True,
+        )
+    if chosen["type"] == "missing":
+        return document.error(path[:-1], f"The key {path[-1]} is missing.", f"Add {path[-1]}: ...", key=True)
+    template = _SHAPE_MESSAGES.get(chosen["type"])
+    message = template.format(name=name) if template else f"{name}: {chosen['msg']}."
+    if chosen["type"] == "string_pattern_mismatch" and name == "entry":
+        message = "entry must be the name of a function."
+    return document.error(path, message, None)
+
+
+def _known_keys(model: type[schema.Part], path: Path_) -> list[str]:
+    current: Any = model
+    nested = {
+        "examples": schema.ExamplePart, "where": schema.ConditionPart, "expect": schema.Expectation,
+        "kernel": schema.KernelPart, "edge": schema.EdgePart, "arguments": schema.ArgumentPart,
+    }
+    for part in path:
+        current = nested.get(str(part), current)
+    return [field.alias or name for name, field in current.model_fields.items()]
+
+
+def _examples(document: Document, part: schema.RulePart) -> tuple[Example, ...]:
+    examples = []
+    for number, example in enumerate(part.examples):
+        path: Path_ = ("examples", number)
+        if (example.model is None) == (example.file is None):
+            raise document.error(path, "An example has either a model or a file.", "Add model: | and ONNX text.")
+        if (example.expect.matched is None) == (example.expect.refused is None):
+            raise document.error(
+                (*path, "expect"), "An example expects matched, or {refused: CODE}.", "Write expect: matched"
+            )
+        file = None
+        if example.file is not None:
+            file = _inside(document, (*path, "file"), example.file)
+        model = example.model or ""
+        if model and not model.lstrip().startswith("<"):
+            model = f'<ir_version: 8, opset_import: ["" : {example.opset}, "com.microsoft" : 1]>\n{model}'
+        inputs = {name: (float(low), float(high)) for name, (low, high) in example.inputs.items()}
+        examples.append(
+            Example(example.name, example.expect.refused, document.place(path), model, file, example.dims, inputs)
+        )
+    return tuple(examples)
+
+
+def _inside(document: Document, path: Path_, name: str) -> Path:
+    """A file named by a rule, which must lie in the rule file's folder."""
+    folder = document.file.resolve().parent
+    file = (folder / name).resolve()
+    if not file.is_relative_to(folder):
+        raise document.error(path, f"{name} is outside the rule's folder.", "Put the file beside the rule file.")
+    if not file.is_file():
+        raise document.error(path, f"There is no file {name} beside the rule file.", "Check the name.")
+    return file
+
+
+def _operators(document: Document, path: Path_, names: Sequence[str]) -> frozenset[OperatorKey]:
+    """Operators by class or by name."""
+    found: set[OperatorKey] = set()
+    for number, name in enumerate(names):
+        key = operator_key(name)
+        if name in CLASSES:
+            found |= CLASSES[name]
+        elif key is not None:
+            found.add(key)
+        else:
+            close = suggestion(name, [*CLASSES, *operator_names()])
+            place = (*path, number) if (*path, number) in document.values else path
+            raise document.error(
+                place, f"Unknown operator or class {name}.",
+                f"Did you mean {close}?" if close else f"The classes are {', '.join(CLASSES)}.",
+            )
+    return frozenset(found)
+
+
+def _pattern(
+    document: Document, text: str, results: Sequence[str] | None, sets: Mapping[str, Sequence[str]]
+) -> CompiledPattern:
+    known = {}
+    for name, operators in sets.items():
+        if not name.isidentifier() or name in FUNCTIONS or operator_key(name) is not None:
+            raise document.error(("sets", name), f"A set cannot be called {name}.", "Choose another name.", key=True)
+        known[name] = _operators(document, ("sets", name), operators)
+    chosen = None
+    if results is not None:
+        chosen = [Name(name.rstrip("?"), 0, len(name), name.endswith("?")) for name in results]
+        if not chosen:
+            raise document.error(("results",), "A pattern has at least one result.", "Leave the key out.")
+    try:
+        statements = syntax.parse_pattern(text)
+        if chosen is not None:
+            assigned = {target.name for statement in statements for target in statement.targets}
+            for number, result in enumerate(chosen):
+                if result.name not in assigned:
+                    close = suggestion(result.name, assigned)
+                    place: Path_ = ("results", number) if ("results", number) in document.values else ("results",)
+                    raise document.error(
+                        place, f"The result {result.name} is assigned by no line of the pattern.",
+                        f"Did you mean {close}?" if close else f"Choose among {', '.join(sorted(assigned))}.",
+                    )
+        return compile_pattern(statements, chosen, known)
+    except TextError as error:
+        raise document.text_error(("pattern",), error) from None
+
+
+def _conditions(
+    document: Document, parts: Sequence[schema.ConditionPart], pattern: CompiledPattern
+) -> tuple[Condition, ...]:
+    found = []
+    for number, part in enumerate(parts):
+        path: Path_ = ("where", number)
+        path = (*path, "test") if (*path, "test") in document.values else path
+        try:
+            tree = syntax.parse_condition(part.test)
+            conditions.verify(tree, pattern.names)
+        except TextError as error:
+            if "never closed" in error.message:  # in a list between brackets YAML ends an entry at a comma
+                error.remedy = "Put quotes around a condition that holds a comma, or give it a line of its own."
+            raise document.text_error(path, error) from None
+        found.append(Condition(part.test, tree, part.code or "", part.message or "", part.remedy or ""))
+    return tuple(found)
+
+
+def _canonical(document: Document, part: schema.CanonicalPart, common: _Common) -> CanonicalRule:
+    pattern = _pattern(document, part.pattern, part.results, part.sets)
+    where = _conditions(document, part.where, pattern)
+    if pattern.optional_results:
+        raise document.error(("results",), "A canonical rule has no optional results.", "Remove the question mark.")
+    offset = len("y = ")
+    try:
+        statements = syntax.parse_pattern("y = " + part.becomes)
+        becomes = _becomes(statements[0].expression, pattern)
+        if len(statements) != 1:
+            raise TextError("becomes holds one node.", offset, offset + len(part.becomes))
+    except TextError as error:
+        raise document.text_error(("becomes",), error, offset) from None
+    return CanonicalRule(**common, pattern=pattern, pattern_text=part.pattern, where=where, becomes=becomes)
+
+
+def _becomes(tree: syntax.Tree, pattern: CompiledPattern) -> Becomes:
+    if not isinstance(tree, Call) or tree.infix or tree.rest:
+        raise TextError("becomes holds one operator.", tree.start, tree.end, "Write becomes: Gelu(x)")
+    key = operator_key(tree.name)
+    if key is None:
+        close = suggestion(tree.name, operator_names())
+        raise TextError(
+            f"Unknown operator {tree.name}.", tree.start, tree.start + len(tree.name),
+            f"Did you mean {close}?" if close else None,
+        )
+    inputs: list[str | None] = []
+    for argument in tree.arguments:
+        if not isinstance(argument, Name):
+            raise TextError("The inputs of becomes are names of the pattern.", argument.start, argument.end)
+        conditions.verify(argument, pattern.names)
+        inputs.append(argument.name)
+    for _, value in tree.keywords:
+        conditions.verify(value, pattern.names)
+    return Becomes(*key, tuple(inputs), tree.keywords)
+
+
+def _fuse(document: Document, part: schema.FusePart, common: _Common) -> FuseRule:
+    pattern = _pattern(document, part.pattern, part.results, part.sets)
+    where = _conditions(document, part.where, pattern)
+    edges = {}
+    for name, operators in part.grow.items():
+        if name not in ("before", "after") and name not in pattern.inputs and name not in pattern.results:
+            choices = ["before", "after", *pattern.inputs, *pattern.results]
+            close = suggestion(name, choices)
+            raise document.error(
+                ("grow", name), f"The region cannot grow on {name}.",
+                f"Did you mean {close}?" if close else f"It grows on {', '.join(choices)}.", key=True,
+            )
+        edges[name] = _operators(document, ("grow", name), operators)
+    kernel = _kernel(document, part.kernel, pattern) if part.kernel is not None else None
+    return FuseRule(
+        **common, pattern=pattern, pattern_text=part.pattern, where=where, growth=Growth(edges), kernel=kernel,
+        schedule=part.schedule,
+    )
+
+
+def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPattern) -> Kernel:
+    file = _inside(document, ("kernel", "file"), part.file)
+    source = file.read_text(encoding="utf-8", errors="replace")
+    if part.entry not in source:
+        raise document.error(
+            ("kernel", "entry"), f"{part.file} has no function {part.entry}.",
+            f'Declare extern "C" __global__ void {part.entry}(...) in it.',
+        )
+    for key, chosen, allowed in (
+        ("inputs", part.inputs, pattern.inputs), ("outputs", part.outputs, pattern.results)
+    ):
+        for number, name in enumerate(chosen):
+            if name not in allowed:
+                close = suggestion(name, allowed)
+                raise document.error(
+                    ("kernel", key, number), f"{name} is none of the pattern's {key}.",
+                    f"Did you mean {close}?" if close else f"They are {', '.join(allowed)}.",
+                )
+    for name in pattern.results:
+        if name not in part.outputs:
+            raise document.error(
+                ("kernel", "outputs"), f"The kernel does not write the result {name}.", f"Add {name} to its outputs."
+            )
+    names = (*part.inputs, *part.outputs)
+
+    def size(path: Path_, text: str) -> syntax.Tree:
+        try:
+            return kernels.parse_size(text, names)
+        except TextError as error:
+            raise document.text_error(path, error) from None
+
+    def three(key: str, texts: Sequence[str]) -> tuple[syntax.Tree, syntax.Tree, syntax.Tree]:
+        paths = [("kernel", key, n) if ("kernel", key, n) in document.values else ("kernel", key) for n in range(3)]
+        x, y, z = (size(path, text) for path, text in zip(paths, [*texts, "1", "1"][:3], strict=True))
+        return x, y, z
+
+    return Kernel(
+        file, source, part.entry, tuple(part.inputs), tuple(part.outputs),
+        tuple(
+            (argument.kind, size(("kernel", "arguments", number, argument.kind), argument.size))
+            for number, argument in enumerate(part.arguments)
+        ),
+        three("grid", part.grid), three("block", part.block), size(("kernel", "shared"), part.shared),
+    )
+
+
+def _forbid(document: Document, part: schema.ForbidPart, common: _Common) -> ForbidRule:
+    chosen = [key for key in ("pattern", "edge", "condition") if getattr(part, key) is not None]
+    if len(chosen) != 1:
+        raise document.error(
+            (), "A forbid rule has one of pattern, edge and condition.", f"It has {', '.join(chosen) or 'none'}."
+        )
+    reason = part.reason.strip()
+    if part.pattern is not None:
+        pattern = _pattern(document, part.pattern, None, part.sets)
+        where = _conditions(document, part.where, pattern)
+        for number, name in enumerate(part.leave):
+            if name not in pattern.names or name in pattern.inputs:
+                close = suggestion(name, pattern.names - set(pattern.inputs))
+                place: Path_ = ("leave", number) if ("leave", number) in document.values else ("leave",)
+                raise document.error(
+                    place, f"No line of the pattern assigns {name}.", f"Did you mean {close}?" if close else None
+                )
+        return ForbidRule(
+            **common, pattern=pattern, pattern_text=part.pattern, where=where, reason=reason, leave=tuple(part.leave)
+        )
+    for key in ("where", "leave", "sets"):
+        if getattr(part, key):
+            raise document.error((key,), f"{key} needs a pattern.", "Remove it, or write a pattern.", key=True)
+    empty: _Common = {**common, "pattern": None, "pattern_text": "", "where": (), "reason": reason}
+    if part.edge is not None:
+        edge = (
+            _operators(document, ("edge", "from"), part.edge.from_), _operators(document, ("edge", "to"), part.edge.to)
+        )
+        return ForbidRule(**empty, edge=edge)
+    if part.condition not in ESCAPE_CODES:
+        close = suggestion(str(part.condition), ESCAPE_CODES)
+        raise document.error(
+            ("condition",), f"Unknown condition {part.condition}.",
+            f"Did you mean {close}?" if close else f"There are {', '.join(ESCAPE_CODES)}.",
+        )
+    return ForbidRule(**empty, condition=part.condition)

@@ -1,0 +1,252 @@
+"""Kernel text to machine code, through CuPy's binding of NVRTC: no GPU and no driver needed.
+
+Kernel text is complete in itself but for the CUDA toolkit's own headers, so that text, options and architecture name
+an image for good (together with the compiler's version: it is a folder of the cache).
+
+Where a GPU is present, ``load_kernels`` loads an image as a ``cupy.RawModule``.  The native library is handed the
+image, not RawModule's function pointers: these die with the Python object, while a session may outlive the
+interpreter that made it; and the library must load images by itself anyway, embedded ones where there is no Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxfuse.errors import KernelError
+from onnxfuse.runtime.cache import Cache, default_folder, key
+
+if TYPE_CHECKING:
+    import cupy
+
+STANDARD_OPTIONS = ("--std=c++17",)
+"""Options that every kernel is compiled with.  Denormals, division and square roots stay exact."""
+
+_INSTALL = "install CuPy and NVRTC: pip install onnxfuse (CUDA 13) or pip install 'onnxfuse[cuda12]'"
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """What one image is made of: the text, extra compiler options and the kernels that it must hold."""
+
+    source: str
+    options: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelFigures:
+    """What the compiler made of a kernel: registers of a thread, bytes of spilled or indexed local memory of a
+    thread, bytes of static shared memory of a block, and the most threads that a block can have."""
+
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    max_threads: int
+
+
+def architectures() -> tuple[int, ...]:
+    """Architectures that onnxfuse supports, as 90 for sm_90; every shipped kernel compiles for all of them."""
+    return (75, 80, 86, 89, 90, 100, 120)
+
+
+@functools.cache
+def compiler() -> str | None:
+    """The compiler at hand, as "nvrtc-13.0.88"; None where there is none.
+
+    It is read from what is installed: importing CuPy would take longer than all else when a session is created from
+    a warm cache.
+    """
+    if importlib.util.find_spec("cupy") is None:
+        return None
+    for package in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return f"{'nvrtc' if 'nvrtc' in package else 'cupy'}-{version}"
+    return "cupy"
+
+
+def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
+    """Machine code of a kernel text.  Takes no cache; safe from several threads at once.
+
+    Args:
+        source: CUDA C++, may hold several kernels.
+        architecture: "sm_90", or "sm_90a" for what only Hopper has.
+        options: options of NVRTC after the standard ones.
+
+    Raises:
+        KernelError: the text does not compile (the message holds the compiler's log), the compiler does not know the
+            architecture, or there is no compiler.
+    """
+    nvrtc = _nvrtc()
+    match = re.fullmatch(r"sm_(\d+)[af]?", architecture)
+    known = nvrtc.getSupportedArchs()
+    if match is None or int(match[1]) not in known:
+        raise KernelError(
+            f"{_version()} cannot compile for '{architecture}'",
+            remedy="architectures it knows: " + ", ".join(f"sm_{number}" for number in known),
+        )
+    arguments = (
+        *STANDARD_OPTIONS, f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in _headers()), *options
+    )
+    program = nvrtc.createProgram(source, "kernel.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, arguments)
+        image: bytes = nvrtc.getCUBIN(program)
+    except nvrtc.NVRTCError as error:
+        log = nvrtc.getProgramLog(program).strip()
+        raise KernelError(f"a kernel does not compile for {architecture} ({error}):\n{log}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+    return image
+
+
+@dataclass
+class Compiler:
+    """Images for one process: from memory, from the cache on disk, or compiled."""
+
+    cache: Cache
+    _images: dict[str, bytes] = field(default_factory=dict)
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def image(self, kernel: KernelSource, architecture: str) -> bytes:
+        """The image of one kernel; several threads that ask for the same one compile it once.
+
+        Raises:
+            KernelError: as ``compile_cubin``.
+        """
+        name = key(kernel.source, kernel.options, architecture)
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            image = self._images.get(name) or self.cache.read(name)
+            if image is None:
+                image = compile_cubin(kernel.source, architecture, kernel.options)
+                self.cache.write(name, image)
+            self._images[name] = image
+        return image
+
+    def images(self, kernels: Sequence[KernelSource], architecture: str, workers: int | None = None) -> list[bytes]:
+        """The images of several kernels, compiled in parallel: NVRTC runs without Python's lock.
+
+        Raises:
+            KernelError: as ``compile_cubin``, for the first kernel that fails.
+        """
+        with ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1), "onnxfuse-compile") as pool:
+            return list(pool.map(lambda kernel: self.image(kernel, architecture), kernels))
+
+
+@functools.cache
+def default_compiler() -> Compiler:
+    """The compiler and cache that sessions of this process share."""
+    return Compiler(Cache(default_folder(), compiler() or ""))
+
+
+def load_kernels(image: bytes, kernels: Sequence[str], device: int = 0) -> dict[str, cupy.RawKernel]:
+    """The kernels of an image, loaded on a GPU through ``cupy.RawModule``.
+
+    Raises:
+        KernelError: the GPU refuses the image, or a kernel is not in it.
+        OSError: there is no folder for temporary files.
+    """
+    import cupy
+
+    # CuPy keeps modules by path, so that each image needs a path of its own.
+    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder, cupy.cuda.Device(device):
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(image)
+        try:
+            module = cupy.RawModule(path=str(path))
+            loaded = {name: module.get_function(name) for name in kernels}
+            for kernel in loaded.values():
+                kernel.compile()
+        except cupy.cuda.driver.CUDADriverError as error:
+            raise KernelError(f"the GPU does not take a compiled kernel ({', '.join(kernels)}): {error}") from error
+    return loaded
+
+
+def kernel_figures(image: bytes, kernels: Sequence[str], device: int = 0) -> dict[str, KernelFigures]:
+    """Registers, spills and shared memory of an image's kernels on a GPU that is present.
+
+    Raises:
+        KernelError, OSError: as ``load_kernels``.
+    """
+    return {
+        name: KernelFigures(
+            kernel.num_regs, kernel.local_size_bytes, kernel.shared_size_bytes, kernel.max_threads_per_block
+        )
+        for name, kernel in load_kernels(image, kernels, device).items()
+    }
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    """CuPy's binding of NVRTC."""
+    if compiler() is None:
+        raise KernelError("no CUDA compiler: CuPy is not installed", remedy=_INSTALL)
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # CuPy raises what its loader met: ImportError, RuntimeError, OSError
+        raise KernelError(f"no CUDA compiler: {error}", remedy=_INSTALL) from error
+    return nvrtc
+
+
+def _version() -> str:
+    return "NVRTC {}.{}".format(*_nvrtc().getVersion())
+
+
+@functools.cache
+def _headers() -> tuple[Path, ...]:
+    """Folders of the CUDA toolkit's headers (cuda_fp16.h) of the compiler's own major version.
+
+    Raises:
+        KernelError: there are none.
+    """
+    major, _ = _nvrtc().getVersion()
+    candidates: list[Path] = []
+    for root in _nvidia_wheels():
+        candidates += [root / f"cu{major}" / "include", *([root / "cuda_runtime" / "include"] if major == 12 else [])]
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        if toolkit := os.environ.get(variable):
+            candidates.append(Path(toolkit) / "include")
+    candidates += [Path(f"/usr/local/cuda-{major}/include"), Path("/usr/local/cuda/include")]
+    for folder in candidates:
+        if (folder / "cuda_fp16.h").is_file() and _header_version(folder) in (None, major):
+            return tuple(path for path in (folder, folder / "cccl") if path.is_dir())
+    package = "nvidia-cuda-runtime" if major >= 13 else f"nvidia-cuda-runtime-cu{major}"
+    raise KernelError(
+        f"the headers of CUDA {major} are missing", place=", ".join(map(str, candidates)),
+        remedy=f"install them: pip install {package}",
+    )
+
+
+def _nvidia_wheels() -> list[Path]:
+    try:
+        import nvidia
+    except ImportError:
+        return []
+    return [Path(path) for path in nvidia.__path__]
+
+
+def _header_version(folder: Path) -> int | None:
+    """CUDA's major version as cuda.h states it."""
+    header = folder / "cuda.h"
+    if not header.is_file():
+        return None
+    match = re.search(r"#define CUDA_VERSION (\d+)", header.read_text(errors="replace"))
+    return None if match is None else int(match[1]) // 1000

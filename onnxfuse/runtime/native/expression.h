@@ -1,0 +1,88 @@
+// Sizes as expressions in reverse Polish notation: the language that onnxfuse/lowering/launch.py defines.
+//
+// A text is checked and turned into instructions once, when a kernel is created; evaluating it allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace onnxfuse {
+
+constexpr int kHostInputs = 8;
+
+// A tensor input in one run.  `sizes` is null where the plan reads no size of it.
+struct TensorView {
+  const int64_t* sizes = nullptr;
+  size_t rank = 0;
+  uint64_t address = 0;
+  bool present = false;
+};
+
+// A host input in one run: `count` elements of 64 bits where `wide`, else of 32.
+struct HostView {
+  const void* data = nullptr;
+  int64_t count = 0;
+  bool wide = true;
+  bool present = false;
+};
+
+// What atoms mean in one run.
+struct Situation {
+  const TensorView* inputs = nullptr;
+  const HostView* hosts = nullptr;
+  const int64_t* symbols = nullptr;
+  const uint64_t* output_addresses = nullptr;  // null before the outputs exist
+  int64_t capability = 0;                      // as 90
+  int64_t multiprocessors = 0;
+};
+
+// What an expression may name; `outputs` is 0 where outputs do not exist yet.
+struct Scope {
+  size_t inputs = 0;
+  size_t symbols = 0;
+  size_t outputs = 0;
+};
+
+// Which inputs an expression reads, for the caller to fetch no more than these.
+struct Reads {
+  std::vector<bool> sizes;
+  bool hosts[kHostInputs] = {};
+};
+
+class Expression {
+ public:
+  Expression() = default;
+  // Throws Error where the text is no expression in this scope.
+  Expression(std::string_view text, const Scope& scope, Reads* reads);
+
+  // Throws Error where a size does not exist in this run or a result leaves 64 bits.
+  int64_t evaluate(const Situation& situation) const {
+    return code_.size() == 1 && code_[0].op == Op::kConstant ? code_[0].value : run(situation);
+  }
+
+  // Whether the value depends on nothing but the GPU.
+  bool fixed() const;
+  bool is_zero() const { return code_.size() == 1 && code_[0].op == Op::kConstant && code_[0].value == 0; }
+
+ private:
+  enum class Op : uint8_t {
+    kConstant, kInputSize, kInputCount, kInputAddress, kOutputAddress, kHostElement, kHostCount, kSymbol,
+    kCapability, kMultiprocessors,
+    kAdd, kSubtract, kMultiply, kFloorDivide, kModulo, kMinimum, kMaximum, kEqual, kUnequal, kLess, kLessEqual,
+    kAnd, kOr, kNot, kCeilDivide, kBroadcast, kSelect,
+  };
+  struct Instruction {
+    Op op;
+    uint32_t index;
+    int64_t value;
+  };
+  static Instruction atom(std::string_view token, const Scope& scope, Reads* reads);
+  static int64_t apply(Op op, int64_t a, int64_t b);
+  int64_t run(const Situation& situation) const;
+
+  std::vector<Instruction> code_;
+};
+
+}  // namespace onnxfuse

@@ -1,0 +1,53 @@
+// Where compiled kernels come from: the node itself, the cache on disk, or the compile callback.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "driver.h"
+
+namespace onnxfuse {
+
+// Asked for an image where neither the node nor the cache has one.  All texts are UTF-8; `options` and `kernels` have
+// one entry a line.  The callback answers through onnxfuse_reply_image or onnxfuse_reply_error before it returns; it
+// may be called from several threads at once.
+using CompileCallback = void (*)(const char* source, const char* options, const char* kernels,
+                                 const char* architecture, int device, void* reply);
+
+struct Reply {
+  std::string image;
+  std::string error;
+};
+
+struct ImageRequest {
+  const std::string& source;
+  const std::vector<std::string>& options;
+  const std::vector<std::string>& kernels;
+  // Reads an attribute of the node; false where it has none of that name.
+  std::function<bool(const char* name, std::string* bytes)> attribute;
+};
+
+// Name of the cache entry, without folders.  onnxfuse/runtime/cache.py computes the same.
+std::string cache_key(const std::string& source, const std::vector<std::string>& options,
+                      const std::string& architecture);
+
+// The bytes of a cache entry without its header; empty where the file is missing, torn or changed.
+std::string read_cache_entry(const std::string& path);
+
+// `folder`: root of the cache, "" for none; `compiler`: the subfolder of the compiler in use, "" to look in all.
+void set_cache(const std::string& folder, const std::string& compiler);
+std::string cache_folder();
+void set_compile_callback(CompileCallback callback);
+
+// How often each source gave an image, for statistics.
+struct ImageCounts {
+  uint64_t embedded, cached, compiled;
+};
+ImageCounts image_counts();
+
+// An image that runs on the device.  Throws Error where none can be had.
+std::string find_image(const Device& device, const ImageRequest& request);
+
+}  // namespace onnxfuse

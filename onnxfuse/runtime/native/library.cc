@@ -1,0 +1,155 @@
+// What the library exports: RegisterCustomOps for every host language, and what onnxfuse/runtime calls from Python.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <mutex>
+
+#include "driver.h"
+#include "images.h"
+#include "json.h"
+#include "op.h"
+#include "ort_api.h"
+#include "plan.h"
+
+#ifndef ONNXFUSE_VERSION
+#error "the build passes -DONNXFUSE_VERSION"
+#endif
+
+#define ONNXFUSE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace onnxfuse {
+namespace {
+
+// The second number of "1.31.1": ONNX Runtime 1.N has API version N.
+uint32_t api_version(const char* release) {
+  unsigned first = 0, second = 0;
+  if (release == nullptr || std::sscanf(release, "%u.%u", &first, &second) != 2) return 0;
+  return first > 1 ? UINT32_MAX : second;
+}
+
+// Operators and domain live as long as the process, since sessions keep pointers to them.
+OrtCustomOpDomain* domain(const Api& api) {
+  static OrtCustomOpDomain* const domain = [&] {
+    set_api(api);
+    OrtCustomOpDomain* out = api.create_domain("onnxfuse");
+    auto& ops = *new std::deque<RegionOp>;
+    for (int number = 0; number < kRegionNames; ++number) {
+      for (const bool cpu : {false, true}) api.add_op(out, &ops.emplace_back(number, cpu));
+    }
+    return out;
+  }();
+  return domain;
+}
+
+// Copies a text into the caller's buffer and returns the size that it needs, with the closing zero.
+size_t give(const std::string& text, char* out, size_t size) {
+  if (out != nullptr && size > 0) {
+    const size_t taken = std::min(text.size(), size - 1);
+    std::memcpy(out, text.data(), taken);
+    out[taken] = '\0';
+  }
+  return text.size() + 1;
+}
+
+// The same for a text that may fail to come about: "ok:" or "error:" goes before it.
+template <class Make>
+size_t give_checked(Make make, char* out, size_t size) {
+  std::string text;
+  try {
+    text = "ok:" + make();
+  } catch (const std::exception& error) {
+    text = std::string("error:") + error.what();
+  }
+  return give(text, out, size);
+}
+
+}  // namespace
+}  // namespace onnxfuse
+
+using namespace onnxfuse;
+
+// Called by ONNX Runtime for session options; the only entry that C++, C# and Triton Inference Server need.
+ONNXFUSE_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+  const char* const release = base->GetVersionString();
+  const uint32_t version = api_version(release);
+  if (version < kOldestApi) {
+    const std::string message = std::string("onnxfuse needs ONNX Runtime 1.") + std::to_string(kOldestApi) +
+                                " or newer; this is " + (release == nullptr ? "an unknown release" : release) +
+                                ": pip install --upgrade onnxruntime-gpu";
+    return Api(base->GetApi(1), false).status(kFail, message.c_str());
+  }
+  const bool newer = version >= kApiWithShapeReference;
+  const Api api(base->GetApi(newer ? kApiWithShapeReference : kOldestApi), newer);
+  try {
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    api.add_domain(options, domain(api));
+    return nullptr;
+  } catch (const std::exception& error) {
+    return api.status(kFail, error.what());
+  }
+}
+
+ONNXFUSE_EXPORT const char* onnxfuse_version() { return ONNXFUSE_VERSION; }
+
+// See CompileCallback; null for none.
+ONNXFUSE_EXPORT void onnxfuse_set_compile_callback(CompileCallback callback) { set_compile_callback(callback); }
+
+ONNXFUSE_EXPORT void onnxfuse_reply_image(void* reply, const void* image, size_t size) {
+  static_cast<Reply*>(reply)->image.assign(static_cast<const char*>(image), size);
+}
+
+ONNXFUSE_EXPORT void onnxfuse_reply_error(void* reply, const char* message) {
+  static_cast<Reply*>(reply)->error = message;
+}
+
+// See set_cache.
+ONNXFUSE_EXPORT void onnxfuse_set_cache(const char* folder, const char* compiler) { set_cache(folder, compiler); }
+
+ONNXFUSE_EXPORT size_t onnxfuse_get_cache(char* out, size_t size) { return give(cache_folder(), out, size); }
+
+// Name of the cache entry; `options` has one a line.
+ONNXFUSE_EXPORT size_t onnxfuse_cache_key(const char* source, const char* options, const char* architecture, char* out,
+                                          size_t size) {
+  return give(cache_key(source, {options}, architecture), out, size);
+}
+
+// The GPUs as a JSON list of {"name", "major", "minor", "multiprocessors"}, by ordinal; an error without a driver.
+ONNXFUSE_EXPORT size_t onnxfuse_devices(char* out, size_t size) {
+  return give_checked(
+      [] {
+        std::string text;
+        for (int ordinal = 0; ordinal < Device::count(); ++ordinal) {
+          const Device::Facts facts = Device::facts(ordinal);
+          text += std::string(text.empty() ? "" : ",") + "{\"name\":" + quoted(facts.name) +
+                  ",\"major\":" + std::to_string(facts.major) + ",\"minor\":" + std::to_string(facts.minor) +
+                  ",\"multiprocessors\":" + std::to_string(facts.multiprocessors) + "}";
+        }
+        return "[" + text + "]";
+      },
+      out, size);
+}
+
+// Whether runs are counted per node and variant; off at first.
+ONNXFUSE_EXPORT void onnxfuse_set_recording(int on) { set_recording(on != 0); }
+
+// {"images": {"embedded", "cached", "compiled"}, "kernels": [{"node", "op", "region", "variants", "runs"}]} of the
+// live sessions.
+ONNXFUSE_EXPORT size_t onnxfuse_statistics(char* out, size_t size) {
+  const ImageCounts counts = image_counts();
+  return give("{\"images\":{\"embedded\":" + std::to_string(counts.embedded) +
+                  ",\"cached\":" + std::to_string(counts.cached) + ",\"compiled\":" + std::to_string(counts.compiled) +
+                  "},\"kernels\":" + live_kernels() + "}",
+              out, size);
+}
+
+// See evaluate_plan.
+ONNXFUSE_EXPORT size_t onnxfuse_evaluate_plan(const char* plan, const char* situation, char* out, size_t size) {
+  return give_checked([&] { return evaluate_plan(plan, situation); }, out, size);
+}
+
+// A JSON text as the library reads it, for tests.
+ONNXFUSE_EXPORT size_t onnxfuse_read_json(const char* text, size_t length, char* out, size_t size) {
+  return give_checked([&] { return Json::parse({text, length}).dump(); }, out, size);
+}

@@ -1,0 +1,127 @@
+"""The fused nodes of a model, without reading its weights."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from onnxfuse.runtime.compile import KernelSource
+
+DOMAIN = "onnxfuse"  # lowering.launch.DOMAIN, which a deployment need not import
+_GRAPH, _FUNCTIONS, _NODES = 7, 25, 1  # field numbers: ModelProto.graph, ModelProto.functions, GraphProto.node
+_FUNCTION_NODES = 7  # FunctionProto.node
+
+Buffer = bytes | mmap.mmap
+
+
+def fused_nodes(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> list[onnx.NodeProto]:
+    """All nodes of onnxfuse's domain, those in nested graphs and functions too.
+
+    Weights are stepped over, so that a model of gigabytes takes milliseconds.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the bytes are no model.
+    """
+    if isinstance(model, onnx.ModelProto):
+        nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+        return [found for node in nodes for found in _fused(node)]
+    if isinstance(model, bytes):
+        return list(_read(model))
+    with Path(model).open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise ValueError("the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return list(_read(data))
+
+
+def kernel_sources(model: str | os.PathLike[str] | bytes | onnx.ModelProto, architecture: str) -> list[KernelSource]:
+    """The distinct kernel texts of a model that have no embedded image for an architecture ("sm_90a").
+
+    Raises:
+        OSError, ValueError: as ``fused_nodes``.
+    """
+    distinct: dict[KernelSource, None] = {}
+    for node in fused_nodes(model):
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if "plan" not in attributes or "source" not in attributes or _embedded(set(attributes), architecture):
+            continue
+        try:
+            plan = json.loads(attributes["plan"].s)
+            kernels = sorted({step["kernel"] for variant in plan["variants"] for step in variant["steps"]})
+            kernel = KernelSource(attributes["source"].s.decode(), tuple(plan["options"]), tuple(kernels))
+        except (ValueError, KeyError, TypeError):
+            continue  # the native library names the node and what is wrong with its plan
+        if kernels:
+            distinct[kernel] = None
+    return list(distinct)
+
+
+def _embedded(attributes: set[str], architecture: str) -> bool:
+    """Whether the native library finds an image among the attributes: native/images.cc has the same rule."""
+    number = int(architecture.removeprefix("sm_").rstrip("af"))
+    names = [f"sm_{number}a", *(f"sm_{lower}" for lower in range(number, number // 10 * 10 - 1, -1))]
+    return any(f"image_{name}" in attributes for name in names)
+
+
+def _fused(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    if node.domain == DOMAIN:
+        yield node
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in graph.node:
+                yield from _fused(inner)
+
+
+def _read(data: Buffer) -> Iterator[onnx.NodeProto]:
+    for number, start, end in _fields(data, 0, len(data)):
+        if number in (_GRAPH, _FUNCTIONS):
+            wanted = _NODES if number == _GRAPH else _FUNCTION_NODES
+            for inner, node_start, node_end in _fields(data, start, end):
+                if inner == wanted:
+                    yield from _fused(_node(data[node_start:node_end]))
+
+
+def _node(raw: bytes) -> onnx.NodeProto:
+    try:
+        node: onnx.NodeProto = onnx.NodeProto.FromString(raw)
+    except DecodeError as error:
+        raise ValueError(f"not an ONNX model: {error}") from error
+    return node
+
+
+def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of each length-delimited field of a protobuf message."""
+    while at < end:
+        tag, at = _varint(data, at, end)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind == 2:
+            size, start = _varint(data, at, end)
+            at = start + size
+            if at <= end:
+                yield tag >> 3, start, at
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"not an ONNX model: wire type {kind}")
+        if at > end:
+            raise ValueError("not an ONNX model, or one cut short")
+
+
+def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+    raise ValueError("not an ONNX model, or one cut short")

@@ -1,0 +1,137 @@
+"""Fused models in ONNX Runtime: register the native library where CUDA runs, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onnxfuse.errors import KernelError, RuntimeLibraryError
+from onnxfuse.runtime import callback, library
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+Provider = str | tuple[str, dict[str, Any]]
+
+_CUDA = "CUDAExecutionProvider"
+
+
+def register(
+    session_options: onnxruntime.SessionOptions,
+    model: str | os.PathLike[str] | bytes | None = None,
+    *,
+    device: int = 0,
+) -> None:
+    """Make sessions of these options run fused nodes as CUDA kernels.
+
+    Call it once for a ``SessionOptions``; the session needs ``CUDAExecutionProvider`` among its providers.  Kernels
+    come from the model's embedded images, from the cache on disk, or are compiled while the session is created.
+
+    Args:
+        session_options: the options that the session is created with.
+        model: the fused model; with it, its distinct kernels are compiled in parallel first.
+        device: ordinal of the GPU that the session will use.
+
+    Raises:
+        RuntimeLibraryError: the native library is missing, or ONNX Runtime is older than 1.20 or refuses it.
+        KernelError: with ``model``: a kernel does not compile.
+        OSError, ValueError: with ``model``: it cannot be read.
+    """
+    path = library.library_path()
+    compiler = callback.install()
+    try:
+        session_options.register_custom_ops_library(str(path))
+    except Exception as error:  # ONNX Runtime has an exception type per status, all of them plain
+        raise RuntimeLibraryError(
+            f"ONNX Runtime refuses the native library: {_reason(error)}", place=str(path)
+        ) from error
+    if model is None or compiler is None:
+        return
+    gpu = _gpu(device)
+    if gpu is not None:
+        from onnxfuse.runtime.nodes import kernel_sources  # imports onnx, which other deployments can do without
+
+        compiler.images(kernel_sources(model, gpu.architecture), gpu.architecture)
+
+
+def session(
+    path: str | os.PathLike[str] | bytes,
+    providers: Sequence[Provider] | None = None,
+    session_options: onnxruntime.SessionOptions | None = None,
+    **arguments: Any,
+) -> onnxruntime.InferenceSession:
+    """An ONNX Runtime session of a fused model, or of any other.
+
+    The native library is registered where the CUDA provider will run the nodes: ``providers`` names it, no TensorRT
+    provider comes along (it takes the nodes as functions), and a driver and the GPU are there.  Everywhere else ONNX
+    Runtime inlines the functions of the fused nodes and computes what the original model did.
+
+    Args:
+        path: model file, or its bytes.
+        providers: as ``onnxruntime.InferenceSession`` takes them; by default CUDA where there is a GPU, then the CPU.
+        session_options: options to use; ``register`` must not have been called on them.
+        arguments: further arguments of ``InferenceSession``.
+
+    Raises:
+        KernelError: a kernel cannot be compiled or loaded, or a fused node was given to the CPU.
+        RuntimeLibraryError: as ``register``.
+    """
+    import onnxruntime
+
+    options = session_options or onnxruntime.SessionOptions()
+    if providers is None:
+        here = _CUDA in onnxruntime.get_available_providers() and _gpu(0) is not None
+        providers = [_CUDA, "CPUExecutionProvider"] if here else ["CPUExecutionProvider"]
+    device = _device(providers, arguments.get("provider_options"))
+    if device is not None and _gpu(device) is not None:
+        _preload(onnxruntime)
+        with contextlib.suppress(OSError, ValueError):  # of the file: ONNX Runtime says what is wrong with it
+            register(options, path, device=device)
+    # A second try without the provider that failed would only hide the reason.
+    arguments.setdefault("enable_fallback", 0)
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=providers, **arguments)
+    except Exception as error:
+        if "onnxfuse: " not in str(error):
+            raise
+        raise KernelError(_reason(error)) from error
+
+
+def _device(providers: Sequence[Provider], provider_options: Sequence[Mapping[str, Any]] | None) -> int | None:
+    """Ordinal of the GPU on which these providers run fused nodes as kernels; None where they do not."""
+    names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
+    if _CUDA not in names or any("TensorRT" in name or "Tensorrt" in name for name in names):
+        return None
+    place = names.index(_CUDA)
+    provider = providers[place]
+    settings: Mapping[str, Any] = {}
+    if not isinstance(provider, str):
+        settings = provider[1]
+    elif provider_options and place < len(provider_options):
+        settings = provider_options[place]
+    return int(settings.get("device_id", 0))
+
+
+def _gpu(ordinal: int) -> library.Gpu | None:
+    try:
+        gpus = library.gpus()
+    except KernelError:
+        return None
+    return gpus[ordinal] if ordinal < len(gpus) else None
+
+
+def _preload(onnxruntime: Any) -> None:
+    """Let the CUDA provider find cuBLAS and cuDNN where pip put them; ONNX Runtime does not look there by itself."""
+    if not hasattr(onnxruntime, "preload_dlls"):  # before 1.21
+        return
+    if importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.cudnn") is not None:
+        onnxruntime.preload_dlls()
+
+
+def _reason(error: Exception) -> str:
+    """The library's own words in an error of ONNX Runtime."""
+    text = str(error)
+    return text[text.index("onnxfuse: ") + len("onnxfuse: "):] if "onnxfuse: " in text else text

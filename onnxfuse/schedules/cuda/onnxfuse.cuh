@@ -1,0 +1,152 @@
+// Scalars, vectors and reductions that generated kernels are made of.  Every kernel's text begins with this file.
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+
+namespace of {
+
+#define OF_INFINITY __int_as_float(0x7f800000)
+#define OF_NAN __int_as_float(0x7fffffff)
+
+// ---- Values in memory and in registers: half and bfloat16 are computed in float. ----
+
+__device__ __forceinline__ float value(__half x) { return __half2float(x); }
+__device__ __forceinline__ float value(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <typename T> __device__ __forceinline__ T value(T x) { return x; }
+
+template <typename T> struct Store {
+  template <typename U> static __device__ __forceinline__ T from(U x) { return (T)x; }
+};
+template <> struct Store<__half> {
+  static __device__ __forceinline__ __half from(float x) { return __float2half_rn(x); }
+};
+template <> struct Store<__nv_bfloat16> {
+  static __device__ __forceinline__ __nv_bfloat16 from(float x) { return __float2bfloat16_rn(x); }
+};
+template <typename T> __device__ __forceinline__ float round_to(float x) { return value(Store<T>::from(x)); }
+
+// Out of range gives the nearest limit and NaN gives 0, as the GPU's conversions do.
+template <typename T> __device__ __forceinline__ T to_integer(float x) { return (T)(long long)x; }
+template <typename T> __device__ __forceinline__ T to_integer(double x) { return (T)(long long)x; }
+template <> __device__ __forceinline__ unsigned long long to_integer(float x) { return (unsigned long long)x; }
+template <> __device__ __forceinline__ unsigned long long to_integer(double x) { return (unsigned long long)x; }
+
+// ---- Vectors: `width` neighbouring elements, moved 16 bytes at a time where they are that long. ----
+
+template <typename T, int width> struct alignas(sizeof(T) * width < 16 ? sizeof(T) * width : 16) Vector {
+  T at[width];
+};
+
+template <int width, typename T> __device__ __forceinline__ Vector<T, width> load(const T* from) {
+  return *reinterpret_cast<const Vector<T, width>*>(from);
+}
+template <int width, typename T> __device__ __forceinline__ void store(T* to, const Vector<T, width>& vector) {
+  *reinterpret_cast<Vector<T, width>*>(to) = vector;
+}
+
+// ---- Scalar functions, for float and double. ----
+
+#define OF_FUNCTION(name, single_text, double_text)                                    \
+  __device__ __forceinline__ float name(float x) { return single_text; }               \
+  __device__ __forceinline__ double name(double x) { return double_text; }
+
+OF_FUNCTION(exp, ::expf(x), ::exp(x))
+OF_FUNCTION(log, ::logf(x), ::log(x))
+OF_FUNCTION(log1p, ::log1pf(x), ::log1p(x))
+OF_FUNCTION(sqrt, ::sqrtf(x), ::sqrt(x))
+OF_FUNCTION(rsqrt, ::rsqrtf(x), ::rsqrt(x))
+OF_FUNCTION(reciprocal, 1.0f / x, 1.0 / x)
+OF_FUNCTION(sin, ::sinf(x), ::sin(x))
+OF_FUNCTION(cos, ::cosf(x), ::cos(x))
+OF_FUNCTION(tan, ::tanf(x), ::tan(x))
+OF_FUNCTION(asin, ::asinf(x), ::asin(x))
+OF_FUNCTION(acos, ::acosf(x), ::acos(x))
+OF_FUNCTION(atan, ::atanf(x), ::atan(x))
+OF_FUNCTION(sinh, ::sinhf(x), ::sinh(x))
+OF_FUNCTION(cosh, ::coshf(x), ::cosh(x))
+OF_FUNCTION(tanh, ::tanhf(x), ::tanh(x))
+OF_FUNCTION(asinh, ::asinhf(x), ::asinh(x))
+OF_FUNCTION(acosh, ::acoshf(x), ::acosh(x))
+OF_FUNCTION(atanh, ::atanhf(x), ::atanh(x))
+OF_FUNCTION(erf, ::erff(x), ::erf(x))
+OF_FUNCTION(sigmoid, 1.0f / (1.0f + ::expf(-x)), 1.0 / (1.0 + ::exp(-x)))
+OF_FUNCTION(floor, ::floorf(x), ::floor(x))
+OF_FUNCTION(ceil, ::ceilf(x), ::ceil(x))
+OF_FUNCTION(round, ::rintf(x), ::rint(x))
+OF_FUNCTION(abs, ::fabsf(x), ::fabs(x))
+// max(x, 0) + log1p(exp(-|x|)): neither overflows nor loses small results.
+OF_FUNCTION(softplus, (x > 0.0f ? x : x != x ? x : 0.0f) + ::log1pf(::expf(-::fabsf(x))),
+            (x > 0.0 ? x : x != x ? x : 0.0) + ::log1p(::exp(-::fabs(x))))
+OF_FUNCTION(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x, x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x)
+#undef OF_FUNCTION
+
+template <typename T> __device__ __forceinline__ bool isnan(T x) { return x != x; }
+template <typename T> __device__ __forceinline__ bool isinf(T x) { return x == (T)OF_INFINITY || x == -(T)OF_INFINITY; }
+template <typename T> __device__ __forceinline__ T divide(T a, T b) { return a / b; }
+__device__ __forceinline__ float fmod(float a, float b) { return ::fmodf(a, b); }
+__device__ __forceinline__ double fmod(double a, double b) { return ::fmod(a, b); }
+__device__ __forceinline__ float pow(float a, float b) { return ::powf(a, b); }
+__device__ __forceinline__ double pow(double a, double b) { return ::pow(a, b); }
+
+// The larger and the smaller number; NaN where either is NaN.
+template <typename T, typename U> __device__ __forceinline__ T max(T a, U b) { return a > (T)b || a != a ? a : (T)b; }
+template <typename T, typename U> __device__ __forceinline__ T min(T a, U b) { return a < (T)b || a != a ? a : (T)b; }
+
+// ---- Integers. ----
+
+template <typename T> __device__ __forceinline__ T iabs(T x) { return x < 0 ? -x : x; }
+template <typename T> __device__ __forceinline__ T imin(T a, T b) { return a < b ? a : b; }
+template <typename T> __device__ __forceinline__ T imax(T a, T b) { return a > b ? a : b; }
+template <typename T> __device__ __forceinline__ T bcast(T a, T b) { return a == 1 ? b : a; }
+// A division by zero gives 0 rather than whatever the hardware gives.
+template <typename T, typename U> __device__ __forceinline__ T quotient(T a, U b) { return b == 0 ? 0 : a / (T)b; }
+template <typename T, typename U> __device__ __forceinline__ T remainder(T a, U b) { return b == 0 ? 0 : a % (T)b; }
+// The remainder with the sign of the divisor.
+template <typename T, typename U> __device__ __forceinline__ T modulo(T a, U b) {
+  if (b == 0) return 0;
+  const T r = a % (T)b;
+  return r != 0 && (r < 0) != (b < 0) ? r + (T)b : r;
+}
+template <typename T, typename U> __device__ __forceinline__ T ipow(T a, U b) {
+  T result = 1;
+  if (b < 0) return a == 1 ? (T)1 : (T)0;
+  for (unsigned long long n = (unsigned long long)b; n; n >>= 1, a *= a)
+    if (n & 1) result *= a;
+  return result;
+}
+
+// ---- Reductions. ----
+
+struct Sum { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a + b; } };
+struct Prod { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a * b; } };
+struct Max { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a > b || a != a ? a : b; } };
+struct Min { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a < b || a != a ? a : b; } };
+
+// Neutral elements of Max and Min over integers.
+template <typename T> __device__ __forceinline__ T lowest() {
+  return (T)-1 < (T)0 ? (T)(1ULL << (sizeof(T) * 8 - 1)) : (T)0;
+}
+template <typename T> __device__ __forceinline__ T highest() {
+  return (T)((T)-1 < (T)0 ? (1ULL << (sizeof(T) * 8 - 1)) - 1 : ~0ULL);
+}
+
+// Over `threads` neighbouring lanes of a warp, a power of two; every lane gets the result.
+template <typename Op, int threads, typename T> __device__ __forceinline__ T reduce_lanes(T x) {
+#pragma unroll
+  for (int offset = threads / 2; offset > 0; offset /= 2) x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  return x;
+}
+
+// Over the threads that share a row.  Rows wider than a warp own the block; `partial` then has room for a number a
+// warp, and two calls in a row must not be given the same one.
+template <typename Op, int threads, typename T> __device__ __forceinline__ T reduce(T x, T* partial) {
+  if constexpr (threads <= 32) {
+    return reduce_lanes<Op, threads>(x);
+  } else {
+    x = reduce_lanes<Op, 32>(x);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    return reduce_lanes<Op, threads / 32>(partial[threadIdx.x % (threads / 32)]);
+  }
+}
+
+}  // namespace of

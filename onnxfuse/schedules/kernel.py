@@ -1,0 +1,218 @@
+"""What a schedule makes of a region, and the parts that all schedules share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from onnxfuse.graph.dims import Dim, product, symbol
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, expression
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.pull import Load, Puller, Reduced, Scalar, children
+from onnxfuse.lowering.scalars import BOOL, FUNCTIONS, TYPES
+from onnxfuse.schedules.text import Lanes
+
+INDEX_LIMIT = 2**31 - 2**22
+"""Tensors of fewer elements are indexed with 32 bits; the rest of the range is for threads past the end."""
+
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A region as a kernel.
+
+    Attributes:
+        schedule: name of the schedule that made it.
+        source: CUDA text, whole.
+        plan: how it is launched.
+        scattered: inputs (by place) that neighbouring threads read far apart, so that most of every memory
+            transaction is wasted.
+        flops: operations an element, roughly, for the cost model.
+    """
+
+    schedule: str
+    source: str
+    plan: LaunchPlan
+    scattered: tuple[int, ...] = ()
+    flops: int = 1
+
+
+@cache
+def header() -> str:
+    """The text that every kernel begins with, without its comments."""
+    text = files("onnxfuse.schedules").joinpath("cuda/onnxfuse.cuh").read_text(encoding="utf-8")
+    lines = (re.sub(r"\s*//.*$", "", line) for line in text.splitlines())
+    return "\n".join(line for line in lines if line.strip()) + "\n"
+
+
+@dataclass
+class Signature:
+    """The parameters of a region's kernels: pointers, then the sizes that the text uses."""
+
+    lowered: Lowered
+
+    @property
+    def sizes(self) -> dict[str, str]:
+        """Text of each size symbol: the name of its parameter, which is its name in the plan too."""
+        return dict(self.lowered.binding.symbols)
+
+    def pointers(self) -> list[tuple[str, str]]:
+        """(declaration, argument) of every input and output."""
+        program = self.lowered.program
+        inputs = [(f"const {TYPES[tensor.dtype].storage}* __restrict__ i{place}", f"i{place}")
+                  for place, tensor in enumerate(program.inputs)]
+        outputs = [(f"{TYPES[tensor.dtype].storage}* __restrict__ o{place}", f"o{place}")
+                   for place, tensor in enumerate(program.outputs)]
+        return inputs + outputs
+
+    def used_sizes(self, text: str) -> list[str]:
+        """Parameters of sizes that a text mentions, in the plan's order."""
+        mentioned = set(re.findall(r"\bs\d+\b", text))
+        return [name for name in dict.fromkeys(self.sizes.values()) if name in mentioned]
+
+    def parameters(self, text: str, index: str) -> str:
+        """The parameter list of a function with this body, sizes of type ``index``."""
+        return ", ".join([declaration for declaration, _ in self.pointers()]
+                         + [f"const {index} {name}" for name in self.used_sizes(text)])
+
+    def names(self, text: str) -> str:
+        """The argument list for passing the parameters on."""
+        return ", ".join([name for _, name in self.pointers()] + self.used_sizes(text))
+
+    def arguments(self, text: str, bits: int) -> tuple[str, ...]:
+        """The plan's arguments."""
+        return tuple([name for _, name in self.pointers()]
+                     + [f"i{bits}:{name}" for name in self.used_sizes(text)])
+
+    def entry(self, name: str, call: str, text: str, index: str, threads: int, blocks: int = 1) -> str:
+        """A kernel that calls a templated body."""
+        return (f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})\n'
+                f"{name}({self.parameters(text, index)}) {{\n  {call}({self.names(text)});\n}}\n")
+
+
+def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Variant]) -> LaunchPlan:
+    """The launch plan of a region: its symbols, checks and outputs around the schedule's variants."""
+    binding = lowered.binding
+    checks = list(binding.checks)
+    for size, whole in puller.broadcasts:
+        a, b = (expression(part, binding.symbols) for part in (size, whole))
+        checks.append(Check(f"{a} 1 == {a} {b} == or", f"sizes {size} and {whole} do not broadcast"))
+    outputs = tuple(
+        Output(tensor.dtype, tuple(expression(size, binding.symbols) for size in tensor.shape))
+        for tensor in lowered.program.outputs)
+    return LaunchPlan(rule, len(lowered.tensors), binding.sources, tuple(checks), outputs, tuple(variants))
+
+
+def narrow_guards(lowered: Lowered) -> tuple[str, ...]:
+    """Guards under which 32-bit indices suffice: no tensor has too many elements."""
+    program, symbols = lowered.program, lowered.binding.symbols
+    guards = []
+    for place, tensor in enumerate(program.inputs):
+        if product(tensor.shape).value is None:
+            guards.append(f"i{place}.n {INDEX_LIMIT} <")
+    for size in dict.fromkeys(product(tensor.shape) for tensor in program.outputs):
+        if size.value is None:
+            guards.append(f"{expression(size, symbols)} {INDEX_LIMIT} <")
+    return tuple(guards)
+
+
+def fits_narrow(lowered: Lowered) -> bool:
+    """Whether no tensor of constant shape is too large for 32-bit indices."""
+    program = lowered.program
+    sizes = [product(tensor.shape).value for tensor in (*program.inputs, *program.outputs)]
+    return all(size is None or size < INDEX_LIMIT for size in sizes)
+
+
+def vector_guards(lowered: Lowered, lanes: Lanes, vectors: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Guards of a variant with vectors: sizes that divide, and pointers (name, bytes of an element) that are aligned."""
+    symbols = lowered.binding.symbols
+    guards = [f"{expression(size, symbols)} {lanes.width} % 0 ==" for size in lanes.multiples]
+    for name, size in dict.fromkeys(vectors):
+        alignment = min(VECTOR_BYTES, size * lanes.width)
+        if alignment > size:
+            guards.append(f"{name}.addr {alignment} % 0 ==")
+    return tuple(guards)
+
+
+def walk(roots: Iterable[Scalar]) -> list[Scalar]:
+    """Every expression under the roots once."""
+    seen: dict[Scalar, None] = {}
+    stack = list(roots)
+    while stack:
+        scalar = stack.pop()
+        if scalar not in seen:
+            seen[scalar] = None
+            stack += children(scalar)
+    return list(seen)
+
+
+def moving_loads(roots: Iterable[Scalar], lanes: Lanes) -> list[Load]:
+    """Loads that differ from element to element, in no particular order."""
+    return [scalar for scalar in walk(roots) if isinstance(scalar, Load) and lanes.moves(scalar)]
+
+
+def is_vector(load: Load, lanes: Lanes) -> bool:
+    """Whether the lanes of a vector are one aligned piece of memory, or one element."""
+    stride = lanes.stride(load.offset)
+    return (stride == 0 or (stride == 1 and lanes.aligned(load.offset))) and all(
+        lanes.uniform(condition) for condition in load.conditions)
+
+
+def best_width(lanes_of: dict[int, Lanes], loads: Sequence[Load], extent: Dim, dtypes: Iterable[int]) -> int:
+    """The vector width under which the fewest loads fall apart into single elements; the widest of equals.
+
+    Args:
+        lanes_of: lanes by candidate width.
+        loads: the moving loads.
+        extent: how many neighbours there are in a row; the width must divide it.
+        dtypes: element types of the tensors that are moved in full.
+    """
+    smallest = min((TYPES[dtype].size for dtype in dtypes if dtype != BOOL), default=1)
+    widest = min(VECTOR_BYTES // smallest, 8)
+    best, fewest = 1, len(loads) + 1
+    for width in sorted(lanes_of):
+        if width > widest or (extent.value is not None and extent.value % width):
+            continue
+        apart = sum(not is_vector(load, lanes_of[width]) for load in loads)
+        if apart <= fewest or width == 1:
+            best, fewest = width, apart
+    return best
+
+
+def scattered_inputs(loads: Iterable[Load], lanes_of: dict[int, Lanes]) -> tuple[int, ...]:
+    """Inputs that neighbouring elements read far apart: the step is neither 0 nor 1 over 32 bytes."""
+    scattered: dict[int, None] = {}
+    for load in loads:
+        lanes = lanes_of[2]
+        if lanes.stride(load.offset) not in (0, 1) and any(
+            factor.value is None or factor.value > 1 for factor in _steps(load, lanes)):
+            scattered[load.input] = None
+    return tuple(sorted(scattered))
+
+
+def _steps(load: Load, lanes: Lanes) -> list[Dim]:
+    """What each moving digit of step one is multiplied with in an offset."""
+    steps = []
+    for monomial, factor in load.offset.terms.items():
+        for atom, _ in monomial:
+            if atom.kind != "symbol":
+                continue
+            digit = lanes.space.variable(atom.name)
+            if digit is not None and digit.base == lanes.element and digit.step == 1:
+                scale = Dim({monomial: factor}).divide(symbol(atom.name))
+                if scale is not None:
+                    steps.append(scale)
+    return steps
+
+
+def flops(roots: Iterable[Scalar]) -> int:
+    """Operations an element, roughly."""
+    total = 0
+    for scalar in walk(roots):
+        name = getattr(scalar, "function", None)
+        total += FUNCTIONS[name].flops if name in FUNCTIONS else 1 if isinstance(scalar, Reduced) else 0
+    return max(total, 1)

@@ -1,0 +1,355 @@
+"""C++ text of scalar expressions.
+
+The text of a kernel has four scopes, each inside the one before: the kernel, a row, a vector of neighbouring
+elements, and one lane of that vector.  An expression is written once, into the outermost scope in which it is known:
+an index that is the same for all lanes is computed before them, neighbouring elements of a tensor are loaded as one
+vector.  ``Lanes`` decides which is which, and notes what must divide by the vector width for it to be so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from onnxfuse.graph.dims import Dim, dim, symbol
+from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.lowering.ir import Number
+from onnxfuse.lowering.pull import Apply, Condition, Constant, Index, Load, Puller, Reduced, Scalar, Select, children
+from onnxfuse.lowering.scalars import BFLOAT16, BOOL, DOUBLE, FLOAT16, FUNCTIONS, TYPES
+
+
+class Scope(IntEnum):
+    """Where an expression is known, outermost first."""
+
+    KERNEL = 0
+    ROW = 1
+    VECTOR = 2
+    LANE = 3
+
+
+@dataclass
+class Lanes:
+    """How indices move along the lanes of a vector.
+
+    Attributes:
+        space: the loop variables; ``puller`` knows which are indices read from memory.
+        element: the base whose neighbours make a vector; ``row`` the base of rows, or "".
+        width: lanes of a vector, a power of two.
+        multiples: sizes that must be multiples of the width; guards make sure of those that are not constant.
+    """
+
+    space: IndexSpace
+    puller: Puller
+    element: str
+    row: str
+    width: int
+    multiples: dict[Dim, None] = field(default_factory=dict)
+
+    def stride(self, index: Dim) -> Dim | None:
+        """By how much an index grows from lane to lane; None where that is no constant step."""
+        total = dim(0)
+        for monomial, factor in index.terms.items():
+            for atom, power in monomial:
+                if atom.kind != "symbol" or not self._moves(atom.name):
+                    continue
+                step = self._step(atom.name)
+                if step is None or power > 1:
+                    return None
+                if step != 0:
+                    scale = Dim({monomial: factor}).divide(symbol(atom.name))
+                    if scale is None or any(self._moves(name) for name in scale.symbols):
+                        return None
+                    total = total + scale * step
+        return total
+
+    def _step(self, name: str) -> Dim | None:
+        if name in self.space.derived:
+            inner = self.stride(self.space.derived[name])
+            return dim(0) if inner == 0 else None
+        digit = self.space.variable(name)
+        if name == self.element:
+            return dim(1)
+        if digit is None or digit.base != self.element:
+            base = digit.base if digit is not None else name
+            return self._step(base) if base != name and self._moves(base) else (None if self._moves(base) else dim(0))
+        if digit.step == 1:
+            return dim(1) if self._multiple(digit.size) else None
+        return dim(0) if self._multiple(digit.step) else None
+
+    def _moves(self, name: str) -> bool:
+        """Whether a variable depends on the element at all."""
+        if name == self.element:
+            return True
+        if name in self.space.derived:
+            return any(self._moves(part) for part in self.space.derived[name].symbols)
+        if name in self.puller.gathered:
+            return self.moves(self.puller.gathered[name])
+        digit = self.space.digits.get(name)
+        return digit is not None and self._moves(digit.base)
+
+    def moves(self, scalar: Scalar) -> bool:
+        """Whether an expression depends on the element."""
+        indices = []
+        if isinstance(scalar, Load):
+            indices = [scalar.offset, *(condition.index for condition in scalar.conditions)]
+        elif isinstance(scalar, Index):
+            indices = [scalar.index]
+        elif isinstance(scalar, Select):
+            indices = [scalar.condition.index]
+        elif isinstance(scalar, Reduced):
+            return False
+        return any(self._moves(name) for index in indices for name in index.symbols) or any(
+            self.moves(child) for child in children(scalar))
+
+    def _multiple(self, size: Dim) -> bool:
+        if size.multiple_of() % self.width == 0:
+            return True
+        if size.value is not None:
+            return False
+        self.multiples[size] = None
+        return True
+
+    def aligned(self, index: Dim) -> bool:
+        """Whether an index is a multiple of the width at the first lane."""
+        for monomial, factor in index.terms.items():
+            term = Dim({monomial: factor})
+            for name in term.symbols:
+                if name == self.element or (name in self.space.digits and self._step(name) == 1):
+                    break
+                if self.space.is_variable(name):
+                    term = term.divide(symbol(name)) or term
+            else:
+                if not self._multiple(term):
+                    return False
+        return True
+
+    def uniform(self, condition: Condition) -> bool:
+        """Whether a condition is the same for all lanes of a vector."""
+        stride = self.stride(condition.index)
+        if stride == 0:
+            return True
+        limits = [limit for limit in (condition.low, condition.high) if limit is not None]
+        return stride == 1 and self.aligned(condition.index) and all(self._multiple(limit) for limit in limits)
+
+    def scope(self, index: Dim) -> Scope:
+        """Where the value of an index is known."""
+        if any(self._moves(name) for name in index.symbols):
+            return Scope.VECTOR if self.stride(index) == 0 else Scope.LANE
+        return Scope.ROW if any(self.space.is_variable(name) for name in index.symbols) else Scope.KERNEL
+
+
+def literal(number: Number, dtype: int) -> str:
+    """A number as C++ in the type that ``dtype`` is computed in."""
+    kind = TYPES[dtype]
+    if dtype == BOOL:
+        return "true" if number else "false"
+    if not kind.is_floating:
+        suffix = {"long long": "LL", "unsigned long long": "ULL", "unsigned int": "U"}.get(kind.compute, "")
+        if int(number) == -(2**63):
+            return "(-9223372036854775807LL - 1)"
+        return f"{int(number)}{suffix}" if number >= 0 else f"({int(number)}{suffix})"
+    value = float(number)
+    if np.isnan(value):
+        return f"({kind.compute})OF_NAN"
+    if np.isinf(value):
+        return f"({kind.compute}){'-' if value < 0 else ''}OF_INFINITY"
+    text = repr(value) if dtype == DOUBLE else str(np.float32(value))
+    if not any(mark in text for mark in ".e"):
+        text += ".0"
+    text += "" if dtype == DOUBLE else "f"
+    return text if value >= 0 and not text.startswith("-") else f"({text})"
+
+
+def converted(text: str, source: int, target: int) -> str:
+    """A value of one type rounded to another, in the type that is computed in."""
+    if target == BOOL:
+        return f"({text} != 0)"
+    kind = TYPES[target]
+    if target in (FLOAT16, BFLOAT16):
+        return f"of::round_to<{kind.storage}>((float){text})"
+    if not kind.is_floating and TYPES[source].is_floating:
+        return f"of::to_integer<{kind.compute}>({text})"
+    return text if TYPES[source].compute == kind.compute else f"({kind.compute}){text}"
+
+
+class Writer:
+    """Writes expressions into scopes.
+
+    Args:
+        lanes: how indices move.
+        symbols: text by size symbol.
+        dtypes: element type of each input.
+        hook: called before an expression is written; may give its text (for values kept from an earlier phase).
+    """
+
+    def __init__(self, lanes: Lanes, symbols: Mapping[str, str], hook: Callable[[Scalar], str | None] | None = None) -> None:
+        self.lanes = lanes
+        self.symbols = symbols
+        self.hook = hook
+        self.lines: dict[Scope, list[str]] = {scope: [] for scope in Scope}
+        self.names: dict[Scope, dict[object, str]] = {scope: {} for scope in Scope}
+        self.count = 0
+
+    def leave(self, scope: Scope) -> list[str]:
+        """Close a scope and those inside it; gives its lines, and forgets its names."""
+        lines = self.lines[scope]
+        for inner in Scope:
+            if inner >= scope:
+                self.lines[inner] = []
+                self.names[inner] = {}
+        return lines
+
+    def define(self, key: object, scope: Scope, kind: str, text: str) -> str:
+        """A named constant of a scope; the same key gives the same name again."""
+        for outer in Scope:
+            if key in self.names[outer]:
+                return self.names[outer][key]
+        name = f"v{self.count}"
+        self.count += 1
+        self.names[scope][key] = name
+        self.lines[scope].append(f"const {kind} {name} = {text};")
+        return name
+
+    def size(self, size: Dim) -> str:
+        """A size, or an index of which every variable is already text, as an operand."""
+        text = self._polynomial(size, lambda name: self.symbols[name])
+        return text if text.isalnum() else f"({text})"
+
+    def index(self, index: Dim, lane: bool = False) -> str:
+        """An index as an operand: for the first lane of the vector, or for the lane at hand."""
+        return self._polynomial(index, lambda name: self._variable(name, lane))
+
+    def _polynomial(self, index: Dim, atom_text: Callable[[str], str]) -> str:
+        terms = []
+        for monomial, factor in index.terms.items():
+            parts = []
+            for atom, power in monomial:
+                if atom.kind == "symbol":
+                    text = atom_text(atom.name)
+                else:
+                    a, b = (self._polynomial(operand, atom_text) for operand in atom.operands)
+                    text = f"of::{_OPERATIONS[atom.kind]}((idx)({a}), (idx)({b}))"
+                parts += [text] * power
+            if factor != 1 or not parts:
+                parts.insert(0, f"(idx){factor}" if parts else str(factor))
+            terms.append(" * ".join(parts))
+        return " + ".join(terms) or "0"
+
+    def _variable(self, name: str, lane: bool) -> str:
+        lanes = self.lanes
+        if name in self.symbols and not lanes.space.is_variable(name):
+            return self.symbols[name]
+        lane = lane and lanes._moves(name)
+        if name == lanes.element:
+            return f"({name} + v)" if lane else name
+        if name == lanes.row:
+            return name
+        scope = Scope.LANE if lane else Scope.VECTOR if lanes._moves(name) else Scope.ROW
+        key = ("variable", name, lane)
+        if name in lanes.space.derived:
+            return self.define(key, scope, "idx", self.index(lanes.space.derived[name], lane))
+        if name in lanes.puller.gathered:
+            return self.define(key, scope, "idx", f"(idx){self.scalar(lanes.puller.gathered[name])}")
+        digit = lanes.space.digits[name]
+        text = self._variable(digit.base, lane)
+        if digit.step != 1:
+            text = f"{text} / {self.size(digit.step)}"
+        if not digit.top:
+            text = f"{text} % {self.size(digit.size)}"
+        return self.define(key, scope, "idx", text)
+
+    def condition(self, condition: Condition) -> tuple[str, Scope]:
+        """A condition as text, and where it is known."""
+        uniform = self.lanes.uniform(condition)
+        scope = self.lanes.scope(condition.index)
+        scope = min(scope, Scope.VECTOR) if uniform else Scope.LANE
+        index = self.index(condition.index, lane=not uniform)
+        parts = []
+        if condition.low is not None:
+            parts.append(f"{index} >= {self.size(condition.low)}")
+        if condition.high is not None:
+            parts.append(f"{index} < {self.size(condition.high)}")
+        return " && ".join(parts) or "true", scope
+
+    def scalar(self, scalar: Scalar) -> str:
+        """An expression's name or text; its definition is written where it belongs."""
+        if isinstance(scalar, Constant):
+            return literal(scalar.number, scalar.dtype)
+        for scope in Scope:
+            if scalar in self.names[scope]:
+                return self.names[scope][scalar]
+        kept = self.hook(scalar) if self.hook is not None else None
+        if kept is not None:
+            return kept
+        kind = TYPES[scalar.dtype].compute
+        match scalar:
+            case Load():
+                return self._load(scalar)
+            case Index():
+                scope = self.lanes.scope(scalar.index)
+                return self.define(scalar, scope, kind, f"({kind})({self.index(scalar.index, scope is Scope.LANE)})")
+            case Select():
+                chosen = [self.scalar(operand) for operand in scalar.operands]
+                condition, where = self.condition(scalar.condition)
+                scope = max(where, *(self.scope(operand) for operand in scalar.operands))
+                return self.define(scalar, scope, kind, f"{condition} ? {chosen[0]} : {chosen[1]}")
+            case Apply():
+                return self.define(scalar, self.scope(scalar), kind, self._apply(scalar))
+        raise AssertionError(scalar)
+
+    def scope(self, scalar: Scalar) -> Scope:
+        """Where an expression is known."""
+        match scalar:
+            case Constant():
+                return Scope.KERNEL
+            case Reduced():
+                return Scope.ROW
+            case Index():
+                return self.lanes.scope(scalar.index)
+            case Load():
+                where = self.lanes.scope(scalar.offset)
+                return max(where, *(self.lanes.scope(c.index) for c in scalar.conditions), Scope.ROW)
+            case Select():
+                _, where = self.condition(scalar.condition)
+                return max(where, *(self.scope(operand) for operand in scalar.operands))
+        return max((self.scope(operand) for operand in children(scalar)), default=Scope.KERNEL)
+
+    def _load(self, load: Load) -> str:
+        lanes, kind = self.lanes, TYPES[load.dtype]
+        conditions = [self.condition(condition) for condition in load.conditions]
+        allowed = " && ".join(f"({text})" for text, _ in conditions if text != "true")
+        where = max((scope for _, scope in conditions), default=Scope.KERNEL)
+        stride = lanes.stride(load.offset)
+        if stride == 0 and where <= Scope.VECTOR:
+            scope = max(lanes.scope(load.offset), where, Scope.ROW)
+            return self.define(load, scope, kind.compute, self._one(load, allowed, lane=False))
+        if stride == 1 and where <= Scope.VECTOR and lanes.aligned(load.offset):
+            text = f"of::load<width>(i{load.input} + ({self.index(load.offset)}))"
+            if allowed:
+                text = f"{allowed} ? {text} : of::Vector<{kind.storage}, width>{{}}"
+            vector = self.define(("vector", load), Scope.VECTOR, f"of::Vector<{kind.storage}, width>", text)
+            return self.define(load, Scope.LANE, kind.compute, f"of::value({vector}.at[v])")
+        return self.define(load, Scope.LANE, kind.compute, self._one(load, allowed, lane=True))
+
+    def _one(self, load: Load, allowed: str, lane: bool) -> str:
+        text = f"of::value(i{load.input}[{self.index(load.offset, lane)}])"
+        return f"{allowed} ? {text} : ({TYPES[load.dtype].compute})0" if allowed else text
+
+    def _apply(self, scalar: Apply) -> str:
+        operands = [self.scalar(operand) for operand in scalar.operands]
+        if scalar.function == "cast":
+            return converted(operands[0], scalar.operands[0].dtype, scalar.dtype)
+        if scalar.function == "round":
+            return f"of::round_to<{TYPES[scalar.dtype].storage}>({operands[0]})"
+        if scalar.function == "narrow":
+            return operands[0]
+        function = FUNCTIONS[scalar.function]
+        template = function.floating if TYPES[scalar.operands[-1].dtype].is_floating else function.integer
+        assert template is not None, scalar.function
+        return template.format(*operands)
+
+
+_OPERATIONS = {"//": "quotient", "%": "remainder", "min": "imin", "max": "imax", "bcast": "bcast"}

@@ -1,0 +1,23 @@
+"""Runs the text of CUDA kernels on the CPU, for tests: a thread is a fibre, and barriers and warp operations are
+where fibres meet.
+
+What it finds: wrong results; missing barriers (run with several orders); barriers and warp operations that not all
+threads reach; reads and writes out of bounds; writes to inputs; misaligned vector accesses; shared memory and outputs
+that are not initialised; casts of floats that an integer cannot hold; arguments that do not fit their parameters;
+launches past a GPU's limits; endless loops.
+
+How it differs from a GPU: fused multiply-adds are two roundings unless written as ``fmaf``; approximate intrinsics are
+exact; subnormals are kept; blocks run one after the other.  PTX does not compile, so headers keep a plain twin behind
+``ONNXFUSE_EMULATOR``.  Kernels are found by ``extern "C" __global__`` in the text itself, not in what a macro makes.
+"""
+
+from .errors import EmulatorError
+from .machine import Argument, Emulator, Order
+from .memory import Buffer
+from .plan import element_type, run_plan, variants_that_hold
+from .toolchain import prepare
+
+__all__ = [
+    "Argument", "Buffer", "Emulator", "EmulatorError", "Order", "element_type", "prepare", "run_plan",
+    "variants_that_hold",
+]

@@ -1,0 +1,256 @@
+"""Launches kernels that were compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import EmulatorError
+from .memory import Buffer
+from .toolchain import build, runtime
+
+Order = Literal["forward", "backward"] | int
+"""In which order threads and blocks take turns: by number, from the last, or shuffled by a seed."""
+
+Argument = NDArray[Any] | Buffer | int | float | np.generic
+
+MOST_THREADS = 1024
+MOST_SHARED = 227 * 1024
+"""Dynamic shared memory of a block in bytes, that of sm_90."""
+
+_LOCK = threading.Lock()
+_CODES = {signal.SIGFPE: "an integer division by zero", signal.SIGILL: "an illegal instruction"}
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_char), ("size", ctypes.c_ubyte), ("read_only", ctypes.c_bool))
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (
+        ("call", ctypes.c_void_p),
+        ("parameters", ctypes.POINTER(_Parameter)),
+        ("count", ctypes.c_int),
+        ("threads_bound", ctypes.c_int),
+    )
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("kernel", ctypes.POINTER(_Kernel)),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint64),
+        ("shared_alignment", ctypes.c_uint64),
+        ("static_begin", ctypes.c_void_p),
+        ("static_end", ctypes.c_void_p),
+        ("order", ctypes.c_int),
+        ("seed", ctypes.c_uint64),
+        ("seconds", ctypes.c_double),
+    )
+
+
+class _Fault(ctypes.Structure):
+    _fields_ = (
+        ("signal", ctypes.c_int),
+        ("write", ctypes.c_int),
+        ("line", ctypes.c_int),
+        ("in_thread", ctypes.c_int),
+        ("address", ctypes.c_void_p),
+        ("block", ctypes.c_uint * 3),
+        ("thread", ctypes.c_uint * 3),
+        ("message", ctypes.c_char * 1024),
+    )
+
+
+class Emulator:
+    """The kernels of a text, compiled for the CPU.
+
+    Args:
+        source: CUDA C++ as NVRTC takes it; its kernels are ``extern "C" __global__``.
+        includes: folders of the headers that it includes, if any.
+        seconds: CPU time after which a launch is given up.
+
+    Raises:
+        EmulatorError: it does not compile; the text is the compiler's.
+    """
+
+    def __init__(self, source: str, includes: Sequence[Path] = (), seconds: float = 60.0) -> None:
+        self.seconds = seconds
+        self._runtime = runtime()
+        library, host = build(source, includes)
+        self._library = ctypes.CDLL(str(library))
+        self._shared_alignment = host.shared_alignment
+        self._kernels = {name: _Kernel.in_dll(self._library, f"onnxfuse_kernel_{name}") for name in host.kernels}
+        self._static = [
+            ctypes.c_void_p.in_dll(self._library, f"onnxfuse_shared_{end}").value for end in ("begin", "end")
+        ]
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the text's kernels."""
+        return tuple(self._kernels)
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Sequence[int] | int,
+        block: Sequence[int] | int,
+        args: Sequence[Argument],
+        shared: int = 0,
+        order: Order = "forward",
+    ) -> None:
+        """Run a kernel to its end.
+
+        Args:
+            kernel: its name.
+            grid: blocks; up to three sizes.
+            block: threads of a block; up to three sizes.
+            args: arrays and buffers for pointers (an array is changed in place, one for a pointer to const cannot be),
+                numbers for the rest; a NumPy number must have the parameter's size, a Python number takes it.
+            shared: dynamic shared memory in bytes.
+            order: see ``Order``.
+
+        Raises:
+            EmulatorError: the launch does not fit the kernel or a GPU, or a thread did something wrong.
+        """
+        if kernel not in self._kernels:
+            raise EmulatorError(f"no kernel {kernel!r} in the text; it has {', '.join(self._kernels) or 'none'}")
+        entry = self._kernels[kernel]
+        grids, blocks = _three(grid), _three(block)
+        self._check_sizes(kernel, entry, grids, blocks, shared)
+        if len(args) != entry.count:
+            raise EmulatorError(f"kernel {kernel} has {entry.count} parameters, not {len(args)}")
+        with ExitStack() as stack:
+            values = (ctypes.c_uint64 * max(entry.count, 1))()
+            buffers: list[Buffer] = []
+            arrays: list[tuple[NDArray[Any], Buffer]] = []
+            for number, argument in enumerate(args):
+                parameter = entry.parameters[number]
+                if isinstance(argument, np.ndarray):
+                    buffer = stack.enter_context(Buffer(f"argument {number}", argument.nbytes))
+                    buffer.write(argument, parameter.read_only or not argument.flags.writeable)
+                    arrays.append((argument, buffer))
+                    argument = buffer
+                if isinstance(argument, Buffer):
+                    buffers.append(argument)
+                values[number] = _encode(kernel, number, parameter, argument)
+            self._run(kernel, entry, grids, blocks, values, shared, order, buffers)
+            for array, buffer in arrays:
+                if not buffer.read_only:
+                    array[...] = buffer.read(array.dtype, array.shape)
+
+    def _check_sizes(
+        self, kernel: str, entry: _Kernel, grid: tuple[int, ...], block: tuple[int, ...], shared: int
+    ) -> None:
+        threads = block[0] * block[1] * block[2]
+        if min(grid) < 1 or grid[0] >= 2**31 or max(grid[1:]) > 65535:
+            raise EmulatorError(f"kernel {kernel} cannot have grid {grid}")
+        if min(block) < 1 or threads > MOST_THREADS or block[2] > 64:
+            raise EmulatorError(f"kernel {kernel} cannot have block {block}")
+        if 0 < entry.threads_bound < threads:
+            raise EmulatorError(f"kernel {kernel} is bound to {entry.threads_bound} threads, not {threads}")
+        if not 0 <= shared <= MOST_SHARED:
+            raise EmulatorError(f"kernel {kernel} cannot have {shared} bytes of dynamic shared memory")
+
+    def _run(
+        self,
+        kernel: str,
+        entry: _Kernel,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        values: ctypes.Array[ctypes.c_uint64],
+        shared: int,
+        order: Order,
+        buffers: list[Buffer],
+    ) -> None:
+        base = ctypes.addressof(values)
+        pointers = (ctypes.c_void_p * len(values))(*(base + 8 * number for number in range(len(values))))
+        orders = {"forward": 0, "backward": 1}
+        launch = _Launch(
+            ctypes.pointer(entry), pointers, grid, block, shared, self._shared_alignment, *self._static,
+            orders[order] if isinstance(order, str) else 2, order if isinstance(order, int) else 0, self.seconds,
+        )
+        fault = _Fault()
+        with _LOCK:
+            failed = self._runtime.onnxfuse_emulator_launch(ctypes.byref(launch), ctypes.byref(fault))
+        where = f"kernel {kernel}, block {tuple(fault.block)}"
+        if failed:
+            if fault.in_thread:
+                where += f", thread {tuple(fault.thread)}"
+            if fault.line:
+                where += f", line {fault.line}"
+            raise EmulatorError(f"{where}: {self._explain(fault, buffers)}")
+        for buffer in buffers:
+            try:
+                buffer.check()
+            except EmulatorError as error:
+                raise EmulatorError(f"kernel {kernel}: {error}") from None
+
+    def _explain(self, fault: _Fault, buffers: list[Buffer]) -> str:
+        if not fault.signal:
+            return str(fault.message.decode(errors="replace"))
+        if fault.signal == signal.SIGVTALRM:
+            return f"the launch did not end within {self.seconds:g} s of CPU time"
+        if fault.signal in _CODES:
+            return _CODES[fault.signal]
+        address = fault.address or 0
+        access = "write" if fault.write else "read"
+        for buffer in buffers:
+            place = buffer.describe(address)
+            if place is not None:
+                return f"{access} {place}" + (", which is read-only" if place.startswith("at") else "")
+        self._runtime.onnxfuse_emulator_place.restype = ctypes.c_char
+        near = self._runtime.onnxfuse_emulator_place(ctypes.c_void_p(address))
+        if near == b"s":
+            return "the thread's stack overflows"
+        if near == b"d":
+            return f"{access} outside of dynamic shared memory"
+        return f"{access} at address {address:#x}, which belongs to no argument"
+
+
+def _three(sizes: Sequence[int] | int) -> tuple[int, int, int]:
+    x, y, z = (*((sizes,) if isinstance(sizes, int) else sizes), 1, 1)[:3]
+    return int(x), int(y), int(z)
+
+
+def _encode(kernel: str, number: int, parameter: _Parameter, argument: Argument) -> int:
+    """The eight bytes that hold an argument.
+
+    Raises:
+        EmulatorError: the parameter is of another kind or size.
+    """
+    kind, size = parameter.kind.decode(), int(parameter.size)
+    wanted = {"p": "a pointer", "i": f"an integer of {size} bytes", "u": f"an integer of {size} bytes"}.get(
+        kind, f"a float of {size} bytes"
+    )
+    wrong = EmulatorError(f"kernel {kernel}, argument {number}: {argument!r} given for {wanted}")
+    if isinstance(argument, Buffer):
+        if kind != "p":
+            raise wrong
+        return argument.address
+    if isinstance(argument, np.ndarray) or kind == "p":
+        raise wrong
+    if isinstance(argument, np.generic) and argument.itemsize != size:
+        raise wrong
+    if kind == "f":
+        if not isinstance(argument, (float, int, np.floating)):
+            raise wrong
+        data = np.array(argument, {4: np.float32, 8: np.float64}[size]).tobytes()
+        return int.from_bytes(data, "little")
+    if not isinstance(argument, (int, np.integer, np.bool_)):
+        raise wrong
+    value = int(argument)
+    low, high = (-(1 << (8 * size - 1)), 1 << (8 * size - 1)) if kind == "i" else (0, 1 << 8 * size)
+    if not low <= value < high:
+        raise wrong
+    return value & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,128 @@
+"""Device memory of the emulator: buffers whose neighbours fault."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import EmulatorError
+from .toolchain import runtime
+
+Array = NDArray[Any]
+
+PAGE = 4096
+GUARD = 64 << 20
+"""Bytes on either side of a buffer that fault; address space only."""
+ALIGNMENT = 16
+"""Bytes that a buffer's start is a multiple of, before any wanted misalignment: that of the widest access.  The less,
+the closer the buffer's end is to the page that faults."""
+CANARY = 0xFB
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a buffer of ``size`` bytes lies in its mapping of ``mapped`` bytes: as near to the end as its alignment
+    lets it, ``misaligned`` bytes past a multiple of ``ALIGNMENT``."""
+
+    size: int
+    misaligned: int = 0
+
+    @property
+    def mapped(self) -> int:
+        return max(-(-(self.size + self.misaligned) // PAGE), 1) * PAGE
+
+    @property
+    def offset(self) -> int:
+        return (self.mapped - self.size - self.misaligned) // ALIGNMENT * ALIGNMENT + self.misaligned
+
+    @property
+    def address(self) -> int:
+        """The start's address modulo 256, before anything is mapped."""
+        return self.offset % 256
+
+
+@dataclass
+class Buffer:
+    """A buffer in a mapping of its own between two stretches that fault.  Use it in a ``with`` statement.
+
+    Args:
+        name: for messages.
+        size: in bytes.
+        fill: the byte that it is filled with.
+        misaligned: bytes that its start is past a multiple of ``ALIGNMENT``.
+    """
+
+    name: str
+    size: int
+    fill: int = CANARY
+    misaligned: int = 0
+    read_only: bool = False
+    placement: Placement = field(init=False)
+    mapping: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.placement = Placement(self.size, self.misaligned)
+        library = runtime()
+        library.onnxfuse_emulator_map.restype = ctypes.c_void_p
+        mapping = library.onnxfuse_emulator_map(ctypes.c_size_t(self.placement.mapped), ctypes.c_size_t(GUARD))
+        if mapping is None:
+            raise EmulatorError(f"no memory for the {self.size} bytes of {self.name}")
+        self.mapping = mapping
+        ctypes.memset(mapping, CANARY, self.placement.mapped)
+        ctypes.memset(self.address, self.fill, self.size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        runtime().onnxfuse_emulator_unmap(
+            ctypes.c_void_p(self.mapping), ctypes.c_size_t(self.placement.mapped), ctypes.c_size_t(GUARD)
+        )
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.mapping + self.placement.offset
+
+    def write(self, array: Array, read_only: bool = False) -> None:
+        """Copy an array of this size in, and from then on let it be read only where asked."""
+        data = array.tobytes()
+        ctypes.memmove(self.address, data, len(data))
+        if read_only:
+            self.read_only = True
+            runtime().onnxfuse_emulator_protect(ctypes.c_void_p(self.mapping), ctypes.c_size_t(self.placement.mapped))
+
+    def read(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """A copy of the contents."""
+        return np.frombuffer(ctypes.string_at(self.address, self.size), dtype).reshape(shape).copy()
+
+    def check(self) -> None:
+        """That nothing was written between the buffer and its pages that fault.
+
+        Raises:
+            EmulatorError: something was.
+        """
+        if self.read_only:
+            return
+        before, after = self.placement.offset, self.placement.mapped - self.placement.offset - self.size
+        for start, count, side in ((0, before, "before"), (before + self.size, after, "after")):
+            found = ctypes.string_at(self.mapping + start, count)
+            wrong = [at for at, byte in enumerate(found) if byte != CANARY] if found.strip(bytes([CANARY])) else []
+            if wrong:
+                distance = before - wrong[-1] if side == "before" else wrong[0]
+                raise EmulatorError(f"a write {distance} bytes {side} {self.name} of {self.size} bytes")
+
+    def describe(self, address: int) -> str | None:
+        """Where an address lies, if in or next to this buffer."""
+        if not self.mapping - GUARD <= address < self.mapping + self.placement.mapped + GUARD:
+            return None
+        offset = address - self.address
+        if offset < 0:
+            return f"{-offset} bytes before the start of {self.name} of {self.size} bytes"
+        if offset >= self.size:
+            return f"{offset - self.size} bytes past the end of {self.name} of {self.size} bytes"
+        return f"at byte {offset} of {self.name} of {self.size} bytes"

@@ -1,0 +1,202 @@
+"""Runs a whole launch plan in the emulator, as the native library does on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto, helper
+
+from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
+
+from .errors import EmulatorError
+from .machine import Argument, Emulator, Order
+from .memory import CANARY, Array, Buffer, Placement
+
+Hosts = Sequence["Sequence[int] | Array | None"]
+
+_SECOND_POISON = 0x5A
+_SCRATCH_POISON = 0xFF
+
+
+def element_type(dtype: int) -> np.dtype[Any]:
+    """The NumPy type of a ``TensorProto.DataType``; ``ml_dtypes.bfloat16`` for bfloat16."""
+    kind: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
+    return np.dtype(ml_dtypes.bfloat16) if dtype == TensorProto.BFLOAT16 else kind
+
+
+def variants_that_hold(
+    plan: LaunchPlan,
+    inputs: Sequence[Array],
+    hosts: Hosts = (),
+    sm: int = 90,
+    misalign: Mapping[int, int] | None = None,
+) -> list[str]:
+    """Names of the variants whose guards hold for these inputs, in the plan's order; arguments as ``run_plan``'s.
+
+    Raises:
+        EmulatorError: a check of the plan does not hold.
+    """
+    situation, _ = _situate(plan, inputs, hosts, sm, misalign or {})
+    return [variant.name for variant in plan.variants if _holds(variant, situation)]
+
+
+def run_plan(
+    plan: LaunchPlan,
+    source: str,
+    inputs: Sequence[Array],
+    hosts: Hosts = (),
+    variant: str | int | None = None,
+    sm: int = 90,
+    order: Order = "forward",
+    misalign: Mapping[int, int] | None = None,
+    includes: Sequence[Path] = (),
+) -> list[Array]:
+    """Evaluate the plan for these inputs, launch its steps and return the outputs.
+
+    Args:
+        source: the text of the plan's kernels.
+        inputs: the tensor inputs.
+        hosts: the host inputs; None for one that is absent.
+        variant: name or number of the variant to force; by default the first whose guards hold.
+        sm: the compute capability that the plan sees.
+        order: in which order threads take turns.
+        misalign: by number of an input, elements that its address is past a multiple of 16 bytes.
+        includes: folders of headers that the text includes, if any.
+
+    Raises:
+        EmulatorError: the plan does not fit the inputs, a check or the forced variant's guards do not hold, a launch
+            went wrong, or an element of an output was left unwritten.
+    """
+    misalign = misalign or {}
+    situation, shapes = _situate(plan, inputs, hosts, sm, misalign)
+    chosen = _choose(plan, situation, variant)
+    emulator = Emulator(source, includes)
+    outputs = _run(plan, emulator, inputs, situation, shapes, chosen, order, misalign, CANARY)
+    suspicious = [_poisoned(output, CANARY) for output in outputs]
+    if any(mask.any() for mask in suspicious):
+        # A value may look like the poison; what was never written looks like another poison too.
+        again = _run(plan, emulator, inputs, situation, shapes, chosen, order, misalign, _SECOND_POISON)
+        for number, (mask, output) in enumerate(zip(suspicious, again, strict=True)):
+            unwritten = np.argwhere(mask & _poisoned(output, _SECOND_POISON))
+            if len(unwritten):
+                raise EmulatorError(
+                    f"region {plan.region}, variant {chosen.name}: {len(unwritten)} of {output.size} elements of "
+                    f"output {number} were not written, the first at {tuple(map(int, unwritten[0]))}"
+                )
+    return outputs
+
+
+def _situate(
+    plan: LaunchPlan, inputs: Sequence[Array], hosts: Hosts, sm: int, misalign: Mapping[int, int]
+) -> tuple[Situation, list[tuple[int, ...]]]:
+    """What the plan's atoms mean, and the outputs' shapes."""
+    if len(inputs) != plan.inputs:
+        raise EmulatorError(f"region {plan.region} has {plan.inputs} tensor inputs, not {len(inputs)}")
+    situation = Situation(
+        [array.shape for array in inputs],
+        [[] if host is None else [int(value) for value in np.asarray(host).reshape(-1)] for host in hosts],
+        [_placement(array, misalign.get(number, 0)).address for number, array in enumerate(inputs)],
+        sm=sm,
+    )
+    try:
+        situation.bind(plan)
+    except ValueError as error:
+        raise EmulatorError(f"region {plan.region}: {error}") from error
+    shapes = [tuple(situation.evaluate(size) for size in output.shape) for output in plan.outputs]
+    for number, shape in enumerate(shapes):
+        if any(size < 0 for size in shape):
+            raise EmulatorError(f"region {plan.region}: output {number} cannot have shape {shape}")
+    situation.output_addresses = [
+        Placement(prod(shape) * element_type(output.dtype).itemsize).address
+        for output, shape in zip(plan.outputs, shapes, strict=True)
+    ]
+    return situation, shapes
+
+
+def _placement(array: Array, elements: int) -> Placement:
+    return Placement(array.nbytes, elements * array.itemsize)
+
+
+def _holds(variant: Variant, situation: Situation) -> bool:
+    return all(situation.evaluate(guard) for guard in variant.guards)
+
+
+def _choose(plan: LaunchPlan, situation: Situation, wanted: str | int | None) -> Variant:
+    if wanted is None:
+        for variant in plan.variants:
+            if _holds(variant, situation):
+                return variant
+        raise EmulatorError(f"region {plan.region}: no variant's guards hold")
+    named = [v for number, v in enumerate(plan.variants) if wanted in (v.name, number)]
+    if not named:
+        raise EmulatorError(f"region {plan.region} has no variant {wanted!r}")
+    for guard in named[0].guards:
+        if not situation.evaluate(guard):
+            raise EmulatorError(f"region {plan.region}, variant {named[0].name}: the guard {guard!r} does not hold")
+    return named[0]
+
+
+def _run(
+    plan: LaunchPlan,
+    emulator: Emulator,
+    inputs: Sequence[Array],
+    situation: Situation,
+    shapes: Sequence[tuple[int, ...]],
+    variant: Variant,
+    order: Order,
+    misalign: Mapping[int, int],
+    poison: int,
+) -> list[Array]:
+    """Launch the variant's steps over outputs filled with ``poison``."""
+    with ExitStack() as stack:
+        buffers: dict[str, Buffer] = {}
+        for number, array in enumerate(inputs):
+            offset = misalign.get(number, 0) * array.itemsize
+            buffer = stack.enter_context(Buffer(f"input i{number}", array.nbytes, misaligned=offset))
+            buffer.write(array, read_only=True)
+            buffers[f"i{number}"] = buffer
+        types = [element_type(output.dtype) for output in plan.outputs]
+        for number, (kind, shape) in enumerate(zip(types, shapes, strict=True)):
+            size = prod(shape) * kind.itemsize
+            buffers[f"o{number}"] = stack.enter_context(Buffer(f"output o{number}", size, poison))
+        for number, text in enumerate(plan.scratch):
+            size = situation.evaluate(text)
+            buffers[f"t{number}"] = stack.enter_context(Buffer(f"scratch t{number}", size, _SCRATCH_POISON))
+        for step in variant.steps:
+            grid = [situation.evaluate(size) for size in step.grid]
+            if 0 in grid:
+                continue
+            block = [situation.evaluate(size) for size in step.block]
+            arguments = [_argument(text, buffers, situation) for text in step.arguments]
+            emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order)
+        return [
+            buffers[f"o{number}"].read(kind, shape)
+            for number, (kind, shape) in enumerate(zip(types, shapes, strict=True))
+        ]
+
+
+def _argument(text: str, buffers: Mapping[str, Buffer], situation: Situation) -> Argument:
+    kind, colon, size = text.partition(":")
+    if not colon:
+        if text not in buffers:
+            raise EmulatorError(f"the plan passes {text!r}, which it does not have")
+        return buffers[text]
+    if kind not in ("i32", "i64"):
+        raise EmulatorError(f"the plan passes {text!r}; integers are i32 or i64")
+    value = situation.evaluate(size)
+    bits = int(kind[1:])
+    if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        raise EmulatorError(f"the plan passes {value}, which {text!r} cannot hold")
+    return np.int32(value) if bits == 32 else np.int64(value)
+
+
+def _poisoned(array: Array, poison: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which elements are wholly made of the poison's byte."""
+    raw = np.frombuffer(array.tobytes(), np.uint8).reshape(*array.shape, array.itemsize)
+    return np.asarray((raw == poison).all(axis=-1))

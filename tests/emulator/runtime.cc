@@ -1,0 +1,495 @@
+// Runs the threads of a block as fibres.  A thread runs until it meets others (a barrier or a warp operation) or ends;
+// then the first thread in the launch's order that can run goes on.  Faults and broken meetings end the launch with a
+// message.  One launch at a time: the caller holds a lock.
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <random>
+#include <vector>
+
+#include "fibre.h"
+#include "shim/machine.h"
+
+using onnxfuse_emulator::Barrier;
+using onnxfuse_emulator::Index;
+using onnxfuse_emulator::Kernel;
+using onnxfuse_emulator::ThreadView;
+using onnxfuse_emulator::Warp;
+
+namespace {
+
+constexpr int kMostThreads = 1024;
+constexpr size_t kPage = 4096;
+constexpr size_t kStack = 64 * 1024;       // of one thread, its guard page included
+constexpr size_t kDynamic = 256 * 1024;    // more than any GPU has
+constexpr unsigned char kPoison = 0xff;    // NaN in every floating-point type
+constexpr unsigned char kCanary = 0xa5;
+
+enum class State { ready, barrier, warp, ended };
+
+struct Thread : ThreadView {
+  Context context;
+  int number, rank;
+  State state;
+  Barrier barrier;
+  Warp warp;
+  unsigned mask;
+  int operand, width, line;
+  uint64_t value, result;
+};
+
+// Read by Python as a ctypes.Structure: keep memory.py's Fault and machine.py's Launch the same.
+struct Launch {
+  const Kernel* kernel;
+  void** arguments;
+  unsigned grid[3], block[3];
+  uint64_t shared, shared_alignment;
+  char *static_begin, *static_end;
+  int order;  // 0 forward, 1 backward, 2 shuffled by seed
+  uint64_t seed;
+  double seconds;
+};
+struct Fault {
+  int signal;  // 0 where the message says all
+  int write, line, in_thread;
+  void* address;
+  unsigned block[3], thread[3];
+  char message[1024];
+};
+
+const Launch* launch;
+Fault* fault;
+sigjmp_buf escape;
+pid_t owner;
+Context outside;
+Thread threads[kMostThreads];
+int thread_count, live;
+int thread_at[kMostThreads];            // by rank
+uint64_t ready[kMostThreads / 64];      // by rank
+std::mt19937_64 shuffler;
+char *stacks, *dynamic_end, *signal_stack;
+std::vector<void**>* dynamic_variables;
+
+void set_ready(Thread& thread) {
+  thread.state = State::ready;
+  ready[thread.rank / 64] |= 1ull << thread.rank % 64;
+}
+void stop(Thread& thread, State state) {
+  thread.state = state;
+  ready[thread.rank / 64] &= ~(1ull << thread.rank % 64);
+}
+Thread& current() { return *static_cast<Thread*>(onnxfuse_emulator_thread); }
+
+[[noreturn]] void fail(int line, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(fault->message, sizeof(fault->message), format, arguments);
+  va_end(arguments);
+  fault->signal = 0;
+  fault->line = line;
+  siglongjmp(escape, 1);
+}
+
+void describe(const Thread& thread, char* text, size_t size) {
+  switch (thread.state) {
+    case State::barrier: snprintf(text, size, "waits at the __syncthreads of line %d", thread.line); break;
+    case State::warp:
+      snprintf(text, size, "waits at the warp operation of line %d for lanes %08x", thread.line, thread.mask);
+      break;
+    case State::ended: snprintf(text, size, "has ended"); break;
+    case State::ready: snprintf(text, size, "can run"); break;
+  }
+}
+
+// Nothing can run and the barrier is not complete: says who waits for whom.
+[[noreturn]] void stuck() {
+  char first[128], second[128];
+  for (int n = 0; n < thread_count; ++n) {
+    Thread& a = threads[n];
+    if (a.state != State::warp) continue;
+    describe(a, first, sizeof(first));
+    for (int lane = 0; lane < 32; ++lane) {
+      if (!(a.mask >> lane & 1)) continue;
+      const int other = n / 32 * 32 + lane;
+      if (other >= thread_count) fail(a.line, "thread %d %s, but there is no lane %d", n, first, lane);
+      Thread& b = threads[other];
+      if (b.state == State::warp && b.line == a.line && b.mask == a.mask) continue;
+      describe(b, second, sizeof(second));
+      fail(a.line, "divergent warp operation: thread %d %s, but thread %d %s", n, first, other, second);
+    }
+  }
+  const Thread* a = nullptr;
+  for (int n = 0; n < thread_count; ++n) {
+    if (threads[n].state != State::barrier) continue;
+    if (!a) a = &threads[n];
+    if (threads[n].line == a->line && threads[n].barrier == a->barrier) continue;
+    describe(*a, first, sizeof(first));
+    describe(threads[n], second, sizeof(second));
+    fail(a->line, "divergent barrier: thread %d %s, but thread %d %s", a->number, first, n, second);
+  }
+  fail(0, "no thread can run");
+}
+
+void shuffle_ranks() {
+  const int order = launch->order;
+  for (int i = 0; i < thread_count; ++i) thread_at[i] = order == 1 ? thread_count - 1 - i : i;
+  if (order == 2) {
+    for (int i = thread_count - 1; i > 0; --i) std::swap(thread_at[i], thread_at[shuffler() % (i + 1)]);
+  }
+  memset(ready, 0, sizeof(ready));
+  for (int i = 0; i < thread_count; ++i) {
+    Thread& thread = threads[thread_at[i]];
+    thread.rank = i;
+    if (thread.state == State::ready) set_ready(thread);
+  }
+}
+
+void release_barrier() {
+  const Thread* first = nullptr;
+  int counted = 0;
+  for (int n = 0; n < thread_count; ++n) {
+    const Thread& thread = threads[n];
+    if (thread.state == State::ended) continue;
+    if (thread.state != State::barrier) stuck();
+    if (!first) first = &thread;
+    if (thread.line != first->line || thread.barrier != first->barrier) stuck();
+    counted += thread.operand != 0;
+  }
+  const uint64_t result = first->barrier == Barrier::all ? counted == live : first->barrier == Barrier::any ? counted > 0 : counted;
+  for (int n = 0; n < thread_count; ++n) {
+    if (threads[n].state == State::ended) continue;
+    threads[n].result = result;
+    threads[n].state = State::ready;
+  }
+  shuffle_ranks();
+}
+
+Thread* first_ready() {
+  for (int word = 0; word < (thread_count + 63) / 64; ++word) {
+    if (ready[word]) return &threads[thread_at[word * 64 + __builtin_ctzll(ready[word])]];
+  }
+  return nullptr;
+}
+
+// Goes on with whichever thread is next; returns when this one is.
+void yield() {
+  Thread& self = current();
+  if (live == 0) change(self.context, outside);
+  Thread* next = first_ready();
+  if (!next) {
+    release_barrier();
+    next = first_ready();
+  }
+  if (next == &self) return;
+  onnxfuse_emulator_thread = next;
+  change(self.context, next->context);
+}
+
+void thread_main() {
+  launch->kernel->call(launch->arguments);
+  stop(current(), State::ended);
+  --live;
+  yield();
+  abort();
+}
+
+// Gives each lane of a complete warp operation its result.
+void settle(Thread* lanes, const Thread& last) {
+  const unsigned mask = last.mask;
+  uint64_t all = 0;
+  bool first = true;
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const uint64_t value = lanes[lane].value;
+    const unsigned low = static_cast<unsigned>(value), sofar = static_cast<unsigned>(all);
+    const int signed_low = static_cast<int>(low), signed_sofar = static_cast<int>(sofar);
+    switch (last.warp) {
+      case Warp::ballot: all |= static_cast<uint64_t>(low != 0) << lane; break;
+      case Warp::any: all |= low != 0; break;
+      case Warp::all: all = first ? low != 0 : all & (low != 0); break;
+      case Warp::add_signed: all = sofar + low; break;
+      case Warp::min_signed: all = static_cast<unsigned>(first || signed_low < signed_sofar ? signed_low : signed_sofar); break;
+      case Warp::max_signed: all = static_cast<unsigned>(first || signed_low > signed_sofar ? signed_low : signed_sofar); break;
+      case Warp::min_unsigned: all = first || low < sofar ? low : sofar; break;
+      case Warp::max_unsigned: all = first || low > sofar ? low : sofar; break;
+      case Warp::bit_and: all = first ? low : sofar & low; break;
+      case Warp::bit_or: all = sofar | low; break;
+      case Warp::bit_xor: all = sofar ^ low; break;
+      default: break;
+    }
+    first = false;
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    Thread& thread = lanes[lane];
+    const int width = thread.width, begin = lane & ~(width - 1), end = begin + width;
+    int source = lane;
+    switch (last.warp) {
+      case Warp::shuffle: source = begin + (thread.operand & (width - 1)); break;
+      case Warp::shuffle_up: source = lane - thread.operand < begin ? lane : lane - thread.operand; break;
+      case Warp::shuffle_down: source = lane + thread.operand >= end ? lane : lane + thread.operand; break;
+      case Warp::shuffle_xor: source = (lane ^ thread.operand) >= end ? lane : lane ^ thread.operand; break;
+      default: thread.result = all; set_ready(thread); continue;
+    }
+    if (!(mask >> source & 1)) {
+      fail(last.line, "lane %d shuffles from lane %d, which the mask %08x does not name", lane, source, mask);
+    }
+    thread.result = lanes[source].value;
+    set_ready(thread);
+  }
+}
+
+void on_signal(int number, siginfo_t* info, void* context) {
+  if (!launch || static_cast<pid_t>(syscall(SYS_gettid)) != owner) {
+    signal(number, SIG_DFL);  // not ours: let it happen again
+    return;
+  }
+  fault->signal = number;
+  fault->address = info->si_addr;
+#if defined(__x86_64__)
+  fault->write = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] >> 1 & 1;
+#else
+  (void)context;
+  fault->write = -1;
+#endif
+  siglongjmp(escape, 1);
+}
+
+char* reserve(size_t size) {
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
+}
+
+bool prepare() {
+  if (stacks) return true;
+  char* dynamic = reserve(kDynamic + 2 * kPage);
+  signal_stack = reserve(16 * kPage);
+  char* memory = reserve(kMostThreads * kStack);
+  if (!dynamic || !signal_stack || !memory) return false;
+  dynamic_end = dynamic + kPage + kDynamic;
+  mprotect(dynamic, kPage, PROT_NONE);
+  mprotect(dynamic_end, kPage, PROT_NONE);
+  for (int n = 0; n < kMostThreads; ++n) mprotect(memory + n * kStack, kPage, PROT_NONE);
+  stacks = memory;
+  return true;
+}
+
+void run_block(size_t block) {
+  const Index grid = onnxfuse_emulator_grid_size, size = onnxfuse_emulator_block_size;
+  onnxfuse_emulator_block_index = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
+                                   static_cast<unsigned>(block / grid.x / grid.y)};
+  memset(launch->static_begin, kPoison, launch->static_end - launch->static_begin);
+  memset(onnxfuse_emulator_dynamic_shared, kPoison, launch->shared);
+  for (int n = 0; n < thread_count; ++n) {
+    Thread& thread = threads[n];
+    thread.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
+    thread.lane = n % 32;
+    thread.number = n;
+    thread.state = State::ready;
+    start(thread.context, stacks + n * kStack + kPage, kStack - kPage, thread_main);
+  }
+  live = thread_count;
+  shuffle_ranks();
+  Thread* first = first_ready();
+  fault->in_thread = 1;
+  onnxfuse_emulator_thread = first;
+  change(outside, first->context);
+  fault->in_thread = 0;
+  for (char* end = static_cast<char*>(onnxfuse_emulator_dynamic_shared) + launch->shared; end < dynamic_end; ++end) {
+    if (static_cast<unsigned char>(*end) != kCanary) fail(0, "a write past the end of the %lu bytes of dynamic shared memory", static_cast<unsigned long>(launch->shared));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+ThreadView* onnxfuse_emulator_thread;
+Index onnxfuse_emulator_block_index, onnxfuse_emulator_block_size, onnxfuse_emulator_grid_size;
+void* onnxfuse_emulator_dynamic_shared;
+
+int onnxfuse_emulator_barrier(Barrier kind, int predicate, int line) {
+  Thread& self = current();
+  self.barrier = kind;
+  self.operand = predicate;
+  self.line = line;
+  stop(self, State::barrier);
+  yield();
+  return static_cast<int>(self.result);
+}
+
+uint64_t onnxfuse_emulator_warp(Warp kind, unsigned mask, uint64_t value, int operand, int width, int line) {
+  Thread& self = current();
+  if (!(mask >> self.lane & 1)) {
+    fail(line, "lane %u takes part in a warp operation whose mask %08x does not name it", self.lane, mask);
+  }
+  if (width < 1 || width > 32 || (width & (width - 1))) fail(line, "a shuffle of width %d", width);
+  self.warp = kind;
+  self.mask = mask;
+  self.value = value;
+  self.operand = operand;
+  self.width = width;
+  self.line = line;
+  stop(self, State::warp);
+  Thread* lanes = threads + self.number / 32 * 32;
+  bool complete = true;
+  for (int lane = 0; lane < 32 && complete; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const Thread& other = lanes[lane];
+    complete = &other - threads < thread_count && other.state == State::warp && other.warp == kind &&
+               other.mask == mask && other.line == line;
+  }
+  if (complete) settle(lanes, self);
+  yield();
+  return self.result;
+}
+
+unsigned onnxfuse_emulator_live_lanes() {
+  const int first = current().number / 32 * 32;
+  unsigned mask = 0;
+  for (int lane = 0; lane < 32 && first + lane < thread_count; ++lane) {
+    mask |= static_cast<unsigned>(threads[first + lane].state != State::ended) << lane;
+  }
+  return mask;
+}
+
+void onnxfuse_emulator_register_dynamic(void** variable) {
+  if (!dynamic_variables) dynamic_variables = new std::vector<void**>;
+  dynamic_variables->push_back(variable);
+}
+
+void onnxfuse_emulator_fail(const char* message, int line) { fail(line, "%s", message); }
+
+// Undefined-behaviour checks that the kernels are compiled with call these.
+struct SourceLocation {
+  const char* file;
+  uint32_t line, column;
+};
+struct TypeDescriptor {
+  uint16_t kind, info;
+  char name[1];
+};
+struct TypeMismatch {
+  SourceLocation location;
+  const TypeDescriptor* type;
+  unsigned char log_alignment, kind;
+};
+struct OutOfBounds {
+  SourceLocation location;
+  const TypeDescriptor *array, *index;
+};
+struct FloatCast {
+  SourceLocation location;
+  const TypeDescriptor *from, *to;
+};
+void __ubsan_handle_float_cast_overflow_abort(FloatCast* data, uintptr_t) {
+  fail(data->location.line, "a cast of a float that %s cannot hold, which C++ leaves undefined; an intrinsic such as "
+       "__float2int_rz saturates", data->to->name);
+}
+void __ubsan_handle_type_mismatch_v1_abort(TypeMismatch* data, uintptr_t pointer) {
+  fail(data->location.line, "misaligned access: address %#lx for type %s, which needs a multiple of %lu",
+       static_cast<unsigned long>(pointer), data->type->name, 1ul << data->log_alignment);
+}
+void __ubsan_handle_out_of_bounds_abort(OutOfBounds* data, uintptr_t index) {
+  fail(data->location.line, "index %ld is out of bounds for type %s", static_cast<long>(index), data->array->name);
+}
+
+// 0, or 1 with `result` filled.
+int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
+  fault = result;
+  memset(fault, 0, sizeof(*fault));
+  if (!prepare()) {
+    snprintf(fault->message, sizeof(fault->message), "no memory for the threads' stacks");
+    return 1;
+  }
+  launch = what;
+  owner = static_cast<pid_t>(syscall(SYS_gettid));
+  onnxfuse_emulator_grid_size = {what->grid[0], what->grid[1], what->grid[2]};
+  onnxfuse_emulator_block_size = {what->block[0], what->block[1], what->block[2]};
+  thread_count = static_cast<int>(what->block[0] * what->block[1] * what->block[2]);
+  const size_t rounded = (what->shared + what->shared_alignment - 1) / what->shared_alignment * what->shared_alignment;
+  onnxfuse_emulator_dynamic_shared = dynamic_end - rounded;
+  memset(dynamic_end - rounded, kCanary, rounded);
+  if (dynamic_variables) {
+    for (void** variable : *dynamic_variables) *variable = onnxfuse_emulator_dynamic_shared;
+  }
+
+  const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGVTALRM};
+  struct sigaction action = {}, before[5];
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  stack_t stack = {}, stack_before;
+  stack.ss_sp = signal_stack;
+  stack.ss_size = 16 * kPage;
+  sigaltstack(&stack, &stack_before);
+  for (int i = 0; i < 5; ++i) sigaction(signals[i], &action, &before[i]);
+  timer_t timer;
+  struct sigevent event = {};
+  event.sigev_notify = SIGEV_THREAD_ID;
+  event.sigev_signo = SIGVTALRM;
+  event._sigev_un._tid = owner;
+  const bool timed = timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer) == 0;
+  if (timed) {
+    struct itimerspec limit = {};
+    limit.it_value.tv_sec = static_cast<time_t>(what->seconds);
+    limit.it_value.tv_nsec = static_cast<long>((what->seconds - static_cast<double>(limit.it_value.tv_sec)) * 1e9);
+    timer_settime(timer, 0, &limit, nullptr);
+  }
+
+  const int failed = sigsetjmp(escape, 1);
+  if (!failed) {
+    const size_t blocks = static_cast<size_t>(what->grid[0]) * what->grid[1] * what->grid[2];
+    shuffler.seed(what->seed);
+    // A step that shares no factor with the number of blocks visits each once.
+    size_t step = what->order == 1 ? blocks - 1 : 1, block = what->order == 1 ? blocks - 1 : 0;
+    if (what->order == 2 && blocks > 2) {
+      const auto divisor = [](size_t a, size_t b) { while (b) { const size_t r = a % b; a = b; b = r; } return a; };
+      do step = 1 + shuffler() % (blocks - 1); while (divisor(step, blocks) != 1);
+      block = shuffler() % blocks;
+    }
+    for (size_t done = 0; done < blocks; ++done) {
+      run_block(block);
+      block = (block + step) % blocks;
+    }
+  } else {
+    const Index where = onnxfuse_emulator_block_index;
+    fault->block[0] = where.x, fault->block[1] = where.y, fault->block[2] = where.z;
+    if (fault->in_thread) {
+      const Index who = onnxfuse_emulator_thread->index;
+      fault->thread[0] = who.x, fault->thread[1] = who.y, fault->thread[2] = who.z;
+    }
+  }
+  if (timed) timer_delete(timer);
+  launch = nullptr;
+  for (int i = 0; i < 5; ++i) sigaction(signals[i], &before[i], nullptr);
+  sigaltstack(&stack_before, nullptr);
+  return failed ? 1 : 0;
+}
+
+// Where an address lies that a fault names: 's' a stack's guard page, 'd' around dynamic shared memory, 0 elsewhere.
+char onnxfuse_emulator_place(const char* address) {
+  if (stacks && address >= stacks && address < stacks + kMostThreads * kStack) return 's';
+  if (dynamic_end && address >= dynamic_end - kDynamic - kPage && address < dynamic_end + kPage) return 'd';
+  return '\0';
+}
+
+// A mapping of `size` bytes, whole pages, with `guard` bytes on either side that fault; NULL where there is no memory.
+char* onnxfuse_emulator_map(size_t size, size_t guard) {
+  void* memory = mmap(nullptr, size + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(memory) + guard;
+  return mprotect(start, size, PROT_READ | PROT_WRITE) == 0 ? start : nullptr;
+}
+int onnxfuse_emulator_protect(char* memory, size_t size) { return mprotect(memory, size, PROT_READ); }
+int onnxfuse_emulator_unmap(char* memory, size_t size, size_t guard) { return munmap(memory - guard, size + 2 * guard); }
+}

@@ -1,0 +1,53 @@
+// What a kernel compiled for the CPU asks of the emulator's runtime (runtime.cc).
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace onnxfuse_emulator {
+
+struct Index {
+  unsigned x, y, z;
+};
+// The part of a thread that kernels see; the runtime appends its own.
+struct ThreadView {
+  Index index;
+  unsigned lane;
+};
+
+enum class Barrier : int { plain, count, all, any };
+
+enum class Warp : int {
+  sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all,
+  add_signed, min_signed, max_signed, min_unsigned, max_unsigned, bit_and, bit_or, bit_xor,
+};
+
+// One parameter of a kernel: kind is 'p' pointer, 'i' signed, 'u' unsigned, 'f' floating; size in bytes.
+struct Parameter {
+  char kind;
+  unsigned char size;
+  bool read_only;
+};
+
+struct Kernel {
+  void (*call)(void** arguments);
+  const Parameter* parameters;
+  int count;
+  int threads_bound;  // of __launch_bounds__; 0 where there is none
+};
+
+}  // namespace onnxfuse_emulator
+
+extern "C" {
+extern onnxfuse_emulator::ThreadView* onnxfuse_emulator_thread;
+extern onnxfuse_emulator::Index onnxfuse_emulator_block_index;
+extern onnxfuse_emulator::Index onnxfuse_emulator_block_size;
+extern onnxfuse_emulator::Index onnxfuse_emulator_grid_size;
+extern void* onnxfuse_emulator_dynamic_shared;
+
+int onnxfuse_emulator_barrier(onnxfuse_emulator::Barrier kind, int predicate, int line);
+uint64_t onnxfuse_emulator_warp(onnxfuse_emulator::Warp kind, unsigned mask, uint64_t value, int operand, int width,
+                                int line);
+unsigned onnxfuse_emulator_live_lanes();
+void onnxfuse_emulator_register_dynamic(void** variable);
+[[noreturn]] void onnxfuse_emulator_fail(const char* message, int line);
+}

@@ -1,0 +1,125 @@
+"""Compiles the emulator's runtime and kernel text with host g++, once each, into a cache on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from .errors import EmulatorError
+from .kernel_text import HostText, for_host
+
+HERE = Path(__file__).parent
+COMPILER = os.environ.get("CXX", "g++")
+
+# No errno, no strict aliasing and wrapping integers as on the device; what is left uninitialised gets a pattern.
+_KERNEL_FLAGS = [
+    "-std=c++17", "-O1", "-w", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv",
+    "-fno-exceptions", "-fno-rtti", "-fno-ipa-reference", "-fno-stack-protector", "-fstack-clash-protection",
+    "-fno-threadsafe-statics", "-fvisibility=hidden", "-ftrivial-auto-var-init=pattern",
+    "-fsanitize=alignment,bounds,float-cast-overflow", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE",
+]
+_RUNTIME_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-stack-protector"]
+if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
+    _RUNTIME_FLAGS.append("-DONNXFUSE_UCONTEXT")
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> Path:
+    """The folder for what this compiler makes of this version of the emulator; ``ONNXFUSE_EMULATOR_CACHE`` names its
+    parent, by default one of the user's in the system's temporary folder.
+
+    Raises:
+        EmulatorError: there is no host compiler.
+    """
+    try:
+        version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise EmulatorError(f"the emulator needs a host C++ compiler: {error}") from error
+    digest = hashlib.sha256(f"{version} {HERE} {_KERNEL_FLAGS} {_RUNTIME_FLAGS}".encode())
+    for file in sorted([*HERE.glob("shim/**/*"), *HERE.glob("*.cc"), *HERE.glob("*.h")]):
+        if file.is_file():
+            digest.update(file.read_bytes())
+    parent = os.environ.get("ONNXFUSE_EMULATOR_CACHE") or f"{tempfile.gettempdir()}/onnxfuse-emulator-{os.getuid()}"
+    folder = Path(parent) / digest.hexdigest()[:16]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _make(target: Path, command: Sequence[str], text: str | None = None) -> None:
+    """Run a compiler, on ``text`` where there is one, to write ``target``, which appears whole or not at all.
+
+    Raises:
+        EmulatorError: it failed; the text is its own.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch, "made")
+        extra = ["-o", str(made)]
+        if text is not None:
+            Path(scratch, "kernel.cc").write_text(text)
+            extra += ["kernel.cc", "-lm", "-lc", "-lgcc"]
+        result = subprocess.run([*command, *extra], capture_output=True, text=True, cwd=scratch, check=False)
+        if result.returncode:
+            raise EmulatorError(f"the text does not compile for the CPU:\n{result.stderr}")
+        os.replace(made, target)
+
+
+@lru_cache(maxsize=1)
+def runtime() -> ctypes.CDLL:
+    """The emulator's runtime, loaded so that kernels' libraries find its functions."""
+    library = cache_folder() / "runtime.so"
+    if not library.exists():
+        _make(library, [COMPILER, *_RUNTIME_FLAGS, str(HERE / "runtime.cc"), "-lrt"])
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+@lru_cache(maxsize=1)
+def _header() -> Path:
+    """The header that every kernel is compiled after, with its precompiled form beside it."""
+    header = cache_folder() / "emulator.h"
+    compiled = header.with_name("emulator.h.gch")
+    if not compiled.exists():
+        header.write_text(f'#include "{HERE / "shim" / "emulator.h"}"\n')
+        _make(compiled, [COMPILER, *_KERNEL_FLAGS, "-x", "c++-header", str(header)])
+    return header
+
+
+def build(source: str, includes: Sequence[Path] = ()) -> tuple[Path, HostText]:
+    """The shared library that kernel text becomes, and the text as host g++ saw it.
+
+    Args:
+        includes: folders of the headers that the text includes, if it includes any.
+
+    Raises:
+        EmulatorError: it does not compile; the text is the compiler's.
+    """
+    host = for_host(source)
+    digest = hashlib.sha256(host.text.encode())
+    for folder in includes:
+        for file in sorted(folder.glob("*.[ch]*")):
+            digest.update(file.name.encode() + file.read_bytes())
+    library = cache_folder() / f"{digest.hexdigest()[:32]}.so"
+    if not library.exists():
+        folders = [f"-I{folder}" for folder in (HERE / "shim", *includes)]
+        # Without the default libraries, so that the checks' handlers are the runtime's own.
+        link = ["-shared", "-nostdlib", "-Wl,-Bsymbolic"]
+        _make(library, [COMPILER, *_KERNEL_FLAGS, "-include", str(_header()), *folders, *link], host.text)
+    return library, host
+
+
+def prepare(sources: Iterable[str], includes: Sequence[Path] = (), workers: int = 2) -> None:
+    """Compile distinct texts, ``workers`` at a time, so that later emulators find them.
+
+    Raises:
+        EmulatorError: one does not compile.
+    """
+    _header()
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(lambda source: build(source, includes), dict.fromkeys(sources)):
+            pass

@@ -1,0 +1,122 @@
+"""Models with fused nodes made by hand, for tests of the runtime that need no other stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxfuse.lowering.launch import DOMAIN, HOST_INPUTS, Check, LaunchPlan, Output, Step, Variant
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+HOSTS = [f"h{index}" for index in range(HOST_INPUTS)]
+
+ADD_ONE = r"""
+extern "C" __global__ void add_one(const float* x, float* y, long long n) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (long long)blockDim.x)
+    y[i] = x[i] + 1.0f;
+}
+"""
+
+TWICE = r"""
+extern "C" __global__ void add_one(const float* x, float* y, long long n) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (long long)blockDim.x)
+    y[i] = x[i] + 1.0f;
+}
+extern "C" __global__ void add_more(const float* x, float* y, int by, long long n) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (long long)blockDim.x)
+    y[i] = x[i] + by;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A fused node: its plan, kernel text and body; the body reads h0 to h7 and the tensors, and writes y."""
+
+    plan: LaunchPlan
+    source: str
+    body: Sequence[onnx.NodeProto]
+    tensors: Sequence[str] = ("x",)
+    images: Mapping[str, bytes] = field(default_factory=dict)
+
+    def node(self, name: str, op: str, hosts: Sequence[str], tensors: Sequence[str], output: str) -> onnx.NodeProto:
+        """The node; absent hosts are empty names."""
+        padded = [*hosts, *[""] * (HOST_INPUTS - len(hosts))]
+        node = helper.make_node(op, [*padded, *tensors], [output], name, domain=DOMAIN,
+                                plan=self.plan.to_json(), source=self.source)
+        for architecture, image in self.images.items():
+            tensor = helper.make_tensor("image", TensorProto.UINT8, [len(image)], image, raw=True)
+            node.attribute.append(helper.make_attribute(f"image_{architecture}", tensor))
+        return node
+
+    def function(self, op: str, opset: int = 17) -> onnx.FunctionProto:
+        """The body as a function of the model."""
+        return helper.make_function(DOMAIN, op, [*HOSTS, *self.tensors], ["y"], self.body,
+                                    [helper.make_opsetid("", opset)])
+
+
+def elementwise(kernel: str, arguments: tuple[str, ...]) -> Step:
+    """A step with a thread per element of tensor input 0."""
+    return Step(kernel, ("i0.n 128 ceil 1024 min", "1", "1"), ("128", "1", "1"), arguments)
+
+
+def constant(name: str, value: float) -> onnx.NodeProto:
+    """A scalar float32 Constant."""
+    return helper.make_node("Constant", [], [name], value=helper.make_tensor("value", FLOAT, [], [value]))
+
+
+def add_one(images: Mapping[str, bytes] | None = None, source: str = ADD_ONE) -> Fused:
+    """y = x + 1 on a float32 vector of any size."""
+    plan = LaunchPlan("add-one", 1, ("i0.0",), (), (Output(FLOAT, ("s0",)),),
+                      (Variant("plain", (elementwise("add_one", ("i0", "o0", "i64:i0.n")),)),))
+    body = [constant("one", 1.0), helper.make_node("Add", ["x", "one"], ["y"])]
+    return Fused(plan, source, body, images=images or {})
+
+
+def add_two() -> Fused:
+    """y = x + 1 + 1 through a scratch buffer."""
+    plan = LaunchPlan(
+        "add-two", 1, ("i0.0",), (), (Output(FLOAT, ("s0",)),),
+        (Variant("scratch", (elementwise("add_one", ("i0", "t0", "i64:s0")),
+                             elementwise("add_one", ("t0", "o0", "i64:s0")))),),
+        scratch=("s0 4 *",),
+    )
+    body = [constant("two", 2.0), helper.make_node("Add", ["x", "two"], ["y"])]
+    return Fused(plan, ADD_ONE, body)
+
+
+def add_host() -> Fused:
+    """y = x + h0[1], the number in host memory; x must have h0[0] elements."""
+    plan = LaunchPlan(
+        "add-host", 1, ("i0.0", "h0.1"), (Check("h0.n 2 ==", "two numbers are wanted"),
+                                          Check("s0 h0.0 ==", "x has not the size that was promised")),
+        (Output(FLOAT, ("s0",)),),
+        (Variant("hopper", (elementwise("add_more", ("i0", "o0", "i32:s1", "i64:s0")),), ("sm 90 ==",)),
+         Variant("rest", (elementwise("add_more", ("i0", "o0", "i32:s1", "i64:s0")),))),
+    )
+    body = [
+        helper.make_node("Constant", [], ["at"], value=helper.make_tensor("value", INT64, [1], [1])),
+        helper.make_node("Gather", ["h0", "at"], ["by"]), helper.make_node("Cast", ["by"], ["by32"], to=FLOAT),
+        helper.make_node("Add", ["x", "by32"], ["y"]),
+    ]
+    return Fused(plan, TWICE, body)
+
+
+def chain(fused: Fused, count: int, hosts: Sequence[str] = (), size: int | str = "n") -> onnx.ModelProto:
+    """A model of ``count`` nodes in a row from ``x`` to ``y``; ``hosts`` are int64 inputs of two elements."""
+    names = ["x", *(f"v{index}" for index in range(1, count)), "y"]
+    nodes = [fused.node(f"node{i}", "Region0", hosts, [names[i]], names[i + 1]) for i in range(count)]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, [size])]
+    inputs += [helper.make_tensor_value_info(host, INT64, [2]) for host in hosts]
+    graph = helper.make_graph(
+        nodes, "chain", inputs, [helper.make_tensor_value_info("y", FLOAT, [size])],
+        value_info=[helper.make_tensor_value_info(name, FLOAT, [size]) for name in names[1:-1]],
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+        functions=[fused.function("Region0")], ir_version=9,
+    )

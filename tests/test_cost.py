@@ -1,0 +1,116 @@
+"""Predicted times against figures worked out by hand (relative tolerance 1e-9 unless said)."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from onnxfuse.graph import Graph, load_graph
+from onnxfuse.planning.cost import CostModel, effective_bandwidth, kernel_time, product_peak
+from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.legality import boundary
+from onnxfuse.planning.traffic import Fused, Ledger
+
+H200 = find_profile("H200")
+FLOOR = 2e-6
+
+
+def graph(inputs: str, outputs: str, body: str, constants: str = "") -> Graph:
+    held = f"<{constants}>" if constants else ""
+    return load_graph(onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => ({outputs}) {held} {{ {body} }}'
+    ))
+
+
+def fuse(loaded: Graph, *ops: str) -> Fused:
+    nodes = tuple(node for node in loaded.nodes if node.op in ops)
+    edge = boundary(nodes)
+    return Fused(nodes, edge.inputs, edge.outputs)
+
+
+def test_large_kernels_run_at_the_bandwidth_and_small_ones_at_the_floor() -> None:
+    assert kernel_time(4.3e9, 0, 0, H200) == pytest.approx(FLOOR + 1e-3)
+    assert kernel_time(0, 0, 0, H200) == pytest.approx(FLOOR)
+    assert kernel_time(4.3e9, 0, 0, H200, efficiency=0.5) == pytest.approx(FLOOR + 2e-3)
+
+
+def test_arithmetic_can_take_longer_than_traffic() -> None:
+    assert kernel_time(4.3e9, 0, 66.9e12, H200) == pytest.approx(FLOOR + 1.0)
+    assert kernel_time(4.3e9, 0, 790e12, H200, peak_tflops=790) == pytest.approx(FLOOR + 1.0)
+
+
+def test_what_fits_the_cache_runs_faster() -> None:
+    megabytes = 1024**2
+    assert effective_bandwidth(30 * megabytes, H200) == pytest.approx(2.5 * 4.3e12)
+    assert effective_bandwidth(60 * megabytes, H200) == pytest.approx(4.3e12)
+    assert effective_bandwidth(1e12, H200) == pytest.approx(4.3e12)
+    assert effective_bandwidth(45 * megabytes, H200) == pytest.approx(4.3e12 / 0.7)
+
+
+def test_peaks_of_products() -> None:
+    assert product_peak(TensorProto.FLOAT16, H200) == pytest.approx(790)
+    assert product_peak(TensorProto.FLOAT, H200) == pytest.approx(790 * 494 / 989)
+    assert product_peak(TensorProto.FLOAT16, find_profile("A100")) == pytest.approx(0.7 * 312)
+    assert product_peak(TensorProto.FLOAT, find_profile("T4")) == pytest.approx(0.7 * 8.1)
+    assert product_peak(TensorProto.DOUBLE, H200) == pytest.approx(0.7 * 33.5)
+
+
+def test_a_region_of_three_kernels() -> None:
+    # 2^28 float32 elements: 1 GiB a tensor, far past the cache.
+    loaded = graph("float[268435456] x", "float[268435456] y", "a = Abs(x) b = Neg(a) y = Exp(b)")
+    cost = CostModel(Ledger(loaded, {}), H200).region(fuse(loaded, "Abs", "Neg", "Exp"))
+    gib = 2**30
+    assert (cost.bytes_before, cost.bytes_after, cost.memory_saved) == (6 * gib, 2 * gib, 2 * gib)
+    assert (cost.kernels_before, cost.kernels_after) == (3, 1)
+    assert cost.seconds_before == pytest.approx(3 * (FLOOR + 2 * gib / (0.75 * 4.3e12)))
+    assert cost.seconds_after == pytest.approx(FLOOR + 2 * gib / (0.9 * 4.3e12))
+    assert cost.estimated_speedup == pytest.approx(3.6, rel=0.01)
+    assert cost.seconds_saved == pytest.approx(cost.seconds_before - cost.seconds_after)
+
+
+def test_one_kernel_for_one_kernel_is_not_worth_it() -> None:
+    loaded = graph("float[268435456] x", "float[268435456] y", "y = Exp(x)")
+    cost = CostModel(Ledger(loaded, {}), H200).region(fuse(loaded, "Exp"))
+    assert cost.estimated_speedup < 1.2
+
+
+SKIP = (
+    "float16[B,512,1024] x, float16[B,512,1024] z", "float16[B,512,1024] y",
+    "s = Add(x, z) n = LayerNormalization(s, g) y = Relu(n)", "float16[1024] g = {" + ", ".join(["1"] * 1024) + "}",
+)
+
+
+def test_what_the_runtime_fuses_is_one_kernel_of_the_baseline() -> None:
+    loaded = graph(*SKIP)
+    model = CostModel(Ledger(loaded, {"B": 64}), H200)
+    cost = model.region(fuse(loaded, "Add", "LayerNormalization"))
+    assert cost.kernels_before == 1
+    assert cost.estimated_speedup < 1.2
+    assert model.region(fuse(loaded, "Add", "LayerNormalization", "Relu")).kernels_before == 2
+
+
+def test_breaking_a_fusion_of_the_runtime_has_its_price() -> None:
+    loaded = graph(*SKIP)
+    cost = CostModel(Ledger(loaded, {"B": 64}), H200).region(fuse(loaded, "LayerNormalization", "Relu"))
+    # Before: SkipLayerNorm and Relu.  After: Add, which the runtime had for nothing, and the fused node.
+    assert (cost.kernels_before, cost.kernels_after) == (2, 2)
+    assert cost.estimated_speedup < 1.2
+
+
+def test_the_whole_graph_adds_up() -> None:
+    loaded = graph("float[268435456] x", "float[268435456] y", "a = Abs(x) b = Neg(a) y = Exp(b)")
+    model = CostModel(Ledger(loaded, {}), H200)
+    region = fuse(loaded, "Neg", "Exp")
+    cost = model.region(region)
+    assert model.total() - model.total([region]) == pytest.approx(cost.seconds_saved)
+
+
+def test_scratch_and_further_kernels_cost() -> None:
+    loaded = graph("float[268435456] x", "float[268435456] y", "a = Abs(x) y = Neg(a)")
+    model = CostModel(Ledger(loaded, {}), H200)
+    one = fuse(loaded, "Abs", "Neg")
+    two = Fused(one.nodes, one.inputs, one.outputs, kernels=2, scratch=2**30)
+    assert model.region(two).seconds_after - model.region(one).seconds_after == pytest.approx(
+        FLOOR + 2**30 / 4.3e12
+    )

@@ -1,0 +1,155 @@
+"""Launch plans in the emulator: sizes, variants, steps, scratch, and what is found wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from emulator import EmulatorError, run_plan, variants_that_hold
+from onnx import TensorProto
+
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
+
+SOURCE = """
+extern "C" __global__ void doubled4(const float4* __restrict__ x, float4* __restrict__ y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) {
+    const float4 v = x[i];
+    y[i] = make_float4(2 * v.x, 2 * v.y, 2 * v.z, 2 * v.w);
+  }
+}
+extern "C" __global__ void doubled(const float* __restrict__ x, float* __restrict__ y, long long n) {
+  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2 * x[i];
+}
+"""
+DOUBLED = LaunchPlan(
+    region="doubled",
+    inputs=1,
+    symbols=("i0.0", "i0.1"),
+    checks=(Check("s1 0 !=", "the rows have no elements"),),
+    outputs=(Output(TensorProto.FLOAT, ("s0", "s1")),),
+    variants=(
+        Variant(
+            "vector",
+            (Step("doubled4", ("i0.n 4 // 32 ceil", "1", "1"), ("32", "1", "1"), ("i0", "o0", "i32:i0.n 4 //")),),
+            ("i0.n 4 % not", "i0.addr 16 % not", "o0.addr 16 % not"),
+        ),
+        Variant("scalar", (Step("doubled", ("i0.n 32 ceil", "1", "1"), ("32", "1", "1"), ("i0", "o0", "i64:i0.n")),)),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "misalign", "holding"),
+    [((3, 8), 0, ["vector", "scalar"]), ((3, 7), 0, ["scalar"]), ((3, 8), 1, ["scalar"]),
+     ((3, 8), 4, ["vector", "scalar"]), ((0, 8), 0, ["vector", "scalar"])],
+)
+def test_every_variant_that_holds_gives_the_result(shape: tuple[int, int], misalign: int, holding: list[str]) -> None:
+    """float32, exact."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    offsets = {0: misalign}
+    assert variants_that_hold(DOUBLED, [x], misalign=offsets) == holding
+    for variant in [None, *holding, 1]:
+        (y,) = run_plan(DOUBLED, SOURCE, [x], variant=variant, misalign=offsets)
+        assert (y.shape, y.dtype) == (shape, np.dtype(np.float32))
+        np.testing.assert_array_equal(y, 2 * x)
+
+
+def test_inputs_of_any_layout_arrive_in_c_order() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(8, 3).T
+    np.testing.assert_array_equal(run_plan(DOUBLED, SOURCE, [x])[0], 2 * x)
+
+
+MEANS = """
+#include <cuda_bf16.h>
+extern "C" __global__ void sums(const __nv_bfloat16* x, float* sum, int columns) {
+  float total = 0;
+  for (int i = threadIdx.x; i < columns; i += 32) total += __bfloat162float(x[blockIdx.x * columns + i]);
+  for (int lanes = 16; lanes > 0; lanes /= 2) total += __shfl_xor_sync(~0u, total, lanes);
+  if (threadIdx.x == 0) sum[blockIdx.x] = total;
+}
+extern "C" __global__ void divided(const float* sum, __nv_bfloat16* mean, bool* big, int rows, int columns, int least) {
+  const int i = blockIdx.x * 32 + threadIdx.x;
+  if (i >= rows) return;
+  mean[i] = __float2bfloat16(sum[i] / columns);
+  big[i] = sum[i] > least;
+}
+"""
+MEAN = LaunchPlan(
+    region="means",
+    inputs=1,
+    symbols=("i0.0", "i0.1", "h1.0"),
+    checks=(),
+    outputs=(Output(TensorProto.BFLOAT16, ("s0", "1")), Output(TensorProto.BOOL, ("s0", "h0.n"))),
+    variants=(
+        Variant(
+            "two steps",
+            (
+                Step("sums", ("s0", "1", "1"), ("32", "1", "1"), ("i0", "t0", "i32:s1")),
+                Step("divided", ("s0 32 ceil", "1", "1"), ("32", "1", "1"),
+                     ("t0", "o0", "o1", "i32:s0", "i32:s1", "i32:s2")),
+            ),
+            ("80 sm <=",),
+        ),
+    ),
+    scratch=("s0 4 *",),
+)
+
+
+def test_steps_share_scratch_and_host_inputs_reach_the_plan() -> None:
+    """bfloat16 of small integers' means: float32 holds the sums, so the one rounding is ml_dtypes' own; exact."""
+    x = np.random.default_rng(0).integers(-9, 9, (40, 100)).astype(ml_dtypes.bfloat16)
+    for order in ("forward", "backward", 3):
+        mean, big = run_plan(MEAN, MEANS, [x], [[5], np.array([20])], order=order)
+        sums = x.astype(np.float32).sum(axis=1, keepdims=True)
+        assert mean.dtype == ml_dtypes.bfloat16 and big.dtype == np.bool_
+        np.testing.assert_array_equal(mean, (sums / np.float32(100)).astype(ml_dtypes.bfloat16))
+        np.testing.assert_array_equal(big, sums > 20)
+
+
+def failure(plan: LaunchPlan, source: str = SOURCE, shape: tuple[int, ...] = (3, 8), variant: str | None = None) -> str:
+    with pytest.raises(EmulatorError) as error:
+        run_plan(plan, source, [np.ones(shape, np.float32)], variant=variant)
+    return str(error.value)
+
+
+def test_a_plan_that_does_not_fit_says_so() -> None:
+    assert failure(DOUBLED, shape=(3, 0)) == "region doubled: the rows have no elements"
+    assert failure(DOUBLED, shape=(3, 7), variant="vector") == (
+        "region doubled, variant vector: the guard 'i0.n 4 % not' does not hold"
+    )
+    assert failure(DOUBLED, variant="tiled") == "region doubled has no variant 'tiled'"
+    assert failure(replace(DOUBLED, inputs=2)) == "region doubled has 2 tensor inputs, not 1"
+    assert failure(replace(DOUBLED, variants=(replace(DOUBLED.variants[1], guards=("0",)),))) == (
+        "region doubled: no variant's guards hold"
+    )
+
+
+def test_an_output_that_is_left_unwritten_is_found() -> None:
+    source = SOURCE.replace("if (i < n) y[i] = 2", "if (i < n && i != 9) y[i] = 2")
+    assert failure(DOUBLED, source, variant="scalar") == (
+        "region doubled, variant scalar: 1 of 24 elements of output 0 were not written, the first at (1, 1)"
+    )
+
+
+def test_an_output_that_looks_like_the_poison_is_not_mistaken() -> None:
+    """Bytes of 0xFB written on purpose."""
+    poison = np.full((3, 8), 0xFBFBFBFB, np.uint32).view(np.float32) / 2
+    np.testing.assert_array_equal(run_plan(DOUBLED, SOURCE, [poison])[0], 2 * poison)
+
+
+def test_a_step_with_a_wrong_argument_is_found() -> None:
+    (step,) = DOUBLED.variants[1].steps
+    where = "kernel doubled, block (0, 0, 0), thread"
+    for arguments, message in {
+        ("i0", "o0", "i32:i0.n"): f"kernel doubled, argument 2: {np.int32(24)!r} given for an integer of 8 bytes",
+        ("i0", "o0"): "kernel doubled has 3 parameters, not 2",
+        ("o0", "i0", "i64:i0.n"): f"{where} (0, 0, 0): write at byte 0 of input i0 of 96 bytes, which is read-only",
+        ("i0", "t0", "i64:i0.n"): "the plan passes 't0', which it does not have",
+        ("i0", "o0", "i64:i0.n 1 +"): f"{where} (24, 0, 0): read 0 bytes past the end of input i0 of 96 bytes",
+    }.items():
+        plan = replace(DOUBLED, variants=(Variant("wrong", (replace(step, arguments=arguments),)),))
+        assert failure(plan) == message

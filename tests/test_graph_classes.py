@@ -1,0 +1,150 @@
+"""Operator classes, what runs on the host, and numbers for symbols."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from onnxfuse.errors import ModelError
+from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph.binding import bind
+from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic
+from onnxfuse.graph.host import host, is_free, on_host
+
+
+def loaded(text: str, opset: int = 17) -> Graph:
+    return load_graph(onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n{text}'))
+
+
+def test_classes() -> None:
+    graph = loaded("""
+        g (float[b, s, 8] x, float[8] w, float[8, 8] m) => (float y) {
+            same = Add(x, x)
+            spread = Add(x, w)
+            turned = Transpose(x)
+            wide = Concat<axis = 2>(x, x)
+            soft = Softmax(x)
+            sum = ReduceSum(x)
+            product = MatMul(x, m)
+            shape = Shape(x)
+            k = Constant<value = int64[1] {1}>()
+            sorted, places = TopK(x, k)
+            dropped = Dropout(x)
+            noise = RandomNormalLike(x)
+            gelu = com.microsoft.Gelu(x)
+            bias = com.microsoft.BiasGelu(x, w)
+            skip = com.microsoft.SkipLayerNormalization(x, x, w)
+            fused = com.microsoft.FusedMatMul(x, m)
+            odd = com.microsoft.Mystery(x)
+            y = ReduceMax(x)
+        }""")
+    found = {node.outputs[0].name: classify(node, graph).name for node in graph.nodes if node.outputs[0]}
+    assert found == {
+        "same": "POINTWISE", "spread": "BROADCAST", "turned": "VIEW", "wide": "VIEW", "soft": "REDUCTION",
+        "sum": "REDUCTION", "product": "HEAVY", "shape": "SHAPE", "k": "OPAQUE", "sorted": "OPAQUE",
+        "dropped": "POINTWISE", "noise": "OPAQUE", "gelu": "POINTWISE", "bias": "BROADCAST", "skip": "REDUCTION",
+        "fused": "HEAVY", "odd": "OPAQUE", "y": "REDUCTION",
+    }
+    assert OperatorClass.POINTWISE < OperatorClass.BROADCAST < OperatorClass.VIEW < OperatorClass.REDUCTION
+
+
+def test_a_function_of_the_model_is_opaque_whatever_its_name() -> None:
+    graph = load_graph(onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[n] x) => (float[n] y) { y = com.microsoft.Gelu(x) }
+        <domain: "com.microsoft", opset_import: ["" : 17]> Gelu (a) => (b) { b = Neg(a) }"""))
+    assert classify(graph.nodes[0], graph) is OperatorClass.OPAQUE
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("y = Relu(x)", True), ("y = RandomUniformLike(x)", False), ("y = Bernoulli(x)", False),
+        ("y = Multinomial(x)", False), ("y = Dropout(x)", True),
+        ("t = Constant<value = bool {1}>() y = Dropout(x, , t)", False),
+        ("t = Constant<value = bool {0}>() y = Dropout(x, , t)", True),
+        ("y = Dropout(x, , c)", False), ("y = com.microsoft.BiasDropout(x, x)", False),
+    ],
+)
+def test_determinism(node: str, expected: bool) -> None:
+    graph = loaded(f"g (float[b, 8] x, bool c) => (float[b, 8] y) {{ {node} }}")
+    assert is_deterministic(graph.nodes[-1]) is expected
+
+
+def test_arithmetic_on_sizes_runs_on_the_host() -> None:
+    graph = loaded("""
+        g (float[b, s, 8] x, int64[1] given) => (float[b, s, 8] y, float16[s] half) {
+            shape = Shape(x)
+            one = Constant<value = int64 {1}>()
+            size = Gather(shape, one)
+            axes = Constant<value = int64[1] {0}>()
+            long = Unsqueeze(size, axes)
+            all = Concat<axis = 0>(long, given)
+            real = Cast<to = 1>(size)
+            root = Sqrt(real)
+            small = Cast<to = 10>(root)
+            double = Add(small, small)
+            zero = Constant<value = int64 {0}>()
+            places = Range(zero, size, one)
+            target = Shape(x)
+            same = Reshape(x, target)
+            scaled = Mul(same, root)
+            half = Cast<to = 10>(places)
+            folded = Add(one, zero)
+            y = Identity(scaled)
+        }""")
+    found = host(graph)
+    assert {value.name for value in found.values} == {"shape", "size", "long", "all", "real", "root", "small", "target"}
+    # Unsqueeze moves no elements, so that its result stays where its operand is; the node itself is no kernel.
+    assert {node.op for node in found.folded} == {"Constant", "Add"}
+    free = {node.outputs[0].name for node in graph.nodes if is_free(node, graph) and node.outputs[0]}
+    assert free == {
+        "shape", "one", "size", "axes", "long", "all", "real", "root", "small", "zero", "target", "same", "folded", "y",
+    }
+    assert on_host(graph.values["root"], graph) and not on_host(graph.values["scaled"], graph)
+    assert on_host(graph.nodes[0], graph) and not on_host(graph.values["double"].producer or graph.nodes[0], graph)
+    assert host(graph) is found
+
+
+def test_default_sizes_of_dimensions() -> None:
+    graph = loaded("""
+        g (float[s0, s1] ids, float[n, 3, hh, ww] image, float[?, seq_len, 8] state, float[k] other, float[r, 3, 3] m)
+            => (float y) { y = ReduceMax(ids) found = NonZero(other) }""")
+    assert bind(graph, {}) == {
+        "s0": 1, "s1": 128, "n": 1, "hh": 224, "ww": 224, "state.0": 1, "seq_len": 128, "k": 1, "r": 1, "found.1": 16,
+    }
+
+
+def test_dimensions_that_are_given() -> None:
+    graph = loaded("g (float[b, s] x, float[c, s] mask) => (float y) { y = ReduceMax(x) }")
+    assert bind(graph, {"s": 40}) == {"b": 1, "s": 40, "c": 1}
+    assert bind(graph, {"b": 8}) == {"b": 8, "s": 128, "c": 8}
+    assert bind(graph, {"b": 8, "c": 1}) == {"b": 8, "s": 128, "c": 1}
+    assert bind(graph, {"s": 0})["s"] == 0
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ({"batchs": 2}, "The model has no dimension 'batchs'.\n--> --dim batchs=2\n"
+                        "help: Did you mean 'batch'? Its dimensions are: batch, s."),
+        ({"zzz": 2}, "The model has no dimension 'zzz'.\n--> --dim zzz=2\nhelp: Its dimensions are: batch, s."),
+        ({"batch": -1}, "Dimension 'batch' cannot be -1.\n--> --dim batch=-1\nhelp: Give a size of zero or more."),
+    ],
+)
+def test_dimensions_that_are_wrong(dims: dict[str, int], message: str) -> None:
+    graph = loaded("g (float[batch, s] x) => (float y) { y = ReduceMax(x) }")
+    with pytest.raises(ModelError) as caught:
+        bind(graph, dims)
+    assert str(caught.value) == message
+
+
+def test_a_dimension_of_a_model_of_fixed_sizes() -> None:
+    graph = loaded("g (float[2, 3] x) => (float y) { y = ReduceMax(x) }")
+    with pytest.raises(ModelError) as caught:
+        bind(graph, {"batch": 2})
+    assert str(caught.value) == (
+        "The model has no dimension 'batch'.\n--> --dim batch=2\n"
+        "help: The model's inputs have fixed sizes; leave --dim out."
+    )

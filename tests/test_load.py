@@ -1,0 +1,375 @@
+"""Model files that are wrong each get one clear error; models that are right load with their data left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfuse.errors import ExternalDataError, ModelError
+from onnxfuse.graph import from_proto, load_model
+
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+def model(nodes: list[onnx.NodeProto] | None = None, opset: int = 17, **more: object) -> onnx.ModelProto:
+    nodes = [helper.make_node("Relu", ["x"], ["y"], "relu")] if nodes is None else nodes
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, **more)  # type: ignore[arg-type]
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def external(folder: Path, location: str = "data.bin", elements: int = 8) -> Path:
+    """A model with one weight of ``elements`` float32 in a file that the caller writes."""
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[elements], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, "offset": "4", "length": str(4 * elements)}.items():
+        weight.external_data.add(key=key, value=value)
+    proto = model([helper.make_node("Add", ["x", "w"], ["y"])], initializer=[weight])
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def message_of(path: Path | onnx.ModelProto, kind: type[ModelError] = ModelError) -> str:
+    with pytest.raises(ModelError) as caught:
+        from_proto(path) if isinstance(path, onnx.ModelProto) else load_model(path)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def test_a_model_loads(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model(), path)
+    loaded = load_model(path)
+    assert loaded.path == path and loaded.folder == tmp_path
+    assert loaded.proto == model()
+
+
+def test_a_model_in_memory_is_not_copied() -> None:
+    proto = model()
+    loaded = from_proto(proto)
+    assert loaded.proto is proto and loaded.path is None and loaded.folder is None
+
+
+EXPORT = "help: Give a file that onnx.save or an exporter wrote."
+
+
+def _contents() -> dict[str, tuple[Callable[[], bytes], str, str]]:
+    noise = random.Random(7)
+    return {
+        "random": (lambda: noise.randbytes(4000), "The file is no ONNX model.", EXPORT),
+        "empty": (lambda: b"", "The file is empty.", EXPORT),
+        "text": (
+            lambda: onnx.printer.to_text(model()).encode(),
+            "The file holds a model as text, not in ONNX's binary form.",
+            "help: Convert it: onnx.save(onnx.parser.parse_model(open(path).read()), 'model.onnx').",
+        ),
+        "graph": (
+            lambda: model().graph.SerializeToString(),
+            "The file holds a graph (GraphProto) without the model around it.",
+            "help: Wrap it: onnx.save(onnx.helper.make_model(graph), 'model.onnx').",
+        ),
+        "lfs": (
+            lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n",
+            "The file is a Git LFS pointer, not the model itself.", "help: Fetch it: git lfs pull.",
+        ),
+        "zip": (
+            lambda: b"PK\x03\x04" + bytes(60), "The file is an archive (zip or PyTorch), not an ONNX model.",
+            "help: Unpack it, or export the model with torch.onnx.export.",
+        ),
+        "ort": (
+            lambda: b"\x1c\0\0\0ORTM" + bytes(60), "The file is in ONNX Runtime's ORT format.",
+            "help: Give the .onnx file that it was made from.",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", list(_contents()))
+def test_a_file_that_is_no_model(tmp_path: Path, name: str) -> None:
+    make, message, remedy = _contents()[name]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(make())
+    assert message_of(path) == f"{message}\n--> {path}\n{remedy}"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_bytes_never_get_past_the_door(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(random.Random(seed).randbytes(seed * 40))
+    assert message_of(path).endswith(EXPORT)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "absent.onnx"
+    assert message_of(path) == (
+        f"There is no such file.\n--> {path}\nhelp: Check the path and the working directory."
+    )
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert message_of(tmp_path) == (
+        f"A folder is no ONNX model.\n--> {tmp_path}\nhelp: Give the .onnx file inside it."
+    )
+
+
+def test_a_truncated_file_at_every_length(tmp_path: Path) -> None:
+    """Whatever is missing at the end, the model is refused and the error is one line of sense."""
+    whole = model(initializer=[numpy_helper.from_array(np.zeros(16, np.float32), "w")]).SerializeToString()
+    path = tmp_path / "model.onnx"
+    for length in range(1, len(whole)):
+        path.write_bytes(whole[:length])
+        beginnings = ("The file is cut short: ", "The model imports no version", "The file is no ONNX model.")
+        assert message_of(path).startswith(beginnings)
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    whole = model().SerializeToString()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(whole[:-20])
+    end = len(whole) - len(helper.make_opsetid("", 17).SerializeToString()) - 2
+    assert message_of(path) == (
+        f"The file is cut short: its graph ends at byte {end}, and the file at {len(whole) - 20}.\n--> {path}\n"
+        "help: Copy or download the file again, in full."
+    )
+
+
+def test_external_data_is_referenced_and_not_read(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(36))
+    loaded = load_model(external(tmp_path))
+    (weight,) = loaded.proto.graph.initializer
+    assert weight.data_location == TensorProto.EXTERNAL and not weight.HasField("raw_data")
+
+
+def test_weights_of_three_gigabytes_are_not_read(tmp_path: Path) -> None:
+    """A sparse file stands for them; reading it would take the memory that this process may not have."""
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(4 + 3 * 2**30)
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    load_model(external(tmp_path, elements=3 * 2**28))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+def test_missing_external_data(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    assert message_of(path, ExternalDataError) == (
+        "The external data file 'data.bin' is missing.\n--> tensor 'w'\n"
+        f"help: Put the file back beside the model, at {tmp_path / 'data.bin'}."
+    )
+
+
+def test_external_data_that_is_too_short(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(20))
+    assert message_of(external(tmp_path), ExternalDataError) == (
+        "The external data file 'data.bin' is too short: tensor 'w' ends at byte 36, and the file at 20.\n"
+        "--> tensor 'w'\n"
+        "help: Copy the file again, in full; it was cut short or belongs to another model."
+    )
+
+
+def test_external_data_of_fewer_bytes_than_the_tensor_needs(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(100))
+    path = external(tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].dims[0] = 9
+    path.write_bytes(proto.SerializeToString())
+    assert message_of(path, ExternalDataError) == (
+        "Tensor 'w' needs 36 bytes and refers to 32 in 'data.bin'.\n--> tensor 'w'\nhelp: Export the model again."
+    )
+
+
+@pytest.mark.parametrize(
+    "location", ["/etc/passwd", "../data.bin", "sub/../../data.bin", "C:\\data.bin", "..\\data.bin"],
+)
+def test_external_data_outside_the_folder(tmp_path: Path, location: str) -> None:
+    assert message_of(external(tmp_path, location), ExternalDataError) == (
+        f"The external data path '{location}' leaves the model's folder.\n--> tensor 'w'\n"
+        "help: Save the model again with its data beside it: onnx.save(model, path, save_as_external_data=True)."
+    )
+
+
+def test_external_data_behind_a_link_out(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(100))
+    os.symlink(tmp_path / "secret", folder / "data.bin")
+    assert message_of(external(folder), ExternalDataError) == (
+        "The external data path 'data.bin' is a link that leaves the model's folder.\n--> tensor 'w'\n"
+        f"help: Put the data itself there: cp --remove-destination \"$(realpath '{folder / 'data.bin'}')\" "
+        f"'{folder / 'data.bin'}'."
+    )
+
+
+def test_external_data_behind_a_link_inside(tmp_path: Path) -> None:
+    (tmp_path / "real.bin").write_bytes(bytes(36))
+    os.symlink("real.bin", tmp_path / "data.bin")
+    assert load_model(external(tmp_path)).folder == tmp_path
+
+
+def test_external_data_without_a_folder(tmp_path: Path) -> None:
+    proto = onnx.load(external(tmp_path), load_external_data=False)
+    assert message_of(proto, ExternalDataError) == (
+        "Tensor 'w' keeps its data in 'data.bin', and the model has no folder.\n--> tensor 'w'\n"
+        "help: Give the folder that holds the file, or load the model by path."
+    )
+
+
+def test_external_data_in_a_subgraph_is_checked(tmp_path: Path) -> None:
+    weight = onnx.load(external(tmp_path), load_external_data=False).graph.initializer[0]
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["z"])], "b", [], [helper.make_tensor_value_info("z", 1, [8])], [weight],
+    )
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    proto = model([helper.make_node("Cast", ["x"], ["c"], to=9), node])
+    with pytest.raises(ExternalDataError, match="is missing"):
+        from_proto(proto, tmp_path)
+
+
+def test_a_cycle(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "first"),
+        helper.make_node("Add", ["a", "d"], ["b"], "second"),
+        helper.make_node("Exp", ["b"], ["c"], "third"),
+        helper.make_node("Neg", ["c"], ["d"], "fourth"),
+        helper.make_node("Abs", ["d"], ["y"], "fifth"),
+    ]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(nodes).SerializeToString())
+    assert message_of(path) == (
+        "The graph has a cycle: 'second' -> 'third' -> 'fourth' -> 'second'.\n"
+        f"--> {path}, node 'second'\nhelp: Export the model again."
+    )
+
+
+def test_a_cycle_of_one_node() -> None:
+    assert message_of(model([helper.make_node("Add", ["x", "y"], ["y"])])) == (
+        "The graph has a cycle: 'Add -> y' -> 'Add -> y'.\n--> node 'Add -> y'\nhelp: Export the model again."
+    )
+
+
+def test_a_long_cycle_needs_no_deep_stack() -> None:
+    count = 5000
+    nodes = [helper.make_node("Add", ["x", f"v{count - 1}"], ["v0"], "n0")]
+    nodes += [helper.make_node("Neg", [f"v{i - 1}"], [f"v{i}"], f"n{i}") for i in range(1, count)]
+    assert message_of(model([*nodes, helper.make_node("Neg", ["v0"], ["y"])])).startswith(
+        "The graph has a cycle: 'n0' -> 'n1' -> 'n2' -> 'n3' -> 'n4' -> 'n5' -> 'n6' -> 4992 more -> 'n4999' -> 'n0'."
+    )
+
+
+def test_nodes_out_of_order() -> None:
+    nodes = [helper.make_node("Neg", ["a"], ["y"], "late"), helper.make_node("Relu", ["x"], ["a"], "early")]
+    assert message_of(model(nodes)) == (
+        "The graph is not in topological order: node 'late' reads 'a' before node 'early' computes it.\n"
+        "--> node 'late'\n"
+        "help: Export the model again, or sort its nodes so that each stands after those whose results it reads."
+    )
+
+
+def test_a_name_that_nothing_computes() -> None:
+    assert message_of(model([helper.make_node("Neg", ["ghost"], ["y"], "neg")])) == (
+        "Node 'neg' reads 'ghost', which nothing computes.\n--> node 'neg'\nhelp: Export the model again."
+    )
+
+
+def test_a_name_inside_a_subgraph_that_nothing_computes() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Neg", ["ghost"], ["z"], "inner")], "b", [], [helper.make_tensor_value_info("z", 1, None)],
+    )
+    nodes = [
+        helper.make_node("Cast", ["x"], ["c"], to=9),
+        helper.make_node("If", ["c"], ["y"], "if", then_branch=branch, else_branch=branch),
+    ]
+    assert message_of(model(nodes)) == (
+        "Node 'if' reads 'ghost', which nothing computes.\n--> node 'if'\nhelp: Export the model again."
+    )
+
+
+def test_a_name_defined_twice() -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"], "one"), helper.make_node("Relu", ["x"], ["y"], "two")]
+    assert message_of(model(nodes)) == (
+        "The name 'y' is defined twice.\n--> node 'two'\nhelp: Export the model again."
+    )
+
+
+def test_an_output_that_nothing_computes() -> None:
+    assert message_of(model([helper.make_node("Neg", ["x"], ["z"])])) == (
+        "The graph's output 'y' is computed by no node.\nhelp: Export the model again."
+    )
+
+
+def test_an_opset_that_is_too_new() -> None:
+    assert message_of(model(opset=NEWEST + 1)) == (
+        f"The model's opset is {NEWEST + 1}, and onnx {onnx.__version__} knows up to {NEWEST}.\n"
+        "help: Install a newer onnx, or export the model with an older opset."
+    )
+
+
+def test_an_opset_that_is_too_old() -> None:
+    assert message_of(model(opset=10)) == (
+        "The model's opset is 10; onnxfuse works on 11 and newer.\n"
+        "help: Convert the model: onnx.version_converter.convert_version(onnx.load(path), 17)."
+    )
+
+
+@pytest.mark.parametrize("opset", [11, NEWEST])
+def test_the_oldest_and_the_newest_opset_load(opset: int) -> None:
+    assert from_proto(model(opset=opset)).proto.opset_import[0].version == opset
+
+
+def test_no_opset() -> None:
+    proto = model()
+    del proto.opset_import[:]
+    assert message_of(proto) == (
+        "The model imports no version of the standard operators.\n"
+        "help: Export the model again, or add one: model.opset_import.add(domain='', version=17)."
+    )
+
+
+def test_two_opsets() -> None:
+    proto = model()
+    proto.opset_import.add(domain="ai.onnx", version=15)
+    assert message_of(proto) == (
+        "The model imports the standard operators in several versions: 15, 17.\n"
+        "help: Keep one of them in model.opset_import."
+    )
+
+
+def test_an_ir_version_that_is_too_new() -> None:
+    proto = model()
+    proto.ir_version = onnx.IR_VERSION + 1
+    assert message_of(proto) == (
+        f"The model's IR version is {onnx.IR_VERSION + 1}, and onnx {onnx.__version__} knows up to "
+        f"{onnx.IR_VERSION}.\nhelp: Install a newer onnx: pip install -U onnx."
+    )
+
+
+def test_a_tensor_with_too_few_bytes() -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1000], raw_data=bytes(100))
+    assert message_of(model(initializer=[weight])) == (
+        "Tensor 'w' holds fewer bytes than its type and sizes need (4000).\n--> tensor 'w'\n"
+        "help: Export the model again."
+    )
+
+
+def test_an_unknown_element_type() -> None:
+    weight = TensorProto(name="w", data_type=99, dims=[1], raw_data=bytes(4))
+    assert message_of(model(initializer=[weight])) == (
+        f"Tensor 'w' has an element type, 99, that onnx {onnx.__version__} does not know.\n--> tensor 'w'\n"
+        "help: Install a newer onnx, or export the model again."
+    )
+
+
+def test_something_else_than_a_model() -> None:
+    with pytest.raises(ModelError) as caught:
+        from_proto(model().graph)
+    assert str(caught.value) == (
+        "An onnx.ModelProto is needed, and this is GraphProto.\n"
+        "help: Give the path of an ONNX file or what onnx.load returns."
+    )

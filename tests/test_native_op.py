@@ -1,0 +1,52 @@
+"""The fused operator in ONNX Runtime's CPU provider, over a stand-in for the CUDA driver: tests/native/scenarios.py.
+
+References are NumPy's float32 sums of the same order, compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fused_models import ADD_ONE
+from native import scenarios
+
+from onnxfuse.runtime import cache
+
+NATIVE = Path(scenarios.__file__).parent
+
+OLDEST = os.environ.get("ONNXFUSE_TEST_OLDEST_PYTHON")
+"""A Python that has NumPy and ONNX Runtime 1.20: the scenarios run there too."""
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built stand-in beside the models."""
+    folder = tmp_path_factory.mktemp("native")
+    library = folder / "fake_cuda.so"
+    subprocess.run(
+        ["g++", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC",
+         str(NATIVE / "fake_cuda.c"), "-o", str(library)],
+        check=True,
+    )
+    scenarios.write(folder)
+    return library
+
+
+@pytest.mark.parametrize("name", scenarios.SCENARIOS)
+@pytest.mark.parametrize("python", [
+    sys.executable,
+    pytest.param(OLDEST, marks=pytest.mark.skipif(OLDEST is None, reason="ONNXFUSE_TEST_OLDEST_PYTHON is not set")),
+], ids=["this", "oldest"])
+def test_scenario(name: str, python: str, stand_in: Path, tmp_path: Path) -> None:
+    if name == "cache":
+        cache.Cache(tmp_path, "nvrtc-1.0").write(cache.key(ADD_ONE, (), "sm_90a"), scenarios.IMAGE)
+    done = subprocess.run(
+        [python, str(NATIVE / "scenarios.py"), name], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"ONNXFUSE_LIBCUDA": str(stand_in), "SCENARIO_MODELS": str(stand_in.parent),
+                          "ONNXFUSE_CACHE_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,301 @@
+"""The native library reads and evaluates launch plans exactly as ``onnxfuse.lowering.launch`` does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxfuse.lowering.launch import (
+    DOMAIN,
+    HOST_INPUTS,
+    REGION_NAMES,
+    Check,
+    LaunchPlan,
+    Output,
+    Situation,
+    Step,
+    Variant,
+)
+from onnxfuse.runtime import cache, library, nodes
+
+UNARY, BINARY = ["not"], ["+", "-", "*", "//", "%", "min", "max", "==", "!=", "<", "<=", "and", "or", "ceil", "bcast"]
+
+
+def native(plan: LaunchPlan | str, situation: Situation) -> dict[str, Any]:
+    """What the library says; raises ValueError with its message."""
+    text = plan if isinstance(plan, str) else plan.to_json()
+    raw = {
+        "inputs": [list(shape) for shape in situation.inputs], "hosts": [list(host) for host in situation.hosts],
+        "input_addresses": list(situation.input_addresses), "output_addresses": list(situation.output_addresses),
+        "sm": situation.sm, "sms": situation.multiprocessors,
+    }
+    result: dict[str, Any] = json.loads(
+        library.read_checked(library.load().onnxfuse_evaluate_plan, text.encode(), json.dumps(raw).encode())
+    )
+    return result
+
+
+def python(plan: LaunchPlan, situation: Situation) -> dict[str, Any]:
+    """The same by the reference: symbols and checks, shapes, the first variant that holds, its launches."""
+    situation.bind(plan)
+    variant = next(v for v in plan.variants if all(situation.evaluate(guard) for guard in v.guards))
+
+    def argument(text: str) -> int | str:
+        return situation.evaluate(text[4:]) if ":" in text else text
+
+    def launch(step: Step) -> dict[str, Any] | None:
+        grid = [situation.evaluate(size) for size in step.grid]
+        if 0 in grid:
+            return None
+        return {
+            "kernel": step.kernel, "grid": grid, "block": [situation.evaluate(size) for size in step.block],
+            "shared": situation.evaluate(step.shared), "args": [argument(text) for text in step.arguments],
+        }
+
+    used = {text for step in variant.steps for text in step.arguments}
+    return {
+        "symbols": situation.symbols,
+        "outputs": [[situation.evaluate(size) for size in output.shape] for output in plan.outputs],
+        "variant": plan.variants.index(variant),
+        "scratch": [situation.evaluate(size) for i, size in enumerate(plan.scratch) if f"t{i}" in used],
+        "steps": [launch(step) for step in variant.steps],
+    }
+
+
+def expressions(atoms: list[str]) -> st.SearchStrategy[str]:
+    """Expressions of a few operators; sizes stay far below 64 bits."""
+    return st.recursive(
+        st.sampled_from(atoms) | st.integers(-9, 300).map(str),
+        lambda inner: (
+            st.builds("{} {} {}".format, inner, inner, st.sampled_from(BINARY))
+            | st.builds("{} {}".format, inner, st.sampled_from(UNARY))
+            | st.builds("{} {} {} sel".format, inner, inner, inner)
+        ),
+        max_leaves=6,
+    )
+
+
+SIZES = st.sampled_from([0, 1, 2, 3, 7, 8, 64, 129, 300])
+BEFORE = ["i0.0", "i0.1", "i1.0", "i0.n", "i1.n", "i0.addr", "h0.0", "h0.1", "h0.n", "h1.n", "sm", "sms"]
+AFTER = [*BEFORE, "s0", "s1", "o0.addr"]
+
+
+def positive(expression: str) -> str:
+    """A size that a launch takes: at least 0, below 1000."""
+    return f"{expression} 1000 %"
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> LaunchPlan:
+    """Plans of two tensors, two host inputs, two symbols and up to three variants."""
+    early, late = expressions([*BEFORE, "s0", "s1"]), expressions(AFTER).map(positive)
+    arguments = st.lists(st.sampled_from(["i0", "i1", "o0", "t0", "t1"]) | late.map("i32:{}".format)
+                         | expressions(AFTER).map("i64:{}".format), max_size=4)
+    three = st.tuples(late, late, late)
+    step = st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), three, three, arguments.map(tuple), late)
+    steps = st.lists(step, max_size=2).map(tuple)
+    guards = st.lists(expressions(AFTER), min_size=1, max_size=2).map(tuple)
+    guarded = st.builds(Variant, st.just("guarded"), steps, guards)
+    return LaunchPlan(
+        "region \"x\"\n", 2, (draw(expressions(BEFORE)), draw(expressions([*BEFORE, "s0"]))),
+        tuple(Check(condition, f"check {i}") for i, condition in enumerate(draw(st.lists(early, max_size=2)))),
+        (Output(1, tuple(draw(st.lists(early, max_size=3)))),),
+        (*draw(st.lists(guarded, max_size=2)), Variant("rest", draw(steps))),
+        (draw(late), draw(late)), ("-DX=1",),
+    )
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """Sizes, host values and addresses that fit ``plans``."""
+    address = st.integers(0, 2**40)
+    return Situation(
+        ((draw(SIZES), draw(SIZES)), (draw(SIZES),)), ((draw(SIZES), draw(st.integers(-5, 5))), ()),
+        (draw(address), draw(address)), (draw(address),), draw(st.sampled_from([75, 80, 90])), 132,
+    )
+
+
+@given(plans(), situations())
+@settings(max_examples=120, deadline=None)
+def test_plans_mean_the_same_in_both_languages(plan: LaunchPlan, situation: Situation) -> None:
+    assert LaunchPlan.from_json(plan.to_json()) == plan
+    try:
+        expected = python(plan, situation)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=str(error)):
+            native(plan, situation)
+    else:
+        assert native(plan, situation) == expected
+
+
+def one(expression: str, **attributes: Any) -> LaunchPlan:
+    """A plan whose only output has the expression as its size."""
+    return LaunchPlan("r", 1, (), (), (Output(1, (expression,)),), (Variant("v", ()),), **attributes)
+
+
+def evaluate(expression: str, situation: Situation | None = None) -> int:
+    """One expression by the library."""
+    result: int = native(one(expression), situation or Situation(((4, 6),)))["outputs"][0][0]
+    return result
+
+
+@pytest.mark.parametrize(("expression", "value"), [
+    ("7 2 //", 3), ("-7 2 //", -4), ("7 -2 //", -4), ("7 0 //", 0), ("-7 2 %", 1), ("7 -2 %", -1), ("7 0 %", 0),
+    ("7 2 ceil", 4), ("-7 2 ceil", -3), ("8 2 ceil", 4), ("7 0 ceil", 0), ("1 5 bcast", 5), ("5 1 bcast", 5),
+    ("0 3 4 sel", 4), ("2 3 4 sel", 3), ("0 not", 1), ("i0.n", 24), ("i0.1 i0.0 -", 2),
+    ("-9223372036854775808", -2**63), ("9223372036854775807", 2**63 - 1), ("-9223372036854775808 -1 %", 0),
+])
+def test_arithmetic(expression: str, value: int) -> None:
+    assert evaluate(expression) == value
+    assert Situation(((4, 6),)).evaluate(expression) == value
+
+
+@pytest.mark.parametrize("expression", [
+    "9223372036854775807 1 +", "-9223372036854775808 1 -", "4294967296 4294967296 *", "-9223372036854775808 -1 //",
+    "-9223372036854775808 -1 ceil", "9223372036854775808", "i0.n i0.n *",
+])
+def test_sizes_past_64_bits_are_an_error(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"^a size of the launch plan leaves 64 bits$"):
+        evaluate(expression, Situation(((2**31, 2**31),)))
+
+
+def test_an_empty_tensor_has_no_elements_however_large_its_other_axes() -> None:
+    assert evaluate("i0.n", Situation(((2**40, 2**40, 0),))) == 0
+
+
+@pytest.mark.parametrize(("expression", "message"), [
+    ("", "the expression '' of the launch plan leaves no single value"),
+    ("1 2", "the expression '1 2' of the launch plan leaves no single value"),
+    ("1 +", "the expression '1 +' of the launch plan lacks an operand"),
+    ("1 2 sel", "the expression '1 2 sel' of the launch plan lacks an operand"),
+    ("i1.0", "unknown atom 'i1.0' in an expression of the launch plan"),
+    ("i0.-1", "unknown atom 'i0.-1' in an expression of the launch plan"),
+    ("i0.", "unknown atom 'i0.' in an expression of the launch plan"),
+    ("s0", "unknown atom 's0' in an expression of the launch plan"),
+    ("h8.0", "unknown atom 'h8.0' in an expression of the launch plan"),
+    ("o0.addr", "unknown atom 'o0.addr' in an expression of the launch plan"),
+    ("x", "unknown atom 'x' in an expression of the launch plan"),
+    ("1 " * 65 + "+ " * 64, "is nested too deep"),
+    ("i0.2", "tensor input 0 has 2 axes; the launch plan reads axis 2"),
+    ("h1.3", "host input 1 has 0 elements; the launch plan reads element 3"),
+])
+def test_wrong_expressions(expression: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        evaluate(expression)
+    assert str(error.value) == message or (message == "is nested too deep" and str(error.value).endswith(message))
+
+
+def changed(**members: Any) -> str:
+    """A good plan as JSON with some members replaced, or dropped where None."""
+    raw = json.loads(one("1").to_json()) | members
+    return json.dumps({key: value for key, value in raw.items() if value is not None})
+
+
+STEP = {"kernel": "k", "grid": ["1"] * 3, "block": ["1"] * 3, "shared": "0", "args": []}
+
+
+@pytest.mark.parametrize(("plan", "message"), [
+    (changed(version=2), "the launch plan has version 2; this library reads 1: install the release of onnxfuse that "
+                         "wrote the model, or a newer one"),
+    (changed(checks=None), "'checks' is missing"),
+    (changed(inputs="1"), "'inputs' is no integer"),
+    (changed(inputs=-1), "'inputs' is -1"),
+    (changed(variants=[]), "the last variant of the launch plan must have no guard"),
+    (changed(variants=[{"name": "v", "guards": ["1"], "steps": []}]),
+     "the last variant of the launch plan must have no guard"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"grid": ["1"]}]}]),
+     "'grid' of a step has 1 sizes, not 3"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"args": ["i1"]}]}]),
+     "unknown argument 'i1' of a kernel in the launch plan"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"args": ["i32:3000000000"]}]}]),
+     "a 32-bit argument of a kernel is 3000000000"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"grid": ["1", "-1", "1"]}]}]),
+     "the grid of a launch is -1"),
+    ("[]", "'version' is missing"),
+])
+def test_wrong_plans(plan: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        native(plan, Situation(((4, 6),)))
+    assert str(error.value) == message
+
+
+def read_json(text: str | bytes) -> Any:
+    """A JSON text after the library read and wrote it."""
+    raw = text.encode() if isinstance(text, str) else text
+    return json.loads(library.read_checked(library.load().onnxfuse_read_json, raw, len(raw)))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2**63, 2**63 - 1) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_json_is_read_as_python_reads_it(value: Any, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=1)
+    if "\0" not in json.dumps(value, ensure_ascii=False):
+        assert read_json(text) == value
+
+
+@given(st.binary(max_size=40) | st.text('[]{}",:0123456789-truefalsn\\u \n', max_size=40).map(str.encode))
+@settings(max_examples=100, deadline=None)
+def test_hostile_json_is_an_error_or_what_python_reads(raw: bytes) -> None:
+    try:
+        result = read_json(raw)
+    except (ValueError, UnicodeDecodeError) as error:
+        assert str(error)
+    else:
+        assert result == json.loads(raw.decode("utf-8", "replace"))
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "not JSON: a value expected at byte 0"),
+    ("[1,]", "not JSON: a value expected at byte 3"),
+    ("[1 2]", "not JSON: ',' or ']' expected at byte 3"),
+    ('{"a":1,"a":2}', "not JSON: a key is repeated at byte 10"),
+    ('{"a" 1}', "not JSON: ':' expected at byte 5"),
+    ("{1:2}", "not JSON: a key expected at byte 1"),
+    ("1.5", "not JSON: a number that is no integer at byte 1"),
+    ("1e3", "not JSON: a number that is no integer at byte 1"),
+    ("01", "not JSON: a number starts with zero at byte 1"),
+    ("9223372036854775808", "not JSON: an integer past 64 bits at byte 19"),
+    ("-9223372036854775809", "not JSON: an integer past 64 bits at byte 19"),
+    ('"a', "not JSON: a string without end at byte 2"),
+    ('"\n"', "not JSON: a control character in a string at byte 1"),
+    ('"\\x"', "not JSON: an unknown escape at byte 3"),
+    ('"\\u12g4"', "not JSON: four hexadecimal digits expected at byte 5"),
+    ('"\\ud800"', "not JSON: a lone surrogate at byte 7"),
+    ('"\\udc00"', "not JSON: a lone surrogate at byte 7"),
+    ("1 1", "not JSON: unexpected text after the value at byte 2"),
+    ("[" * 100000, "not JSON: nested too deep at byte 65"),
+    ("nul", "not JSON: a value expected at byte 0"),
+])
+def test_json_errors(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        read_json(text)
+    assert str(error.value) == message
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=300),
+       st.lists(st.sampled_from(["-DX=1", "--use_fast_math", "-I/a b"]), max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_cache_entries_have_one_name_in_both_languages(source: str, options: list[str]) -> None:
+    name = library.read_text(library.load().onnxfuse_cache_key, source.encode(), "\n".join(options).encode(), b"sm_90a")
+    assert name == cache.key(source, options, "sm_90a")
+    assert name == "sm_90a-" + hashlib.sha256(("\n".join(options) + "\0" + source).encode()).hexdigest() + ".cubin"
+
+
+def test_constants_of_other_stages_agree() -> None:
+    assert nodes.DOMAIN == DOMAIN
+    headers = {name: (library.library_path().parent / "native" / name).read_text() for name in ("op.h", "expression.h")}
+    assert f"kRegionNames = {REGION_NAMES};" in headers["op.h"]
+    assert f"kHostInputs = {HOST_INPUTS};" in headers["expression.h"]

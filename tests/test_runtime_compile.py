@@ -1,0 +1,183 @@
+"""Compilation without a GPU, and the cache of compiled kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from fused_models import ADD_ONE
+
+from onnxfuse.errors import KernelError
+from onnxfuse.runtime import cache, compile
+from onnxfuse.runtime.compile import Compiler, KernelSource, compile_cubin
+
+HALVES = r"""
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+extern "C" __global__ void halves(const __half* x, __nv_bfloat16* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = __float2bfloat16(__half2float(x[i]));
+}
+"""
+
+PLAIN = r'extern "C" __global__ void plain(float* y) { y[threadIdx.x] = NUMBER; }'
+
+
+@pytest.mark.parametrize("architecture", [*compile.architectures(), "90a"])
+def test_every_architecture_compiles_with_no_gpu(architecture: int | str) -> None:
+    image = compile_cubin(HALVES, f"sm_{architecture}")
+    assert image[:4] == b"\x7fELF"
+    assert b"halves" in image
+
+
+def test_options_reach_the_compiler() -> None:
+    assert compile_cubin(PLAIN, "sm_80", ["-DNUMBER=1"]) != compile_cubin(PLAIN, "sm_80", ["-DNUMBER=2"])
+
+
+def test_a_kernel_that_does_not_compile_shows_the_log() -> None:
+    with pytest.raises(KernelError) as error:
+        compile_cubin("extern \"C\" __global__ void k(float* y) {\n  y[0] = nonsense;\n}", "sm_80")
+    assert str(error.value) == (
+        "a kernel does not compile for sm_80 (NVRTC_ERROR_COMPILATION (6)):\n"
+        'kernel.cu(2): error: identifier "nonsense" is undefined\n'
+        "    y[0] = nonsense;\n"
+        "           ^\n\n"
+        '1 error detected in the compilation of "kernel.cu".'
+    )
+
+
+@pytest.mark.parametrize("architecture", ["sm_70", "sm_", "90", "compute_90"])
+def test_an_unknown_architecture(architecture: str) -> None:
+    with pytest.raises(KernelError) as error:
+        compile_cubin(ADD_ONE, architecture)
+    assert error.value.message.startswith("NVRTC ")
+    assert error.value.message.endswith(f" cannot compile for '{architecture}'")
+    assert "sm_75, sm_80" in (error.value.remedy or "")
+
+
+def test_no_cupy_is_an_error_with_a_remedy() -> None:
+    code = (
+        "import sys; sys.modules['cupy'] = None\n"
+        "from onnxfuse.runtime import compile, library\n"
+        "assert compile.compiler() is None\n"
+        "from onnxfuse.runtime.callback import install\n"
+        "assert install() is None\n"
+        "try: compile.compile_cubin('', 'sm_80')\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "no CUDA compiler: CuPy is not installed\n"
+        "help: install CuPy and NVRTC: pip install onnxfuse (CUDA 13) or pip install 'onnxfuse[cuda12]'\n"
+    )
+
+
+def test_the_runtime_imports_without_cupy_and_graph_stages() -> None:
+    code = ("import sys, onnxfuse.runtime, onnxfuse.runtime.callback\n"
+            "print(sorted({m.split('.')[0] for m in sys.modules} & {'cupy', 'onnx_graphsurgeon', 'onnx', 'torch'}))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_several_kernels_compile_in_parallel_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counting(source: str, architecture: str, options: tuple[str, ...] = ()) -> bytes:
+        calls.append(source)
+        return f"{source} {architecture} {options}".encode()
+
+    monkeypatch.setattr(compile, "compile_cubin", counting)
+    kernels = [KernelSource(f"source {number % 5}", ("-DX",), ("k",)) for number in range(20)]
+    compiler = Compiler(cache.Cache(tmp_path, "test-1"))
+    images = compiler.images(kernels, "sm_80", workers=8)
+    assert images == [f"source {number % 5} sm_80 ('-DX',)".encode() for number in range(20)]
+    assert sorted(calls) == [f"source {number}" for number in range(5)]
+    assert len(list((tmp_path / "test-1").iterdir())) == 5
+
+    # Another process finds them on disk; another compiler does not.
+    calls.clear()
+    assert Compiler(cache.Cache(tmp_path, "test-1")).images(kernels, "sm_80") == images
+    assert calls == []
+    Compiler(cache.Cache(tmp_path, "test-2")).image(kernels[0], "sm_80")
+    assert calls == ["source 0"]
+
+
+def test_a_corrupt_entry_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "compile_cubin", lambda source, architecture, options: b"\x7fELF image")
+    kernel, store = KernelSource("source"), cache.Cache(tmp_path, "test-1")
+    Compiler(store).image(kernel, "sm_80")
+    (path,) = (tmp_path / "test-1").iterdir()
+    whole = path.read_bytes()
+    for broken in (b"", whole[:50], whole[:-1], whole + b"!", whole[:-1] + b"?", b"x" * 400):
+        path.write_bytes(broken)
+        assert store.read(path.name) is None
+        assert Compiler(store).image(kernel, "sm_80") == b"\x7fELF image"
+        assert path.read_bytes() == whole
+
+
+def test_concurrent_writers_and_readers_meet_whole_entries(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from onnxfuse.runtime.cache import Cache\n"
+        "store = Cache(Path(sys.argv[1]), 'test-1')\n"
+        "for _ in range(150):\n"
+        "    store.write('entry', bytes(range(256)) * 400)\n"
+        "    assert store.read('entry') == bytes(range(256)) * 400\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(3)]
+    store, seen, stop = cache.Cache(tmp_path, "test-1"), set(), threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            image = store.read("entry")
+            seen.add(None if image is None else len(image))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    codes = [writer.wait() for writer in writers]
+    stop.set()
+    reader.join()
+    assert codes == [0, 0, 0]
+    assert seen <= {None, 256 * 400}
+    assert [path.name for path in (tmp_path / "test-1").iterdir()] == ["entry"]
+
+
+def test_a_folder_that_cannot_be_written_warns_once_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")  # root writes everywhere, but not below a file
+    store = cache.Cache(tmp_path / "file", "test-1")
+    folder = tmp_path / "file" / "test-1"
+    with pytest.warns(RuntimeWarning) as caught:
+        assert store.write("entry", b"image") is False
+    assert [str(warning.message) for warning in caught] == [
+        f"the kernel cache {folder} cannot be written (Not a directory); kernels are compiled again in every process; "
+        "set ONNXFUSE_CACHE_DIR to a folder that can be written"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.write("entry", b"image") is False
+    assert store.read("entry") is None
+    assert cache.Cache(None, "test-1").write("entry", b"image") is False
+
+
+def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ONNXFUSE_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def both() -> list[str]:
+        # A fresh process: the library asks for the variables until it is told a folder.
+        code = "from onnxfuse.runtime.library import *; print(read_text(load().onnxfuse_get_cache))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        folder = cache.default_folder()
+        return ["" if folder is None else os.fspath(folder), done.stdout.strip()]
+
+    assert both() == ["", ""]
+    monkeypatch.setenv("HOME", "/home/x")
+    assert both() == ["/home/x/.cache/onnxfuse"] * 2
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert both() == ["/xdg/onnxfuse"] * 2
+    monkeypatch.setenv("ONNXFUSE_CACHE_DIR", "/own")
+    assert both() == ["/own"] * 2

@@ -1,0 +1,296 @@
+"""The way back from a fused model, and what is read from one."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from rewriting_models import (
+    CHAIN,
+    PLAN,
+    SOURCE,
+    chain,
+    fuse,
+    fused_nodes,
+    parse,
+    random_feeds,
+    region_of,
+    run,
+    same_bits,
+)
+
+from onnxfuse.errors import ModelError
+from onnxfuse.graph import Graph, load_graph
+from onnxfuse.rewriting import FusedRegion, InvariantError, read_fused, rewrite, unfuse
+
+
+def packed(model: onnx.ModelProto) -> bytes:
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def odd() -> onnx.ModelProto:
+    """A chain with every kind of note on its nodes, values and constants."""
+    text = CHAIN.replace("a = Add (x, z)", "one = Constant <value = float {1.0}> ()\n  o = Add (x, one)\n  a = Add (o, z)")
+    model = parse(text, eye=np.eye(4, dtype=np.float32))
+    graph = model.graph
+    for place, node in enumerate(graph.node):
+        node.doc_string = f"note {place}"
+        node.metadata_props.add(key="place", value=str(place))
+    graph.node[0].attribute[0].t.name = "the name of one"
+    graph.node[4].ClearField("name")
+    graph.node[4].ClearField("doc_string")
+    graph.node[3].name = ""
+    graph.node[3].doc_string = ""
+    device = graph.node[2].device_configurations.add(configuration_id="two devices")
+    device.pipeline_stage = 3
+    graph.value_info[0].doc_string = "a sum"
+    graph.value_info[0].metadata_props.add(key="kind", value="sum")
+    for name in ("b", "two", "y_unused"):
+        graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None if name == "two" else ["batch", 4]))
+    two = next(tensor for tensor in graph.initializer if tensor.name == "two")
+    two.doc_string = "a factor"
+    two.metadata_props.add(key="kind", value="factor")
+    model.metadata_props.add(key="author", value="somebody")
+    return model
+
+
+@pytest.mark.parametrize("make", [chain, odd])
+def test_the_original_comes_back_byte_for_byte(make: object) -> None:
+    model = make()  # type: ignore[operator]
+    names = {node.output[0] for node in model.graph.node}
+    first = [name for name in ("o", "a", "b", "c") if name in names]
+    graph = load_graph(model)
+    regions = [region_of(graph, [graph.values[name].producer for name in group]) for group in (first, ["e", "y"])]
+    fused = rewrite(model, graph, regions).model
+    assert len(fused_nodes(fused)) == 2
+    assert packed(unfuse(fused)) == packed(model)
+
+
+def test_a_plain_model_comes_back_unchanged() -> None:
+    assert unfuse(chain()) == chain()
+
+
+def test_an_old_ir_version_comes_back_with_its_inputs() -> None:
+    model = chain()
+    model.ir_version = 3
+    for name, shape in (("eye", [4, 4]), ("two", []), ("w", [4])):
+        model.graph.input.insert(1, helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    assert packed(unfuse(fuse(model, ["a", "b", "c"], ["e", "y"]).model)) == packed(model)
+
+
+def test_fused_in_two_goes() -> None:
+    model = odd()
+    twice = fuse(fuse(model, ["e", "y"]).model, ["o", "a", "b", "c"]).model
+    assert len(fused_nodes(twice)) == 2
+    assert packed(unfuse(twice)) == packed(model)
+
+
+def test_a_constant_that_two_bodies_hold_comes_back_once() -> None:
+    text = CHAIN.replace("float[4] w = {1.0, 2.0, 3.0, 4.0}, ", "").replace("(d, w)", "(d, two)")
+    model = parse(text, eye=np.eye(4, dtype=np.float32))
+    in_one = fuse(model, ["a", "b", "c"], ["e", "y"]).model
+    in_two = fuse(fuse(model, ["a", "b", "c"]).model, ["e", "y"]).model
+    for fused in (in_one, in_two):
+        assert [tensor.name for tensor in fused.graph.initializer] == ["eye"]
+        assert packed(unfuse(fused)) == packed(model)
+
+
+def test_other_functions_and_imports_stay() -> None:
+    model = chain()
+    model.opset_import.add(domain="onnxfuse", version=1)  # theirs, and so is the function
+    model.functions.append(
+        onnx.parser.parse_function('<opset_import: ["" : 17], domain: "onnxfuse"> Mine (u) => (v) { v = Exp (u) }')
+    )
+    model.graph.node.append(helper.make_node("Mine", ["y"], ["v"], domain="onnxfuse"))
+    model.graph.output.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, ["batch", 4]))
+    fused = fuse(model, ["a", "b", "c"]).model
+    assert [function.name for function in fused.functions] == ["Mine", "Region0"]
+    assert packed(unfuse(fused)) == packed(model)
+
+
+def test_a_stripped_record_leaves_the_computation() -> None:
+    model = odd()
+    fused = fuse(model, ["o", "a", "b", "c"], ["e", "y"]).model
+    feeds = random_feeds(model)
+    expected = run(model, feeds)
+    for node in fused_nodes(fused):
+        kept = [entry for entry in node.attribute if entry.name != "onnxfuse"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    del fused.metadata_props[:]
+    back = unfuse(fused)
+    onnx.checker.check_model(back, full_check=True)
+    assert not fused_nodes(back) and not back.functions
+    assert [entry.domain for entry in back.opset_import] == [""]
+    assert same_bits(run(back, feeds), expected)
+
+
+def test_edits_made_since_are_kept() -> None:
+    model = chain()
+    fused = fuse(model, ["a", "b", "c"], ["e", "y"]).model
+    fused.graph.output[0].name = "result"
+    fused_nodes(fused)[1].output[0] = "result"
+    fused.graph.node.insert(1, helper.make_node("Neg", ["c"], ["b"], name="node_b"))  # names of the original, taken
+    fused.graph.node[2].input[0] = "b"
+    feeds = random_feeds(model)
+    back = unfuse(fused)
+    onnx.checker.check_model(back, full_check=True)
+    assert [info.name for info in back.graph.output] == ["result"]
+    assert [(node.name, list(node.output)) for node in back.graph.node] == [
+        ("node_a", ["a"]), ("node_b_2", ["b_2"]), ("node_c", ["c"]), ("node_b", ["b"]),
+        ("node_d", ["d"]), ("node_e", ["e"]), ("node_y", ["result"]),
+    ]
+    assert same_bits(run(back, feeds), run(fused, feeds))
+
+
+def test_another_constant_under_the_old_name_is_kept_apart() -> None:
+    fused = fuse(chain(), ["a", "b", "c"]).model
+    fused.graph.initializer.append(numpy_helper.from_array(np.float32(5), "two"))
+    fused.graph.node.append(helper.make_node("Mul", ["y", "two"], ["z5"]))
+    fused.graph.output.append(helper.make_tensor_value_info("z5", TensorProto.FLOAT, ["batch", 4]))
+    back = unfuse(fused)
+    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in back.graph.initializer}
+    assert held["two"] == 5 and held["two_2"] == 2
+    feeds = random_feeds(fused)
+    assert same_bits(run(back, feeds), run(fused, feeds))
+
+
+def _rewritten_record(change: dict[str, object]) -> onnx.ModelProto:
+    fused = fuse(chain(), ["a", "b", "c"]).model
+    for entry in fused_nodes(fused)[0].attribute:
+        if entry.name == "onnxfuse":
+            entry.s = json.dumps({**json.loads(entry.s), **change}).encode()
+    return fused
+
+
+def test_a_record_of_another_release() -> None:
+    with pytest.raises(ModelError) as caught:
+        unfuse(_rewritten_record({"version": 2}))
+    assert str(caught.value) == (
+        "The model was fused by another release of onnxfuse (its records have version 2, this one reads 1).\n"
+        "--> node 'node_a.test'\n"
+        "help: Use the release that fused the model, or fuse the original again."
+    )
+
+
+def test_a_damaged_record() -> None:
+    with pytest.raises(ModelError) as caught:
+        read_fused(_rewritten_record({"nodes": [{"nom": "a"}]}))
+    assert str(caught.value).startswith("The record that onnxfuse left in the model cannot be read: TypeError(")
+    assert caught.value.place == "node 'node_a.test'"
+    assert caught.value.remedy == "Fuse the original model again."
+
+
+def test_what_a_file_holds() -> None:
+    model = chain()
+    fused = fuse(model, ["a", "b", "c"], ["e", "y"], images={"sm_90": b"1", "sm_80": b"2"}, figures={"bytes": 9}).model
+    first, second = read_fused(fused)
+    assert (first.name, first.op, first.rule, first.schedule) == ("node_a.test", "Region0", "test", "pointwise")
+    assert first.figures == {"bytes": 9}
+    assert [record.name for record in first.replaces] == ["node_a", "node_b", "node_c"]
+    assert [record.position for record in second.replaces] == [4, 5]
+    assert (first.hosts, first.tensors, first.outputs) == ((), ("x", "z"), ("c",))
+    assert first.types == {"x0": ("FLOAT", ("batch", "4")), "x1": ("FLOAT", ("batch", "4")), "y0": ("FLOAT", ("batch", "4"))}
+    assert first.plan.to_json() == PLAN
+    assert first.source == SOURCE
+    assert first.architectures == ("sm_80", "sm_90")
+    assert read_fused(model) == ()
+
+
+def test_a_damaged_plan() -> None:
+    fused = fuse(chain(), ["a", "b", "c"]).model
+    next(entry for entry in fused_nodes(fused)[0].attribute if entry.name == "plan").s = b'{"version":1}'
+    with pytest.raises(ModelError) as caught:
+        read_fused(fused)
+    assert str(caught.value) == (
+        "The launch plan of a fused node cannot be read: not a launch plan: 'region'.\n"
+        "--> node 'node_a.test'\n"
+        "help: Fuse the original model again."
+    )
+
+
+def random_model(rng: random.Random) -> onnx.ModelProto:
+    """Pointwise nodes on random earlier values, with constants of both kinds, in a random topological order."""
+    names = ["x", "z"]
+    nodes: list[onnx.NodeProto] = []
+    initializers = []
+    for number in range(rng.randint(2, 24)):
+        operation = rng.choice(["Add", "Mul", "Sub", "Tanh", "Neg", "Scale", "Shift", "Exp"])
+        output = f"v{number}"
+        if operation == "Scale":
+            if not initializers or rng.random() < 0.5:
+                initializers.append(numpy_helper.from_array(np.float32(rng.randint(1, 3)), f"k{number}"))
+            inputs, operation = [rng.choice(names), rng.choice(initializers).name], "Mul"
+        elif operation == "Shift":
+            contents = numpy_helper.from_array(np.float32(rng.randint(1, 3)))
+            nodes.append(helper.make_node("Constant", [], [f"s{number}"], value=contents, name=f"S{number}"))
+            inputs, operation = [rng.choice(names), f"s{number}"], "Add"
+        else:
+            inputs = rng.choices(names, k=2 if operation in ("Add", "Mul", "Sub") else 1)
+        nodes.append(helper.make_node(operation, inputs, [output], name=rng.choice(["", f"N{number}", f"M{number}"])))
+        names.append(output)
+    used = {name for node in nodes for name in node.input}
+    outputs = [name for name in names[2:] if name not in used or rng.random() < 0.1]
+    infos = [name for name in names[2:] if name not in outputs and rng.random() < 0.5]
+    declare = lambda some: [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in some]  # noqa: E731
+    graph = helper.make_graph(nodes, "g", declare(["x", "z"]), declare(outputs), initializers, value_info=declare(infos))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=rng.choice([4, 8, 10]))
+
+
+def random_regions(graph: Graph, rng: random.Random) -> list[FusedRegion]:
+    """Disjoint connected sets of nodes; not always convex."""
+    free = {node.index for node in graph.nodes if node.op != "Constant" and not node.domain}
+    regions = []
+    for _ in range(rng.randint(1, 4)):
+        if not free:
+            break
+        group = {rng.choice(sorted(free))}
+        for _ in range(rng.randint(0, 5)):
+            around = {
+                other.index
+                for place in group
+                for value in (*graph.nodes[place].reads(), *graph.nodes[place].outputs)
+                if value is not None
+                for other in (*value.consumers, *([value.producer] if value.producer else []))
+            }
+            if around & free - group:
+                group.add(rng.choice(sorted(around & free - group)))
+        found = region_of(graph, [graph.nodes[place] for place in sorted(group)])
+        if found.tensors and found.outputs:
+            free -= group
+            regions.append(found)
+    return regions
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_graphs(seed: int) -> None:
+    """Fused once and twice: valid, the same bits (float32, no tolerance) and, unfused, the original's bytes."""
+    rng = random.Random(seed)
+    model = random_model(rng)
+    feeds = random_feeds(model)
+    expected = run(model, feeds)
+    fused = model
+    for _ in range(2):
+        graph = load_graph(fused)
+        regions = random_regions(graph, rng)
+        try:
+            fused = rewrite(fused, graph, regions).model
+        except InvariantError as error:
+            assert "a cycle runs through" in str(error)
+    onnx.checker.check_model(fused, full_check=True)
+    assert same_bits(run(fused, feeds), expected)
+    assert packed(unfuse(fused)) == packed(model)
+
+
+def test_records_hold_plain_data() -> None:
+    (node,) = read_fused(fuse(odd(), ["o", "a", "b", "c"]).model)
+    json.dumps([asdict(record) for record in node.replaces])
+    assert node.replaces[0].doc_string == "note 1" and node.replaces[0].metadata_props == {"place": "1"}
