@@ -135,6 +135,7 @@ def test_the_order_of_operands_does_not_matter(operands: list[Dim]) -> None:
 @given(expressions)
 def test_the_text_of_a_size_reads_back(tree: object) -> None:
     size = symbolic(tree)
+    assume("/ 0" not in str(size) and "% 0" not in str(size))
     assert parse(str(size)) == size
 
 

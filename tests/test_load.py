@@ -353,7 +353,7 @@ def test_an_ir_version_that_is_too_new() -> None:
 def test_a_tensor_with_too_few_bytes() -> None:
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1000], raw_data=bytes(100))
     assert message_of(model(initializer=[weight])) == (
-        "Tensor 'w' holds fewer bytes than its type and sizes need (4000).\n--> tensor 'w'\n"
+        "Tensor 'w' holds 100 bytes, and its type and sizes need 4000.\n--> tensor 'w'\n"
         "help: Export the model again."
     )
 

@@ -8,11 +8,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.inliner import inline_local_functions
+from onnx.reference import ReferenceEvaluator
 from rewriting_models import CHAIN, PLAN, SOURCE, chain, fuse, fused_nodes, parse, random_feeds, region, run, same_bits
 
 from onnxfuse.graph import load_graph
 from onnxfuse.lowering import launch
-from onnxfuse.rewriting import InvariantError, rewrite
+from onnxfuse.rewriting import InvariantError, rewrite, unfuse
 
 TWO_LAYERS = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -80,6 +82,18 @@ def test_results_are_the_same_bits() -> None:
     assert same_bits(run(model, feeds), run(fused, feeds))
 
 
+def test_other_tools_understand_the_function() -> None:
+    """onnx's reference evaluator and inliner; float32, 1e-6 of NumPy's tanh and sums."""
+    model = chain()
+    fused = fuse(model, ["a", "b", "c"], ["e", "y"]).model
+    feeds = random_feeds(model)
+    (expected,) = run(model, feeds)
+    np.testing.assert_allclose(ReferenceEvaluator(fused).run(None, feeds)[0], expected, rtol=1e-6, atol=1e-6)
+    inlined = inline_local_functions(fused)
+    assert not fused_nodes(inlined)
+    assert same_bits(run(inlined, feeds), [expected])
+
+
 @pytest.mark.parametrize("element", ["float16", "bfloat16"])
 def test_half_types(element: str) -> None:
     model = parse(
@@ -131,7 +145,8 @@ def test_sharing_sees_through_the_order_of_nodes() -> None:
 def test_another_kernel_is_another_name() -> None:
     model = parse(TWO_LAYERS)
     graph = load_graph(model)
-    regions = [region(graph, "a", "b"), region(graph, "d", "e", source=SOURCE + "//"), region(graph, "g", "h", plan=PLAN)]
+    other = region(graph, "d", "e", source=SOURCE + "//")
+    regions = [region(graph, "a", "b"), other, region(graph, "g", "h", plan=PLAN)]
     assert [entry.op for entry in rewrite(model, graph, regions).placed] == ["Region0", "Region1", "Region2"]
 
 
@@ -233,6 +248,23 @@ def test_constant_nodes_are_inlined_too() -> None:
     assert same_bits(run(model, feeds), run(fused, feeds))
 
 
+def test_constant_nodes_of_a_region_may_have_other_readers() -> None:
+    text = CHAIN.replace("float two = {2.0}, ", "").replace(
+        "a = Add (x, z)", "two = Constant <value = float {2.0}> ()\n  a = Add (x, z)"
+    )
+    model = parse(text.replace("(d, w)", "(d, two)"), eye=np.eye(4, dtype=np.float32))
+    graph = load_graph(model)
+    first = region(graph, "two", "a", "b", "c", outputs=(graph.values["c"],))
+    fused = rewrite(model, graph, [first]).model
+    assert [node.op_type for node in fused.graph.node] == ["Constant", "Region0", "MatMul", "Mul", "Tanh"]
+    both = rewrite(model, graph, [first, region(graph, "e", "y")]).model
+    assert [node.op_type for node in both.graph.node] == ["Region0", "MatMul", "Region1"]
+    feeds = random_feeds(model)
+    for either in (fused, both):
+        assert same_bits(run(model, feeds), run(either, feeds))
+        assert unfuse(either) == model
+
+
 def test_the_order_stays_topological() -> None:
     model = parse(
         """
@@ -295,7 +327,8 @@ def test_a_captured_value_must_not_vanish() -> None:
 
 def test_what_the_user_put_in_survives() -> None:
     model = chain()
-    model.functions.append(onnx.parser.parse_function('<opset_import: ["" : 17], domain: "mine"> f (u) => (v) { v = Exp (u) }'))
+    function = '<opset_import: ["" : 17], domain: "mine"> f (u) => (v) { v = Exp (u) }'
+    model.functions.append(onnx.parser.parse_function(function))
     model.opset_import.add(domain="mine", version=3)
     model.opset_import.add(domain="unknown.domain", version=2)
     model.graph.node.append(helper.make_node("f", ["y"], ["v"], domain="mine", doc_string="theirs"))
@@ -387,7 +420,10 @@ def test_node_names_are_unique() -> None:
     ("changes", "message"),
     [
         ({"tensors": ("x",)}, "region 0 (test): reads ['z'] that it does not list, lists [] that it does not read"),
-        ({"tensors": ("x", "z", "d")}, "region 0 (test): reads [] that it does not list, lists ['d'] that it does not read"),
+        (
+            {"tensors": ("x", "z", "d")},
+            "region 0 (test): reads [] that it does not list, lists ['d'] that it does not read",
+        ),
         ({"outputs": ("a",)}, "region 0 (test): 'b' vanishes and nodes ['node_c'] read it"),
         ({"outputs": ("b", "y")}, "region 0 (test): does not compute its outputs ['y']"),
         ({"outputs": ()}, "region 0 (test): the region has no output"),

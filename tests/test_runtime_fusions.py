@@ -53,8 +53,8 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
         "h = Mul(x, half) r = Mul(h, a) y = Relu(r)", NUMBERS,
     ),
     "fast gelu, half last": (
-        "", X, Y, "q = Pow(x, three) k = Mul(q, c) s = Add(x, k) u = Mul(s, p) t = Tanh(u) a = Add(t, one) h = Mul(x, a) "
-        "r = Mul(h, half) y = Relu(r)", NUMBERS,
+        "", X, Y, "q = Pow(x, three) k = Mul(q, c) s = Add(x, k) u = Mul(s, p) t = Tanh(u) a = Add(t, one) "
+        "h = Mul(x, a) r = Mul(h, half) y = Relu(r)", NUMBERS,
     ),
     "fast gelu, a graph output": (
         "", X, Y, "q = Pow(x, three) k = Mul(q, c) s = Add(x, k) u = Mul(s, p) t = Tanh(u) a = Add(t, one) "
@@ -114,7 +114,8 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
     ),
     "transpose": ("FusedMatMul", LEFT, SCORES, "t = Transpose<perm = [0, 2, 1]>(z) y = MatMul(x, t)", ""),
     "transpose of the batch": (
-        "FusedMatMul", "float[B,S,4] x, float[U,B,4] z", SCORES, "t = Transpose<perm = [1, 2, 0]>(z) y = MatMul(x, t)", "",
+        "FusedMatMul", "float[B,S,4] x, float[U,B,4] z", SCORES,
+        "t = Transpose<perm = [1, 2, 0]>(z) y = MatMul(x, t)", "",
     ),
     "transpose of the first two": (
         "FusedMatMul", "float[B,S,U] x, float[U,B,T] z", "float[B,S,T] y",
@@ -125,7 +126,8 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
         "t = Transpose<perm = [0, 2, 1, 3]>(z) y = MatMul(x, t)", "",
     ),
     "transpose of everything": (
-        "", "float[B,S,U] x, float[T,U,B] z", "float[B,S,T] y", "t = Transpose<perm = [2, 1, 0]>(z) y = MatMul(x, t)", "",
+        "", "float[B,S,U] x, float[T,U,B] z", "float[B,S,T] y",
+        "t = Transpose<perm = [2, 1, 0]>(z) y = MatMul(x, t)", "",
     ),
     "transpose that two products read": (
         "FusedMatMul", f"{LEFT}, float[B,R,4] k", f"{SCORES}, float[B,R,U] u",

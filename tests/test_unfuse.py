@@ -37,8 +37,8 @@ def packed(model: onnx.ModelProto) -> bytes:
 
 def odd() -> onnx.ModelProto:
     """A chain with every kind of note on its nodes, values and constants."""
-    text = CHAIN.replace("a = Add (x, z)", "one = Constant <value = float {1.0}> ()\n  o = Add (x, one)\n  a = Add (o, z)")
-    model = parse(text, eye=np.eye(4, dtype=np.float32))
+    more = "one = Constant <value = float {1.0}> ()\n  o = Add (x, one)\n  a = Add (o, z)"
+    model = parse(CHAIN.replace("a = Add (x, z)", more), eye=np.eye(4, dtype=np.float32))
     graph = model.graph
     for place, node in enumerate(graph.node):
         node.doc_string = f"note {place}"
@@ -53,7 +53,8 @@ def odd() -> onnx.ModelProto:
     graph.value_info[0].doc_string = "a sum"
     graph.value_info[0].metadata_props.add(key="kind", value="sum")
     for name in ("b", "two", "y_unused"):
-        graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None if name == "two" else ["batch", 4]))
+        shape = [] if name == "two" else ["batch", 4]
+        graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     two = next(tensor for tensor in graph.initializer if tensor.name == "two")
     two.doc_string = "a factor"
     two.metadata_props.add(key="kind", value="factor")
@@ -197,7 +198,7 @@ def test_what_a_file_holds() -> None:
     assert [record.name for record in first.replaces] == ["node_a", "node_b", "node_c"]
     assert [record.position for record in second.replaces] == [4, 5]
     assert (first.hosts, first.tensors, first.outputs) == ((), ("x", "z"), ("c",))
-    assert first.types == {"x0": ("FLOAT", ("batch", "4")), "x1": ("FLOAT", ("batch", "4")), "y0": ("FLOAT", ("batch", "4"))}
+    assert first.types == dict.fromkeys(["x0", "x1", "y0"], ("FLOAT", ("batch", "4")))
     assert first.plan.to_json() == PLAN
     assert first.source == SOURCE
     assert first.architectures == ("sm_80", "sm_90")
@@ -239,8 +240,11 @@ def random_model(rng: random.Random) -> onnx.ModelProto:
     used = {name for node in nodes for name in node.input}
     outputs = [name for name in names[2:] if name not in used or rng.random() < 0.1]
     infos = [name for name in names[2:] if name not in outputs and rng.random() < 0.5]
-    declare = lambda some: [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in some]  # noqa: E731
-    graph = helper.make_graph(nodes, "g", declare(["x", "z"]), declare(outputs), initializers, value_info=declare(infos))
+    declared = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in names}
+    graph = helper.make_graph(
+        nodes, "g", [declared["x"], declared["z"]], [declared[name] for name in outputs], initializers,
+        value_info=[declared[name] for name in infos],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=rng.choice([4, 8, 10]))
 
 

@@ -6,12 +6,18 @@ from pathlib import Path
 
 import onnx
 
+from onnxfuse.graph.binding import bind
 from onnxfuse.graph.build import build_graph
+from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic
+from onnxfuse.graph.host import is_free, on_host
 from onnxfuse.graph.load import LoadedModel, from_proto, load_model
-from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.shapes import infer
+from onnxfuse.graph.model import Assumption, Graph, Node, Value
+from onnxfuse.graph.shapes import infer, output_types
 
-__all__ = ["Graph", "LoadedModel", "Node", "Value", "build_graph", "from_proto", "infer", "load_graph", "load_model"]
+__all__ = [
+    "Assumption", "Graph", "LoadedModel", "Node", "OperatorClass", "Value", "bind", "build_graph", "classify",
+    "from_proto", "infer", "is_deterministic", "is_free", "load_graph", "load_model", "on_host", "output_types",
+]
 
 
 def load_graph(model: str | Path | onnx.ModelProto | LoadedModel) -> Graph:

@@ -8,6 +8,7 @@ stop it.  What it leaves out (tensor attributes, captured names, element types) 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -140,12 +141,12 @@ def _attributes(node: onnx.NodeProto, plain: Mapping[str, Any], folder: Path | N
     return result
 
 
+@dataclass(frozen=True, eq=False)
 class Tensor:
     """A tensor attribute that is not read, because it is large: its type and sizes."""
 
-    def __init__(self, tensor: onnx.TensorProto, folder: Path | None) -> None:
-        self.tensor = tensor
-        self.folder = folder
+    tensor: onnx.TensorProto
+    folder: Path | None
 
     @property
     def dtype(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 __all__ = ["DecodeError", "diagnose"]
 

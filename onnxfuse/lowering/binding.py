@@ -1,7 +1,8 @@
 """Sizes at run time: which input's axis gives each symbol its value, and what must agree.
 
 Kernels and launch plans speak of symbols.  A symbol is bound by the first axis of a tensor input that is that symbol
-alone, or that is linear in it (``s + 1``, ``64*s``).  A size whose symbols cannot be had (``s33*s50`` where no input
+alone, or that is linear in it (``s + 1``, ``64*s``); failing that by an operand in host memory that holds it, such as
+the target shape of a Reshape.  A size whose symbols cannot be had (``s33*s50`` where no input
 has an axis ``s33``) gets a stand-in symbol, bound by the axis itself.  Every other axis becomes a check.
 """
 
@@ -26,8 +27,8 @@ class Binding:
     stand_ins: dict[Dim, str]
 
 
-def bind(inputs: Sequence[Tensor]) -> Binding:
-    """Bind the symbols of the inputs' shapes."""
+def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Binding:
+    """Bind the symbols of the inputs' shapes, and of the contents of operands in host memory."""
     symbols: dict[str, str] = {}
     sources: list[str] = []
 
@@ -54,6 +55,11 @@ def bind(inputs: Sequence[Tensor]) -> Binding:
             if scale:
                 source = f"{atom} {rest} -" if rest else atom
                 define(name, source if scale == 1 else f"{source} {scale} //")
+    for place, contents in enumerate(hosts):
+        for index, size in enumerate(contents):
+            name = _plain(size)
+            if name is not None and name not in symbols:
+                define(name, f"h{place}.{index}")
     stand_ins: dict[Dim, str] = {}
     checks: list[Check] = []
     for atom, size in axes:

@@ -44,10 +44,10 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
     try:
         assumed = _assumed(graph)
         context = _lower(nodes, graph, lambda size: assumed.get(size, size))
-        binding = bind([context.tensors[value] for value in context.inputs])
+        binding = _bind(context)
         if binding.stand_ins:
             context = _lower(nodes, graph, _renaming(binding.stand_ins, assumed))
-            binding = bind([context.tensors[value] for value in context.inputs])
+            binding = _bind(context)
         for output in outputs:
             for size in context.tensors[output].shape:
                 if not size.symbols <= binding.symbols.keys():
@@ -61,6 +61,16 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
     operators = tuple(dict.fromkeys(node.qualified_op for node in nodes))
     program = Program(inputs, tuple(context.tensors[value] for value in outputs), operators)
     return Lowered(program, tuple(context.inputs), tuple(context.sized), tuple(context.inlined), binding)
+
+
+def _bind(context: Context) -> Binding:
+    contents = [[context.rename(size) for size in value.elements or ()] for value in hosts(context.sized)]
+    return bind([context.tensors[value] for value in context.inputs], contents)
+
+
+def hosts(sized: Sequence[Value]) -> list[Value]:
+    """Those of the values which decide sizes that are known only when the model runs: the node's host operands."""
+    return [value for value in sized if value.constant is None]
 
 
 def _assumed(graph: Graph) -> dict[Dim, Dim]:

@@ -9,6 +9,7 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.lowering.ir import Reduce, postorder
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
+from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import boundary, check_host_inputs
@@ -103,7 +104,9 @@ class Maker:
         reads = boundary(originals).inputs
         rest = [value for value in reads if value not in tensors]
         inlined = tuple(value for value in rest if value.constant is not None)
-        hosts = tuple(value for value in rest if value.constant is None)
+        hosts = tuple(dict.fromkeys([
+            *(values[value.name] for value in size_operands(lowered.sized)),
+            *(value for value in rest if value.constant is None)]))
         label = members[-1].label
         if len(hosts) > HOST_INPUTS:
             return Refusal("host-operands", f"{len(hosts)} operands decide sizes; a fused node has room for {HOST_INPUTS}", label)

@@ -24,8 +24,8 @@ COST: dict[str, int] = {
     **dict.fromkeys(
         ["Add", "Sub", "Mul", "Neg", "Abs", "Min", "Max", "Clip", "Relu", "LeakyRelu", "PRelu", "ThresholdedRelu",
          "Where", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN",
-         "IsInf", "Sign", "Floor", "Ceil", "Round", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Shrink",
-         "QuantizeLinear", "DequantizeLinear"],
+         "IsInf", "Sign", "Floor", "Ceil", "Round", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot",
+         "Shrink", "QuantizeLinear", "DequantizeLinear"],
         SIMPLE,
     ),
     **dict.fromkeys(["Div", "Mod", "Sqrt", "Reciprocal", "Softsign", "HardSigmoid", "HardSwish"], ROOT),

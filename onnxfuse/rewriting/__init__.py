@@ -4,13 +4,13 @@
                         └─ unfuse ─▶ the original        └ body_model ─▶ reference of one kernel
 """
 
+from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
-from onnxfuse.rewriting.read import FusedNode, read_fused
+from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
-from onnxfuse.rewriting.rewrite import Placed, Rewritten, rewrite
-from onnxfuse.rewriting.save import Saved, save
+from onnxfuse.rewriting.saving import Saved, save
 from onnxfuse.rewriting.standalone import body_model
-from onnxfuse.rewriting.unfuse import unfuse
+from onnxfuse.rewriting.unfusing import unfuse
 
 __all__ = [
     "FusedNode",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxfuse.graph.order import captured_names, subgraphs
+
 STANDARD_DOMAINS = ("", "ai.onnx")
 
 
@@ -78,20 +80,10 @@ def users_of(reads: Sequence[Sequence[str]]) -> dict[str, list[int]]:
     return result
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Graphs in the node's attributes."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
 def reads_of(node: onnx.NodeProto) -> Iterator[str]:
     """Names of the values that a node depends on: inputs, then captures of its subgraphs; may repeat."""
     yield from (name for name in node.input if name)
-    for graph in subgraphs(node):
-        yield from _captures(graph)
+    yield from captured_names(node)
 
 
 def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -100,15 +92,6 @@ def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         yield node
         for graph in subgraphs(node):
             yield from all_nodes(iter(graph.node))
-
-
-def _captures(graph: onnx.GraphProto) -> Iterator[str]:
-    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-    own |= {sparse.values.name for sparse in graph.sparse_initializer}
-    for node in graph.node:
-        yield from (name for name in reads_of(node) if name not in own)
-        own.update(node.output)
-    yield from (info.name for info in graph.output if info.name not in own)
 
 
 def _bound(model: onnx.ModelProto) -> Iterator[str]:

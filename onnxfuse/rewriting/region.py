@@ -15,7 +15,8 @@ class FusedRegion:
 
     Attributes:
         rule, schedule: ids, for the report.
-        nodes: the original nodes it replaces, in graph order; a convex set.
+        nodes: the original nodes it replaces, in graph order; a convex set.  Constant nodes among them are treated
+            as inlined: they leave the model only when nothing else reads them.
         hosts: values that the node reads in host memory (shape operands), at most ``launch.HOST_INPUTS``.
         tensors: values that the kernel reads, in the order of the plan's ``i0``, ``i1`` and so on; at least one.
         inlined: small constants that the body needs and the kernel does not read: they become Constant nodes of

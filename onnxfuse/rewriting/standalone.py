@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse.errors import ModelError
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import make_body
+from onnxfuse.rewriting.fusing import region_names, resolve, type_of
 from onnxfuse.rewriting.index import STANDARD_DOMAINS, ModelIndex
 from onnxfuse.rewriting.metadata import IR_VERSION
-from onnxfuse.rewriting.read import FusedNode
+from onnxfuse.rewriting.reading import FusedNode
 from onnxfuse.rewriting.region import FusedRegion
-from onnxfuse.rewriting.rewrite import positions, region_names, type_of
 
 Precision = Literal["float32", "float64"]
 Types = Mapping[str, tuple[str, tuple[str, ...] | None]]
@@ -65,13 +65,14 @@ def _of_region(
     region: FusedRegion, model: onnx.ModelProto
 ) -> tuple[onnx.FunctionProto, Types, Sequence[onnx.FunctionProto]]:
     index = ModelIndex.of(model)
+    nodes, inlined = resolve(index, region, region.rule)
     body = make_body(
         index,
         region.rule,
-        positions(index, region, region.rule),
+        nodes,
         [value.name for value in region.hosts],
         [value.name for value in region.tensors],
-        {value.name: value.constant for value in region.inlined},
+        inlined,
         [value.name for value in region.outputs],
     )
     return body.function, {formal: type_of(value) for formal, value in region_names(region)}, model.functions

@@ -30,7 +30,8 @@ from onnxfuse.rules.kinds import (
     RuleSet,
 )
 from onnxfuse.rules.load import load_rules, shipped_folder
-from onnxfuse.rules.matcher import Match, MatchResult, NodeIndex, match
+from onnxfuse.rules.matcher import match
+from onnxfuse.rules.matches import Match, MatchResult, NodeIndex
 
 __all__ = [
     "CLASSES", "CanonicalGraph", "CanonicalRule", "Component", "Example", "ExampleOutcome", "ForbidRule", "FuseRule",

@@ -10,7 +10,8 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import conditions
 from onnxfuse.rules.kinds import CanonicalRule, attribute_value
-from onnxfuse.rules.matcher import Match, NodeIndex, match
+from onnxfuse.rules.matcher import match
+from onnxfuse.rules.matches import Match, NodeIndex
 
 MAX_PASSES = 8
 """Rounds of matching at most; each starts from what the one before made."""
@@ -24,7 +25,7 @@ class CanonicalGraph:
         graph: nodes and values of its own; a value has the name that it has in the model, and a node's ``originals``
             are nodes of the graph that the view was made from.
         made: canonical nodes of the view.
-        refusals: near misses of the canonical rules on the final view.
+        refusals: near misses of the canonical rules, but those that a later round mended.
     """
 
     graph: Graph
@@ -45,7 +46,7 @@ def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool
     """
     view = _rebuild(graph, ())
     order = sorted(rules, key=lambda rule: -(rule.pattern.size if rule.pattern else 0))
-    refusals: tuple[Refusal, ...] = ()
+    told: dict[tuple[str, str], Refusal] = {}
     for _ in range(MAX_PASSES):
         index = NodeIndex(view)
         claimed: set[Node] = set()
@@ -64,11 +65,14 @@ def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool
                     continue
                 chosen.append(found)
                 claimed.update(found.nodes)
-        refusals = tuple(dict.fromkeys(misses))
+        for miss in misses:
+            told[miss.rule, miss.node] = miss
         if not chosen:
             break
         view = _rebuild(view, chosen)
     made = tuple(node for node in view.nodes if node.rule is not None)
+    mended = {(node.rule, original.label) for node in made for original in node.originals}
+    refusals = tuple(miss for place, miss in told.items() if place not in mended)
     return CanonicalGraph(view, made, refusals)
 
 

@@ -22,7 +22,7 @@ def _by_name() -> dict[str, frozenset[OperatorKey]]:
     for domain, op in known:
         node = Node(0, "", op, domain, {}, (), (None,))
         found.setdefault(classify(node, empty), set()).add((domain, op))
-    pointwise = found[OperatorClass.POINTWISE] if OperatorClass.POINTWISE in found else set()
+    pointwise = found.get(OperatorClass.POINTWISE, set())
     return {
         "pointwise": frozenset(pointwise | found[OperatorClass.BROADCAST])
         | {(CANONICAL_DOMAIN, "Silu"), (CANONICAL_DOMAIN, "QuickGelu")},

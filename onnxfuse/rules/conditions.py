@@ -55,7 +55,7 @@ class Failure:
     remedy: str = ""
 
 
-class _Unknown(Exception):
+class _UnknownError(Exception):
     """Something that the condition asks is not known."""
 
     def __init__(self, code: str, what: str) -> None:
@@ -63,7 +63,7 @@ class _Unknown(Exception):
         self.code, self.what = code, what
 
 
-class _LeftOut(Exception):
+class _LeftOutError(Exception):
     """The condition speaks of a name that the match did not bind."""
 
 
@@ -73,9 +73,9 @@ def check(condition: Condition, scope: Scope) -> Failure | None:
     try:
         if _evaluate(condition.tree, scope, figures):
             return None
-    except _LeftOut:
+    except _LeftOutError:
         return None
-    except _Unknown as unknown:
+    except _UnknownError as unknown:
         return Failure(
             unknown.code,
             f"The rule needs {condition.text}, and {unknown.what}.",
@@ -95,7 +95,7 @@ def evaluate(tree: Tree, scope: Scope) -> Any:
     try:
         found = _evaluate(tree, scope, {})
         return _number(found) if isinstance(found, Value) else found
-    except (_Unknown, _LeftOut) as error:
+    except (_UnknownError, _LeftOutError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -185,17 +185,17 @@ def _name(name: str, scope: Scope, figures: dict[str, str]) -> Any:
     if base not in scope.bindings:
         if base in DTYPES and not attribute_name:
             return Dtype(DTYPES[base])
-        raise _LeftOut
+        raise _LeftOutError
     found = scope.bindings[base]
     if found is None:
-        raise _LeftOut
+        raise _LeftOutError
     if attribute_name:
         producer = root(found).producer if isinstance(found, Value) else None
         if producer is None:
-            raise _Unknown("attribute", f"no node computes {base}")
+            raise _UnknownError("attribute", f"no node computes {base}")
         found = attribute(producer, attribute_name, scope.graph)
         if found is None:
-            raise _Unknown("attribute", f"{producer.qualified_op} has no attribute {attribute_name}")
+            raise _UnknownError("attribute", f"{producer.qualified_op} has no attribute {attribute_name}")
     if not isinstance(found, Value):
         figures[name] = _shown(found)
     return found
@@ -238,10 +238,10 @@ def _operator(call: Call, scope: Scope, figures: dict[str, str]) -> Any:
     if name == "/":
         divisor = _plain(right)
         if not divisor:
-            raise _Unknown("condition", "it divides by zero")
+            raise _UnknownError("condition", "it divides by zero")
         return _plain(left) / divisor
     if name in ("//", "%") and isinstance(right, int) and right == 0:
-        raise _Unknown("condition", "it divides by zero")
+        raise _UnknownError("condition", "it divides by zero")
     if (isinstance(left, Dim) and isinstance(right, float)) or (isinstance(right, Dim) and not isinstance(left, Dim)):
         left, right = _plain(left), _plain(right)
     return _ARITHMETIC[name](left, right)
@@ -261,10 +261,10 @@ def _plain(value: Any) -> Any:
     """A number from a size; integers, floats and the rest as they are."""
     if isinstance(value, Dim):
         if value.value is None:
-            raise _Unknown("unknown-size", f"the size {value} is not known before the model runs")
+            raise _UnknownError("unknown-size", f"the size {value} is not known before the model runs")
         return value.value
     if not isinstance(value, int | float):
-        raise _Unknown("condition", f"{_shown(value)} is no number")
+        raise _UnknownError("condition", f"{_shown(value)} is no number")
     return value
 
 
@@ -274,9 +274,9 @@ def _number(value: Any) -> Any:
         return value
     found = root(value)
     if found.constant is None:
-        raise _Unknown("not-constant", f"the contents of {value.name} are not known before the model runs")
+        raise _UnknownError("not-constant", f"the contents of {value.name} are not known before the model runs")
     if found.constant.size != 1:
-        raise _Unknown("not-scalar", f"{value.name} has {found.constant.size} elements")
+        raise _UnknownError("not-scalar", f"{value.name} has {found.constant.size} elements")
     content = found.constant.reshape(-1)[0]
     if content.dtype.kind in "biu":
         return int(content)
@@ -326,7 +326,7 @@ class _Function:
 
 def _value(given: Any, what: str) -> Value:
     if not isinstance(given, Value):
-        raise _Unknown("condition", f"{what} needs a tensor")
+        raise _UnknownError("condition", f"{what} needs a tensor")
     return given
 
 
@@ -334,7 +334,7 @@ def _shape(scope: Scope, given: Any) -> tuple[Dim, ...]:
     value = _value(given, "shape")
     shape = value.shape if value.shape is not None else root(value).shape
     if shape is None:
-        raise _Unknown("unknown-shape", f"the rank of {value.name} is unknown")
+        raise _UnknownError("unknown-shape", f"the rank of {value.name} is unknown")
     return shape
 
 
@@ -342,14 +342,14 @@ def _dtype(scope: Scope, given: Any) -> Dtype:
     value = _value(given, "dtype")
     dtype = value.dtype or root(value).dtype
     if not dtype:
-        raise _Unknown("unknown-type", f"the type of {value.name} is unknown")
+        raise _UnknownError("unknown-type", f"the type of {value.name} is unknown")
     return Dtype(dtype)
 
 
 def _dim(scope: Scope, given: Any, axis: int) -> Dim:
     shape = _shape(scope, given)
     if not -len(shape) <= axis < len(shape):
-        raise _Unknown("rank", f"{given.name} has rank {len(shape)} and no axis {axis}")
+        raise _UnknownError("rank", f"{given.name} has rank {len(shape)} and no axis {axis}")
     size: Dim = shape[axis]
     return size
 
@@ -359,7 +359,7 @@ def _content(scope: Scope, given: Any) -> Any:
         return given
     found = root(given)
     if found.constant is None:
-        raise _Unknown("not-constant", f"the contents of {given.name} are not known before the model runs")
+        raise _UnknownError("not-constant", f"the contents of {given.name} are not known before the model runs")
     if found.constant.size == 1:
         return _number(given)
     return [_shorten(item) for item in found.constant.reshape(-1)]
@@ -392,7 +392,7 @@ def _broadcastable(scope: Scope, given: Any, target: Any) -> bool:
 def _item(items: Any, position: int) -> Any:
     found = items if isinstance(items, list | tuple) else [items]
     if not -len(found) <= position < len(found):
-        raise _Unknown("attribute", f"a list of {len(found)} has no item {position}")
+        raise _UnknownError("attribute", f"a list of {len(found)} has no item {position}")
     return found[position]
 
 

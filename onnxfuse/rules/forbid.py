@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.kinds import ForbidRule, RuleSet
-from onnxfuse.rules.matcher import NodeIndex, match
+from onnxfuse.rules.matcher import match
+from onnxfuse.rules.matches import NodeIndex
 from onnxfuse.rules.operators import OperatorKey, root
 
 

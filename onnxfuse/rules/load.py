@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from onnxfuse.errors import RuleError
 from onnxfuse.rules import conditions, kernels, schema, syntax, yamlfile
+from onnxfuse.rules.attempt import ESCAPE_CODES
 from onnxfuse.rules.classes import CLASSES
 from onnxfuse.rules.conditions import Condition
 from onnxfuse.rules.kinds import (
@@ -24,7 +25,6 @@ from onnxfuse.rules.kinds import (
     Rule,
     RuleSet,
 )
-from onnxfuse.rules.matcher import ESCAPE_CODES
 from onnxfuse.rules.operators import OperatorKey, operator_key, operator_names
 from onnxfuse.rules.pattern import FUNCTIONS, CompiledPattern, compile_pattern, suggestion
 from onnxfuse.rules.syntax import Call, Name, TextError

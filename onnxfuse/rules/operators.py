@@ -117,17 +117,18 @@ def _input_positions(domain: str, op: str, version: int | None) -> dict[str, int
 
 
 @cache
-def _keyword_names(domain: str, op: str) -> frozenset[str]:
-    names: set[str] = set()
+def _keyword_names() -> dict[OperatorKey, set[str]]:
+    names: dict[OperatorKey, set[str]] = {}
     for found in defs.get_all_schemas_with_history():
-        if found.domain == domain and found.name == op:
-            names |= set(found.attributes) | {formal.name for formal in found.inputs}
-    return frozenset(names)
+        known = names.setdefault((found.domain, found.name), set())
+        known.update(found.attributes)
+        known.update(formal.name for formal in found.inputs)
+    return names
 
 
-def keyword_names(key: OperatorKey) -> frozenset[str] | None:
+def keyword_names(key: OperatorKey) -> set[str] | None:
     """Names of the attributes and inputs that the operator has at any version; None where it has no schema."""
-    return _keyword_names(*key) or None
+    return _keyword_names().get(key)
 
 
 def attribute(node: Node, name: str, graph: Graph) -> Any:

@@ -10,7 +10,6 @@ import difflib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
 
 from onnxfuse.rules import syntax
 from onnxfuse.rules.operators import (
@@ -105,7 +104,7 @@ class Named:
     pattern: Pattern
 
 
-Pattern = Union[Free, Literal, Op, Output, Maybe, AnyOf, Hole, Named]
+Pattern = Free | Literal | Op | Output | Maybe | AnyOf | Hole | Named
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +119,7 @@ class CompiledPattern:
         names: every name that a match binds: inputs, statements, captured keywords.
         inputs: the names among them that the pattern takes in.
         holes: names of holes.
-        size: nodes that the smallest match has.
+        size: nodes of the largest match, optional ones left out.
     """
 
     roots: tuple[Named, ...]
@@ -404,7 +403,7 @@ def _op(
 
 
 def _required(patterns: Iterable[Pattern]) -> int:
-    """Nodes that a match of these patterns has at least; a named part counts once."""
+    """Nodes of the largest match of these patterns, optional nodes left out; a named part counts once."""
     seen: set[int] = set()
 
     def count(pattern: Pattern) -> int:
@@ -430,7 +429,7 @@ def _required(patterns: Iterable[Pattern]) -> int:
                     seen.clear()
                     seen.update(before)
                     counts.append(count(alternative))
-                return min(counts)
+                return max(counts)
             case Hole(arguments=arguments):
                 return sum(count(argument) for argument in arguments)
             case _:
@@ -448,8 +447,8 @@ def root_keys(pattern: Pattern) -> frozenset[OperatorKey] | None:
             return keys
         case Output(op=op):
             return op.keys
-        case Maybe(op=op, instead=instead):
-            parts = (op, instead)
+        case Maybe(op=inner, instead=instead):
+            parts: tuple[Pattern, ...] = (inner, instead)
         case AnyOf(alternatives=alternatives):
             parts = alternatives
         case _:

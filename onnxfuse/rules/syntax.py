@@ -19,6 +19,9 @@ MAX_TEXT = 20_000
 MAX_DEPTH = 60
 """Deepest nesting of parentheses and brackets that is read."""
 
+MAX_INFIX = 100
+"""Infix operators that one pattern or condition may hold."""
+
 
 class TextError(Exception):
     """A fault in a pattern or condition: message, span of characters, and what mends it."""
@@ -81,17 +84,8 @@ class Statement:
     expression: Tree
 
 
-_COMMON = r"""
-NAME: /[A-Za-z_]\w*(\.[A-Za-z_]\w*)*/
-NUMBER: /(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?/
-STRING: /"[^"\n]*"|'[^'\n]*'/
-%import common.WS_INLINE
-%ignore WS_INLINE
-"""
-
-_PATTERN = (
-    r"""
-start: _NL? statement (_NL statement)* _NL?
+_GRAMMAR = r"""
+pattern: _NL? statement (_NL statement)* _NL?
 statement: targets "=" sum
 targets: NAME ("," NAME)*
 ?sum: product | sum "+" product -> add | sum "-" product -> sub
@@ -101,30 +95,27 @@ targets: NAME ("," NAME)*
 call: NAME "(" [argument ("," argument)* [","]] ")"
 ?argument: NAME "=" value -> keyword | REST -> rest | sum
 ?value: sum | STRING -> string | "[" [value ("," value)*] "]" -> sequence
-REST: "..."
-_NL: /\n+/
-"""
-    + _COMMON
-)
 
-_CONDITION = (
-    r"""
-?start: disjunction
-?disjunction: conjunction | disjunction "or" conjunction -> either
+?condition: conjunction | condition "or" conjunction -> either
 ?conjunction: negation | conjunction "and" negation -> both
 ?negation: comparison | "not" negation -> negate
-?comparison: sum | sum COMPARE sum -> compare | sum "in" sum -> within | sum "not" "in" sum -> without
-?sum: product | sum "+" product -> add | sum "-" product -> sub
-?product: unary | product "*" unary -> mul | product "/" unary -> div | product "//" unary -> floordiv
-    | product "%" unary -> mod
-?unary: "-" unary -> neg | atom
-?atom: NUMBER -> number | STRING -> string | NAME -> name | call | "(" disjunction ")"
-    | "[" [disjunction ("," disjunction)*] "]" -> sequence
-call: NAME "(" [disjunction ("," disjunction)*] ")"
+?comparison: total | total COMPARE total -> compare | total "in" total -> within | total "not" "in" total -> without
+?total: term | total "+" term -> add | total "-" term -> sub
+?term: factor | term "*" factor -> mul | term "/" factor -> div | term "//" factor -> floordiv | term "%" factor -> mod
+?factor: "-" factor -> neg | leaf
+?leaf: NUMBER -> number | STRING -> string | NAME -> name | "(" condition ")"
+    | NAME "(" [condition ("," condition)*] ")" -> call
+    | "[" [condition ("," condition)*] "]" -> sequence
+
 COMPARE: "==" | "!=" | "<=" | ">=" | "<" | ">"
+REST: "..."
+_NL: /\n+/
+NAME: /[A-Za-z_]\w*(\.[A-Za-z_]\w*)*/
+NUMBER: /(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?/
+STRING: /"[^"\n]*"|'[^'\n]*'/
+%import common.WS_INLINE
+%ignore WS_INLINE
 """
-    + _COMMON
-)
 
 _INFIX = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
 
@@ -137,7 +128,7 @@ class _Build(Transformer[Token, Any]):
         super().__init__()
         self.names, self.negation = names, negation
 
-    def start(self, meta: Any, children: list[Any]) -> tuple[Statement, ...]:
+    def pattern(self, meta: Any, children: list[Any]) -> tuple[Statement, ...]:
         return tuple(children)
 
     def statement(self, meta: Any, children: list[Any]) -> Statement:
@@ -207,13 +198,8 @@ class _Build(Transformer[Token, Any]):
 
 
 @cache
-def _pattern_parser() -> Lark:
-    return Lark(_PATTERN, parser="lalr", propagate_positions=True)
-
-
-@cache
-def _condition_parser() -> Lark:
-    return Lark(_CONDITION, parser="lalr", propagate_positions=True)
+def _parser() -> Lark:
+    return Lark(_GRAMMAR, parser="lalr", propagate_positions=True, start=["pattern", "condition"])
 
 
 def parse_pattern(text: str) -> tuple[Statement, ...]:
@@ -222,7 +208,7 @@ def parse_pattern(text: str) -> tuple[Statement, ...]:
     Raises:
         TextError: the text is no pattern.
     """
-    tree = _parse(_pattern_parser(), _join_lines(text), "pattern")
+    tree = _parse(_join_lines(text), "pattern")
     statements: tuple[Statement, ...] = _transform(_Build(_INFIX, "Neg"), tree)
     return statements
 
@@ -235,7 +221,7 @@ def parse_condition(text: str) -> Tree:
     """
     names = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%",
              "either": "or", "both": "and", "negate": "not", "within": "in", "without": "not in"}
-    tree = _parse(_condition_parser(), text.replace("\n", " "), "condition")
+    tree = _parse(text.replace("\n", " "), "condition")
     if isinstance(tree, Token):
         raise TextError("Nothing to read.", 0, len(text))
     result: Tree = _transform(_Build(names, "neg"), tree)
@@ -258,14 +244,14 @@ _READABLE = {
 }
 
 
-def _parse(parser: Lark, text: str, what: str) -> Any:
+def _parse(text: str, what: str) -> Any:
     if len(text) > MAX_TEXT:
         raise TextError(f"The {what} has {len(text)} characters; the limit is {MAX_TEXT}.", 0, 1)
-    _check_brackets(text, what)
+    _check_limits(text, what)
     try:
-        return parser.parse(text)
+        return _parser().parse(text, start=what)
     except UnexpectedCharacters as error:
-        start = error.pos_in_stream
+        start = error.pos_in_stream or 0
         raise TextError(f"Unexpected character {text[start]!r} in the {what}.", start, start + 1) from None
     except UnexpectedToken as error:
         start = len(text.rstrip()) if error.token.type == "$END" else (error.token.start_pos or 0)
@@ -276,11 +262,11 @@ def _parse(parser: Lark, text: str, what: str) -> Any:
         remedy = f"Expected {', '.join(expected[:-1])} or {expected[-1]}." if len(expected) > 1 else None
         raise TextError(message, start, end, remedy or f"Expected {expected[0]}.") from None
     except UnexpectedInput as error:
-        start = error.pos_in_stream or 0
-        raise TextError(f"Syntax error in the {what}.", start, start + 1) from None
+        position = error.pos_in_stream or 0
+        raise TextError(f"Syntax error in the {what}.", position, position + 1) from None
 
 
-def _check_brackets(text: str, what: str) -> None:
+def _check_limits(text: str, what: str) -> None:
     opened: list[int] = []
     bare = re.sub(r"\"[^\"\n]*\"|'[^'\n]*'", lambda found: "_" * len(found.group()), text)
     for position, character in enumerate(bare):
@@ -293,6 +279,12 @@ def _check_brackets(text: str, what: str) -> None:
                 )
         elif character in ")]" and (not opened or "([".index(text[opened.pop()]) != ")]".index(character)):
             raise TextError(f"{character!r} closes nothing in the {what}.", position, position + 1)
+    infix = list(re.finditer(r"[+\-*/%]", bare))
+    if len(infix) > MAX_INFIX:
+        at = infix[MAX_INFIX].start()
+        raise TextError(
+            f"The {what} has more than {MAX_INFIX} infix operators.", at, at + 1, "Give inner parts a name, or fewer."
+        )
     if opened:
         raise TextError(
             f"{text[opened[-1]]!r} is never closed in the {what}.", opened[-1], opened[-1] + 1,

@@ -134,9 +134,10 @@ def _check_events(file: Path, text: str, lines: list[str]) -> None:
                 "Rule files may not hold anchors and aliases.", place=_mark_place(file, lines, event.start_mark),
                 remedy="Write the part out where it is needed.",
             )
-        if getattr(event, "tag", None) is not None:
+        tag = getattr(event, "tag", None)
+        if tag is not None:
             raise RuleError(
-                f"Rule files may not hold tags ({event.tag}).", place=_mark_place(file, lines, event.start_mark),
+                f"Rule files may not hold tags ({tag}).", place=_mark_place(file, lines, event.start_mark),
                 remedy="Remove the tag.",
             )
         if isinstance(event, yaml.CollectionStartEvent):
@@ -185,6 +186,7 @@ def _data(document: Document, node: yaml.Node, path: Path_) -> Any:
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_data(document, item, (*path, position)) for position, item in enumerate(node.value)]
+    assert isinstance(node, yaml.ScalarNode)
     return _scalar(node)
 
 
@@ -192,7 +194,7 @@ _INTEGER = re.compile(r"[-+]?\d+")
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-def _scalar(node: yaml.Node) -> Any:
+def _scalar(node: yaml.ScalarNode) -> Any:
     text: str = node.value
     if node.style:
         return text

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 from onnx import helper
 
@@ -53,6 +54,7 @@ class _Site:
     number: int
     region: FusedRegion
     nodes: tuple[int, ...]
+    inlined: frozenset[str]
     body: Body
     op: str
     new: bool
@@ -89,22 +91,20 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         label = f"region {number} ({region.rule})"
         for value in (*region.hosts, *region.tensors, *region.inlined, *region.outputs):
             require(value.name in graph.values, f"{label}: {value.name!r} is no value of the graph")
-        nodes = positions(index, region, label)
+        nodes, inlined = resolve(index, region, label)
         for position in nodes:
             other = taken.setdefault(position, label)
             require(other == label, f"{label} and {other} share node {index.nodes[position].name!r}")
-        hosts, tensors, inlined, outputs = (
-            [value.name for value in values]
-            for values in (region.hosts, region.tensors, region.inlined, region.outputs)
+        hosts, tensors, outputs = (
+            [value.name for value in values] for values in (region.hosts, region.tensors, region.outputs)
         )
-        check_body(index, label, nodes, hosts, tensors, inlined, outputs)
-        contents = {value.name: value.constant for value in region.inlined}
-        body = make_body(index, label, nodes, hosts, tensors, contents, outputs)
+        check_body(index, label, nodes, hosts, tensors, list(inlined), outputs)
+        body = make_body(index, label, nodes, hosts, tensors, inlined, outputs)
         op, new = pool.name(body.function, region.plan, region.source)
         if op is None:
             refusals.append(_out_of_names(region))
         else:
-            sites.append(_Site(number, region, nodes, body, op, new))
+            sites.append(_Site(number, region, nodes, frozenset(inlined), body, op, new))
     if not sites:
         result = onnx.ModelProto()
         result.CopyFrom(model)
@@ -152,17 +152,29 @@ def _apply(index: ModelIndex, sites: Sequence[_Site], refusals: tuple[Refusal, .
     return Rewritten(model, tuple(placed), refusals)
 
 
-def positions(index: ModelIndex, region: FusedRegion, label: str) -> tuple[int, ...]:
-    """Positions in the model of the region's nodes, in order."""
+def resolve(
+    index: ModelIndex, region: FusedRegion, label: str
+) -> tuple[tuple[int, ...], dict[str, np.ndarray | None]]:
+    """Positions in the model of the region's nodes, in order, and the constants that its body holds.
+
+    Constant nodes among the region's nodes are held as the inlined constants are: others may read them too.
+    """
     found = set()
+    inlined = {value.name: value.constant for value in region.inlined}
+    outputs = {value.name for value in region.outputs}
     for node in region.nodes:
         for original in node.originals:
-            name = next((value.name for value in original.outputs if value is not None), None)
-            position = None if name is None else index.producer.get(name)
+            name = next((value.name for value in original.outputs if value is not None), "")
+            position = index.producer.get(name)
             if position is None or index.nodes[position].op_type != original.op:
                 raise InvariantError(f"{label}: node {original.label!r} is not in the model")
-            found.add(position)
-    return tuple(sorted(found))
+            if index.constant_node(name) is not None and name not in outputs:
+                inlined.setdefault(name, None)
+            else:
+                found.add(position)
+    read = {name for position in found for name in index.reads[position]}
+    listed = {value.name for value in region.inlined}
+    return tuple(sorted(found)), {name: array for name, array in inlined.items() if name in read | listed}
 
 
 def _out_of_names(region: FusedRegion) -> Refusal:
@@ -177,9 +189,8 @@ def _out_of_names(region: FusedRegion) -> Refusal:
 
 def _reads(index: ModelIndex, gone: Mapping[int, _Site]) -> tuple[tuple[str, ...], ...]:
     """What each node depends on, without the constants that its region's body will hold a copy of."""
-    copies = {site.number: {value.name for value in site.region.inlined} for site in gone.values()}
     return tuple(
-        tuple(name for name in names if name not in copies[gone[position].number]) if position in gone else names
+        tuple(name for name in names if name not in gone[position].inlined) if position in gone else names
         for position, names in enumerate(index.reads)
     )
 
@@ -188,7 +199,7 @@ def _unread_constants(
     index: ModelIndex, sites: Sequence[_Site], gone: Mapping[int, _Site], users: Mapping[str, list[int]]
 ) -> frozenset[str]:
     """Inlined constants that nothing reads any more."""
-    names = {value.name for site in sites for value in site.region.inlined}
+    names = {name for site in sites for name in site.inlined}
     return frozenset(
         name
         for name in names

@@ -267,10 +267,9 @@ def _unmark(result: onnx.ModelProto, index: ModelIndex, origin: Origin) -> None:
             if not any(node.domain == launch.DOMAIN and node.op_type == function.name for node in calls):
                 del result.functions[place]
     nodes = all_nodes(iter([*result.graph.node, *(node for entry in result.functions for node in entry.node)]))
-    if any(node.domain == launch.DOMAIN for node in nodes):
-        return
+    left = any(node.domain == launch.DOMAIN for node in nodes)
     for place in reversed(range(len(result.opset_import))):
-        if record.opset_added and result.opset_import[place].domain == launch.DOMAIN:
+        if record.opset_added and not left and result.opset_import[place].domain == launch.DOMAIN:
             del result.opset_import[place]
     if result.ir_version == max(record.ir_version, IR_VERSION) and not result.functions:
         result.ir_version = record.ir_version

@@ -1,0 +1,130 @@
+"""The report: what was fused, what was not and why, and what it costs before and after, as one value.
+
+``docs/bytes.md`` defines the figures.  ``text``, ``html`` and ``as_json`` show the same report in three ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from onnxfuse.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class FusionEntry:
+    """One fused node.
+
+    Attributes:
+        rule, schedule: ids.
+        node: name of the fused node; kernel: its operator type, which nodes of one kernel share.
+        replaces: the original nodes: names, or type and first output of a node without one.
+        operators: their operator types, without constants.
+        inputs, outputs: names of what it reads and writes, host operands among the inputs.
+        bytes_before, bytes_after: through device memory, of the original nodes and of the fused one.
+        kernels_before: kernels that ONNX Runtime launches for the original nodes; kernels_after: for the fused one.
+        estimated_speedup: predicted GPU time of the original nodes over that of the fused one.
+        memory_saved: bytes of tensors that are no longer made.
+        architectures: those with an embedded image.
+    """
+
+    rule: str
+    schedule: str
+    node: str
+    kernel: str
+    replaces: tuple[str, ...]
+    operators: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+    kernels_before: int
+    kernels_after: int
+    estimated_speedup: float
+    memory_saved: int
+    architectures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One run of a model; ``seconds`` is its predicted GPU time."""
+
+    nodes: int
+    kernels: int
+    flops: int
+    bytes_products: int
+    bytes: int
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a model.
+
+    Attributes:
+        model: the file, or the graph's name; output: the file written, or None.
+        target: the GPU that was planned for; dims: sizes of the inputs' symbols that the figures hold for.
+        before, after: one run of the model and of the fused one.
+        unknown: tensors that count 0 bytes because their size cannot be told.
+        candidates: regions for which there was a kernel.
+        fusions: what was fused; refusals: what came near and was not.
+        verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
+        measured: what ``bench`` measured, or None.
+        warnings: of the rule files.
+    """
+
+    version: str
+    model: str
+    output: str | None
+    target: str
+    dims: Mapping[str, int]
+    before: Totals
+    after: Totals
+    unknown: tuple[str, ...]
+    candidates: int
+    fusions: tuple[FusionEntry, ...]
+    refusals: tuple[Refusal, ...]
+    verification: Mapping[str, Any] = field(default_factory=lambda: {"status": "skipped"})
+    measured: Mapping[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def estimated_speedup(self) -> float:
+        """Predicted GPU time of the whole model over that of the fused one."""
+        return self.before.seconds / self.after.seconds if self.after.seconds else 1.0
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain data, flat, under the names that the documentation gives."""
+    before, after = report.before, report.after
+    return {
+        "onnxfuse": report.version,
+        "model": report.model,
+        "output": report.output,
+        "target": report.target,
+        "dims": dict(report.dims),
+        "nodes_before": before.nodes,
+        "nodes_after": after.nodes,
+        "kernels_before": before.kernels,
+        "kernels_after": after.kernels,
+        "flops_before": before.flops,
+        "flops_after": after.flops,
+        "bytes_products": before.bytes_products,
+        "bytes_products_after": after.bytes_products,
+        "bytes_before": before.bytes,
+        "bytes_after": after.bytes,
+        "peak_bytes_before": before.peak_bytes,
+        "peak_bytes_after": after.peak_bytes,
+        "estimated_seconds_before": before.seconds,
+        "estimated_seconds_after": after.seconds,
+        "estimated_speedup": round(report.estimated_speedup, 4),
+        "measured": None if report.measured is None else dict(report.measured),
+        "unknown": list(report.unknown),
+        "candidates": report.candidates,
+        "fusions": [asdict(fusion) for fusion in report.fusions],
+        "refusals": [asdict(refusal) for refusal in report.refusals],
+        "verification": dict(report.verification),
+        "warnings": list(report.warnings),
+    }

@@ -1,0 +1,59 @@
+"""What the matcher finds, and the index that it searches with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules.kinds import Rule
+from onnxfuse.rules.operators import OperatorKey
+
+
+@dataclass(frozen=True)
+class Match:
+    """A place where a rule's pattern stands.
+
+    Attributes:
+        nodes: of the graph that was searched, in graph order; their ``originals`` are the model's.
+        bindings: by name: a Value, a captured attribute, or None for an absent input; what the match left out
+            is not there.
+        holes: nodes of each pointwise hole, by name.
+        results: values that may be read outside, in the rule's order.
+    """
+
+    rule: Rule
+    nodes: tuple[Node, ...]
+    bindings: Mapping[str, Any]
+    holes: Mapping[str, tuple[Node, ...]]
+    results: tuple[Value, ...]
+
+    @property
+    def originals(self) -> tuple[Node, ...]:
+        """The model's nodes that it covers, in graph order."""
+        found = dict.fromkeys(original for node in self.nodes for original in node.originals)
+        return tuple(sorted(found, key=lambda node: node.index))
+
+
+@dataclass(frozen=True)
+class MatchResult:
+    matches: tuple[Match, ...]
+    near_misses: tuple[Refusal, ...]
+
+
+class NodeIndex:
+    """Nodes of a graph by operator, last ones first."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.by_key: dict[OperatorKey, list[Node]] = {}
+        for node in reversed(graph.nodes):
+            self.by_key.setdefault((node.domain, node.op), []).append(node)
+
+    def nodes(self, keys: Collection[OperatorKey]) -> Sequence[Node]:
+        lists = [self.by_key[key] for key in keys if key in self.by_key]
+        if len(lists) == 1:
+            return lists[0]
+        return sorted((node for found in lists for node in found), key=lambda node: -node.index)
