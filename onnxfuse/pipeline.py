@@ -12,7 +12,7 @@ from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, infer, l
 from onnxfuse.graph.binding import bind
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.plan import Plan, make_plan
+from onnxfuse.planning.plan import LEAST_GAIN, Plan, make_plan
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
@@ -31,6 +31,7 @@ class Options:
         dims: sizes of symbolic dimensions to plan for.
         target: the GPU to plan for.
         architectures: kernels to embed, as "sm_90".
+        least_gain: predicted speed-up that a region must pass to be fused.
     """
 
     rules: Sequence[str | Path] = ()
@@ -38,6 +39,7 @@ class Options:
     dims: Mapping[str, int] = field(default_factory=dict)
     target: str | Profile | None = None
     architectures: Sequence[str] = ()
+    least_gain: float = LEAST_GAIN
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def optimise(source: str | Path | onnx.ModelProto | LoadedModel, options: Option
     graph = infer(build_graph(loaded))
     canonical = canonicalise(graph, rules.canonical)
     ledger = Ledger(graph, bind(graph, options.dims))
-    plan = make_plan(graph, canonical.graph, rules, ledger, profile)
+    plan = make_plan(graph, canonical.graph, rules, ledger, profile, options.least_gain)
     rewritten = rewrite(loaded.proto, graph, [region_of(fusion) for fusion in plan.fusions])
     return Optimised(loaded, graph, canonical, rules, profile, ledger, plan, rewritten)
 
@@ -102,5 +104,15 @@ def region_of(fusion: Fusion) -> FusedRegion:
         "estimated_speedup": round(cost.estimated_speedup, 4),
         "memory_saved": cost.memory_saved,
     }
-    return FusedRegion(fusion.rule, fusion.kernel.schedule, fusion.nodes, fusion.hosts, fusion.tensors, fusion.inlined,
-                       fusion.outputs, fusion.kernel.plan.to_json(), fusion.kernel.source, figures=figures)
+    return FusedRegion(
+        fusion.rule,
+        fusion.kernel.schedule,
+        fusion.nodes,
+        fusion.hosts,
+        fusion.tensors,
+        fusion.inlined,
+        fusion.outputs,
+        fusion.kernel.plan.to_json(),
+        fusion.kernel.source,
+        figures=figures,
+    )

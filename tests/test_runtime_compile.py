@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 from fused_models import ADD_ONE
 
 from onnxfuse.errors import KernelError
-from onnxfuse.runtime import cache, compile
+from onnxfuse.runtime import cache, compile, library, nvrtc
 from onnxfuse.runtime.compile import Compiler, KernelSource, compile_cubin
 
 HALVES = r"""
@@ -63,8 +64,8 @@ def test_an_unknown_architecture(architecture: str) -> None:
 def test_no_cupy_is_an_error_with_a_remedy() -> None:
     code = (
         "import sys; sys.modules['cupy'] = None\n"
-        "from onnxfuse.runtime import compile, library\n"
-        "assert compile.compiler() is None\n"
+        "from onnxfuse.runtime import compile, nvrtc\n"
+        "assert nvrtc.compiler() is None\n"
         "from onnxfuse.runtime.callback import install\n"
         "assert install() is None\n"
         "try: compile.compile_cubin('', 'sm_80')\n"
@@ -73,7 +74,7 @@ def test_no_cupy_is_an_error_with_a_remedy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == (
         "no CUDA compiler: CuPy is not installed\n"
-        "help: install CuPy and NVRTC: pip install onnxfuse (CUDA 13) or pip install 'onnxfuse[cuda12]'\n"
+        "help: install CuPy and NVRTC: pip install onnxfuse\n"
     )
 
 
@@ -181,3 +182,68 @@ def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert both() == ["/xdg/onnxfuse"] * 2
     monkeypatch.setenv("ONNXFUSE_CACHE_DIR", "/own")
     assert both() == ["/own"] * 2
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The choice of a compiler, made anew; a machine whose driver runs CUDA 12 and has NVIDIA's CUDA 12 wheel."""
+    for function in (nvrtc.compiler, nvrtc.binding, nvrtc.headers):
+        function.cache_clear()
+        monkeypatch.setattr(nvrtc, function.__name__, function.__wrapped__)
+    monkeypatch.setattr(library, "gpus", lambda: (library.Gpu(0, "GPU", (8, 0), 108, (12, 4)),))
+    versions = {"nvidia-cuda-nvrtc-cu12": "12.9.86", "cupy-cuda13x": "14.2.0"}
+    monkeypatch.setattr(nvrtc, "_installed", versions.get)
+    return monkeypatch
+
+
+def test_a_driver_of_cuda_12_takes_the_compiler_of_cuda_12(fresh: pytest.MonkeyPatch) -> None:
+    loaded: list[Path] = []
+    fresh.setattr(nvrtc, "DirectNvrtc", loaded.append)
+    nvrtc.binding()
+    assert [path.parts[-3:] for path in loaded] == [("cuda_nvrtc", "lib", "libnvrtc.so.12")]
+    assert nvrtc.compiler() == "nvrtc-12.9.86"
+    fresh.setenv("ONNXFUSE_CUDA", "13")
+    assert nvrtc.compiler() == "cupy-13"
+
+
+def test_a_driver_of_cuda_12_without_its_compiler(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(nvrtc, "_installed", {"cupy-cuda13x": "14.2.0"}.get)
+    with pytest.raises(KernelError) as error:
+        nvrtc.binding()
+    assert error.value.message.endswith(", and the driver runs CUDA 12 at most")
+    assert error.value.remedy == (
+        "update the driver (CUDA 13 needs 580 or newer) or pip install 'onnxfuse[cuda12]'"
+    )
+
+
+def test_a_wrong_cuda_version_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXFUSE_CUDA", "11")
+    with pytest.raises(KernelError) as error:
+        nvrtc.wanted_major()
+    assert str(error.value) == "ONNXFUSE_CUDA is '11'\nhelp: set it to 12 or 13, or unset it"
+
+
+def test_nvrtc_through_ctypes_does_what_cupys_binding_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupys = nvrtc.binding()
+    wanted = compile_cubin(HALVES, "sm_80")
+    with open("/proc/self/maps") as maps:
+        (path,) = {line.split()[-1] for line in maps if re.search(r"/libnvrtc\.so[.\d]*$", line)}
+    direct = nvrtc.DirectNvrtc(Path(path))
+    assert direct.getVersion() == cupys.getVersion()
+    assert direct.getSupportedArchs() == cupys.getSupportedArchs()
+    monkeypatch.setattr(compile, "binding", lambda: direct)
+    assert compile_cubin(HALVES, "sm_80").rstrip(b"\0") == wanted.rstrip(b"\0")  # CuPy drops the last byte, a zero
+    with pytest.raises(KernelError) as error:
+        compile_cubin("nonsense", "sm_80")
+    assert str(error.value).startswith(
+        "a kernel does not compile for sm_80 (NVRTC_ERROR_COMPILATION (6)):\nkernel.cu(1): error:"
+    )
+
+
+def test_a_missing_nvrtc_library() -> None:
+    with pytest.raises(KernelError) as error:
+        nvrtc.DirectNvrtc(Path("/nowhere/libnvrtc.so.12"))
+    assert str(error.value) == (
+        "no CUDA compiler: /nowhere/libnvrtc.so.12: cannot open shared object file: No such file or directory\n"
+        "help: pip install 'onnxfuse[cuda12]'"
+    )

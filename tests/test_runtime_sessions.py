@@ -111,7 +111,7 @@ def test_other_models_run_with_the_library_registered() -> None:
 
 def providers_and_gpu(monkeypatch: pytest.MonkeyPatch, providers: Any, **arguments: Any) -> list[int]:
     """The devices for which ``session`` registers the library, on a machine with two GPUs."""
-    gpus = tuple(library.Gpu(ordinal, "GPU", (8, 6), 84) for ordinal in range(2))
+    gpus = tuple(library.Gpu(ordinal, "GPU", (8, 6), 84, (13, 0)) for ordinal in range(2))
     registered: list[int] = []
     monkeypatch.setattr(library, "gpus", lambda: gpus)
     sessions = sys.modules["onnxfuse.runtime.sessions"]
@@ -148,7 +148,7 @@ def test_register_compiles_the_models_kernels_first(monkeypatch: pytest.MonkeyPa
             asked.append((kernels, architecture))
 
     monkeypatch.setattr(callback, "install", Recorder)
-    monkeypatch.setattr(library, "gpus", lambda: (library.Gpu(0, "GPU", (9, 0), 132),))
+    monkeypatch.setattr(library, "gpus", lambda: (library.Gpu(0, "GPU", (9, 0), 132, (13, 0)),))
     path = tmp_path / "chain.onnx"
     onnx.save(chain(add_one(), 5), path)
     runtime.register(onnxruntime.SessionOptions(), path)

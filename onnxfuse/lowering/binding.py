@@ -36,11 +36,7 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
         symbols[name] = f"s{len(sources)}"
         sources.append(source)
 
-    axes = [
-        (f"i{place}.{axis}", size)
-        for place, tensor in enumerate(inputs)
-        for axis, size in enumerate(tensor.shape)
-    ]
+    axes = [(f"i{place}.{axis}", size) for place, tensor in enumerate(inputs) for axis, size in enumerate(tensor.shape)]
     binding_axes: set[str] = set()
     for atom, size in axes:
         name = _plain(size)
@@ -68,10 +64,13 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
         if not size.symbols <= symbols.keys():
             stand_ins.setdefault(size, f"d{len(stand_ins)}")
         else:
-            place, axis = atom[1:].split(".")
-            checks.append(Check(f"{atom} {expression(size, symbols)} ==",
-                                f"axis {axis} of input {place} is not {size} as the model states"))
+            checks.append(Check(f"{atom} {expression(size, symbols)} ==", _disagreement(atom, size)))
     return Binding(symbols, tuple(sources), tuple(checks), stand_ins)
+
+
+def _disagreement(atom: str, size: Dim) -> str:
+    place, axis = atom[1:].split(".")
+    return f"axis {axis} of input {place} is not {size} as the model states"
 
 
 def _plain(size: Dim) -> str | None:

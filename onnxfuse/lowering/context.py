@@ -27,7 +27,7 @@ from onnxfuse.lowering.scalars import BOOL, DOUBLE, FLOAT, TYPES
 from onnxfuse.refusal import Refusal
 
 
-class Unlowerable(Exception):
+class Unlowerable(Exception):  # noqa: N818, it is no error of anybody's
     """Carries a refusal out of the depths of the lowering; ``lower`` turns it into a value again."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -63,14 +63,19 @@ class Context:
     def shape(self, value: Value) -> Shape:
         """Sizes of a value in the region's symbols."""
         if value.shape is None:
-            raise self.refuse("unknown-shape", f"the shape of '{value.name}' is not known",
-                              "run the exporter with static or symbolic shapes, or onnx.shape_inference")
+            raise self.refuse(
+                "unknown-shape",
+                f"the shape of '{value.name}' is not known",
+                "run the exporter with static or symbolic shapes, or onnx.shape_inference",
+            )
         return tuple(self.rename(size) for size in value.shape)
 
     def dtype(self, value: Value) -> int:
         """Element type of a value."""
         if value.dtype not in TYPES:
-            raise self.refuse("unsupported-type", f"'{value.name}' has element type {value.dtype}, which kernels do not hold")
+            raise self.refuse(
+                "unsupported-type", f"'{value.name}' has element type {value.dtype}, which kernels do not hold"
+            )
         return value.dtype
 
     def tensor(self, value: Value) -> Tensor:
@@ -91,8 +96,11 @@ class Context:
     def sizes(self, value: Value) -> tuple[Dim, ...]:
         """Contents of a small integer operand that decides sizes (axes, a target shape, starts)."""
         if value.elements is None and value.constant is None:
-            raise self.refuse("unknown-sizes", f"the contents of '{value.name}' are not known before the model runs",
-                              "fold the model's constants, or give the shape as sizes of the inputs")
+            raise self.refuse(
+                "unknown-sizes",
+                f"the contents of '{value.name}' are not known before the model runs",
+                "fold the model's constants, or give the shape as sizes of the inputs",
+            )
         if value not in self.sized:
             self.sized.append(value)
         if value.elements is not None:
@@ -104,7 +112,9 @@ class Context:
         """The same where sizes must be plain numbers."""
         sizes = self.sizes(value)
         if any(size.value is None for size in sizes):
-            raise self.refuse("unknown-sizes", f"'{value.name}' must be constant here, and is {', '.join(map(str, sizes))}")
+            raise self.refuse(
+                "unknown-sizes", f"'{value.name}' must be constant here, and is {', '.join(map(str, sizes))}"
+            )
         return tuple(size.value for size in sizes if size.value is not None)
 
 
@@ -130,7 +140,9 @@ def apply(function: str, *operands: Tensor, dtype: int | None = None, shape: Sha
     return Map(
         operands[-1].dtype if dtype is None else dtype,
         broadcast_shapes([operand.shape for operand in operands]) if shape is None else shape,
-        function, operands)
+        function,
+        operands,
+    )
 
 
 def test(function: str, *operands: Tensor) -> Map:

@@ -26,7 +26,7 @@ Arguments of a kernel: ``i0`` a tensor input's address, ``o0`` an output's, ``t0
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import OPERATIONS, Dim
@@ -110,8 +110,13 @@ class LaunchPlan:
                         "name": variant.name,
                         "guards": list(variant.guards),
                         "steps": [
-                            {"kernel": s.kernel, "grid": list(s.grid), "block": list(s.block), "shared": s.shared,
-                             "args": list(s.arguments)}
+                            {
+                                "kernel": s.kernel,
+                                "grid": list(s.grid),
+                                "block": list(s.block),
+                                "shared": s.shared,
+                                "args": list(s.arguments),
+                            }
                             for s in variant.steps
                         ],
                     }
@@ -133,7 +138,10 @@ class LaunchPlan:
             if raw["version"] != VERSION:
                 raise ValueError(f"launch plan of version {raw['version']}; this release reads {VERSION}")
             return LaunchPlan(
-                raw["region"], raw["inputs"], tuple(raw["symbols"]), tuple(Check(*check) for check in raw["checks"]),
+                raw["region"],
+                raw["inputs"],
+                tuple(raw["symbols"]),
+                tuple(Check(*check) for check in raw["checks"]),
                 tuple(Output(output["dtype"], tuple(output["shape"])) for output in raw["outputs"]),
                 tuple(
                     Variant(
@@ -146,7 +154,8 @@ class LaunchPlan:
                     )
                     for variant in raw["variants"]
                 ),
-                tuple(raw["scratch"]), tuple(raw["options"]),
+                tuple(raw["scratch"]),
+                tuple(raw["options"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a launch plan: {error}") from error
@@ -244,7 +253,7 @@ class Situation:
         return self.inputs[int(number)][int(part)]
 
 
-_BINARY = {
+_BINARY: dict[str, Callable[[int, int], int]] = {
     **{name: operation for name, operation in OPERATIONS.items() if name not in ("//", "%")},
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,

@@ -52,7 +52,9 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
             for size in context.tensors[output].shape:
                 if not size.symbols <= binding.symbols.keys():
                     raise context.refuse(
-                        "unbound-size", f"the size {size} of '{output.name}' cannot be computed from the region's inputs")
+                        "unbound-size",
+                        f"the size {size} of '{output.name}' cannot be computed from the region's inputs",
+                    )
         inputs = tuple(tensor for value in context.inputs if isinstance(tensor := context.tensors[value], Input))
         if not inputs:
             raise context.refuse("no-inputs", "the region reads no tensor")

@@ -164,8 +164,10 @@ class Puller:
             case Expand():
                 return self.element(tensor.operand, self._broadcast(at, tensor.shape, tensor.operand.shape), conditions)
             case Slice():
-                moved = [start + coordinate * step
-                         for start, coordinate, step in zip(tensor.starts, at, tensor.steps, strict=True)]
+                moved = [
+                    start + coordinate * step
+                    for start, coordinate, step in zip(tensor.starts, at, tensor.steps, strict=True)
+                ]
                 return self.element(tensor.operand, tuple(moved), conditions)
             case Concat():
                 return self._concat(tensor, at, conditions)
@@ -223,8 +225,10 @@ class Puller:
         first = min(tensor.axes)
         if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(first, len(shape))):
             raise _refused(
-                "reduction-axis", f"axes {list(tensor.axes)} of a tensor of rank {len(shape)} are not its last ones",
-                "transpose before the reduction so that its axes are the last")
+                "reduction-axis",
+                f"axes {list(tensor.axes)} of a tensor of rank {len(shape)} are not its last ones",
+                "transpose before the reduction so that its axes are the last",
+            )
         length = dim(1)
         for size in shape[first:]:
             length = length * size
@@ -233,8 +237,14 @@ class Puller:
             raise _refused("reduction-structure", "reductions over different rows meet in one region")
         inner = self.space.delinear(self.rows.place, shape[first:])
         element = self.element(tensor.operand, at[:first] + inner, conditions)
-        return self._share(Reduced(tensor.dtype, tensor.kind in ("max", "min") and element.exact
-                                   or not TYPES[tensor.dtype].is_narrow, tensor.kind, element))
+        return self._share(
+            Reduced(
+                tensor.dtype,
+                (tensor.kind in ("max", "min") and element.exact) or not TYPES[tensor.dtype].is_narrow,
+                tensor.kind,
+                element,
+            )
+        )
 
     def _concat(self, tensor: Concat, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
         start, branches = dim(0), []
@@ -247,7 +257,7 @@ class Puller:
         for place, (operand, start, end) in reversed(list(enumerate(branches))):
             last = place == len(branches) - 1
             inside = Condition(coordinate, None if place == 0 else start, None if last else end)
-            moved = at[: tensor.axis] + (coordinate - start,) + at[tensor.axis + 1 :]
+            moved = (*at[:tensor.axis], coordinate - start, *at[tensor.axis + 1:])
             value = self.element(operand, moved, (*conditions, inside))
             if result is None:
                 result = value
@@ -272,14 +282,19 @@ class Puller:
             self.space.base(name, size)
         place = dim(0) if size == 1 else self.space.digit(name, dim(1), size)
         inside = Condition(place, dim(0), size)
-        moved = at[: tensor.axis] + (place,) + at[tensor.axis + 1 :]
+        moved = (*at[:tensor.axis], place, *at[tensor.axis + 1:])
         return self.element(tensor.operand, moved, (*conditions, inside))
 
     def _share(self, scalar: Scalar) -> Scalar:
         key = (type(scalar),) + tuple(
-            tuple(map(id, field_value)) if name == "operands" else id(field_value) if name == "element"
+            tuple(map(id, field_value))
+            if name == "operands"
+            else id(field_value)
+            if name == "element"
             # True == 1 == 1.0 as a key, but not as a number in a text.
-            else (type(field_value), repr(field_value)) if name == "number" else field_value
+            else (type(field_value), repr(field_value))
+            if name == "number"
+            else field_value
             for name, field_value in vars(scalar).items()
         )
         return self._shared.setdefault(key, scalar)

@@ -11,11 +11,13 @@ from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import boundary, check_host_inputs
 from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.planning.traffic import Fused
 from onnxfuse.refusal import Refusal
+from onnxfuse.rules import Match
 from onnxfuse.schedules import Kernel, make_kernel
 
 SCATTERED_SHARE = 0.1
@@ -72,19 +74,44 @@ class Maker:
         return self.made[key]
 
     def _make(self, members: Sequence[Node], rule: str) -> Fusion | Refusal:
-        originals = tuple(sorted((node for member in members for node in member.originals), key=lambda n: n.index))
         outputs = escaping(set(members))
         lowered = lower(members, outputs, self.view)
         if isinstance(lowered, Refusal):
             return lowered
         has_rows = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
-        kernel = make_kernel(lowered, rule, "rows" if has_rows else "pointwise")
+        kernel = make_kernel(lowered, rule, "rows" if has_rows else "pointwise", self.costs.ledger.sizes)
         if isinstance(kernel, Refusal):
             return kernel
         refusal = self._scattered(kernel, lowered)
         if refusal is not None:
             return refusal
-        return self._bound(originals, members, rule, lowered, kernel, outputs)
+        names = [value.name for value in size_operands(lowered.sized)]
+        return self._bound(members, rule, kernel, lowered.tensors, outputs, names)
+
+    def custom(self, match: Match) -> Fusion | Refusal:
+        """The fusion of a match whose rule brings its own kernel."""
+        made = custom_kernel(match)
+        if isinstance(made, Refusal):
+            return made
+        kernel, tensors, outputs = made
+        escapes = escaping(set(match.nodes))
+        if set(escapes) != set(outputs):
+            names = ", ".join(value.name for value in escapes)
+            return Refusal(
+                "kernel-outputs",
+                f"used outside are {names}: not what the kernel writes",
+                match.nodes[-1].label,
+                match.rule.id,
+            )
+        fusion = self._bound(match.nodes, match.rule.id, kernel, tensors, outputs, [])
+        if isinstance(fusion, Fusion) and fusion.hosts:
+            return Refusal(
+                "kernel-operand",
+                f"the pattern also reads '{fusion.hosts[0].name}', and the kernel does not",
+                match.nodes[-1].label,
+                match.rule.id,
+            )
+        return fusion
 
     def _scattered(self, kernel: Kernel, lowered: Lowered) -> Refusal | None:
         sizes = self.costs.ledger.sizes
@@ -93,27 +120,39 @@ class Maker:
         if apart <= SCATTERED_SHARE * max(sum(count), 1):
             return None
         worst = lowered.tensors[max(kernel.scattered, key=lambda place: count[place])]
-        return Refusal("scattered-access", f"neighbouring results need elements of '{worst.name}' that lie far apart",
-                       worst.name, remedy="leave the transpose of the innermost axis outside")
+        return Refusal(
+            "scattered-access",
+            f"neighbouring results need elements of '{worst.name}' that lie far apart",
+            worst.name,
+            remedy="leave the transpose of the innermost axis outside",
+        )
 
-    def _bound(self, originals: tuple[Node, ...], members: Sequence[Node], rule: str, lowered: Lowered,
-               kernel: Kernel, outputs: Sequence[Value]) -> Fusion | Refusal:
+    def _bound(
+        self,
+        members: Sequence[Node],
+        rule: str,
+        kernel: Kernel,
+        read: Sequence[Value],
+        written: Sequence[Value],
+        sizes: Sequence[str],
+    ) -> Fusion | Refusal:
         """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants."""
+        originals = tuple(sorted((node for member in members for node in member.originals), key=lambda n: n.index))
         values = self.graph.values
-        tensors = tuple(values[value.name] for value in lowered.tensors)
-        reads = boundary(originals).inputs
-        rest = [value for value in reads if value not in tensors]
+        tensors = tuple(values[value.name] for value in read)
+        rest = [value for value in boundary(originals).inputs if value not in tensors]
         inlined = tuple(value for value in rest if value.constant is not None)
-        hosts = tuple(dict.fromkeys([
-            *(values[value.name] for value in size_operands(lowered.sized)),
-            *(value for value in rest if value.constant is None)]))
+        hosts = tuple(
+            dict.fromkeys([*(values[name] for name in sizes), *(value for value in rest if value.constant is None)])
+        )
         label = members[-1].label
         if len(hosts) > HOST_INPUTS:
-            return Refusal("host-operands", f"{len(hosts)} operands decide sizes; a fused node has room for {HOST_INPUTS}", label)
+            return Refusal(
+                "host-operands", f"{len(hosts)} operands decide sizes; a fused node has room for {HOST_INPUTS}", label
+            )
         refusal = check_host_inputs(tensors, self.graph, label)
         if refusal is not None:
             return refusal
-        written = tuple(values[value.name] for value in outputs)
-        fused = Fused(originals, tensors, written, len(kernel.plan.variants[0].steps))
-        cost = self.costs.region(fused)
-        return Fusion(rule, originals, tuple(members), tensors, hosts, inlined, written, kernel, cost)
+        outputs = tuple(values[value.name] for value in written)
+        cost = self.costs.region(Fused(originals, tensors, outputs, len(kernel.plan.variants[0].steps)))
+        return Fusion(rule, originals, tuple(members), tensors, hosts, inlined, outputs, kernel, cost)

@@ -64,14 +64,22 @@ def node_facts(node: Node, graph: Graph, placement: Placement, sizes: Mapping[st
         shape, first = tensor.operand.shape, min(tensor.axes)
         found = Rows(product(shape[:first]), product(shape[first:]))
         if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(first, len(shape))):
-            return Refusal("reduction-axis", f"{node.qualified_op} reduces axes {list(tensor.axes)}, which are not its last",
-                           node.label, remedy="transpose so that the reduced axes are the last")
+            return Refusal(
+                "reduction-axis",
+                f"{node.qualified_op} reduces axes {list(tensor.axes)}, which are not its last",
+                node.label,
+                remedy="transpose so that the reduced axes are the last",
+            )
         if rows is not None and rows != found:
             return Refusal("reduction-structure", f"{node.qualified_op} reduces over different rows", node.label)
         rows = found
     if rows is not None and _is_lopsided(rows, sizes):
-        return Refusal("few-rows", f"{node.qualified_op} reduces {rows.count} rows of {rows.length} elements: "
-                       "one block a row would leave most of the GPU idle", node.label)
+        return Refusal(
+            "few-rows",
+            f"{node.qualified_op} reduces {rows.count} rows of {rows.length} elements: "
+            "one block a row would leave most of the GPU idle",
+            node.label,
+        )
     return Facts(rows, kind is Kind.VIEW)
 
 
@@ -95,5 +103,9 @@ def _moves_last_axis(node: Node) -> Refusal | None:
     moved = [axis for axis in axes if shape[axis] != 1]
     if not moved or moved == sorted(moved) or moved[-1] == max(moved):
         return None
-    return Refusal("transposing", f"Transpose {list(axes)} moves the innermost axis", node.label,
-                   remedy="keep the innermost axis in place")
+    return Refusal(
+        "transposing",
+        f"Transpose {list(axes)} moves the innermost axis",
+        node.label,
+        remedy="keep the innermost axis in place",
+    )

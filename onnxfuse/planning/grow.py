@@ -22,19 +22,22 @@ from onnxfuse.planning.facts import Facts, Rows
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.refusal import Refusal
-
-MOST_NODES = 160
-MOST_TENSORS = 30
-"""Bounds on a region: kernels past them compile slowly and run short of registers."""
+from onnxfuse.rules import FuseRule, GrowRule, RuleSet
 
 
 @dataclass
 class Group:
-    """Nodes that are to be one kernel; ``rule`` is the fuse rule that named them, or ""."""
+    """Nodes that are to be one kernel.
+
+    Attributes:
+        rows: their row structure, if any.
+        rule: the fuse rule that named them; names: the values of its pattern.
+    """
 
     nodes: set[Node]
     rows: Rows | None
-    rule: str = ""
+    rule: FuseRule | None = None
+    names: Mapping[Value, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Growth:
 
     graph: Graph
     facts: Mapping[Node, Facts]
+    rules: RuleSet
     sizes: Mapping[str, int]
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -50,7 +54,9 @@ class Growth:
         self.contraction = Contraction(self.graph)
         self.group: dict[Node, Group] = {}
 
-    def seed(self, nodes: Iterable[Node], rule: str = "") -> Group | Refusal:
+    def seed(
+        self, nodes: Iterable[Node], rule: FuseRule | None = None, names: Mapping[Value, str] | None = None
+    ) -> Group | Refusal:
         """Start a group."""
         members = set(nodes)
         rows: Rows | None = None
@@ -58,13 +64,15 @@ class Growth:
             facts = self.facts[node]
             if facts.rows is not None:
                 if rows is not None and rows != facts.rows:
-                    return Refusal("reduction-structure", "reductions over different rows meet in one region", node.label)
+                    return Refusal(
+                        "reduction-structure", "reductions over different rows meet in one region", node.label
+                    )
                 rows = facts.rows
         if len(members) > 1:
             refusal = self.contraction.contract(members)
             if refusal is not None:
                 return refusal
-        group = Group(members, rows, rule)
+        group = Group(members, rows, rule, names or {})
         self.group.update(dict.fromkeys(members, group))
         return group
 
@@ -79,8 +87,11 @@ class Growth:
         """Join groups along the graph's edges, largest tensors first."""
         edges = [
             (-(bytes_of(value, self.sizes) or 0), consumer.index, node, consumer, value)
-            for node in self.group for value in node.outputs if value is not None
-            for consumer in value.consumers if consumer in self.group
+            for node in self.group
+            for value in node.outputs
+            if value is not None
+            for consumer in value.consumers
+            if consumer in self.group
         ]
         edges.sort(key=lambda edge: (edge[0], edge[2].index, edge[1]))
         waiting = edges
@@ -110,26 +121,72 @@ class Growth:
             return refusal
         first.nodes |= second.nodes
         first.rows = first.rows or second.rows
-        first.rule = first.rule or second.rule
+        if first.rule is None:
+            first.rule, first.names = second.rule, second.names
         self.group.update(dict.fromkeys(second.nodes, first))
         return None
 
     def _fits(self, first: Group, second: Group, value: Value) -> Refusal | None:
         label = value.producer.label if value.producer is not None else value.name
-        if first.rule and second.rule:
-            return Refusal("two-rules", f"both sides of '{value.name}' are named regions ({first.rule}, {second.rule})", label)
+        if first.rule is not None and second.rule is not None:
+            return Refusal(
+                "two-rules",
+                f"both sides of '{value.name}' are named regions ({first.rule.id}, {second.rule.id})",
+                label,
+            )
         members = first.nodes | second.nodes
-        if len(members) > MOST_NODES:
-            return Refusal("region-size", f"the region would hold {len(members)} nodes; {MOST_NODES} are the most", label)
+        refusal = self._admitted(first, second, value, label)
+        if refusal is not None:
+            return refusal
         if first.rows is not None and second.rows is not None and first.rows != second.rows:
             return Refusal(
                 "reduction-structure",
-                f"rows of {first.rows.length} elements and rows of {second.rows.length} meet at '{value.name}'", label)
+                f"rows of {first.rows.length} elements and rows of {second.rows.length} meet at '{value.name}'",
+                label,
+            )
         rows = first.rows or second.rows
         outputs = escaping(members)
-        if len(outputs) + len(entering(members)) > MOST_TENSORS:
-            return Refusal("region-size", f"the region would read and write more than {MOST_TENSORS} tensors", label)
         return _domain(outputs, rows, label)
+
+    def _admitted(self, first: Group, second: Group, value: Value, label: str) -> Refusal | None:
+        """Whether a rule lets the groups join: the fuse rule that named one of them, or else a grow rule."""
+        named = first if first.rule is not None else second
+        if named.rule is not None:
+            other = second if named is first else first
+            side = "after" if named is first else "before"
+            edges = named.rule.growth.edges
+            allowed = edges.get(named.names.get(value, side), edges.get(side, frozenset()))
+            stranger = next((node for node in other.nodes if (node.domain, node.op) not in allowed), None)
+            if stranger is None:
+                return None
+            return Refusal(
+                "growth",
+                f"{named.rule.id} does not grow over {stranger.qualified_op} {side} its pattern",
+                label,
+                named.rule.id,
+            )
+        members = first.nodes | second.nodes
+        for rule in self.rules.grow:
+            if _within(rule, members):
+                return None
+        return Refusal(
+            "region-size",
+            f"no grow rule admits a region of these {len(members)} nodes",
+            label,
+            remedy="raise the limits of a grow rule, or list the operators in one",
+        )
+
+
+def _within(rule: GrowRule, members: set[Node]) -> bool:
+    """Whether a grow rule lists all operators of a region, and its limits hold."""
+    if any((node.domain, node.op) not in rule.operators for node in members):
+        return False
+    limits = (
+        (rule.max_nodes, len(members)),
+        (rule.max_inputs, len(entering(members))),
+        (rule.max_outputs, len(escaping(members))),
+    )
+    return all(most is None or count <= most for most, count in limits)
 
 
 def _domain(outputs: Sequence[Value], rows: Rows | None, label: str) -> Refusal | None:
@@ -140,7 +197,9 @@ def _domain(outputs: Sequence[Value], rows: Rows | None, label: str) -> Refusal 
             if count != rows.count * rows.length and count != rows.count:
                 return Refusal(
                     "iteration-shape",
-                    f"'{value.name}' has {count} elements, and the rows have {rows.count} x {rows.length}", label)
+                    f"'{value.name}' has {count} elements, and the rows have {rows.count} x {rows.length}",
+                    label,
+                )
     elif len(counts) > 1:
         names = ", ".join(f"'{value.name}' ({count} elements)" for count, value in counts.items())
         return Refusal("iteration-shape", f"values of different sizes are used outside: {names}", label)
@@ -154,7 +213,9 @@ def _elements(value: Value) -> Dim | None:
 def escaping(members: set[Node]) -> list[Value]:
     """Values of a set of nodes that are used outside, in graph order."""
     return [
-        value for node in sorted(members, key=lambda node: node.index) for value in node.outputs
+        value
+        for node in sorted(members, key=lambda node: node.index)
+        for value in node.outputs
         if value is not None and (value.is_output or any(consumer not in members for consumer in value.consumers))
     ]
 
@@ -174,10 +235,15 @@ def trimmed(members: set[Node], facts: Mapping[Node, Facts]) -> set[Node]:
     kept = set(members)
     while True:
         border = {
-            node for node in kept
-            if facts[node].view and (
+            node
+            for node in kept
+            if facts[node].view
+            and (
                 not any(value.producer in kept for value in node.reads())
-                or not any(consumer in kept for value in node.outputs if value is not None for consumer in value.consumers))
+                or not any(
+                    consumer in kept for value in node.outputs if value is not None for consumer in value.consumers
+                )
+            )
         }
         if not border:
             return kept

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from onnxfuse.graph.model import Graph, Node
+from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.facts import Facts, node_facts
@@ -18,7 +18,7 @@ from onnxfuse.planning.grow import Group, Growth, trimmed
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
-from onnxfuse.rules import Match, Prohibitions, RuleSet, find_matches, prohibitions
+from onnxfuse.rules import FuseRule, Match, Prohibitions, RuleSet, find_matches, prohibitions
 
 LEAST_GAIN = 1.2
 """Predicted speed-up of a region below which it is left to ONNX Runtime, where nothing was measured."""
@@ -42,7 +42,9 @@ class Plan:
     candidates: int
 
 
-def make_plan(graph: Graph, view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile) -> Plan:
+def make_plan(
+    graph: Graph, view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile, least_gain: float = LEAST_GAIN
+) -> Plan:
     """Plan the fusion of a graph.
 
     Args:
@@ -50,9 +52,9 @@ def make_plan(graph: Graph, view: Graph, rules: RuleSet, ledger: Ledger, profile
         rules: the rules in force.
         ledger: traffic of ``graph`` at the sizes to plan for.
         profile: the GPU to plan for.
+        least_gain: predicted speed-up that a region must pass.
     """
-    planner = _Planner(graph, view, rules, ledger, profile)
-    return planner.plan()
+    return _Planner(graph, view, rules, ledger, profile).plan(least_gain)
 
 
 class _Planner:
@@ -63,6 +65,7 @@ class _Planner:
         self.forbidden: Prohibitions = prohibitions(view, rules)
         self.facts: dict[Node, Facts] = {}
         self.refusals: list[Refusal] = []
+        self.custom: list[Fusion] = []
         placement = Ledger(view, ledger.sizes).placement
         left = {node for found in self.forbidden.found for node in found.leave}
         for node in view.nodes:
@@ -71,21 +74,23 @@ class _Planner:
                 self.facts[node] = facts
             elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "on-host"):
                 self.refusals.append(facts)
-        self.growth = Growth(view, self.facts, ledger.sizes)
+        self.growth = Growth(view, self.facts, rules, ledger.sizes)
 
-    def plan(self) -> Plan:
+    def plan(self, least_gain: float) -> Plan:
         self._seed()
         self.growth.grow()
         self.refusals += self.growth.refusals
         groups = {id(group): group for group in self.growth.group.values()}
-        fusions, candidates = [], 0
+        # A user who brings a kernel has decided: it is not weighed.
+        fusions, candidates = list(self.custom), len(self.custom)
         for group in sorted(groups.values(), key=lambda group: min(node.index for node in group.nodes)):
             for fusion in self._fusions(group):
                 candidates += 1
-                if fusion.cost.estimated_speedup > LEAST_GAIN:
+                if fusion.cost.estimated_speedup > least_gain:
                     fusions.append(fusion)
                 else:
-                    self.refusals.append(_no_gain(fusion))
+                    self.refusals.append(_no_gain(fusion, least_gain))
+        fusions.sort(key=lambda fusion: fusion.nodes[0].index)
         return Plan(tuple(fusions), tuple(dict.fromkeys(self.refusals)), candidates)
 
     def _seed(self) -> None:
@@ -111,20 +116,36 @@ class _Planner:
         refusal = self.forbidden.refuses(match.nodes)
         if refusal is not None:
             return refusal
+        assert isinstance(match.rule, FuseRule)
+        if match.rule.kernel is not None:
+            return self._take_custom(match)
         fusion = self.maker.fusion(match.nodes, rule)
         if isinstance(fusion, Refusal):
             return fusion
-        seeded = self.growth.seed(match.nodes, rule)
+        names = {value: name for name, value in match.bindings.items() if isinstance(value, Value)}
+        seeded = self.growth.seed(match.nodes, match.rule, names)
         return seeded if isinstance(seeded, Refusal) else None
+
+    def _take_custom(self, match: Match) -> Refusal | None:
+        """A rule with a kernel of the user's own: the region is what the pattern says, and does not grow."""
+        fusion = self.maker.custom(match)
+        if isinstance(fusion, Refusal):
+            return fusion
+        refusal = self.growth.contraction.contract(match.nodes) if len(match.nodes) > 1 else None
+        if refusal is None:
+            self.custom.append(fusion)
+            for node in match.nodes:
+                self.facts.pop(node, None)
+        return refusal
 
     def _fusions(self, group: Group) -> Iterable[Fusion]:
         """The fusion of a group; where it has none as a whole, those of the parts that are left after cuts."""
         waiting, cuts = [group.nodes], 0
         while waiting:
             members = trimmed(waiting.pop(), self.facts)
-            if sum(not self.facts[node].view for node in members) < 2 and not group.rule:
+            if sum(not self.facts[node].view for node in members) < 2 and group.rule is None:
                 continue
-            rule = group.rule or self._rule_of(members)
+            rule = group.rule.id if group.rule is not None else self._rule_of(members)
             fusion = self.forbidden.refuses(members) or self.maker.fusion(members, rule)
             if isinstance(fusion, Fusion):
                 yield fusion
@@ -163,11 +184,13 @@ def connected(members: set[Node]) -> list[set[Node]]:
     return parts
 
 
-def _no_gain(fusion: Fusion) -> Refusal:
+def _no_gain(fusion: Fusion, least_gain: float) -> Refusal:
     cost = fusion.cost
     return Refusal(
         "no-gain",
-        f"{len(fusion.nodes)} nodes would run {cost.estimated_speedup:.2f}x as fast, under {LEAST_GAIN}x: "
+        f"{len(fusion.nodes)} nodes would run {cost.estimated_speedup:.2f}x as fast, under {least_gain}x: "
         f"{cost.seconds_before * 1e6:.1f} µs as the runtime runs them ({cost.kernels_before} kernels), "
-        f"{cost.seconds_after * 1e6:.1f} µs fused", fusion.nodes[0].label, fusion.rule)
-
+        f"{cost.seconds_after * 1e6:.1f} µs fused",
+        fusion.nodes[0].label,
+        fusion.rule,
+    )

@@ -390,7 +390,8 @@ def _bias_softmax(softmax: Node, groups: Groups) -> None:
         if len(mask) == len(target):
             while split < len(leading) and leading[split] == target[split]:
                 split += 1
-        if all(size == 1 for size in leading[split:]):
+        # A mask as large as the scores stays an Add: seen in a T5 encoder on CUDA.
+        if split < len(leading) and all(size == 1 for size in leading[split:]):
             groups.join(add, softmax)
             return
 

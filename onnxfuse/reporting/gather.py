@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 
 from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.pipeline import Optimised, profile_of, region_of
+from onnxfuse.pipeline import Optimised, region_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost
 from onnxfuse.planning.sizes import shape_of
+from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost
 from onnxfuse.reporting.report import FusionEntry, Report, Totals
-from onnxfuse.rewriting import FusedNode, FusedRegion, read_fused, unfuse
+from onnxfuse.rewriting import FusedNode, read_fused, unfuse
+from onnxfuse.version import __version__
 
 
-def report_of(optimised: Optimised, *, version: str, output: str | None = None) -> Report:
+def report_of(optimised: Optimised) -> Report:
     """The report of a fused model, from the plan that it was made by."""
-    kept = [optimised.plan.fusions[placed.region] for placed in optimised.rewritten.placed]
-    regions = [region_of(fusion) for fusion in kept]
-    sizes = optimised.ledger.sizes
-    counted = [fused(region, sizes) for region in regions]
     costs = CostModel(optimised.ledger, optimised.profile)
-    entries = []
-    for placed, fusion, region, count in zip(optimised.rewritten.placed, kept, regions, counted, strict=True):
-        entries.append(_entry(placed.node, placed.op, region, count, costs))
-    before, after = _totals(costs, len(optimised.loaded.proto.graph.node), counted, len(optimised.model.graph.node))
+    regions, entries = [], []
+    for placed in optimised.rewritten.placed:
+        region = region_of(optimised.plan.fusions[placed.region])
+        counted = fused(region, optimised.ledger.sizes)
+        reads = [value.name for value in (*region.hosts, *region.tensors)]
+        regions.append(counted)
+        entries.append(
+            _entry(placed.node, placed.op, region.rule, region.schedule, counted, reads, costs,
+                   tuple(sorted(region.images)))
+        )
+    before, after = _totals(costs, regions, len(optimised.loaded.proto.graph.node), len(optimised.model.graph.node))
     return Report(
-        version=version,
+        version=__version__,
         model=name_of(optimised.loaded),
-        output=output,
+        output=None,
         target=optimised.profile.name,
-        dims=input_sizes(optimised.graph, sizes),
+        dims=input_sizes(optimised.graph, optimised.ledger.sizes),
         before=before,
         after=after,
         unknown=optimised.ledger.total().unknown,
@@ -42,4 +46,116 @@ def report_of(optimised: Optimised, *, version: str, output: str | None = None) 
         fusions=tuple(entries),
         refusals=optimised.refusals,
         warnings=optimised.rules.warnings,
+    )
+
+
+def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profile) -> Report:
+    """The report of a fused model from the model alone, at any sizes; refusals are not in it.
+
+    Raises:
+        ModelError: the records in the model are damaged, or ``dims`` names no dimension of the model.
+    """
+    original = unfuse(loaded.proto)
+    graph = load_graph(LoadedModel(loaded.path, original, loaded.folder))
+    ledger = Ledger(graph, bind(graph, dims))
+    costs = CostModel(ledger, profile)
+    regions, entries = [], []
+    for node in read_fused(loaded.proto):
+        counted = _region(node, graph, ledger)
+        reads = [*node.hosts, *node.tensors]
+        regions.append(counted)
+        entries.append(
+            _entry(node.name, node.op, node.rule, node.schedule, counted, reads, costs, node.architectures)
+        )
+    before, after = _totals(costs, regions, len(original.graph.node), len(loaded.proto.graph.node))
+    return Report(
+        version=__version__,
+        model=name_of(loaded),
+        output=None,
+        target=profile.name,
+        dims=input_sizes(graph, ledger.sizes),
+        before=before,
+        after=after,
+        unknown=ledger.total().unknown,
+        candidates=len(entries),
+        fusions=tuple(entries),
+        refusals=(),
+        verification={"status": "not recorded"},
+    )
+
+
+def is_fused(model: onnx.ModelProto) -> bool:
+    """Whether the model holds fused nodes."""
+    return bool(read_fused(model))
+
+
+def name_of(loaded: LoadedModel) -> str:
+    """What a report calls a model: its path, or the name of its graph."""
+    return str(loaded.path) if loaded.path is not None else loaded.proto.graph.name or "(in memory)"
+
+
+def input_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Values of the symbols in the inputs' shapes."""
+    symbols = dict.fromkeys(
+        name for value in graph.inputs for size in value.shape or () for name in sorted(size.symbols)
+    )
+    return {name: sizes[name] for name in symbols if name in sizes}
+
+
+def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
+    """The nodes of the original graph that a fused node stands for: what lies between its inputs and its outputs."""
+    edge = {graph.values[name] for name in (*node.hosts, *node.tensors)}
+    outputs = [graph.values[name] for name in node.outputs]
+    found: dict[Node, None] = {}
+    waiting: list[Value] = list(outputs)
+    while waiting:
+        value = waiting.pop()
+        if value.producer is None or value in edge or value.producer in found:
+            continue
+        found[value.producer] = None
+        waiting += value.producer.reads()
+    tensors = tuple(graph.values[name] for name in node.tensors)
+    shapes = [shape for value in tensors if (shape := shape_of(value, ledger.sizes)) is not None]
+    kernels, scratch = plan_cost(node.plan, shapes, 90, 132) if len(shapes) == len(tensors) else (1, 0)
+    members = tuple(sorted(found, key=lambda member: member.index))
+    return Fused(members, tensors, tuple(outputs), kernels, scratch)
+
+
+def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, reads: Iterable[str], costs: CostModel,
+           architectures: tuple[str, ...]) -> FusionEntry:
+    cost = costs.region(region)
+    return FusionEntry(
+        rule=rule,
+        schedule=schedule,
+        node=node,
+        kernel=kernel,
+        replaces=tuple(member.label for member in region.nodes),
+        operators=tuple(member.qualified_op for member in region.nodes if member.op != "Constant"),
+        inputs=tuple(reads),
+        outputs=tuple(value.name for value in region.outputs),
+        bytes_before=cost.bytes_before,
+        bytes_after=cost.bytes_after,
+        kernels_before=cost.kernels_before,
+        kernels_after=cost.kernels_after,
+        estimated_speedup=round(cost.estimated_speedup, 4),
+        memory_saved=cost.memory_saved,
+        architectures=architectures,
+    )
+
+
+def _totals(costs: CostModel, regions: Sequence[Fused], nodes: int, nodes_after: int) -> tuple[Totals, Totals]:
+    """The whole model before and after."""
+    return _total(costs, (), nodes), _total(costs, regions, nodes_after)
+
+
+def _total(costs: CostModel, regions: Sequence[Fused], nodes: int) -> Totals:
+    traffic = costs.ledger.total(regions)
+    return Totals(
+        nodes=nodes,
+        kernels=traffic.kernels,
+        flops=traffic.flops,
+        bytes_products=traffic.bytes_products,
+        bytes=traffic.bytes_other,
+        peak_bytes=peak_memory(costs.ledger, regions).peak,
+        seconds=costs.total(regions),
     )

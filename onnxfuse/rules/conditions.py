@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph.dims import Dim, product
+from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.rules.operators import DTYPE_NAMES, DTYPES, attribute, root
 from onnxfuse.rules.pattern import suggestion
@@ -242,8 +242,10 @@ def _operator(call: Call, scope: Scope, figures: dict[str, str]) -> Any:
         return _plain(left) / divisor
     if name in ("//", "%") and isinstance(right, int) and right == 0:
         raise _UnknownError("condition", "it divides by zero")
-    if (isinstance(left, Dim) and isinstance(right, float)) or (isinstance(right, Dim) and not isinstance(left, Dim)):
+    if isinstance(left, float) or isinstance(right, float):
         left, right = _plain(left), _plain(right)
+    elif name in ("//", "%") and isinstance(right, Dim):
+        left = dim(left)
     return _ARITHMETIC[name](left, right)
 
 

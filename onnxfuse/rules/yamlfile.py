@@ -20,6 +20,7 @@ from onnxfuse.rules.syntax import TextError
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 12
 MAX_NODES = 50_000
+MAX_EXCERPT = 160
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -74,7 +75,7 @@ class Document:
         return self._place(line, indent + column, length)
 
     def _place(self, line: int, column: int, length: int) -> Place:
-        excerpt = self.lines[line] if line < len(self.lines) else ""
+        excerpt = _excerpt(self.lines, line, column + length)
         return Place(str(self.file), line + 1, column + 1, excerpt, max(1, min(length, len(excerpt) - column)))
 
     def error(self, path: Path_, message: str, remedy: str | None = None, *, key: bool = False) -> RuleError:
@@ -153,8 +154,13 @@ def _check_events(file: Path, text: str, lines: list[str]) -> None:
 
 
 def _mark_place(file: Path, lines: list[str], mark: Any) -> Place:
-    excerpt = lines[mark.line] if mark.line < len(lines) else ""
-    return Place(str(file), mark.line + 1, mark.column + 1, excerpt)
+    return Place(str(file), mark.line + 1, mark.column + 1, _excerpt(lines, mark.line, mark.column))
+
+
+def _excerpt(lines: list[str], line: int, end: int) -> str:
+    """A line for a message, cut after column ``end`` where it is long."""
+    text = lines[line] if line < len(lines) else ""
+    return text if len(text) <= max(end, MAX_EXCERPT) else text[: max(end, MAX_EXCERPT)] + "..."
 
 
 def _width(node: yaml.Node) -> int:

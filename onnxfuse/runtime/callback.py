@@ -11,7 +11,7 @@ from typing import Any
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import Compiler, KernelSource, default_compiler, load_kernels
-from onnxfuse.runtime.compile import compiler as find_compiler
+from onnxfuse.runtime.nvrtc import compiler as find_compiler
 
 _lock = threading.Lock()
 _installed: Any = None  # ctypes keeps no reference of its own

@@ -1,4 +1,4 @@
-"""Kernel text to machine code, through CuPy's binding of NVRTC: no GPU and no driver needed.
+"""Kernel text to machine code: no GPU and no driver needed.
 
 Kernel text is complete in itself but for the CUDA toolkit's own headers, so that text, options and architecture name
 an image for good (together with the compiler's version: it is a folder of the cache).
@@ -11,8 +11,6 @@ interpreter that made it; and the library must load images by itself anyway, emb
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import importlib.util
 import os
 import re
 import tempfile
@@ -21,19 +19,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxfuse.errors import KernelError
 from onnxfuse.runtime.cache import Cache, default_folder, key
+from onnxfuse.runtime.nvrtc import binding, compiler, headers
 
 if TYPE_CHECKING:
     import cupy
 
 STANDARD_OPTIONS = ("--std=c++17",)
 """Options that every kernel is compiled with.  Denormals, division and square roots stay exact."""
-
-_INSTALL = "install CuPy and NVRTC: pip install onnxfuse (CUDA 13) or pip install 'onnxfuse[cuda12]'"
-
 
 @dataclass(frozen=True)
 class KernelSource:
@@ -60,24 +56,6 @@ def architectures() -> tuple[int, ...]:
     return (75, 80, 86, 89, 90, 100, 120)
 
 
-@functools.cache
-def compiler() -> str | None:
-    """The compiler at hand, as "nvrtc-13.0.88"; None where there is none.
-
-    It is read from what is installed: importing CuPy would take longer than all else when a session is created from
-    a warm cache.
-    """
-    if importlib.util.find_spec("cupy") is None:
-        return None
-    for package in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy"):
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return f"{'nvrtc' if 'nvrtc' in package else 'cupy'}-{version}"
-    return "cupy"
-
-
 def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
     """Machine code of a kernel text.  Takes no cache; safe from several threads at once.
 
@@ -90,16 +68,16 @@ def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -
         KernelError: the text does not compile (the message holds the compiler's log), the compiler does not know the
             architecture, or there is no compiler.
     """
-    nvrtc = _nvrtc()
+    nvrtc = binding()
     match = re.fullmatch(r"sm_(\d+)[af]?", architecture)
     known = nvrtc.getSupportedArchs()
     if match is None or int(match[1]) not in known:
         raise KernelError(
-            f"{_version()} cannot compile for '{architecture}'",
+            "NVRTC {}.{}".format(*nvrtc.getVersion()) + f" cannot compile for '{architecture}'",
             remedy="architectures it knows: " + ", ".join(f"sm_{number}" for number in known),
         )
     arguments = (
-        *STANDARD_OPTIONS, f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in _headers()), *options
+        *STANDARD_OPTIONS, f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options
     )
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
@@ -190,63 +168,3 @@ def kernel_figures(image: bytes, kernels: Sequence[str], device: int = 0) -> dic
         )
         for name, kernel in load_kernels(image, kernels, device).items()
     }
-
-
-@functools.cache
-def _nvrtc() -> Any:
-    """CuPy's binding of NVRTC."""
-    if compiler() is None:
-        raise KernelError("no CUDA compiler: CuPy is not installed", remedy=_INSTALL)
-    try:
-        from cupy.cuda import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:  # CuPy raises what its loader met: ImportError, RuntimeError, OSError
-        raise KernelError(f"no CUDA compiler: {error}", remedy=_INSTALL) from error
-    return nvrtc
-
-
-def _version() -> str:
-    return "NVRTC {}.{}".format(*_nvrtc().getVersion())
-
-
-@functools.cache
-def _headers() -> tuple[Path, ...]:
-    """Folders of the CUDA toolkit's headers (cuda_fp16.h) of the compiler's own major version.
-
-    Raises:
-        KernelError: there are none.
-    """
-    major, _ = _nvrtc().getVersion()
-    candidates: list[Path] = []
-    for root in _nvidia_wheels():
-        candidates += [root / f"cu{major}" / "include", *([root / "cuda_runtime" / "include"] if major == 12 else [])]
-    for variable in ("CUDA_PATH", "CUDA_HOME"):
-        if toolkit := os.environ.get(variable):
-            candidates.append(Path(toolkit) / "include")
-    candidates += [Path(f"/usr/local/cuda-{major}/include"), Path("/usr/local/cuda/include")]
-    for folder in candidates:
-        if (folder / "cuda_fp16.h").is_file() and _header_version(folder) in (None, major):
-            return tuple(path for path in (folder, folder / "cccl") if path.is_dir())
-    package = "nvidia-cuda-runtime" if major >= 13 else f"nvidia-cuda-runtime-cu{major}"
-    raise KernelError(
-        f"the headers of CUDA {major} are missing", place=", ".join(map(str, candidates)),
-        remedy=f"install them: pip install {package}",
-    )
-
-
-def _nvidia_wheels() -> list[Path]:
-    try:
-        import nvidia
-    except ImportError:
-        return []
-    return [Path(path) for path in nvidia.__path__]
-
-
-def _header_version(folder: Path) -> int | None:
-    """CUDA's major version as cuda.h states it."""
-    header = folder / "cuda.h"
-    if not header.is_file():
-        return None
-    match = re.search(r"#define CUDA_VERSION (\d+)", header.read_text(errors="replace"))
-    return None if match is None else int(match[1]) // 1000

@@ -20,12 +20,13 @@ CompileCallback = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver shows, by ordinal."""
+    """A GPU that the driver shows, by ordinal; ``driver`` is the newest CUDA that the driver runs, as (13, 0)."""
 
     ordinal: int
     name: str
     capability: tuple[int, int]
     multiprocessors: int
+    driver: tuple[int, int]
 
     @property
     def architecture(self) -> str:
@@ -119,7 +120,8 @@ def gpus() -> tuple[Gpu, ...]:
     except ValueError as error:
         raise KernelError(str(error)) from error
     return tuple(
-        Gpu(ordinal, gpu["name"], (gpu["major"], gpu["minor"]), gpu["multiprocessors"])
+        Gpu(ordinal, gpu["name"], (gpu["major"], gpu["minor"]), gpu["multiprocessors"],
+            (gpu["driver"] // 1000, gpu["driver"] % 1000 // 10))
         for ordinal, gpu in enumerate(raw)
     )
 

@@ -63,10 +63,14 @@ class Signature:
     def pointers(self) -> list[tuple[str, str]]:
         """(declaration, argument) of every input and output."""
         program = self.lowered.program
-        inputs = [(f"const {TYPES[tensor.dtype].storage}* __restrict__ i{place}", f"i{place}")
-                  for place, tensor in enumerate(program.inputs)]
-        outputs = [(f"{TYPES[tensor.dtype].storage}* __restrict__ o{place}", f"o{place}")
-                   for place, tensor in enumerate(program.outputs)]
+        inputs = [
+            (f"const {TYPES[tensor.dtype].storage}* __restrict__ i{place}", f"i{place}")
+            for place, tensor in enumerate(program.inputs)
+        ]
+        outputs = [
+            (f"{TYPES[tensor.dtype].storage}* __restrict__ o{place}", f"o{place}")
+            for place, tensor in enumerate(program.outputs)
+        ]
         return inputs + outputs
 
     def used_sizes(self, text: str) -> list[str]:
@@ -76,8 +80,10 @@ class Signature:
 
     def parameters(self, text: str, index: str) -> str:
         """The parameter list of a function with this body, sizes of type ``index``."""
-        return ", ".join([declaration for declaration, _ in self.pointers()]
-                         + [f"const {index} {name}" for name in self.used_sizes(text)])
+        return ", ".join(
+            [declaration for declaration, _ in self.pointers()]
+            + [f"const {index} {name}" for name in self.used_sizes(text)]
+        )
 
     def names(self, text: str) -> str:
         """The argument list for passing the parameters on."""
@@ -85,13 +91,14 @@ class Signature:
 
     def arguments(self, text: str, bits: int) -> tuple[str, ...]:
         """The plan's arguments."""
-        return tuple([name for _, name in self.pointers()]
-                     + [f"i{bits}:{name}" for name in self.used_sizes(text)])
+        return tuple([name for _, name in self.pointers()] + [f"i{bits}:{name}" for name in self.used_sizes(text)])
 
     def entry(self, name: str, call: str, text: str, index: str, threads: int, blocks: int = 1) -> str:
         """A kernel that calls a templated body."""
-        return (f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})\n'
-                f"{name}({self.parameters(text, index)}) {{\n  {call}({self.names(text)});\n}}\n")
+        return (
+            f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})\n'
+            f"{name}({self.parameters(text, index)}) {{\n  {call}({self.names(text)});\n}}\n"
+        )
 
 
 def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Variant]) -> LaunchPlan:
@@ -103,7 +110,8 @@ def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Va
         checks.append(Check(f"{a} 1 == {a} {b} == or", f"sizes {size} and {whole} do not broadcast"))
     outputs = tuple(
         Output(tensor.dtype, tuple(expression(size, binding.symbols) for size in tensor.shape))
-        for tensor in lowered.program.outputs)
+        for tensor in lowered.program.outputs
+    )
     return LaunchPlan(rule, len(lowered.tensors), binding.sources, tuple(checks), outputs, tuple(variants))
 
 
@@ -159,7 +167,8 @@ def is_vector(load: Load, lanes: Lanes) -> bool:
     """Whether the lanes of a vector are one aligned piece of memory, or one element."""
     stride = lanes.stride(load.offset)
     return (stride == 0 or (stride == 1 and lanes.aligned(load.offset))) and all(
-        lanes.uniform(condition) for condition in load.conditions)
+        lanes.uniform(condition) for condition in load.conditions
+    )
 
 
 def best_width(lanes_of: dict[int, Lanes], loads: Sequence[Load], extent: Dim, dtypes: Iterable[int]) -> int:
@@ -189,7 +198,8 @@ def scattered_inputs(loads: Iterable[Load], lanes_of: dict[int, Lanes]) -> tuple
     for load in loads:
         lanes = lanes_of[2]
         if lanes.stride(load.offset) not in (0, 1) and any(
-            factor.value is None or factor.value > 1 for factor in _steps(load, lanes)):
+            factor.value is None or factor.value > 1 for factor in _steps(load, lanes)
+        ):
             scattered[load.input] = None
     return tuple(sorted(scattered))
 

@@ -45,7 +45,7 @@ class Phases:
         self.lanes = lanes
         self._depths: dict[Scalar, int] = {}
         scalars = walk([output.scalar for output in outputs])
-        found = sorted((s for s in scalars if isinstance(s, Reduced)), key=self._order(outputs))
+        found = sorted((s for s in scalars if isinstance(s, Reduced)), key=self._order(outputs).__getitem__)
         self.count = 1 + max((self.depth(s) for s in found), default=0)
         self.reductions: list[list[Reduced]] = [[] for _ in range(self.count)]
         for reduction in found:
@@ -67,8 +67,14 @@ class Phases:
             held = sum(first <= phase < last_use[scalar] for scalar, first in self.kept.items())
             self.live = max(self.live, held)
 
-    def _visit(self, scalar: Scalar, phase: int, computed: dict[Scalar, int], fresh: dict[Scalar, int],
-               last_use: dict[Scalar, int]) -> None:
+    def _visit(
+        self,
+        scalar: Scalar,
+        phase: int,
+        computed: dict[Scalar, int],
+        fresh: dict[Scalar, int],
+        last_use: dict[Scalar, int],
+    ) -> None:
         """Find what ``phase`` computes anew and what it takes from earlier phases."""
         if isinstance(scalar, Reduced) or scalar in fresh or not self.lanes.moves(scalar):
             return
@@ -79,7 +85,7 @@ class Phases:
         for child in children(scalar):
             self._visit(child, phase, computed, fresh, last_use)
 
-    def _order(self, outputs: list[Output]) -> object:
+    def _order(self, outputs: list[Output]) -> dict[Scalar, int]:
         """Position of a reduction in a walk that is the same for every region of the same structure."""
         order: dict[Scalar, int] = {}
 
@@ -91,7 +97,7 @@ class Phases:
 
         for output in outputs:
             visit(output.scalar)
-        return lambda scalar: order[scalar]
+        return order
 
     def depth(self, scalar: Scalar) -> int:
         """The first phase in which an expression can be computed."""
@@ -122,7 +128,9 @@ def row_text(phases: Phases, lanes: Lanes, sizes: Mapping[str, str], count: str,
 
 
 class _RowText:
-    def __init__(self, phases: Phases, lanes: Lanes, sizes: Mapping[str, str], count: str, length: str, keep: bool) -> None:
+    def __init__(
+        self, phases: Phases, lanes: Lanes, sizes: Mapping[str, str], count: str, length: str, keep: bool
+    ) -> None:
         self.phases = phases
         self.length, self.count, self.keep = length, count, keep
         self.names: dict[Scalar, str] = {}
@@ -148,7 +156,8 @@ class _RowText:
             f"  const bool live = given < {self.count};",
             f"  const idx row = live ? given : {self.count} - 1;",
         ]
-        for self.phase in range(self.phases.count):
+        for phase in range(self.phases.count):
+            self.phase = phase
             lines += self._phase()
         lines += self._row_outputs()
         return Text("rows_in_registers" if self.keep else "rows_streaming", "\n".join(lines) + "\n")
@@ -160,7 +169,9 @@ class _RowText:
             kind, accumulator = TYPES[reduction.dtype].compute, f"a{self.phase}_{number}"
             functor, neutral = REDUCTIONS[reduction.kind]
             before.append(f"{kind} {accumulator} = {_neutral(neutral, reduction.dtype)};")
-            inner.append(f"{accumulator} = {functor}::of<{kind}>({accumulator}, {self.writer.scalar(reduction.element)});")
+            inner.append(
+                f"{accumulator} = {functor}::of<{kind}>({accumulator}, {self.writer.scalar(reduction.element)});"
+            )
         for scalar, first in self.phases.kept.items():
             if self.keep and first == self.phase:
                 kind, name = TYPES[scalar.dtype].compute, f"k{len(self.arrays)}"
@@ -172,7 +183,9 @@ class _RowText:
             if output.whole and self.phases.depth(output.scalar) == self.phase:
                 storage = TYPES[output.dtype].storage
                 vectors.append(f"of::Vector<{storage}, width> w{output.index};")
-                inner.append(f"w{output.index}.at[v] = of::Store<{storage}>::from({self.writer.scalar(output.scalar)});")
+                inner.append(
+                    f"w{output.index}.at[v] = of::Store<{storage}>::from({self.writer.scalar(output.scalar)});"
+                )
                 after.append(f"if (live) of::store(o{output.index} + (row * {self.length} + e), w{output.index});")
         loop = self._loop(vectors, inner, after) if inner else []
         row_lines = [line for scope in (Scope.KERNEL, Scope.ROW) for line in self._take(scope)]
@@ -190,8 +203,12 @@ class _RowText:
         lane_lines = self.writer.leave(Scope.LANE)
         vector_lines = self.writer.leave(Scope.VECTOR)
         if self.keep:
-            lines = ["#pragma unroll", "  for (int item = 0; item < items; ++item) {",
-                     "    const idx e = ((idx)item * threads + lane) * width;", f"    if (e < {self.length}) {{"]
+            lines = [
+                "#pragma unroll",
+                "  for (int item = 0; item < items; ++item) {",
+                "    const idx e = ((idx)item * threads + lane) * width;",
+                f"    if (e < {self.length}) {{",
+            ]
         else:
             lines = [f"  for (idx e = (idx)lane * width; e < {self.length}; e += threads * width) {{", "    {"]
         lines += [f"      {line}" for line in [*vector_lines, *vectors]]
@@ -204,8 +221,10 @@ class _RowText:
         name, partial = f"r{self.phase}_{number}", f"p{self.partials}"
         self.partials += 1
         self.names[reduction] = name
-        return [f"  __shared__ {kind} {partial}[32];",
-                f"  const {kind} {name} = of::reduce<{functor}, threads>(a{self.phase}_{number}, {partial});"]
+        return [
+            f"  __shared__ {kind} {partial}[32];",
+            f"  const {kind} {name} = of::reduce<{functor}, threads>(a{self.phase}_{number}, {partial});",
+        ]
 
     def _row_outputs(self) -> list[str]:
         stores = []

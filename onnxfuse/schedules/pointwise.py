@@ -7,6 +7,8 @@ arithmetic says, as vectors where neighbouring outputs need neighbouring element
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnxfuse.graph.dims import product
 from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import IndexSpace
@@ -34,7 +36,7 @@ from onnxfuse.schedules.text import Lanes, Scope, Writer
 THREADS = 256
 
 
-def pointwise(lowered: Lowered, rule: str) -> Kernel | Refusal:
+def pointwise(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
     """A kernel for a region without reductions, or why there is none."""
     outputs = lowered.program.outputs
     total = product(outputs[0].shape)
@@ -58,14 +60,20 @@ def pointwise(lowered: Lowered, rule: str) -> Kernel | Refusal:
     body = _body(Writer(lanes, signature.sizes), roots, lowered)
     size = Writer(lanes, signature.sizes).size(total)
     used = f"{body} {size}"
-    source = [header(), f"// {rule}: {', '.join(lowered.program.operators)}\n",
-              "template <int width, typename idx> __device__ __forceinline__ void pointwise("
-              f"{signature.parameters(used, 'idx')}) {{\n"
-              f"  const idx L = ((idx)blockIdx.x * {THREADS} + threadIdx.x) * width;\n"
-              f"  if (L >= {size}) return;\n{body}}}\n"]
+    source = [
+        header(),
+        f"// {rule}: {', '.join(lowered.program.operators)}\n",
+        "template <int width, typename idx> __device__ __forceinline__ void pointwise("
+        f"{signature.parameters(used, 'idx')}) {{\n"
+        f"  const idx L = ((idx)blockIdx.x * {THREADS} + threadIdx.x) * width;\n"
+        f"  if (L >= {size}) return;\n{body}}}\n",
+    ]
     vectors = [(f"o{index}", TYPES[output.dtype].size) for index, output in enumerate(outputs)]
-    vectors += [(f"i{load.input}", TYPES[load.dtype].size)
-                for load in loads if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    vectors += [
+        (f"i{load.input}", TYPES[load.dtype].size)
+        for load in loads
+        if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
+    ]
     count, variants = expression(total, lowered.binding.symbols), []
     narrow = narrow_guards(lowered)
     wanted = [(width, 32, narrow + vector_guards(lowered, lanes, vectors))] if fits_narrow(lowered) else []
@@ -89,6 +97,12 @@ def _body(writer: Writer, roots: list[Scalar], lowered: Lowered) -> str:
     outer += [f"of::Vector<{storage}, width> w{index};" for index, storage, _ in stores]
     inner = [*lane, *(f"w{index}.at[v] = {text};" for index, _, text in stores)]
     after = [f"of::store(o{index} + L, w{index});" for index, _, _ in stores]
-    lines = [*(f"  {line}" for line in outer), "#pragma unroll", "  for (int v = 0; v < width; ++v) {",
-             *(f"    {line}" for line in inner), "  }", *(f"  {line}" for line in after)]
+    lines = [
+        *(f"  {line}" for line in outer),
+        "#pragma unroll",
+        "  for (int v = 0; v < width; ++v) {",
+        *(f"    {line}" for line in inner),
+        "  }",
+        *(f"  {line}" for line in after),
+    ]
     return "\n".join(lines) + "\n"

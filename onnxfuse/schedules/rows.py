@@ -10,6 +10,7 @@ phases: phase p computes the reductions whose operands need reductions of phases
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, product
@@ -76,7 +77,7 @@ class Shape:
         return f"rows_{self.threads}_w{self.width}_{kind}_{self.bits}"
 
 
-def rows(lowered: Lowered, rule: str) -> Kernel | Refusal:
+def rows(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
     """A kernel for a region with reductions over trailing axes, or why there is none."""
     program = lowered.program
     reductions = [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Reduce)]
@@ -98,15 +99,32 @@ def rows(lowered: Lowered, rule: str) -> Kernel | Refusal:
             elif size == count:
                 where, whole = row, False
             else:
-                return Refusal("iteration-shape", f"an output of {size} elements fits neither the rows nor their elements")
+                return Refusal(
+                    "iteration-shape", f"an output of {size} elements fits neither the rows nor their elements"
+                )
             scalar = puller.element(tensor, space.delinear(where, tensor.shape))
             outputs.append(Output(index, tensor.dtype, scalar, whole))
     except Unlowerable as stopped:
         return stopped.refusal
-    return _assemble(lowered, rule, puller, outputs, count, length)
+    return _assemble(lowered, rule, puller, outputs, Extent(count, length, _planned(length, sizes)))
 
 
-def _assemble(lowered: Lowered, rule: str, puller: Puller, outputs: list[Output], count: Dim, length: Dim) -> Kernel:
+@dataclass(frozen=True)
+class Extent:
+    """``count`` rows of ``length`` elements; ``planned`` is the length to make a variant for."""
+
+    count: Dim
+    length: Dim
+    planned: int | None
+
+
+def _planned(length: Dim, sizes: Mapping[str, int]) -> int | None:
+    """The number that a length is planned to be."""
+    return length.evaluate(sizes) if length.symbols <= sizes.keys() else None
+
+
+def _assemble(lowered: Lowered, rule: str, puller: Puller, outputs: list[Output], extent: Extent) -> Kernel:
+    count, length = extent.count, extent.length
     space, roots = puller.space, [output.scalar for output in outputs]
     lanes_of = {width: Lanes(space, puller, "e", "row", width) for width in (1, 2, 4, 8)}
     loads = moving_loads([*roots, *puller.gathered.values()], lanes_of[1])
@@ -120,12 +138,15 @@ def _assemble(lowered: Lowered, rule: str, puller: Puller, outputs: list[Output]
     count_text, length_text = writer.size(count), writer.size(length)
     texts = {keep: row_text(phases, lanes, signature.sizes, count_text, length_text, keep) for keep in (True, False)}
     vectors = [(f"o{output.index}", TYPES[output.dtype].size) for output in whole]
-    vectors += [(f"i{load.input}", TYPES[load.dtype].size)
-                for load in loads if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    vectors += [
+        (f"i{load.input}", TYPES[load.dtype].size)
+        for load in loads
+        if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
+    ]
     symbols = lowered.binding.symbols
     aligned = narrow_guards(lowered) + vector_guards(lowered, lanes, vectors)
     source, variants, used_modes = [], [], set()
-    for layout in _layouts(lowered, phases, length, width):
+    for layout in _layouts(lowered, phases, extent, width):
         keep = layout.items > 0
         used_modes.add(keep)
         text = texts[keep]
@@ -137,38 +158,45 @@ def _assemble(lowered: Lowered, rule: str, puller: Puller, outputs: list[Output]
         call = f"{text.name}<{layout.width}, {layout.threads}, {max(layout.items, 1)}, {index}>"
         source.append(signature.entry(layout.name, call, used, index, layout.block))
         grid = f"{expression(count, symbols)} {layout.block // layout.threads} ceil"
-        step = Step(layout.name, (grid, "1", "1"), (str(layout.block), "1", "1"), signature.arguments(used, layout.bits))
+        step = Step(
+            layout.name, (grid, "1", "1"), (str(layout.block), "1", "1"), signature.arguments(used, layout.bits)
+        )
         variants.append(Variant(layout.name, (step,), guards))
-    bodies = [_function(texts[keep], signature, f"{texts[keep].body} {count_text} {length_text}")
-              for keep in sorted(used_modes, reverse=True)]
+    bodies = [
+        _function(texts[keep], signature, f"{texts[keep].body} {count_text} {length_text}")
+        for keep in sorted(used_modes, reverse=True)
+    ]
     plan = make_plan(lowered, rule, puller, variants)
     comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
-    return Kernel("rows", "".join([header(), comment, *bodies, *source]), plan, scattered_inputs(loads, lanes_of), flops(roots))
+    return Kernel(
+        "rows", "".join([header(), comment, *bodies, *source]), plan, scattered_inputs(loads, lanes_of), flops(roots)
+    )
 
 
 def _function(text: Text, signature: Signature, used: str) -> str:
-    return (f"template <int width, int threads, int items, typename idx> __device__ __forceinline__ void {text.name}("
-            f"{signature.parameters(used, 'idx')}) {{\n{text.body}}}\n")
+    return (
+        f"template <int width, int threads, int items, typename idx> __device__ __forceinline__ void {text.name}("
+        f"{signature.parameters(used, 'idx')}) {{\n{text.body}}}\n"
+    )
 
 
-def _layouts(lowered: Lowered, phases: Phases, length: Dim, width: int) -> list[Shape]:
+def _layouts(lowered: Lowered, phases: Phases, extent: Extent, width: int) -> list[Shape]:
     """The variants to offer, fastest first; the last one runs anything."""
-    kept = phases.live
-    known = length.value
+    kept, known = phases.live, extent.length.value
     layouts = []
     if fits_narrow(lowered):
         for lane_count in dict.fromkeys((width, 1) if known is None else (width,)):
-            if kept and known is not None:
-                best = _best(known, lane_count, kept)
+            if kept and extent.planned is not None and (known is not None or extent.planned % lane_count == 0):
+                best = _best(extent.planned, lane_count, kept)
                 layouts += [best] if best is not None else []
-            elif kept:
-                per_thread = KEPT_LIMIT // kept
-                layouts.append(Shape(32, lane_count, max(per_thread // lane_count, 1)))
+            if kept and known is None:
+                per_thread = max(KEPT_LIMIT // kept // lane_count, 1)
+                layouts.append(Shape(32, lane_count, per_thread))
                 if lane_count > 1:
-                    layouts.append(Shape(256, lane_count, max(per_thread // lane_count, 1)))
+                    layouts.append(Shape(256, lane_count, per_thread))
             if lane_count == width:
-                layouts.append(Shape(_streaming_threads(known), lane_count, 0))
-    return [*layouts, Shape(_streaming_threads(known), 1, 0, bits=64)]
+                layouts.append(Shape(_streaming_threads(extent.planned), lane_count, 0))
+    return [*dict.fromkeys(layouts), Shape(_streaming_threads(extent.planned), 1, 0, bits=64)]
 
 
 def _streaming_threads(length: int | None) -> int:
@@ -188,7 +216,9 @@ def _best(length: int, width: int, kept: int) -> Shape | None:
     while threads <= MAX_THREADS:
         items = -(-vectors // threads)
         elements = items * width * kept
-        if elements <= (KEPT_LIMIT if threads <= 32 else WIDE_KEPT) or (threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT):
+        if elements <= (KEPT_LIMIT if threads <= 32 else WIDE_KEPT) or (
+            threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT
+        ):
             waste = items * threads / vectors
             # A row wider than a warp costs barriers, a thread with a long row of its own uncoalesced access.
             penalty = 1.15 if threads > 32 else 1.0 if items * threads >= vectors and threads * width >= 32 else 1.5
@@ -197,4 +227,3 @@ def _best(length: int, width: int, kept: int) -> Shape | None:
                 best = (score, Shape(threads, width, items))
         threads *= 2
     return best[1] if best is not None else None
-

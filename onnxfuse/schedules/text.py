@@ -102,7 +102,8 @@ class Lanes:
         elif isinstance(scalar, Reduced):
             return False
         return any(self._moves(name) for index in indices for name in index.symbols) or any(
-            self.moves(child) for child in children(scalar))
+            self.moves(child) for child in children(scalar)
+        )
 
     def _multiple(self, size: Dim) -> bool:
         if size.multiple_of() % self.width == 0:
@@ -185,7 +186,9 @@ class Writer:
         hook: called before an expression is written; may give its text (for values kept from an earlier phase).
     """
 
-    def __init__(self, lanes: Lanes, symbols: Mapping[str, str], hook: Callable[[Scalar], str | None] | None = None) -> None:
+    def __init__(
+        self, lanes: Lanes, symbols: Mapping[str, str], hook: Callable[[Scalar], str | None] | None = None
+    ) -> None:
         self.lanes = lanes
         self.symbols = symbols
         self.hook = hook

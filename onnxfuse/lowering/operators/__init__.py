@@ -1,10 +1,10 @@
 """What each operator means as tensors of the region IR; one file a family.
 
-    pointwise.py   elementwise operators of the standard
-    activations.py those with a parameter or two
-    views.py       operators that only move elements
-    rows.py        reductions, softmax, norms
-    contrib.py     com.microsoft, and the canonical operators
+pointwise.py   elementwise operators of the standard
+activations.py those with a parameter or two
+views.py       operators that only move elements
+rows.py        reductions, softmax, norms
+contrib.py     com.microsoft, and the canonical operators
 """
 
 from onnxfuse.lowering.operators import activations, contrib, pointwise, rows, views

@@ -53,7 +53,9 @@ def lower_mish(node: Node, context: Context) -> Tensor:
 
 @lowers("HardSigmoid")
 def hard_sigmoid(node: Node, context: Context) -> Tensor:
-    return _hard_sigmoid(operand(node, context, 0), number_attribute(node, "alpha", 0.2), number_attribute(node, "beta", 0.5))
+    return _hard_sigmoid(
+        operand(node, context, 0), number_attribute(node, "alpha", 0.2), number_attribute(node, "beta", 0.5)
+    )
 
 
 @lowers("HardSwish")
@@ -134,7 +136,9 @@ def shrink(node: Node, context: Context) -> Tensor:
 def batch_normalization(node: Node, context: Context) -> Tensor:
     """Inference only: every channel (axis 1) is scaled and shifted."""
     if node.attributes.get("training_mode", 0) or sum(value is not None for value in node.outputs) > 1:
-        raise context.refuse("nondeterministic", "BatchNormalization is in training mode", "export the model for inference")
+        raise context.refuse(
+            "nondeterministic", "BatchNormalization is in training mode", "export the model for inference"
+        )
     source = operand(node, context, 0)
     scale, bias, mean, variance = (wide(_per_channel(operand(node, context, place), source)) for place in range(1, 5))
     x = wide(source)

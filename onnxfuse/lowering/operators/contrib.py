@@ -49,8 +49,12 @@ def skip_rms_normalization(node: Node, context: Context) -> list[Tensor | None]:
     total = apply("add", wide(source), wide(operand(node, context, 1)))
     total = total if bias is None else apply("add", total, wide(bias))
     normal = rms_norm(accumulate(total), (len(total.shape) - 1,), number_attribute(node, "epsilon", 1e-12))
-    return [declare(scaled(normal, operand(node, context, 2), None), source.dtype), None, None,
-            declare(total, source.dtype)]
+    return [
+        declare(scaled(normal, operand(node, context, 2), None), source.dtype),
+        None,
+        None,
+        declare(total, source.dtype),
+    ]
 
 
 @lowers("SimplifiedLayerNormalization")

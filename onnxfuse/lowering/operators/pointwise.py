@@ -9,18 +9,55 @@ from onnxfuse.lowering.operators.registry import integer_attribute, lowers, oper
 from onnxfuse.lowering.scalars import FUNCTIONS, TYPES
 
 SAME_TYPE = {
-    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Neg": "neg", "Abs": "abs", "Exp": "exp", "Log": "log",
-    "Sqrt": "sqrt", "Reciprocal": "reciprocal", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin",
-    "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh", "Asinh": "asinh",
-    "Acosh": "acosh", "Atanh": "atanh", "Erf": "erf", "Sigmoid": "sigmoid", "Softplus": "softplus", "Relu": "relu",
-    "Floor": "floor", "Ceil": "ceil", "Round": "round", "Sign": "sign", "And": "and", "Or": "or", "Xor": "xor",
-    "Not": "not", "BitwiseAnd": "bitand", "BitwiseOr": "bitor", "BitwiseXor": "bitxor", "BitwiseNot": "bitnot",
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Div": "div",
+    "Neg": "neg",
+    "Abs": "abs",
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Reciprocal": "reciprocal",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Asin": "asin",
+    "Acos": "acos",
+    "Atan": "atan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Tanh": "tanh",
+    "Asinh": "asinh",
+    "Acosh": "acosh",
+    "Atanh": "atanh",
+    "Erf": "erf",
+    "Sigmoid": "sigmoid",
+    "Softplus": "softplus",
+    "Relu": "relu",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Round": "round",
+    "Sign": "sign",
+    "And": "and",
+    "Or": "or",
+    "Xor": "xor",
+    "Not": "not",
+    "BitwiseAnd": "bitand",
+    "BitwiseOr": "bitor",
+    "BitwiseXor": "bitxor",
+    "BitwiseNot": "bitnot",
     "Identity": "copy",
 }
 """Operators that are one scalar function and keep their operands' type."""
 
 COMPARISONS = {
-    "Equal": "eq", "Less": "lt", "LessOrEqual": "le", "Greater": "gt", "GreaterOrEqual": "ge", "IsNaN": "isnan",
+    "Equal": "eq",
+    "Less": "lt",
+    "LessOrEqual": "le",
+    "Greater": "gt",
+    "GreaterOrEqual": "ge",
+    "IsNaN": "isnan",
 }
 
 
@@ -30,7 +67,8 @@ def checked(node: Node, context: Context, function: str, *operands: Tensor, dtyp
     floating = TYPES[operands[-1].dtype].is_floating
     if (entry.floating if floating else entry.integer) is None:
         raise context.refuse(
-            "unsupported-type", f"{node.qualified_op} of {TYPES[operands[-1].dtype].name} has no kernel")
+            "unsupported-type", f"{node.qualified_op} of {TYPES[operands[-1].dtype].name} has no kernel"
+        )
     return apply(function, *operands, dtype=dtype)
 
 
@@ -76,7 +114,9 @@ def sum_of_operands(node: Node, context: Context) -> Tensor:
 def power(node: Node, context: Context) -> Tensor:
     base, exponent = operand(node, context, 0), operand(node, context, 1)
     value = node.inputs[1]
-    constant = None if value is None or value.constant is None or value.constant.size != 1 else float(value.constant.item())
+    constant = (
+        None if value is None or value.constant is None or value.constant.size != 1 else float(value.constant.item())
+    )
     shape = broadcast_shapes([base.shape, exponent.shape])
     if constant is not None and shape == base.shape and TYPES[base.dtype].is_floating:
         if constant == 2.0:

@@ -13,8 +13,18 @@ from onnxfuse.lowering.operators.registry import integer_attribute, lowers, numb
 from onnxfuse.lowering.operators.views import axis_of, result_shape
 from onnxfuse.lowering.scalars import TYPES
 
-REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
-              "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+REDUCTIONS = (
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceSumSquare",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+)
 
 
 @lowers(*REDUCTIONS)
@@ -142,7 +152,9 @@ def instance_normalization(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
     rank = len(source.shape)
     normal, _, _ = layer_norm(accumulate(source), tuple(range(2, rank)), number_attribute(node, "epsilon", 1e-5))
-    scale, bias = (reshape(operand(node, context, place), (source.shape[1],) + (dim(1),) * (rank - 2)) for place in (1, 2))
+    scale, bias = (
+        reshape(operand(node, context, place), (source.shape[1],) + (dim(1),) * (rank - 2)) for place in (1, 2)
+    )
     return declare(scaled(normal, scale, bias), source.dtype)
 
 
@@ -176,9 +188,18 @@ def lp_normalization(node: Node, context: Context) -> Tensor:
 @lowers("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(node: Node, context: Context) -> Tensor:
     """Without weights and ignored labels, and unreduced: the rest is the runtime's."""
-    if node.attributes.get("reduction", "mean") != "none" or "ignore_index" in node.attributes or optional(node, context, 2):
+    if (
+        node.attributes.get("reduction", "mean") != "none"
+        or "ignore_index" in node.attributes
+        or optional(node, context, 2)
+    ):
         raise context.refuse("reduced-loss", "only the unreduced, unweighted loss has a kernel")
     source, labels = operand(node, context, 0), operand(node, context, 1)
-    chosen = Take(source.dtype, source.shape[:1] + (dim(1),) + source.shape[2:], source,
-                  reshape(labels, labels.shape[:1] + (dim(1),) + labels.shape[1:]), 1)
+    chosen = Take(
+        source.dtype,
+        (*source.shape[:1], dim(1), *source.shape[2:]),
+        source,
+        reshape(labels, (*labels.shape[:1], dim(1), *labels.shape[1:])),
+        1,
+    )
     return apply("neg", reshape(chosen, labels.shape))

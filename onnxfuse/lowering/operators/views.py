@@ -56,7 +56,7 @@ def transpose(node: Node, context: Context) -> Tensor:
 def cut(source: Tensor, axis: int, start: Dim, length: Dim, step: int = 1) -> Tensor:
     """``length`` elements of an axis from ``start``."""
     rank = len(source.shape)
-    shape = source.shape[:axis] + (length,) + source.shape[axis + 1 :]
+    shape = (*source.shape[:axis], length, *source.shape[axis + 1:])
     starts = tuple(start if place == axis else dim(0) for place in range(rank))
     return Slice(source.dtype, shape, source, starts, tuple(step if place == axis else 1 for place in range(rank)))
 
@@ -85,7 +85,7 @@ def _start(begin: Dim, size: Dim, step: int, context: Context) -> Dim:
     if begin.value < 0:
         begin = begin + size if begin.value > -(2**62) else dim(0)
         return begin if begin.value is not None and begin.value >= 0 else maximum(begin, dim(0))
-    if size.value is not None:
+    if begin.value is not None and size.value is not None:
         return dim(min(begin.value, size.value if step > 0 else size.value - 1))
     if begin.value == 0 and step > 0:
         return begin
@@ -120,8 +120,11 @@ def concat(node: Node, context: Context) -> Tensor:
     axis = axis_of(node, "axis", 0, len(parts[0].shape))
     length = sum((part.shape[axis] for part in parts), dim(0))
     shape = parts[0].shape
-    return parts[0] if len(parts) == 1 else Concat(
-        parts[0].dtype, shape[:axis] + (length,) + shape[axis + 1 :], parts, axis)
+    return (
+        parts[0]
+        if len(parts) == 1
+        else Concat(parts[0].dtype, (*shape[:axis], length, *shape[axis + 1:]), parts, axis)
+    )
 
 
 @lowers("Tile")
@@ -199,4 +202,3 @@ def constant_of_shape(node: Node, context: Context) -> Tensor:
     value = node.attributes.get("value")
     dtype = context.dtype(node.outputs[0]) if node.outputs[0] is not None else 1
     return Fill(dtype, result_shape(node, context), 0.0 if value is None else number(value))
-

@@ -45,6 +45,7 @@ Driver::Driver() {
     }
   };
   find(&init, "cuInit");
+  find(&driver_version, "cuDriverGetVersion");
   find(&device_count, "cuDeviceGetCount");
   find(&device_get, "cuDeviceGet");
   find(&device_name, "cuDeviceGetName");
@@ -107,6 +108,12 @@ Function LoadedModule::function(const std::string& name) const {
   int registers = 0;
   driver_.check(driver_.function_attribute(&registers, kRegisters, function), "read a kernel's attributes");
   return function;
+}
+
+int Driver::version() const {
+  int version = 0;
+  check(driver_version(&version), "ask for the driver's version");
+  return version;
 }
 
 int Device::count() {

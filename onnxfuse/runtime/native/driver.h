@@ -32,8 +32,11 @@ struct Driver {
     if (result != 0) fail(result, what);
   }
   [[noreturn]] void fail(Result result, const char* what) const;
+  // The newest CUDA that the driver runs, as 13000.
+  int version() const;
 
   Result (*init)(unsigned flags);
+  Result (*driver_version)(int* version);
   Result (*device_count)(int* count);
   Result (*device_get)(int* device, int ordinal);
   Result (*device_name)(char* name, int size, int device);

@@ -115,7 +115,8 @@ ONNXFUSE_EXPORT size_t onnxfuse_cache_key(const char* source, const char* option
   return give(cache_key(source, {options}, architecture), out, size);
 }
 
-// The GPUs as a JSON list of {"name", "major", "minor", "multiprocessors"}, by ordinal; an error without a driver.
+// The GPUs as a JSON list of {"name", "major", "minor", "multiprocessors", "driver"}, by ordinal, where the last is the
+// newest CUDA that the driver runs (13000); an error without a driver.
 ONNXFUSE_EXPORT size_t onnxfuse_devices(char* out, size_t size) {
   return give_checked(
       [] {
@@ -124,7 +125,8 @@ ONNXFUSE_EXPORT size_t onnxfuse_devices(char* out, size_t size) {
           const Device::Facts facts = Device::facts(ordinal);
           text += std::string(text.empty() ? "" : ",") + "{\"name\":" + quoted(facts.name) +
                   ",\"major\":" + std::to_string(facts.major) + ",\"minor\":" + std::to_string(facts.minor) +
-                  ",\"multiprocessors\":" + std::to_string(facts.multiprocessors) + "}";
+                  ",\"multiprocessors\":" + std::to_string(facts.multiprocessors) +
+                  ",\"driver\":" + std::to_string(Driver::get().version()) + "}";
         }
         return "[" + text + "]";
       },

@@ -1,0 +1,133 @@
+"""What Python code calls: the commands as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfuse import rewriting
+from onnxfuse.graph import LoadedModel
+from onnxfuse.pipeline import Optimised, Options, Tell, load, optimise, profile_of, silent
+from onnxfuse.planning.hardware import Profile
+from onnxfuse.reporting import Report, as_json, is_fused, report_of, report_of_fused
+from onnxfuse.rewriting.saving import External
+
+Source = str | Path | onnx.ModelProto
+
+
+@dataclass(frozen=True)
+class Result:
+    """A fused model and its report.
+
+    Attributes:
+        optimised: everything that led to it, stage by stage.
+        report: what was fused, what was not and why, and what it costs.
+    """
+
+    optimised: Optimised
+    report: Report
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The fused model."""
+        return self.optimised.model
+
+    def save(self, path: str | Path | None = None, *, external: External = "keep",
+             progress: Callable[[int, int], None] | None = None) -> Path:
+        """Write the fused model; returns its path.
+
+        Args:
+            path: by default beside the file that was read, ``model.fused.onnx`` for ``model.onnx``.
+            external: what becomes of weights outside the model's file: "keep" refers to the same files where that is
+                possible, "copy" copies them to ``<path>.data``, "inline" puts them into the model.
+            progress: told the bytes copied to the data file, and those to copy.
+
+        Raises:
+            OutputError: the file cannot be written; nothing was left behind.
+            ValueError: the model was not read from a file, and there is no path.
+        """
+        if path is None:
+            if self.optimised.loaded.path is None:
+                raise ValueError("a model that was not read from a file needs a path to be saved to")
+            path = default_output(self.optimised.loaded.path)
+        source = self.optimised.loaded
+        return rewriting.save(self.model, path, source=source, external=external, progress=progress).path
+
+
+def optimize(
+    model: Source,
+    *,
+    rules: Sequence[str | Path] = (),
+    disable: Sequence[str] = (),
+    dims: Mapping[str, int] | None = None,
+    target: str | Profile | None = None,
+    embed: Sequence[str] = (),
+    verify: bool = True,
+    inputs: Mapping[str, Any] | None = None,
+    tell: Tell = silent,
+) -> Result:
+    """Fuse a model.
+
+    Args:
+        model: a file, or what ``onnx.load`` returns; it is not changed.
+        rules: rule files, or folders of them, to use beside the shipped ones.
+        disable: ids of rules to leave out.
+        dims: sizes of symbolic dimensions to plan for; the fused model takes all sizes that the model takes.
+        target: name of the GPU to plan for, or a profile; the GPU present by default, else the H100.
+        embed: architectures, such as "sm_90", whose compiled kernels go into the model.
+        verify: run every fused node against what it replaced, and take back those that fail.
+        inputs: arrays by input name to verify with, beside made ones.
+        tell: told the stage, how much of it is done, and how much there is.
+
+    Raises:
+        ModelError: the model cannot be read or understood, or ONNX Runtime itself refuses it.
+        RuleError: a rule file is wrong.
+        TargetError: the target GPU is not known.
+        KernelError: with ``embed``: a kernel cannot be compiled.
+        VerificationError: the fused model as a whole is wrong; this is a fault of onnxfuse.
+    """
+    options = Options(rules, disable, dims or {}, target, embed, verify, inputs)
+    optimised = optimise(model, options, tell)
+    return Result(optimised, report_of(optimised))
+
+
+def report(
+    model: Source,
+    *,
+    rules: Sequence[str | Path] = (),
+    disable: Sequence[str] = (),
+    dims: Mapping[str, int] | None = None,
+    target: str | Profile | None = None,
+    tell: Tell = silent,
+) -> Report:
+    """What ``optimize`` would do to a model; of a fused model, what it holds, read from the model itself.
+
+    Raises:
+        ModelError, RuleError, TargetError: as ``optimize``.
+    """
+    loaded = load(model)
+    if is_fused(loaded.proto):
+        return report_of_fused(loaded, dims or {}, profile_of(target))
+    return report_of(optimise(loaded, Options(rules, disable, dims or {}, target, verify=False), tell))
+
+
+def unfuse(model: Source | LoadedModel) -> onnx.ModelProto:
+    """The original of a fused model: the functions' bodies in place of the fused nodes, under the original names.
+
+    Raises:
+        ModelError: the model cannot be read, or its records are damaged.
+    """
+    return rewriting.unfuse(load(model).proto)
+
+
+def default_output(path: Path) -> Path:
+    """Where the fused model goes by default: ``model.fused.onnx`` beside ``model.onnx``."""
+    stem = path.name.removesuffix(".onnx")
+    return path.with_name(f"{stem}.fused.onnx")
+
+
+__all__ = ["Report", "Result", "as_json", "default_output", "optimize", "report", "unfuse"]

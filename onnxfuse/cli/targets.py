@@ -1,0 +1,51 @@
+"""``onnxfuse targets``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from onnxfuse.cli.output import console
+
+
+@click.command(short_help="List the GPUs that can be planned for.")
+@click.option("--json", "as_data", is_flag=True, help="Print the profiles as JSON.")
+def targets(as_data: bool) -> None:
+    """List the hardware profiles, and the GPUs present."""
+    from onnxfuse.planning.hardware import load_profiles
+
+    profiles = load_profiles()
+    if as_data:
+        click.echo(json.dumps([profile.model_dump() for profile in profiles], indent=1))
+        return
+    from rich.markup import escape
+
+    from onnxfuse.reporting.text import plain_table
+
+    out = console()
+    table = plain_table("name", "architecture", "memory", "bandwidth", "L2", "SMs", "", left=(0, 1, 6))
+    for profile in profiles:
+        table.add_row(
+            escape(profile.name), profile.architecture, f"{profile.memory_gb:.0f} GB",
+            f"{profile.bandwidth_gb_s:,.0f} GB/s", f"{profile.l2_mb:g} MB", str(profile.multiprocessors),
+            "planning only" if profile.planning_only else "",
+        )
+    out.print(table)
+    present = gpus_present()
+    if present:
+        for gpu in present:
+            out.print(f"present: {escape(gpu)}")
+    else:
+        out.print("no GPU here")
+
+
+def gpus_present() -> list[str]:
+    """Names of the GPUs in the machine; none where there is no driver or no native library."""
+    from onnxfuse.errors import KernelError, RuntimeLibraryError
+    from onnxfuse.runtime import gpus
+
+    try:
+        return [f"{gpu.name} ({gpu.architecture})" for gpu in gpus()]
+    except (KernelError, RuntimeLibraryError):
+        return []

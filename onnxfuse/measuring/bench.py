@@ -1,0 +1,238 @@
+"""Two models by turns in one process: latency, GPU time, kernels, memory, and whether they agree."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxfuse.errors import OnnxfuseError
+from onnxfuse.graph import load_graph
+from onnxfuse.measuring.compare import compare
+from onnxfuse.measuring.cupti import Activity, KernelTimer, demangled
+from onnxfuse.measuring.inputs import make_inputs
+from onnxfuse.measuring.machine import Machine, find_machine
+from onnxfuse.measuring.memory import MemoryMeter
+from onnxfuse.measuring.results import BenchResult, KernelShare, Side
+from onnxfuse.measuring.runner import Runner
+from onnxfuse.measuring.statistics import Ratio, ratio, spread
+
+BLOCKS = 10
+"""How many turns each model gets."""
+
+WARM_UP_SECONDS = 0.2
+SECONDS = 1.0
+"""Timed seconds of each model where the number of runs is not given; at least a run a block, at most 100."""
+
+LAPS = 10
+"""Runs of each model under the profiler."""
+
+Inputs = Mapping[str, NDArray[Any]]
+Progress = Callable[[str], None]
+
+_ON_CPU = ("ONNX Runtime has no CUDA provider that works here: both models ran on the CPU, fused nodes through their "
+           "functions. This says nothing about a GPU.")
+
+
+def bench(
+    original: str | Path,
+    fused: str | Path | None = None,
+    dims: Mapping[str, int] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    cuda_graph: bool = False,
+    runs: int | None = None,
+    provider_options: Mapping[str, str] | None = None,
+    memory: bool = True,
+    progress: Progress | None = None,
+) -> BenchResult:
+    """Measure a model, or two of them by turns.
+
+    Inputs and outputs stay on the device.  Latency is timed first, without a profiler: blocks of runs, A B A B; then
+    some runs of each under CUPTI give GPU time and kernels; then a session of each counts its memory.
+
+    Args:
+        original: path of a model; fused: of another one with the same inputs and outputs.
+        dims: sizes of symbolic dimensions.
+        inputs: arrays by input name; those missing are made up (``inputs.make_inputs``).
+        cuda_graph: replay a CUDA graph; the model must run on the GPU as a whole.
+        runs: timed runs of each model, by default as many as take a second.
+        provider_options: of the CUDA provider, for both models; "device_id" chooses the GPU.
+        memory: whether to count device memory.
+        progress: told what is done next.
+
+    Raises:
+        ModelError: a model cannot be read or run, or the inputs do not fit.
+        OnnxfuseError: the fused model's kernels cannot be had, or a kernel failed.
+    """
+    say = progress or (lambda text: None)
+    options = dict(provider_options or {})
+    machine = find_machine(int(options.get("device_id", 0)))
+    say("preparing inputs")
+    feeds = _feeds(original, dims or {}, inputs)
+    notes = [] if machine.gpu else [_ON_CPU]
+    if machine.gpu and cuda_graph:
+        options["enable_cuda_graph"] = "1"
+    elif cuda_graph:
+        notes.append("There are no CUDA graphs on the CPU; the runs were plain ones.")
+    _start_provider(machine, options)
+
+    runners = []
+    for path, is_fused in ((original, False), (fused, True)):
+        if path is not None:
+            say(f"creating a session for {path}")
+            runners.append(Runner(path, machine, feeds, options, fused=is_fused))
+    say("warming up")
+    for runner in runners:
+        _warm_up(runner)
+    errors = compare(runners[0].results(), runners[1].results()) if fused else ()
+    say("timing runs")
+    latencies = _latencies(runners, runs)
+    say("timing kernels")
+    laps, note = _kernel_laps(runners, machine)
+    notes += note
+    created = [runner.creation_seconds for runner in runners]
+    paths = [runner.path for runner in runners]
+    runners.clear()
+    gc.collect()
+    peaks: list[int | None] = [None] * len(paths)
+    if memory and machine.gpu:
+        say("counting memory")
+        for place, path in enumerate(paths):
+            peaks[place], note = _peak(path, machine, feeds, provider_options or {}, fused=place == 1)
+            notes += note
+
+    sides = [
+        _side(path, seconds, latency, lap, peak)
+        for path, seconds, latency, lap, peak in zip(paths, created, latencies, laps, peaks, strict=True)
+    ]
+    return BenchResult(
+        machine.name, machine.provider, options, cuda_graph and machine.gpu is not None,
+        {name: tuple(array.shape) for name, array in feeds.items()}, sides[0], sides[1] if fused else None,
+        ratio(latencies[0], latencies[1]) if fused else None, _gpu_ratio(laps) if fused else None, errors,
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _feeds(path: str | Path, dims: Mapping[str, int], inputs: Inputs | None) -> dict[str, NDArray[Any]]:
+    return make_inputs(load_graph(Path(path)), dims, inputs)
+
+
+def _start_provider(machine: Machine, options: Mapping[str, str]) -> None:
+    """Bring up CUDA and its libraries with a model of one node, so that no session pays for it."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "start", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4  # whatever goes wrong here goes wrong again, with the message, in the real session
+    providers = machine.providers({**options, "enable_cuda_graph": "0"} if machine.gpu else {})
+    onnx.checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=providers)
+    session.run(None, {"x": np.ones(1, np.float32)})
+
+
+def _warm_up(runner: Runner) -> None:
+    start = time.perf_counter()
+    for _ in range(3):
+        runner.run()
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        runner.run()
+
+
+def _latencies(runners: Sequence[Runner], runs: int | None) -> list[NDArray[np.float64]]:
+    """Milliseconds [blocks, runs of a block] of each model, blocks by turns."""
+    if runs is None:
+        runs = int(np.clip(SECONDS * 1e3 / max(runner.timed() for runner in runners), BLOCKS, 100 * BLOCKS))
+    blocks = max(1, min(BLOCKS, runs))
+    length = -(-runs // blocks)
+    times = [np.empty((blocks, length)) for _ in runners]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for block in range(blocks):
+            for runner, rows in zip(runners, times, strict=True):
+                runner.run()  # the first run after the other model's finds the caches in a state of its own
+                rows[block] = [runner.timed() for _ in range(length)]
+    finally:
+        if collecting:
+            gc.enable()
+    return times
+
+
+def _kernel_laps(runners: Sequence[Runner], machine: Machine) -> tuple[list[list[list[Activity]]], list[str]]:
+    """What the GPU did in each lap of each model, laps by turns; and a note where that cannot be had."""
+    laps: list[list[list[Activity]]] = [[] for _ in runners]
+    if machine.gpu is None:
+        return laps, []
+    try:
+        with KernelTimer(machine.synchronise) as timer:
+            for turn in range(LAPS + 1):
+                for runner, found in zip(runners, laps, strict=True):
+                    timer.lap()
+                    runner.run()
+                    lap = timer.lap()
+                    if turn:  # the profiler prepares itself for each kernel in the first
+                        found.append(lap)
+    except OnnxfuseError as error:
+        return [[] for _ in runners], [f"GPU time was not measured: {error}"]
+    return laps, []
+
+
+def _peak(path: str, machine: Machine, inputs: Inputs, options: Mapping[str, str], *,
+          fused: bool) -> tuple[int | None, list[str]]:
+    assert machine.gpu is not None
+    meter = MemoryMeter(machine.gpu)
+    try:
+        runner = Runner(path, machine, inputs, {**options, **meter.options}, fused=fused)
+        machine.gpu.synchronise()
+        del runner
+        gc.collect()
+    except OnnxfuseError as error:
+        return None, [f"memory was not measured: {error}"]
+    return meter.peak, []
+
+
+def _side(path: str, seconds: float, latency: NDArray[np.float64], laps: Sequence[Sequence[Activity]],
+          peak: int | None) -> Side:
+    if not laps:
+        return Side(path, seconds, spread(latency), peak_bytes=peak)
+    kernels = [[activity for activity in lap if activity.is_kernel] for lap in laps]
+    return Side(
+        path, seconds, spread(latency), spread(_gpu_times(laps)),
+        int(np.median([len(lap) for lap in kernels])),
+        int(np.median([len(lap) - len(only) for lap, only in zip(laps, kernels, strict=True)])),
+        _shares(kernels), peak,
+    )
+
+
+def _gpu_times(laps: Sequence[Sequence[Activity]]) -> NDArray[np.float64]:
+    """Milliseconds [laps, 1] in kernels."""
+    times = [sum(activity.nanoseconds for activity in lap if activity.is_kernel) / 1e6 for lap in laps]
+    return np.asarray(times, np.float64).reshape(-1, 1)
+
+
+def _gpu_ratio(laps: Sequence[Sequence[Sequence[Activity]]]) -> Ratio | None:
+    times = [_gpu_times(side) for side in laps]
+    return ratio(times[0], times[1]) if times[0].size and times[0].any() and times[1].all() else None
+
+
+def _shares(laps: Sequence[Sequence[Activity]]) -> tuple[KernelShare, ...]:
+    """Kernels by name, most expensive first: launches of a lap, and their median milliseconds together."""
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(laps))
+    counts: dict[str, int] = defaultdict(int)
+    for place, lap in enumerate(laps):
+        for activity in lap:
+            spent[activity.name][place] += activity.nanoseconds / 1e6
+            counts[activity.name] += 1
+    shares = [KernelShare(demangled(name), counts[name] / len(laps), float(np.median(times)))
+              for name, times in spent.items()]
+    return tuple(sorted(shares, key=lambda share: -share.milliseconds))

@@ -1,0 +1,123 @@
+"""Where a measurement runs: a GPU through ONNX Runtime's CUDA provider, or the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import helper
+
+from onnxfuse.errors import KernelError
+from onnxfuse.measuring import driver
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+class Memory(Protocol):
+    """Memory that inputs and outputs live in."""
+
+    def place(self, array: NDArray[Any]) -> int:
+        """Address of a copy of a contiguous array; it stays until the memory object goes."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes at an address, once everything is computed."""
+
+
+@dataclass
+class HostMemory:
+    """Plain memory; arrays are used where they are."""
+
+    kept: list[NDArray[Any]] = field(default_factory=list)
+
+    def place(self, array: NDArray[Any]) -> int:
+        self.kept.append(array)
+        return int(array.ctypes.data)
+
+    def read(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size) if size else b""
+
+
+class DeviceMemory:
+    """Memory of a GPU."""
+
+    def __init__(self, device: driver.Device) -> None:
+        self._device = device
+        self._addresses: list[int] = []
+
+    def place(self, array: NDArray[Any]) -> int:
+        address = self._device.allocate(array.nbytes)
+        self._addresses.append(address)
+        self._device.upload(address, int(array.ctypes.data), array.nbytes)
+        return address
+
+    def read(self, address: int, size: int) -> bytes:
+        return self._device.download(address, size)
+
+    def __del__(self) -> None:
+        for address in self._addresses:
+            self._device.free(address)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What sessions are made for.
+
+    Attributes:
+        name: of the GPU, or "CPU".
+        provider: execution provider; kind: what I/O binding calls the device, "cuda" or "cpu".
+        ordinal: of the GPU; gpu: the GPU, or None.
+    """
+
+    name: str
+    provider: str
+    kind: str
+    ordinal: int = 0
+    gpu: driver.Device | None = None
+
+    def memory(self) -> Memory:
+        """Fresh memory for inputs."""
+        return HostMemory() if self.gpu is None else DeviceMemory(self.gpu)
+
+    @property
+    def synchronise(self) -> Callable[[], None] | None:
+        """Waits for the GPU."""
+        return None if self.gpu is None else self.gpu.synchronise
+
+    def providers(self, options: Mapping[str, str]) -> list[Any]:
+        """As ``onnxruntime.InferenceSession`` takes them."""
+        return [CPU] if self.gpu is None else [(CUDA, dict(options)), CPU]
+
+
+def find_machine(ordinal: int = 0) -> Machine:
+    """The GPU of that ordinal where ONNX Runtime can use one, else the CPU."""
+    if CUDA in onnxruntime.get_available_providers():
+        try:
+            gpu = driver.device(ordinal)
+        except KernelError:
+            return Machine("CPU", CPU, "cpu")
+        _find_libraries()
+        return Machine(gpu.name, CUDA, "cuda", ordinal, gpu)
+    return Machine("CPU", CPU, "cpu")
+
+
+def _find_libraries() -> None:
+    """Load cuBLAS and cuDNN from NVIDIA's wheels; ONNX Runtime does not look there by itself."""
+    has_wheels = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.cudnn") is not None
+    if has_wheels and hasattr(onnxruntime, "preload_dlls"):  # since 1.21
+        onnxruntime.preload_dlls()
+
+
+def as_array(value: Any, memory: Memory) -> NDArray[Any] | None:
+    """Contents of an ``OrtValue`` that lives in ``memory``; None where it is no tensor of numbers."""
+    if not value.is_tensor() or value.data_type() == "tensor(string)":
+        return None
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.element_type()))
+    shape = tuple(value.shape())
+    raw = memory.read(value.data_ptr(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return np.frombuffer(raw, dtype).reshape(shape)

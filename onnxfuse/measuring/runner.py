@@ -1,0 +1,114 @@
+"""A session with its inputs and outputs bound to the device, ready to be run again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import helper
+
+from onnxfuse.errors import ModelError, OnnxfuseError
+from onnxfuse.measuring.machine import Machine, as_array
+from onnxfuse.runtime import session as fused_session
+
+QUIET = 3
+"""Severity of messages that sessions print: errors."""
+
+
+class Runner:
+    """One model at work.
+
+    Attributes:
+        creation_seconds: what creating the session took.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        machine: Machine,
+        inputs: Mapping[str, NDArray[Any]],
+        options: Mapping[str, str],
+        *,
+        fused: bool,
+    ) -> None:
+        """Create the session and run it once.
+
+        Args:
+            path: the model; ``fused``: whether its fused nodes run as kernels.
+            options: of the CUDA provider.
+
+        Raises:
+            ModelError: ONNX Runtime refuses the model or the inputs.
+            OnnxfuseError: the kernels cannot be had.
+        """
+        self.path = str(path)
+        self._machine = machine
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = QUIET
+        providers = machine.providers(options)
+        start = time.perf_counter()
+        try:
+            self.session: Any = (
+                fused_session(self.path, providers, settings) if fused
+                else onnxruntime.InferenceSession(self.path, settings, providers=providers, enable_fallback=0)
+            )
+        except OnnxfuseError:
+            raise
+        except Exception as error:  # ONNX Runtime has an exception type per status, all of them plain
+            raise ModelError(f"ONNX Runtime refuses the model: {error}", place=self.path) from error
+        self.creation_seconds = time.perf_counter() - start
+        if machine.provider not in self.session.get_providers():
+            raise ModelError(
+                f"ONNX Runtime could not start {machine.provider}.", place=self.path,
+                remedy="Install what it needs: pip install 'onnxfuse[cuda]'.",
+            )
+        self._memory = machine.memory()
+        self.outputs = [output.name for output in self.session.get_outputs()]
+        try:
+            self.binding = self.bind(inputs)
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime cannot run the model: {error}", place=self.path) from error
+
+    def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Any = None) -> Any:
+        """A binding of inputs, copied to the device, and outputs, at addresses that stay; it has been run once.
+
+        Args:
+            outputs: another binding, whose outputs are written; by default the first run allocates new ones.
+        """
+        binding = self.session.io_binding()
+        for name, array in inputs.items():
+            array = np.ascontiguousarray(array)
+            binding.bind_input(name, self._machine.kind, self._machine.ordinal,
+                               helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, self._memory.place(array))
+        if outputs is None:
+            for name in self.outputs:
+                binding.bind_output(name, self._machine.kind, self._machine.ordinal)
+            self.session.run_with_iobinding(binding)
+            outputs = binding
+        values = outputs.get_outputs()
+        for name, value in zip(self.outputs, values, strict=True):
+            if value.is_tensor():
+                binding.bind_ortvalue_output(name, value)
+        self.session.run_with_iobinding(binding)
+        return binding
+
+    def run(self) -> None:
+        """One run, to its end."""
+        self.session.run_with_iobinding(self.binding)
+
+    def timed(self) -> float:
+        """Milliseconds of one run."""
+        start = time.perf_counter()
+        self.session.run_with_iobinding(self.binding)
+        return (time.perf_counter() - start) * 1e3
+
+    def results(self) -> dict[str, NDArray[Any]]:
+        """The outputs of the last run that are tensors of numbers."""
+        found = {name: as_array(value, self._memory)
+                 for name, value in zip(self.outputs, self.binding.get_outputs(), strict=True)}
+        return {name: array for name, array in found.items() if array is not None}

@@ -1,0 +1,76 @@
+"""A match of a rule that brings its own CUDA kernel, as a kernel like any other."""
+
+from __future__ import annotations
+
+from onnxfuse.graph.dims import product
+from onnxfuse.graph.model import Value
+from onnxfuse.lowering.binding import Binding, bind
+from onnxfuse.lowering.ir import Input
+from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant, expression
+from onnxfuse.lowering.scalars import TYPES
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules import FuseRule, Match, postfix
+from onnxfuse.schedules import Kernel
+
+
+def custom_kernel(match: Match) -> tuple[Kernel, tuple[Value, ...], tuple[Value, ...]] | Refusal:
+    """The kernel of a rule, its inputs and its outputs, for one match.
+
+    The launch sizes of the rule become expressions of the plan.  The text of the kernel is the user's: it is compiled
+    as it stands.
+    """
+    assert isinstance(match.rule, FuseRule)
+    spec = match.rule.kernel
+    assert spec is not None
+    values: dict[str, Value] = {}
+    for name in (*spec.inputs, *spec.outputs):
+        value = match.bindings.get(name)
+        if not isinstance(value, Value):
+            return _refuse(match, "kernel-operand", f"the pattern's '{name}' is absent here, and the kernel reads it")
+        if value.shape is None or value.dtype not in TYPES:
+            return _refuse(match, "unknown-shape", f"the shape or type of '{value.name}' is not known")
+        values[name] = value
+    inputs = [
+        Input(value.dtype or 0, value.shape or (), place)
+        for place, value in enumerate(values[name] for name in spec.inputs)
+    ]
+    binding = bind(inputs)
+    outputs = [values[name] for name in spec.outputs]
+    for value in outputs:
+        if any(not size.symbols <= binding.symbols.keys() for size in value.shape or ()):
+            return _refuse(match, "unbound-size", f"the sizes of '{value.name}' cannot be computed from the inputs")
+
+    def atom(name: str, axis: int | None) -> str:
+        return _atom(values[name], spec.inputs.index(name) if name in spec.inputs else None, axis, binding)
+
+    def three(trees: tuple[object, object, object]) -> tuple[str, str, str]:
+        x, y, z = (postfix(tree, atom) for tree in trees)  # type: ignore[arg-type]
+        return x, y, z
+
+    arguments = [f"i{place}" for place in range(len(spec.inputs))] + [f"o{place}" for place in range(len(spec.outputs))]
+    arguments += [f"{kind}:{postfix(tree, atom)}" for kind, tree in spec.arguments]
+    step = Step(spec.entry, three(spec.grid), three(spec.block), tuple(arguments), postfix(spec.shared, atom))
+    plan = LaunchPlan(
+        match.rule.id,
+        len(spec.inputs),
+        binding.sources,
+        binding.checks,
+        tuple(
+            Output(value.dtype or 0, tuple(expression(size, binding.symbols) for size in value.shape or ()))
+            for value in outputs
+        ),
+        (Variant("user", (step,)),),
+    )
+    kernel = Kernel("user", spec.source, plan)
+    return kernel, tuple(values[name] for name in spec.inputs), tuple(outputs)
+
+
+def _atom(value: Value, place: int | None, axis: int | None, binding: Binding) -> str:
+    shape = value.shape or ()
+    if place is not None:
+        return f"i{place}.n" if axis is None else f"i{place}.{axis % len(shape)}"
+    return expression(product(shape) if axis is None else shape[axis], binding.symbols)
+
+
+def _refuse(match: Match, code: str, message: str) -> Refusal:
+    return Refusal(code, message, match.nodes[-1].label, match.rule.id)

@@ -1,0 +1,185 @@
+"""The report as text, for a terminal or a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from onnxfuse.refusal import Refusal
+from onnxfuse.reporting.report import FusionEntry, Report
+
+SHOWN = 24
+"""Kernels and reasons listed without --explain."""
+
+NAMES = 8
+"""Nodes named per near miss of one wording before the line goes on below."""
+
+
+def show(report: Report, console: Console, *, explain: bool = False) -> None:
+    """Print a report: totals, what was fused, what was not, verification."""
+    _head(report, console)
+    _totals(report, console)
+    _fusions(report, console)
+    if report.refusals:
+        (_explain if explain else _reasons)(report.refusals, console)
+    elif explain:
+        console.print("\nNo near misses.")
+    _ending(report, console)
+
+
+def _head(report: Report, console: Console) -> None:
+    sizes = ", ".join(f"{name}={size}" for name, size in report.dims.items())
+    console.print(f"[bold]{escape(report.model)}[/]  planned for {escape(report.target)}"
+                  + (f", {escape(sizes)}" if sizes else ""))
+    for warning in report.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
+
+
+def _totals(report: Report, console: Console) -> None:
+    before, after = report.before, report.after
+    table = plain_table("", "before", "after")
+    table.add_row("nodes", f"{before.nodes:,}", f"{after.nodes:,}")
+    table.add_row("kernels", f"{before.kernels:,}", f"{after.kernels:,}")
+    table.add_row("bytes, products and convolutions", size(before.bytes_products), size(after.bytes_products))
+    table.add_row("bytes, all else", size(before.bytes), size(after.bytes))
+    table.add_row("peak memory", size(before.peak_bytes), size(after.peak_bytes))
+    table.add_row("GPU time, predicted", duration(before.seconds), duration(after.seconds))
+    console.print()
+    console.print(table)
+    if report.unknown:
+        names = ", ".join(report.unknown[:3]) + (", ..." if len(report.unknown) > 3 else "")
+        console.print(f"{len(report.unknown)} tensors of unknown size count as 0 bytes: {escape(names)}")
+
+
+def _fusions(report: Report, console: Console) -> None:
+    console.print()
+    if not report.fusions:
+        console.print("[bold]Nothing was fused.[/]")
+        return
+    kernels = grouped(report.fusions, lambda entry: entry.kernel)
+    replaced = sum(len(entry.operators) for entry in report.fusions)
+    console.print(f"[bold]Fused:[/] {count(replaced, 'node')} into {len(report.fusions)}, "
+                  f"{count(len(kernels), 'distinct kernel')}")
+    table = plain_table("times", "rule", "schedule", "operators", "bytes before", "after", "predicted", left=(1, 2, 3))
+    order = sorted(kernels.values(), key=lambda entries: -sum(e.bytes_before - e.bytes_after for e in entries))
+    for entries in order[:SHOWN]:
+        before, after = (sum(values) for values in zip(*((e.bytes_before, e.bytes_after) for e in entries), strict=True))
+        speedups = [entry.estimated_speedup for entry in entries]
+        table.add_row(str(len(entries)), escape(entries[0].rule), entries[0].schedule,
+                      escape(operators(entries[0])), size(before), size(after), f"{min(speedups):.2f}x")
+    console.print(table)
+    if len(order) > SHOWN:
+        console.print(f"and {count(len(order) - SHOWN, 'kernel')} more; the JSON report lists all of them")
+
+
+def _reasons(refusals: Sequence[Refusal], console: Console) -> None:
+    """Near misses by reason, the most frequent first, with one remedy each."""
+    console.print(f"\n[bold]Not fused:[/] {count(len(refusals), 'near miss', 'near misses')} (--explain shows each)")
+    groups = grouped(refusals, lambda refusal: (refusal.rule, refusal.code))
+    order = sorted(groups.values(), key=lambda group: -len(group))
+    for group in order[:SHOWN]:
+        first = group[0]
+        console.print(f"{len(group):>6}  {_reason(first)}  [dim]{escape(first.message)}[/]")
+        remedy = next((refusal.remedy for refusal in group if refusal.remedy), "")
+        if remedy:
+            console.print(f"        [dim]help: {escape(remedy)}[/]")
+    if len(order) > SHOWN:
+        console.print(f"        and {count(len(order) - SHOWN, 'reason')} more")
+
+
+def _explain(refusals: Sequence[Refusal], console: Console) -> None:
+    """Every near miss: node, condition, remedy; those of one wording together."""
+    console.print(f"\n[bold]Not fused:[/] {count(len(refusals), 'near miss', 'near misses')}")
+    groups = grouped(refusals, lambda refusal: (refusal.rule, refusal.code))
+    for group in sorted(groups.values(), key=lambda group: -len(group)):
+        console.print(f"\n{len(group):>6}  {_reason(group[0])}")
+        for same in grouped(group, lambda refusal: (refusal.message, refusal.remedy)).values():
+            nodes = list(dict.fromkeys(refusal.node or "the model" for refusal in same))
+            for start in range(0, len(nodes), NAMES):
+                more = "," if start + NAMES < len(nodes) else ":"
+                console.print(f"        [cyan]{escape(', '.join(nodes[start:start + NAMES]))}[/]{more}")
+            console.print(f"            {escape(same[0].message)}")
+            if same[0].remedy:
+                console.print(f"            [dim]help: {escape(same[0].remedy)}[/]")
+
+
+def _ending(report: Report, console: Console) -> None:
+    console.print()
+    console.print(f"predicted speed-up: {report.estimated_speedup:.2f}x of the GPU time, {_measured(report.measured)}")
+    console.print(f"verification: {escape(verification_text(report.verification))}")
+    for fault in report.verification.get("taken_back", ()):
+        console.print(f"  [yellow]taken back:[/] {escape(str(fault))}")
+    if report.output is not None:
+        console.print(f"written: [bold]{escape(report.output)}[/]")
+
+
+def _measured(measured: Mapping[str, Any] | None) -> str:
+    return "unmeasured" if measured is None else f"measured {measured['speedup']:.2f}x"
+
+
+def verification_text(verification: Mapping[str, Any]) -> str:
+    """The verification's result as a sentence."""
+    return str(verification.get("summary") or verification["status"])
+
+
+def _reason(refusal: Refusal) -> str:
+    rule = f" ({escape(refusal.rule)})" if refusal.rule else ""
+    return f"[bold]{escape(refusal.code)}[/]{rule}"
+
+
+def plain_table(*heads: str, left: Sequence[int] = (0,)) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place in left else "right", overflow="fold")
+    return table
+
+
+def operators(entry: FusionEntry, longest: int = 60) -> str:
+    """A region's operators in graph order, repetitions counted: "Add, 2 Mul, Softmax"."""
+    runs: list[tuple[str, int]] = []
+    for operator in entry.operators:
+        if runs and runs[-1][0] == operator:
+            runs[-1] = (operator, runs[-1][1] + 1)
+        else:
+            runs.append((operator, 1))
+    words = [operator if number == 1 else f"{number} {operator}" for operator, number in runs]
+    text = ", ".join(words)
+    while len(text) > longest and len(words) > 2:
+        del words[len(words) // 2]
+        half = (len(words) + 1) // 2
+        text = ", ".join([*words[:half], "...", *words[half:]])
+    return text
+
+
+def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Items by key, in the order in which the keys appear."""
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def size(number: float) -> str:
+    """Bytes in decimal units: "1.25 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 999.5:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that suits: "12.3 µs"."""
+    for unit, scale in (("µs", 1e6), ("ms", 1e3)):
+        if seconds * scale < 999.5:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

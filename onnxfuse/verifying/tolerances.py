@@ -1,0 +1,225 @@
+"""How far a kernel may be from its reference: one table, and how it is applied.
+
+An element passes where it is as near to the reference as the table says, or where the reference overflows or is
+undefined and the kernel agrees with it or with the original's own result.  The reference is the node's body in float64
+(float32 for an operator that ONNX Runtime's CPU provider does not have in float64); the original's own result is the
+body in its own types, node by node.
+
+- Which line of the table holds is decided by the narrowest float type that is computed in the body, not by the type
+  of the output alone: a float32 output of float16 arithmetic is no better than float16.
+- Sums of n terms err by about the square root of n roundings: ``reduction_factor``.
+- Integers and booleans must be equal.  Where one hangs on a comparison or on rounding to an integer of *computed*
+  numbers, an element may also be what it would be had these numbers been a few units in the last place larger or
+  smaller (``reference.nudged``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of one float type; an error within any of them passes.
+
+    Attributes:
+        scale: share of the output's largest magnitude.
+        ulps: units in the last place of the element at hand, in this type.
+        own: times the original's own largest error.
+        spread: limit of the root mean square error in units in the last place, or ``own`` times the original's own;
+            None where ``scale`` says enough.  One rounding has 0.29.
+    """
+
+    scale: float
+    ulps: float
+    own: float
+    spread: float | None = None
+
+
+TABLE: dict[int, Tolerance] = {
+    TensorProto.DOUBLE: Tolerance(1e-12, 0, 2.0),
+    TensorProto.FLOAT: Tolerance(1e-5, 0, 2.0),
+    TensorProto.FLOAT16: Tolerance(1e-5, 2, 1.1, 0.6),
+    TensorProto.BFLOAT16: Tolerance(1e-5, 2, 1.1, 0.6),
+}
+"""By ``TensorProto.DataType``."""
+
+WIDTHS = (TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+"""Float types, the least precise first."""
+
+_SHORT = 64
+"""Square root of the length up to which a sum needs no more than the table's limit."""
+
+_DIGITS = {TensorProto.BFLOAT16: 8, TensorProto.FLOAT16: 11, TensorProto.FLOAT: 24, TensorProto.DOUBLE: 53}
+_LEAST = {TensorProto.BFLOAT16: -133, TensorProto.FLOAT16: -24, TensorProto.FLOAT: -149, TensorProto.DOUBLE: -1074}
+_LARGEST = {TensorProto.BFLOAT16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), TensorProto.FLOAT16: 65504.0,
+            TensorProto.FLOAT: float(np.finfo(np.float32).max), TensorProto.DOUBLE: float(np.finfo(np.float64).max)}
+
+
+def reduction_factor(length: int) -> float:
+    """What the share of the scale is multiplied with for sums of ``length`` terms."""
+    return max(1.0, sqrt(length) / _SHORT)
+
+
+def ulp(values: Array, dtype: int) -> Array:
+    """The unit in the last place of a float type at each value, as float64."""
+    _, exponent = np.frexp(np.abs(values.astype(np.float64)))
+    spacing: Array = np.ldexp(1.0, np.maximum(exponent - _DIGITS[dtype], _LEAST[dtype]))
+    return spacing
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One output for one set of inputs.
+
+    Attributes:
+        error: the largest error; limit: what it may be at most there; both as shares of the output's largest
+            magnitude.  For integers and booleans: the share of wrong elements, and 0.
+        ratio: the worst of error over limit, the root mean square's too; at most 1 passes.
+        wrong: number of elements outside their limit; count: of all.
+        where: the worst element; got, wanted: there.
+        steady: False where elements passed because they hang on a rounded number.
+    """
+
+    error: float
+    limit: float
+    ratio: float
+    wrong: int
+    count: int
+    where: tuple[int, ...] = ()
+    got: str = ""
+    wanted: str = ""
+    steady: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Whether the output is within its limits."""
+        return self.wrong == 0 and self.ratio <= 1.0
+
+
+def judge(
+    got: Array, wanted: Sequence[Array], own: Array | None, *, dtype: int, arithmetic: int, length: int = 1
+) -> Judgement:
+    """Compare one output of a kernel.
+
+    Args:
+        got: the kernel's, in its own type.
+        wanted: the reference (float64, float32, integer or boolean); then, where the body decides by computed
+            numbers, references with these numbers a little larger and smaller.
+        own: the original's own result in the output's type, or None where it is not known.
+        dtype: the output's element type; arithmetic: the narrowest float type computed on the way to it.
+        length: of the longest sum on the way to it.
+    """
+    reference = wanted[0]
+    if got.shape != reference.shape:
+        return Judgement(float("inf"), 0.0, float("inf"), max(got.size, 1), got.size,
+                         got=f"shape {got.shape}", wanted=f"shape {reference.shape}")
+    if dtype not in TABLE:
+        return _exact(got, wanted)
+    limits = TABLE[arithmetic]
+    scale = _scale(reference)
+    floor = limits.scale * reduction_factor(length) * scale
+    mine = floor if own is None else max(floor, limits.own * _largest(_error(own, reference)))
+    best = _compare(got, reference, own, dtype, arithmetic, mine)
+    steady = True
+    for other in wanted[1:]:
+        if not (best > 1).any():
+            break
+        steady = False
+        best = np.minimum(best, _compare(got, other, own, dtype, arithmetic, mine))
+    wrong = int((best > 1).sum())
+    error, ratio = _error(got, reference), float(best.max(initial=0.0))
+    if limits.spread is not None and not wrong and steady and got.size:
+        ratio = max(ratio, _spread(error, own, reference, arithmetic, floor, limits))
+    place = np.unravel_index(int(best.argmax()), best.shape) if best.size else ()
+    share = 1 / scale if scale else 1.0
+    worst = _largest(error)
+    return Judgement(
+        worst * share, worst * share / ratio if 0 < ratio < np.inf else mine * share, ratio, wrong, got.size,
+        tuple(int(axis) for axis in place), _text(got, place), _text(reference, place), steady,
+    )
+
+
+def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
+    """Integers and booleans."""
+    bytes_got = got.view(np.uint8) if got.dtype == np.bool_ else got
+    wrong = np.ones(got.shape, np.bool_)
+    steady = True
+    for number, reference in enumerate(wanted):
+        if number and wrong.any():
+            steady = False
+        wrong &= bytes_got != reference.astype(got.dtype).view(bytes_got.dtype)
+    count = int(wrong.sum())
+    place = np.unravel_index(int(wrong.argmax()), wrong.shape) if count else ()
+    return Judgement(count / max(got.size, 1), 0.0, float("inf") if count else 0.0, count, got.size,
+                     tuple(int(axis) for axis in place), _text(got, place) if count else "",
+                     _text(wanted[0], place) if count else "", steady)
+
+
+def _compare(got: Array, reference: Array, own: Array | None, dtype: int, arithmetic: int, mine: float) -> Array:
+    """Error over limit of each element."""
+    wide, exact = got.astype(np.float64), reference.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        limit = np.maximum(TABLE[arithmetic].ulps * ulp(exact, arithmetic), mine)
+        limit = np.maximum(limit, ulp(exact, dtype))
+        error = np.abs(wide - exact)
+        ratio = np.where(error == 0, 0.0, error / limit)
+    finite = np.isfinite(wide) & np.isfinite(exact)
+    # Infinite where the reference overflows the type, or comes as near to that as its error allows.
+    brink = _LARGEST[dtype] - np.minimum(limit, _LARGEST[dtype] * 2.0 ** (2 - _DIGITS[dtype]))
+    over = np.isinf(wide) & (np.sign(wide) == np.sign(exact)) & (np.abs(exact) >= brink)
+    agrees = over | (np.isnan(wide) & np.isnan(exact))
+    if own is not None:
+        other = own.astype(np.float64)
+        agrees |= ~np.isfinite(other) & ((wide == other) | (np.isnan(wide) & np.isnan(other)))
+    result: Array = np.where(agrees, 0.0, np.where(finite, ratio, np.inf))
+    return result
+
+
+def _spread(error: Array, own: Array | None, reference: Array, arithmetic: int, floor: float, limits: Tolerance) -> float:
+    """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds."""
+    finite = np.isfinite(error)
+    if own is not None:
+        finite &= np.isfinite(own.astype(np.float64))
+    if not finite.any():
+        return 0.0
+    limit = max(floor, (limits.spread or 0.0) * _rms(ulp(reference[finite], arithmetic)))
+    if own is not None:
+        limit = max(limit, limits.own * _rms(_error(own, reference)[finite]))
+    return _rms(error[finite]) / limit if limit else 0.0
+
+
+def _rms(values: Array) -> float:
+    largest = float(np.abs(values).max(initial=0.0))
+    return largest * float(np.sqrt(np.mean((values / largest) ** 2))) if largest else 0.0
+
+
+def _error(values: Array, reference: Array) -> Array:
+    """Absolute difference; not a number where either is not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        error: Array = np.abs(values.astype(np.float64) - reference.astype(np.float64))
+    error[~np.isfinite(error)] = np.nan
+    return error
+
+
+def _largest(error: Array) -> float:
+    finite = error[np.isfinite(error)]
+    return float(finite.max(initial=0.0))
+
+
+def _scale(reference: Array) -> float:
+    return _largest(np.abs(reference.astype(np.float64)))
+
+
+def _text(values: Array, place: tuple[Any, ...]) -> str:
+    return f"{values[place]:.9g}" if values.dtype != np.bool_ else str(bool(values[place]))

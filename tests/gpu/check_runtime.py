@@ -1,0 +1,483 @@
+"""The runtime on a real GPU: dispatch, CUDA graphs, threads, host inputs, scratch, messages, images, cold start.
+
+    python tests/gpu/check_runtime.py [--seconds 20] [--only NAME ...]
+
+Needs ONNX Runtime with its CUDA provider, CuPy with NVRTC, onnx and g++ (it builds the native library where that is
+missing or older than its sources).  Prints a table and exits with 1 where a check failed.  ``--rehearse fake_cuda.so``
+runs what can be run without a GPU, over the stand-in of tests/native, in ONNX Runtime's CPU provider.
+References are NumPy's float32 sums of the same order, compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+LIBRARY = ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so"
+
+
+def build() -> None:
+    """Build the native library where it is missing or old."""
+    sources = [*(LIBRARY.parent / "native").glob("*.cc"), *(LIBRARY.parent / "native").glob("*.h")]
+    if LIBRARY.exists() and LIBRARY.stat().st_mtime >= max(source.stat().st_mtime for source in sources):
+        return
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
+         f'-DONNXFUSE_VERSION="{config["metadata"]["version"]}"', *sorted(str(s) for s in sources if s.suffix == ".cc"),
+         "-o", str(LIBRARY), "-ldl", "-pthread"],
+        check=True,
+    )
+
+
+build()
+
+import fused_models as make  # noqa: E402
+import numpy as np  # noqa: E402
+import onnx  # noqa: E402
+import onnxruntime  # noqa: E402
+from onnx import helper  # noqa: E402
+
+import onnxfuse.runtime as runtime  # noqa: E402
+from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant  # noqa: E402
+from onnxfuse.runtime import compile, library  # noqa: E402
+
+REHEARSAL = os.environ.get("ONNXFUSE_REHEARSAL") == "1"
+DEVICE = "cpu" if REHEARSAL else "cuda"
+IMAGES = {"sm_90": b"FAKE\nadd_one\nadd_more\n\0"} if REHEARSAL else {}
+SECONDS = 20.0
+
+
+def expect(condition: bool, *seen: object) -> None:
+    """An assertion that stays in optimised Python and shows what was seen."""
+    if not condition:
+        raise AssertionError(" ".join(map(str, seen)))
+
+
+def with_images(fused: make.Fused) -> make.Fused:
+    """The same with the stand-in's image, in a rehearsal."""
+    return make.Fused(**{**vars(fused), "images": IMAGES})
+
+
+def plus(x: np.ndarray, times: int) -> np.ndarray:
+    """x + 1 + 1 ..., rounded each time."""
+    for _ in range(times):
+        x = x + np.float32(1)
+    return x
+
+
+def provider(**settings: str) -> list[Any]:
+    """The providers of a session that runs fused nodes as kernels."""
+    return ["CPUExecutionProvider"] if REHEARSAL else [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
+
+
+def session(model: onnx.ModelProto, parallel: bool = False, registered: bool = True,
+            **settings: str) -> onnxruntime.InferenceSession:
+    """A session with the library registered, as a user would; it must run on the GPU."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if parallel:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    raw = model.SerializeToString()
+    if registered:
+        runtime.register(options, raw)
+    out = onnxruntime.InferenceSession(raw, options, providers=provider(**settings), enable_fallback=0)
+    expect(REHEARSAL or out.get_providers()[0] == "CUDAExecutionProvider", out.get_providers())
+    return out
+
+
+class Bound:
+    """A session whose input x and output y stay on the device."""
+
+    def __init__(self, made: onnxruntime.InferenceSession, x: np.ndarray) -> None:
+        self.session, self.size = made, x.shape
+        self.x = onnxruntime.OrtValue.ortvalue_from_numpy(x.copy(), DEVICE, 0)  # on the CPU it keeps the array itself
+        self.y = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros_like(x), DEVICE, 0)
+        self.binding = made.io_binding()
+        self.binding.bind_ortvalue_input("x", self.x)
+        self.binding.bind_ortvalue_output("y", self.y)
+
+    def run(self) -> None:
+        """One run; ONNX Runtime waits for it to end."""
+        self.session.run_with_iobinding(self.binding)
+
+    def result(self, x: np.ndarray) -> np.ndarray:
+        """The output for another input of the same size, written into the same memory."""
+        self.x.update_inplace(x)
+        self.run()
+        out: np.ndarray = self.y.numpy()
+        return out
+
+    def microseconds(self, runs: int = 300) -> float:
+        """Median time of a run."""
+        for _ in range(30):
+            self.run()
+        times = []
+        for _ in range(runs):
+            start = time.perf_counter()
+            self.run()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times) * 1e6
+
+
+def per_node(nodes: onnx.ModelProto, one: onnx.ModelProto, count: int, **settings: Any) -> float:
+    """Microseconds that a node of a chain costs: a chain against one node, best of three."""
+    x = np.arange(64, dtype=np.float32)
+    long, short = Bound(session(nodes, **settings), x), Bound(session(one, **settings), x)
+    expect(np.array_equal(long.result(x * 3), plus(x * 3, count)), "wrong result of the chain")
+    return min((long.microseconds() - short.microseconds()) / (count - 1) for _ in range(3))
+
+
+def plain_chain(count: int) -> onnx.ModelProto:
+    """The same chain of ONNX Runtime's own Add nodes."""
+    names = ["x", *(f"v{i}" for i in range(1, count)), "y"]
+    one = helper.make_tensor("one", make.FLOAT, [], [1.0])
+    nodes = [helper.make_node("Add", [names[i], "one"], [names[i + 1]]) for i in range(count)]
+    value = [helper.make_tensor_value_info(name, make.FLOAT, [64]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "plain", value[:1], value[1:], [one])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def fused_chain(count: int) -> onnx.ModelProto:
+    """A chain of fused nodes on 64 elements."""
+    return make.chain(with_images(make.add_one()), count, size=64)
+
+
+def dispatch() -> str:
+    """200 chained nodes on 64 elements: at most 4 µs a node."""
+    ours, theirs = per_node(fused_chain(200), fused_chain(1), 200), per_node(plain_chain(200), plain_chain(1), 200)
+    expect(ours <= 4.0, f"{ours:.2f} us a fused node; ONNX Runtime's own Add: {theirs:.2f} us")
+    return f"{ours:.2f} us a fused node; ONNX Runtime's own Add: {theirs:.2f} us"
+
+
+def cuda_graph() -> str:
+    """The same under CUDA graphs, with inputs that change after the capture."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    graph = {"enable_cuda_graph": "1"}
+    ours, theirs = (per_node(build(200), build(1), 200, **graph) for build in (fused_chain, plain_chain))
+    expect(ours <= 4.0, f"{ours:.2f} us")
+    return f"{ours:.2f} us a fused node; ONNX Runtime's own Add: {theirs:.2f} us"
+
+
+def cuda_graph_scratch() -> str:
+    """Scratch memory inside a captured graph."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    x = np.arange(1000, dtype=np.float32)
+    bound = Bound(session(make.chain(make.add_two(), 5, size=1000), enable_cuda_graph="1"), x)
+    for factor in range(1, 20):
+        expect(np.array_equal(bound.result(x * factor), plus(x * factor, 10)), "wrong at replay", factor)
+    return "20 replays right"
+
+
+def sizes() -> str:
+    """Sizes from 0 to millions, all from one session."""
+    made = session(make.chain(with_images(make.add_one()), 3))
+    random = np.random.default_rng(0)
+    for size in (0, 1, 2, 127, 128, 129, 4099, 1 << 22):
+        x = random.standard_normal(size, np.float32)
+        expect(np.array_equal(made.run(None, {"x": x})[0], plus(x, 3)), "size", size)
+    return "0 to 4194304 elements right"
+
+
+def host_inputs() -> str:
+    """Host inputs are read at each run, and a failing check ends it with its message."""
+    made = session(make.chain(with_images(make.add_host()), 2, ["shape"]))
+    x = np.arange(1000, dtype=np.float32)
+    for by in (0, 3, -7):
+        expect(np.array_equal(made.run(None, {"x": x, "shape": np.array([1000, by])})[0], x + 2 * by), by)
+    try:
+        made.run(None, {"x": x, "shape": np.array([6, 1])})
+    except Exception as error:
+        expect(str(error).endswith(
+            "onnxfuse: node 'node0' (Region0, add-host): x has not the size that was promised"), error)
+    else:
+        raise AssertionError("the check did not fail")
+    expect(np.array_equal(made.run(None, {"x": x, "shape": np.array([1000, 1])})[0], x + 2), "after a failed run")
+    return "values and message right"
+
+
+def scratch() -> str:
+    """Scratch buffers are right and do not leak."""
+    made = session(make.chain(with_images(make.add_two()), 4))
+    x = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    free = []
+    for number in range(300):
+        y = made.run(None, {"x": x})[0]
+        if number in (99, 299):
+            expect(np.array_equal(y, plus(x, 8)), "run", number)
+            free.append(free_memory())
+    lost = free[0] - free[1]
+    expect(lost < 64 << 20, f"{lost >> 20} MiB lost in 200 runs")
+    return f"{lost >> 20} MiB lost in 200 runs of 16 MiB scratch"
+
+
+def free_memory() -> int:
+    """Free device memory in bytes; 0 in a rehearsal."""
+    if REHEARSAL:
+        return 0
+    import cupy
+
+    free: int = cupy.cuda.runtime.memGetInfo()[0]
+    return free
+
+
+def large_shared_memory() -> str:
+    """A block with 100 KB of dynamic shared memory."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    source = r"""
+extern "C" __global__ void turn(const float* x, float* y, int n) {
+  extern __shared__ float row[];
+  for (int i = threadIdx.x; i < n; i += blockDim.x) row[n - 1 - i] = x[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = row[i];
+}
+"""
+    one = ("1", "1", "1")
+    step = Step("turn", one, ("256", "1", "1"), ("i0", "o0", "i32:i0.n"), "i0.n 4 *")
+    plan = LaunchPlan("turn", 1, (), (), (Output(make.FLOAT, ("i0.0",)),), (Variant("only", (step,)),))
+    body = [helper.make_node("Identity", ["x"], ["y"])]
+    made = session(make.chain(make.Fused(plan, source, body), 1))
+    x = np.arange(25_000, dtype=np.float32)
+    for size in (10, 25_000):
+        expect(np.array_equal(made.run(None, {"x": x[:size]})[0], x[:size][::-1]), size)
+    return "100000 bytes right"
+
+
+def threads() -> str:
+    """16 threads run three sessions, one of them under ONNX Runtime's parallel executor."""
+    made = [session(make.chain(with_images(make.add_two()), 5)),
+            session(make.chain(with_images(make.add_one()), 20), parallel=True),
+            session(make.chain(with_images(make.add_host()), 3, ["shape"]))]
+    wrong: list[object] = []
+    counts = [0] * 16
+    end = time.monotonic() + SECONDS
+
+    def work(number: int) -> None:
+        random = np.random.default_rng(number)
+        try:
+            while time.monotonic() < end and not wrong:
+                x = random.standard_normal(int(random.integers(0, 100_000)), np.float32)
+                by = int(random.integers(-9, 9))
+                results = (made[0].run(None, {"x": x})[0], made[1].run(None, {"x": x})[0],
+                           made[2].run(None, {"x": x, "shape": np.array([len(x), by])})[0])
+                third = x
+                for _ in range(3):
+                    third = third + np.float32(by)
+                for index, (y, wanted) in enumerate(zip(results, (plus(x, 10), plus(x, 20), third), strict=True)):
+                    if not np.array_equal(y, wanted):
+                        wrong.append((index, len(x)))
+                counts[number] += 3
+        except Exception as error:
+            wrong.append(error)
+
+    pool = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+    expect(not wrong, wrong)
+    return f"{sum(counts)} runs in {SECONDS:.0f} s right"
+
+
+def figures() -> str:
+    """Registers and spills through cupy.RawModule."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    gpu = library.gpus()[0]
+    kernels = compile.kernel_figures(compile.compile_cubin(make.TWICE, gpu.architecture), ["add_one", "add_more"])
+    for kernel in kernels.values():
+        expect(0 < kernel.registers <= 64 and kernel.local_bytes == 0 and kernel.max_threads == 1024, kernels)
+    return f"{gpu.name}, {gpu.architecture}, CUDA {gpu.driver[0]}.{gpu.driver[1]}: {kernels['add_one']}"
+
+
+def callback() -> str:
+    """Kernels are compiled one by one while the session is created, where register was not told the model."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    options = onnxruntime.SessionOptions()
+    runtime.register(options)
+    before = runtime.statistics()["images"]["compiled"]
+    raw = make.chain(make.add_one(source=f"// {time.time_ns()}\n{make.ADD_ONE}"), 5).SerializeToString()
+    made = onnxruntime.InferenceSession(raw, options, providers=provider(), enable_fallback=0)
+    expect(runtime.statistics()["images"]["compiled"] == before + 1, runtime.statistics()["images"])
+    runtime.record_runs()
+    x = np.arange(100, dtype=np.float32)
+    expect(np.array_equal(made.run(None, {"x": x})[0], plus(x, 5)), "wrong result")
+    runtime.record_runs(False)
+    expect(sum(kernel["runs"] == [1] for kernel in runtime.statistics()["kernels"]) == 5, runtime.statistics())
+    return "one compilation for five nodes, each ran once"
+
+
+def broken_kernel() -> str:
+    """A kernel that does not compile is one clear error, with and without the compilation that register does."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    source = make.ADD_ONE.replace("1.0f", "nonsense")
+    raw = make.chain(make.add_one(source=source), 1).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        runtime.session(raw, session_options=options)
+    except Exception as error:
+        expect('identifier "nonsense" is undefined' in str(error), error)
+    else:
+        raise AssertionError("no error")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    runtime.register(options)
+    try:
+        onnxruntime.InferenceSession(raw, options, providers=provider(), enable_fallback=0)
+    except Exception as error:
+        expect("node 'node0' (Region0, add-one): a kernel does not compile for" in str(error), error)
+        expect('identifier "nonsense" is undefined' in str(error), error)
+    else:
+        raise AssertionError("no error")
+    return "message right"
+
+
+def host_only_node() -> str:
+    """A fused node that the CUDA provider moves to the CPU, since its inputs live there, says so."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    model = make.chain(make.add_one(), 1)
+    shape = [helper.make_node("Shape", ["x"], ["shape"]), helper.make_node("Cast", ["shape"], ["size"], to=make.FLOAT)]
+    node = model.graph.node.pop()
+    node.input[8] = "size"
+    model.graph.node.extend([*shape, node])
+    try:
+        session(model)
+    except Exception as error:
+        expect("node 'node0' (Region0) was given to the CPU" in str(error), error)
+        return "message right"
+    raise AssertionError("the node was not moved to the CPU")
+
+
+CHILD = """
+import sys, time
+if sys.argv[1] == "embedded":
+    sys.modules["cupy"] = None
+import numpy, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+start = time.perf_counter()
+if sys.argv[1] == "embedded":
+    options.register_custom_ops_library(sys.argv[3])
+elif sys.argv[1] == "registered":
+    sys.path.insert(0, sys.argv[3])
+    import onnxfuse.runtime
+    onnxfuse.runtime.register(options, sys.argv[2])
+session = onnxruntime.InferenceSession(sys.argv[2], options, providers=sys.argv[4].split(","), enable_fallback=0)
+took = time.perf_counter() - start
+y = session.run(None, {"x": numpy.arange(5, dtype=numpy.float32)})[0]
+print("RESULT", took, y.tolist() == [float(sys.argv[5]) + i for i in range(5)], session.get_providers()[0])
+"""
+
+
+def child(kind: str, path: Path, adds: int, cache: Path) -> float:
+    """Create and run a session in a process of its own; the seconds that creating took."""
+    providers = "CPUExecutionProvider" if REHEARSAL else "CUDAExecutionProvider,CPUExecutionProvider"
+    where = LIBRARY if kind == "embedded" else ROOT
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, kind, str(path), str(where), providers, str(adds)],
+        capture_output=True, text=True, env=os.environ | {"ONNXFUSE_CACHE_DIR": str(cache)}, timeout=300,
+    )
+    results = [line.split() for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    expect(done.returncode == 0 and len(results) == 1, done.stdout, done.stderr)
+    _, took, right, first = results[0]
+    expect(right == "True" and first == providers.split(",")[0], results)
+    return float(took)
+
+
+def embedded() -> str:
+    """An embedded image runs where CuPy cannot be imported and the cache is empty."""
+    names = ("sm_75", "sm_80", "sm_90", "sm_100")
+    images = IMAGES or {name: compile.compile_cubin(make.ADD_ONE, name) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(make.chain(make.add_one(images), 3), path)
+        took = child("embedded", path, 3, Path(folder) / "cache")
+        expect(not (Path(folder) / "cache").exists(), "the cache was written")
+    return f"session in {took:.2f} s"
+
+
+def distinct(count: int) -> onnx.ModelProto:
+    """A chain of nodes, each with a kernel text of its own."""
+    model = make.chain(with_images(make.add_one()), count)
+    for number, node in enumerate(model.graph.node):
+        for attribute in node.attribute:
+            if attribute.name == "source":
+                attribute.s = f"// kernel {number}\n{make.ADD_ONE}".encode()
+    return model
+
+
+def cold_start() -> str:
+    """A session with 20 distinct kernels: at most 10 s more with an empty cache, 0.5 s more with a warm one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, cache = Path(folder) / "model.onnx", Path(folder) / "cache"
+        onnx.save(distinct(20), path)
+        plain = min(child("plain", path, 20, cache) for _ in range(2)) if not REHEARSAL else 0.0
+        cold = child("registered", path, 20, cache)
+        entries = len(list(cache.glob("*/*.cubin")))
+        warm = min(child("registered", path, 20, cache) for _ in range(2))
+    text = f"plain {plain:.2f} s, cold {cold:.2f} s, warm {warm:.2f} s"
+    expect(REHEARSAL or entries == 20, entries, "entries in the cache", text)
+    expect(cold - plain <= 10 and warm - plain <= 0.5, text)
+    return text
+
+
+CHECKS: list[Callable[[], str]] = [
+    figures, sizes, host_inputs, scratch, large_shared_memory, dispatch, cuda_graph, cuda_graph_scratch, callback,
+    broken_kernel, host_only_node, embedded, cold_start, threads,
+]
+
+
+def main() -> int:
+    """Run the checks and print the table."""
+    global SECONDS
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long the threads run")
+    parser.add_argument("--only", nargs="*", default=[], help="names of the checks to run")
+    parser.add_argument("--rehearse", metavar="FAKE_CUDA", help="the stand-in of the driver, built")
+    arguments = parser.parse_args()
+    if arguments.rehearse and not REHEARSAL:
+        os.environ.update(ONNXFUSE_REHEARSAL="1", ONNXFUSE_LIBCUDA=arguments.rehearse)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    SECONDS = arguments.seconds
+    os.environ["ONNXFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="onnxfuse-check-")
+    print(f"ONNX Runtime {onnxruntime.__version__}, {onnxruntime.get_available_providers()}", flush=True)
+    failed = []
+    for check in CHECKS:
+        if arguments.only and check.__name__ not in arguments.only:
+            continue
+        start = time.monotonic()
+        try:
+            verdict, text = "ok", check()
+        except Exception as error:
+            verdict, text = "FAILED", f"{type(error).__name__}: {error}"
+            failed.append(check.__name__)
+            traceback.print_exc()
+        print(f"{check.__name__:20} {verdict:7} {time.monotonic() - start:6.1f} s  {text}", flush=True)
+    print(json.dumps({"failed": failed, "images": runtime.statistics()["images"]}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
