@@ -90,7 +90,9 @@ def optimize(
         KernelError: with ``embed``: a kernel cannot be compiled.
         VerificationError: the fused model as a whole is wrong; this is a fault of onnxfuse.
     """
-    options = Options(rules, disable, dims or {}, target, embed, verify, inputs)
+    options = Options(
+        rules, disable, dims or {}, target, architectures=embed, verify=verify, inputs=inputs,
+    )
     optimised = optimise(model, options, tell)
     return Result(optimised, report_of(optimised))
 

@@ -1,22 +1,31 @@
-"""The way of the data, a stage a line: load, match, plan, rewrite.  Saving and reporting are the caller's."""
+"""The way of the data, a stage a line: load, match, plan, rewrite, verify.  Saving and reporting are the caller's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
+from onnxfuse.delivery import verified
+from onnxfuse.embedding import embed
 from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, infer, load_model
 from onnxfuse.graph.binding import bind
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.plan import LEAST_GAIN, Plan, make_plan
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
+from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
-from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, load_rules, shipped_folder
+from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, load_rules
+from onnxfuse.verifying import Verification
+
+Tell = Callable[[str, int, int], None]
+"""Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
 
 DEFAULT_TARGET = "H100"
 """The GPU that is planned for where none is named and none is present."""
@@ -29,9 +38,11 @@ class Options:
     Attributes:
         rules: further rule files or folders; disable: ids of rules to leave out.
         dims: sizes of symbolic dimensions to plan for.
-        target: the GPU to plan for.
+        target: the GPU to plan for; the one present where None, else ``DEFAULT_TARGET``.
         architectures: kernels to embed, as "sm_90".
         least_gain: predicted speed-up that a region must pass to be fused.
+        verify: whether to run every fused node against what it replaced.
+        inputs: the user's own arrays by input name, to verify with.
     """
 
     rules: Sequence[str | Path] = ()
@@ -40,11 +51,18 @@ class Options:
     target: str | Profile | None = None
     architectures: Sequence[str] = ()
     least_gain: float = LEAST_GAIN
+    verify: bool = True
+    inputs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Optimised:
-    """A fused model, and all that led to it."""
+    """A fused model, and all that led to it.
+
+    Attributes:
+        regions: the plan's fusions as the rewriting got them.
+        verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
+    """
 
     loaded: LoadedModel
     graph: Graph
@@ -53,7 +71,10 @@ class Optimised:
     profile: Profile
     ledger: Ledger
     plan: Plan
+    regions: tuple[FusedRegion, ...]
     rewritten: Rewritten
+    verification: Verification | None = None
+    taken_back: tuple[Refusal, ...] = ()
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -63,27 +84,48 @@ class Optimised:
     @property
     def refusals(self) -> tuple[Refusal, ...]:
         """Everything that came near and was not fused."""
-        return tuple(dict.fromkeys((*self.canonical.refusals, *self.plan.refusals, *self.rewritten.refusals)))
+        stages = (*self.taken_back, *self.canonical.refusals, *self.plan.refusals, *self.rewritten.refusals)
+        return tuple(dict.fromkeys(stages))
+
+    def without(self, lost: Collection[int]) -> Optimised:
+        """The same with some regions left as they were."""
+        fusions = tuple(fusion for place, fusion in enumerate(self.plan.fusions) if place not in lost)
+        regions = tuple(region for place, region in enumerate(self.regions) if place not in lost)
+        rewritten = rewrite(self.loaded.proto, self.graph, regions)
+        return replace(self, plan=replace(self.plan, fusions=fusions), regions=regions, rewritten=rewritten)
 
 
-def optimise(source: str | Path | onnx.ModelProto | LoadedModel, options: Options | None = None) -> Optimised:
+def silent(stage: str, done: int, of: int) -> None:
+    """A ``Tell`` that says nothing."""
+
+
+def optimise(
+    source: str | Path | onnx.ModelProto | LoadedModel, options: Options | None = None, tell: Tell = silent
+) -> Optimised:
     """Fuse a model.
 
     Raises:
         ModelError: the model cannot be read or understood.
         RuleError: a rule file is wrong.
         TargetError: the target GPU is not known.
+        KernelError: a kernel that is to be embedded does not compile.
+        VerificationError: the fused model as a whole is wrong.
     """
     options = options or Options()
+    tell("reading", 0, 0)
     loaded = load(source)
-    rules = load_rules([shipped_folder(), *options.rules], options.disable)
-    profile = options.target if isinstance(options.target, Profile) else find_profile(options.target or DEFAULT_TARGET)
+    rules = load_rules([rules_folder(), *options.rules], options.disable)
+    profile = profile_of(options.target)
+    tell("planning", 0, 0)
     graph = infer(build_graph(loaded))
     canonical = canonicalise(graph, rules.canonical)
     ledger = Ledger(graph, bind(graph, options.dims))
     plan = make_plan(graph, canonical.graph, rules, ledger, profile, options.least_gain)
-    rewritten = rewrite(loaded.proto, graph, [region_of(fusion) for fusion in plan.fusions])
-    return Optimised(loaded, graph, canonical, rules, profile, ledger, plan, rewritten)
+    regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
+    tell("rewriting", 0, 0)
+    rewritten = rewrite(loaded.proto, graph, regions)
+    optimised = Optimised(loaded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten)
+    return verified(optimised, options.inputs, tell) if options.verify else optimised
 
 
 def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:
@@ -91,6 +133,19 @@ def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:
     if isinstance(source, LoadedModel):
         return source
     return from_proto(source) if isinstance(source, onnx.ModelProto) else load_model(source)
+
+
+def profile_of(target: str | Profile | None) -> Profile:
+    """The GPU to plan for: the one named, the one present, or ``DEFAULT_TARGET``.
+
+    Raises:
+        TargetError: there is no profile of that name.
+    """
+    if isinstance(target, Profile):
+        return target
+    if target is not None:
+        return find_profile(target)
+    return present_profile() or find_profile(DEFAULT_TARGET)
 
 
 def region_of(fusion: Fusion) -> FusedRegion:

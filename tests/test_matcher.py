@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onnxfuse.graph import load_graph
 from onnxfuse.graph.model import Graph, Value
 from onnxfuse.rules import FuseRule, Match, MatchResult, RuleSet, load_rules, match
 from onnxfuse.rules.attempt import MAX_STEPS
+from onnxfuse.rules.conditions import Condition, check, verify
+from onnxfuse.rules.functions import FUNCTIONS, Scope
+from onnxfuse.rules.syntax import parse_condition
 
 
 def graph(text: str, opset: int = 17) -> Graph:
@@ -359,9 +364,9 @@ PATTERN = "m = x - w\ny = m + e"
     "is_scalar(e)", "is_constant(e)", "not is_constant(w)", "rank(w) == 1 and rank(x) == 2", "e < 1 or e > 2",
     "value(e) == 0.25", "dim(w, 0) == dim(x, -1)", "dtype(x) in [float16, float32]", "dtype(x) not in [int64]",
     "'same_shape(x, y)'", "not same_shape(x, w)", "'broadcastable(w, x)'", "shape(w) == [8]", "size(w) == 8",
-    "size(x) == 8 * dim(x, 0)", "is_float(x)", "operator(m) == \"Sub\"", "uses(m) == 1", "not_output(m)", "is_output(y)",
-    "e * 4 - 1 == 0", "-e < 0", "'last_axis(x, -1)'", "'last_axis(x, 1)'", "not last_axis(x, 0)", "dim(x, 1) // 3 == 2",
-    "dim(x, 1) % 3 == 2", "min(e, 1) == 0.25", "abs(-e) == 0.25", "same_type(x, y)",
+    "size(x) == 8 * dim(x, 0)", "is_float(x)", "operator(m) == \"Sub\"", "uses(m) == 1", "not_output(m)",
+    "is_output(y)", "e * 4 - 1 == 0", "-e < 0", "'last_axis(x, -1)'", "'last_axis(x, 1)'", "not last_axis(x, 0)",
+    "dim(x, 1) // 3 == 2", "dim(x, 1) % 3 == 2", "min(e, 1) == 0.25", "abs(-e) == 0.25", "same_type(x, y)",
 ])
 def test_conditions_that_hold(tmp_path: Path, condition: str) -> None:
     text = condition.strip("'").replace('"', "'")
@@ -409,7 +414,8 @@ def test_a_condition_that_fails_turns_to_the_next_alternative(tmp_path: Path) ->
 def test_work_at_one_anchor_is_bounded(tmp_path: Path) -> None:
     pattern = "y = sum(sum(a, b, c, d), sum(e, f, g, h), sum(i, j, k, l), sum(m, n, o, p))"
     inputs = [f"x{i}" for i in range(16)]
-    body, level = [], inputs
+    body: list[str] = []
+    level = inputs
     while len(level) > 1:
         following = []
         for a, b in zip(level[::2], level[1::2], strict=True):
@@ -428,7 +434,8 @@ def test_work_at_one_anchor_is_bounded(tmp_path: Path) -> None:
 def test_values_read_by_a_subgraph_escape(tmp_path: Path) -> None:
     model = """g (float[4] p, float[4] q, bool c) => (float[4] y, float[4] z) {
         s = Add(p, q) y = Relu(s)
-        z = If (c) <then_branch = t () => (float[4] a) { a = Neg(s) }, else_branch = e () => (float[4] d) { d = Abs(q) }>
+        z = If (c) <then_branch = t () => (float[4] a) { a = Neg(s) },
+                    else_branch = e () => (float[4] d) { d = Abs(q) }>
     }"""
     (miss,) = tried(tmp_path, "s = a + b\ny = Relu(s)", model).near_misses
     assert miss.code == "inner-value-used-outside"
@@ -440,3 +447,35 @@ def test_a_rule_is_its_kind(tmp_path: Path) -> None:
     assert (rule.kind, rule.schedule) == ("fuse", "row")
     assert rule.growth.edges["x"] == {("", "Transpose")}
     assert ("", "Add") in rule.growth.edges["before"]
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 3) -> str:
+    """Any expression that the language admits over the names of ``PATTERN``, sensible or not."""
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from(["x", "w", "m", "e", "y", "0", "1", "-1", "2.5", "'none'", "[1, 2]", "float16",
+                                     "m.axis", "true"]))
+    inner = expressions(depth=depth - 1)
+    name = draw(st.sampled_from([*FUNCTIONS, "infix", "infix", "not"]))
+    if name == "infix":
+        operator = draw(st.sampled_from(
+            ["+", "-", "*", "/", "//", "%", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "and", "or"]
+        ))
+        return f"({draw(inner)} {operator} {draw(inner)})"
+    if name == "not":
+        return f"(not {draw(inner)})"
+    if name in ("is_absent", "is_present", "count"):
+        return f"{name}({draw(st.sampled_from(['x', 'w', 'm']))})"
+    return f"{name}({', '.join(draw(inner) for _ in range(FUNCTIONS[name].arguments))})"
+
+
+@settings(max_examples=400, deadline=None)
+@given(expressions())
+def test_any_condition_holds_or_says_why_not(text: str) -> None:
+    searched = graph(MODEL)
+    values = {"x": "p", "w": "w", "m": "m", "e": "e", "y": "y"}
+    scope = Scope(searched, {name: searched.values[value] for name, value in values.items()})
+    tree = parse_condition(text)
+    verify(tree, values)
+    failure = check(Condition(text, tree), scope)
+    assert failure is None or (failure.code and failure.message.endswith("."))

@@ -50,3 +50,26 @@ def test_scenario(name: str, python: str, stand_in: Path, tmp_path: Path) -> Non
                           "ONNXFUSE_CACHE_DIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_verbose_nodes_say_where_their_kernels_come_from(stand_in: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(NATIVE / "scenarios.py"), "hosts"], capture_output=True, text=True, check=True,
+        env=os.environ | {"ONNXFUSE_LIBCUDA": str(stand_in), "SCENARIO_MODELS": str(stand_in.parent),
+                          "ONNXFUSE_CACHE_DIR": str(tmp_path), "ONNXFUSE_VERBOSE": "1"},
+    )
+    assert sorted(line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")) == [
+        "onnxfuse: node 'node0' (Region0, add-host): 1 kernels for sm_90a, embedded",
+        "onnxfuse: node 'node1' (Region0, add-host): 1 kernels for sm_90a, loaded before",
+    ]
+
+
+def test_the_script_for_the_gpu_rehearses(stand_in: Path) -> None:
+    script = NATIVE.parent / "gpu" / "check_runtime.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--rehearse", str(stand_in), "--seconds", "0.3",
+         "--only", "sizes", "host_inputs", "scratch", "embedded", "threads"],
+        capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok ") == 5

@@ -15,7 +15,16 @@ from onnxfuse.errors import RuleError
 from onnxfuse.graph import load_graph
 from onnxfuse.graph.model import Graph
 from onnxfuse.rules import (
-    CanonicalGraph, FuseRule, RuleSet, canonicalise, components, find_matches, load_rules, postfix, prohibitions,
+    CanonicalGraph,
+    FuseRule,
+    RuleSet,
+    canonicalise,
+    check_examples,
+    components,
+    find_matches,
+    load_rules,
+    postfix,
+    prohibitions,
     shipped_folder,
 )
 
@@ -43,8 +52,7 @@ def check_view(original: Graph, view: CanonicalGraph) -> None:
             assert view.graph.values[value.name] is value
             assert node in value.consumers
             assert value.producer is None or value.producer in seen
-        for value in node.outputs:
-            assert value is None or value.producer is node
+        assert all(value is None or value.producer is node for value in node.outputs)
         seen.add(node)
     assert [value.name for value in view.graph.inputs] == [value.name for value in original.inputs]
     assert [value.name for value in view.graph.outputs] == [value.name for value in original.outputs]
@@ -337,3 +345,34 @@ def test_what_is_wrong_with_a_kernel(tmp_path: Path, old: str, new: str, message
     with pytest.raises(RuleError) as raised:
         load_rules([tmp_path / "r.yaml"])
     assert str(raised.value).replace(f"{tmp_path}/", "") == message
+
+
+def test_what_an_example_holds(tmp_path: Path) -> None:
+    onnx.save(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> g (float[b] x) => (float[b] y) { y = Relu(x) }'
+        ),
+        tmp_path / "relu.onnx",
+    )
+    (tmp_path / "r.yaml").write_text("""\
+id: relu
+kind: fuse
+summary: s
+why: w
+pattern: y = Relu(x)
+examples:
+  - {name: from a file, file: relu.onnx, expect: matched, dims: {b: 4}, inputs: {x: [-1, 1.5]}}
+  - name: refused
+    expect: {refused: operator}
+    model: |
+      g (float[b] x) => (float[b] y) { y = Abs(x) }
+""")
+    rules = load_rules([tmp_path / "r.yaml"])
+    first, second = rules.by_id["relu"].examples
+    assert (first.file, first.refused, first.dims, first.inputs) == (
+        tmp_path / "relu.onnx", None, {"b": 4}, {"x": (-1.0, 1.5)}
+    )
+    assert second.place.line == 8
+    assert [outcome.fault for outcome in check_examples(rules)] == [
+        None, "It was refused with nothing; expected operator."
+    ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxfuse.cli.output import check_folder, console, progress, write_text
-from onnxfuse.cli.parameters import FILE, Architectures, model_argument, planning_options
+from onnxfuse.cli.output import Tell, check_folder, console, progress, write_text
+from onnxfuse.cli.parameters import FILE, model_argument, planning_options, read_architectures
+from onnxfuse.cli.targets import gpus_present
 
 if TYPE_CHECKING:
     from onnxfuse.rewriting.saving import External
@@ -20,14 +22,17 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=FILE, metavar="OUT",
               help="File to write; by default MODEL.fused.onnx beside the model.")
 @planning_options
-@click.option("--embed", type=Architectures(), metavar="ARCH,...", default=(),
+@click.option("--embed", metavar="ARCH,...", callback=read_architectures,
               help="Compile the kernels for these architectures (sm_80,sm_90) and put them into the model.")
 @click.option("--report", "report_file", type=FILE, metavar="FILE.json", help="Write the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Plan and report; write no model.")
 @click.option("--explain", is_flag=True, help="Show every near miss: node, condition and remedy.")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="Run every fused node against what it replaced; take back those that fail.")
-@click.option("--inputs", type=FILE, metavar="FILE.npz", help="Arrays by input name, to verify with beside made ones.")
+@click.option("--inputs", type=FILE, metavar="FILE.npz",
+              help="Arrays by input name, to verify and measure with beside made ones.")
+@click.option("--measure/--no-measure", default=None,
+              help="Run both models on the GPU and report the speed-up; by default where there is a GPU.")
 @click.option("--external-data", type=click.Choice(["keep", "copy", "inline"]), default="keep", show_default=True,
               help="What becomes of weights outside the model's file.")
 @click.option("--json", "as_data", is_flag=True, help="Print the report as JSON.")
@@ -37,7 +42,7 @@ def optimize(
     output: Path | None,
     rules: tuple[Path, ...],
     disable: tuple[str, ...],
-    dims: tuple[tuple[str, int], ...],
+    dims: dict[str, int],
     target: str | None,
     embed: tuple[str, ...],
     report_file: Path | None,
@@ -45,6 +50,7 @@ def optimize(
     explain: bool,
     verify: bool,
     inputs: Path | None,
+    measure: bool | None,
     external_data: External,
     as_data: bool,
     quiet: bool,
@@ -56,24 +62,26 @@ def optimize(
     """
     from dataclasses import replace
 
-    from onnxfuse import api
+    from onnxfuse import api, measuring
     from onnxfuse.reporting import as_json, text
 
-    if not dry_run:
-        output = output or api.default_output(model)
     check_folder(report_file)
-    check_folder(None if dry_run else output)
+    target_file = None if dry_run else output or api.default_output(model)
+    check_folder(target_file)
+    arrays = None if inputs is None else measuring.read_inputs(inputs)
     with progress(quiet or as_data) as tell:
         result = api.optimize(
-            model, rules=rules, disable=disable, dims=dict(dims), target=target, embed=embed, verify=verify,
-            inputs=read_inputs(inputs), tell=tell,
+            model, rules=rules, disable=disable, dims=dims, target=target, embed=embed, verify=verify,
+            inputs=arrays, tell=tell,
         )
         report = result.report
-        if not dry_run:
+        if target_file is not None:
             path = result.save(
-                output, external=external_data, progress=lambda done, of: tell("writing the data file", done, of),
+                target_file, external=external_data, progress=lambda done, of: tell("writing the weights", done, of),
             )
             report = replace(report, output=str(path))
+            if report.fusions and (measure or (measure is None and gpus_present())):
+                report = replace(report, measured=_measured(model, path, dims, arrays, tell))
     content = as_json(report)
     if report_file is not None:
         write_text(report_file, json.dumps(content, indent=1) + "\n")
@@ -83,28 +91,17 @@ def optimize(
         text.show(report, console(quiet=quiet), explain=explain)
 
 
-def read_inputs(path: Path | None) -> dict[str, Any] | None:
-    """The arrays of an .npz file.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
-    if path is None:
-        return None
-    import zipfile
-
-    import numpy as np
-
-    from onnxfuse.errors import ModelError
+def _measured(model: Path, fused: Path, dims: dict[str, int], inputs: Mapping[str, Any] | None,
+              tell: Tell) -> dict[str, object]:
+    """What a run of both models shows; the reason where they cannot be run."""
+    from onnxfuse import measuring
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.reporting import measured
 
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise ValueError("it holds one array without a name")
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ModelError(
-            f"The inputs cannot be read: {reason}.", place=str(path),
-            remedy="Write them with numpy.savez(path, input_name=array).",
-        ) from error
+        found = measuring.bench(
+            model, fused, dims, inputs=inputs, memory=False, progress=lambda stage: tell(stage, 0, 0),
+        )
+    except OnnxfuseError as error:
+        return {"reason": error.message}
+    return measured.summary(found)

@@ -1,9 +1,9 @@
-"""Options that several commands share, and their types."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,42 +11,49 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class Size(click.ParamType):
-    """``NAME=N``: a size for a symbolic dimension."""
-
-    name = "NAME=N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        name, sign, number = str(value).rpartition("=")
-        if not sign or not name or not re.fullmatch(r"-?\d+", number.strip()):
-            self.fail(f"{value!r} is not of the form NAME=N, such as batch=8", param, ctx)
-        return name.strip(), int(number)
-
-
-class Architectures(click.ParamType):
-    """``sm_80,sm_90``: GPU architectures."""
-
-    name = "ARCH,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        found = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
-        for part in found:
-            if not re.fullmatch(r"sm_\d{2,3}[af]?", part):
-                self.fail(f"{part!r} is no architecture such as sm_80 or sm_90", param, ctx)
-        if not found:
-            self.fail("no architecture is named", param, ctx)
-        return found
-
-
 FILE = click.Path(path_type=Path)
 """A path; that it is there is for the stages to say, in their own words."""
 
+
+def read_sizes(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    """``NAME=N`` several times: sizes of symbolic dimensions."""
+    sizes: dict[str, int] = {}
+    for value in values:
+        name, sign, number = value.rpartition("=")
+        if not sign or not name.strip() or not re.fullmatch(r"-?\d+", number.strip()):
+            raise click.BadParameter(f"{value!r} is not of the form NAME=N, such as batch=8.", ctx, param)
+        sizes[name.strip()] = int(number)
+    return sizes
+
+
+def read_settings(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` several times: options of an execution provider."""
+    settings: dict[str, str] = {}
+    for value in values:
+        name, sign, text = value.partition("=")
+        if not sign or not name.strip():
+            raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE, such as device_id=0.", ctx, param)
+        settings[name.strip()] = text
+    return settings
+
+
+def read_architectures(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """``sm_80,sm_90``: GPU architectures."""
+    if value is None:
+        return ()
+    found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    for part in found:
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", part):
+            raise click.BadParameter(f"{part!r} is no architecture such as sm_80 or sm_90.", ctx, param)
+    if not found:
+        raise click.BadParameter("no architecture is named.", ctx, param)
+    return found
+
+
 model_argument = click.argument("model", type=FILE)
+
+dim_option = click.option("--dim", "dims", multiple=True, metavar="NAME=N", callback=read_sizes,
+                          help="Size of a symbolic dimension to plan and count for; may repeat.")
 
 
 def planning_options(command: F) -> F:
@@ -61,7 +68,3 @@ def planning_options(command: F) -> F:
     )):
         command = option(command)
     return command
-
-
-dim_option = click.option("--dim", "dims", type=Size(), multiple=True, metavar="NAME=N",
-                          help="Size of a symbolic dimension to plan and count for; may repeat.")

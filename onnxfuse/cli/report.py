@@ -21,7 +21,7 @@ def report(
     model: Path,
     rules: tuple[Path, ...],
     disable: tuple[str, ...],
-    dims: tuple[tuple[str, int], ...],
+    dims: dict[str, int],
     target: str | None,
     explain: bool,
     as_data: bool,
@@ -33,7 +33,7 @@ def report(
 
     check_folder(html_file)
     with progress(as_data) as tell:
-        found = api.report(model, rules=rules, disable=disable, dims=dict(dims), target=target, tell=tell)
+        found = api.report(model, rules=rules, disable=disable, dims=dims, target=target, tell=tell)
     if html_file is not None:
         from onnxfuse.reporting.html import page
 

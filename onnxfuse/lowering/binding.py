@@ -62,7 +62,7 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
         if atom in binding_axes:
             continue
         if not size.symbols <= symbols.keys():
-            stand_ins.setdefault(size, f"d{len(stand_ins)}")
+            stand_ins.setdefault(size, f"@{len(stand_ins)}")
         else:
             checks.append(Check(f"{atom} {expression(size, symbols)} ==", _disagreement(atom, size)))
     return Binding(symbols, tuple(sources), tuple(checks), stand_ins)

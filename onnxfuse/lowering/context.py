@@ -68,6 +68,12 @@ class Context:
                 f"the shape of '{value.name}' is not known",
                 "run the exporter with static or symbolic shapes, or onnx.shape_inference",
             )
+        if any(name.startswith("@") for size in value.shape for name in size.symbols):
+            raise self.refuse(
+                "reserved-name",
+                f"a size of '{value.name}' has a name that begins with '@', as only loop variables of kernels may",
+                "give the dimension another name",
+            )
         return tuple(self.rename(size) for size in value.shape)
 
     def dtype(self, value: Value) -> int:

@@ -2,7 +2,8 @@
 
 A loop variable (a *base*: the linear index of an output, a row, a place in a row) runs from 0 to its extent.  A
 *digit* is ``base // step % size``, a digit of the base in some mixed radix: the coordinates of a linear index are
-its digits.  Every index is a polynomial over bases, digits and sizes (``graph.dims.Dim``).  Splitting and merging
+its digits.  Every index is a polynomial over bases, digits and sizes (``graph.dims.Dim``); the names of bases begin
+with "@", which no size's does.  Splitting and merging
 digits is what makes reshapes free: the coordinates of L, transposed back and made linear again, are L.
 
 Sizes are never negative, and where one is zero nothing runs.
@@ -67,8 +68,12 @@ class IndexSpace:
         """Whether a symbol changes from element to element (a size does not)."""
         return name in self.digits or name in self.extents
 
-    def delinear(self, index: Dim, shape: Shape) -> Coordinates:
-        """Coordinates in a tensor of this shape of the element at a row-major place."""
+    def delinear(self, index: Dim, shape: Shape, floors: Coordinates = ()) -> Coordinates:
+        """Coordinates in a tensor of this shape of the element at a row-major place.
+
+        Args:
+            floors: indices that are not negative wherever the element is wanted.
+        """
         coordinates: list[Dim] = []
         for axis in range(len(shape) - 1, -1, -1):
             size = shape[axis]
@@ -78,7 +83,7 @@ class IndexSpace:
                 coordinates.append(index)
                 index = dim(0)
             else:
-                index, remainder = self.divmod(index, size)
+                index, remainder = self.divmod(index, size, floors)
                 coordinates.append(remainder)
         return tuple(reversed(coordinates))
 
@@ -90,26 +95,29 @@ class IndexSpace:
             stride = stride * size
         return self.merge(total)
 
-    def divmod(self, index: Dim, size: Dim) -> tuple[Dim, Dim]:
-        """Quotient and remainder of an index by a size."""
+    def divmod(self, index: Dim, size: Dim, floors: Coordinates = ()) -> tuple[Dim, Dim]:
+        """Quotient and remainder of an index by a size; the index as a whole is not negative."""
         quotient, rest = dim(0), dim(0)
         for monomial, factor in index.terms.items():
             term = Dim({monomial: factor})
             exact = term.divide(size)
             quotient, rest = (quotient + exact, rest) if exact is not None else (quotient, rest + term)
-        if rest == 0 or self._below(rest, size):
+        if rest == 0 or (self._below(rest, size) and (quotient == 0 or self._non_negative(rest, floors))):
             return quotient, rest
-        split = self._split(rest, size)
+        split = self._split(rest, size, floors)
+        if split is None and not (quotient == 0 or self._non_negative(rest, floors)):
+            # Only together with the quotient is the rest known not to be negative.
+            quotient, rest = dim(0), index
         if split is None:
-            name = f"t{len(self.derived)}"
+            name = f"@t{len(self.derived)}"
             self.derived[name] = rest
             bound = self.bound(rest)
             self.extents[name] = None if bound is None else bound + 1
             split = self._digits_of(name, dim(1), None, size)
         return quotient + split[0], split[1]
 
-    def _split(self, rest: Dim, size: Dim) -> tuple[Dim, Dim] | None:
-        """Quotient and remainder where ``rest`` is ``scale * digit + low`` with ``low`` under ``scale``."""
+    def _split(self, rest: Dim, size: Dim, floors: Coordinates) -> tuple[Dim, Dim] | None:
+        """Quotient and remainder where ``rest`` is ``scale * digit + low`` with ``low`` in [0, scale)."""
         for monomial, factor in rest.terms.items():
             high = Dim({monomial: factor})
             names = [atom.name for atom, power in monomial if self.is_variable(atom.key) and power == 1]
@@ -118,7 +126,9 @@ class IndexSpace:
             digit = self.variable(names[0])
             scale = high.divide(symbol(names[0]))
             low = rest - high
-            if digit is None or scale is None or (low != 0 and not self._below(low, scale)):
+            if digit is None or scale is None:
+                continue
+            if low != 0 and not (self._below(low, scale) and self._non_negative(low, floors)):
                 continue
             inner = size if scale == 1 else size.divide(scale)
             if inner is None or (not digit.top and digit.size.divide(inner) is None):
@@ -189,6 +199,25 @@ class IndexSpace:
                     term = term * limit
             if factor > 0 or not any(self.is_variable(atom.key) for atom, _ in monomial):
                 total = total + term
+        return total
+
+    def _non_negative(self, index: Dim, floors: Coordinates) -> bool:
+        """Whether an index is provably not negative, given that the floors are not."""
+        leasts = [self._least(index - floor) for floor in (dim(0), *floors)]
+        return any(least is not None and least.non_negative() for least in leasts)
+
+    def _least(self, index: Dim) -> Dim | None:
+        """A size that no value of the index is below, or None where none is known."""
+        total = dim(0)
+        for monomial, factor in index.terms.items():
+            term = Dim({monomial: factor})
+            if not any(self.is_variable(name) for name in term.symbols):
+                total = total + term
+            elif factor < 0:
+                most = self.bound(term * -1)
+                if most is None:
+                    return None
+                total = total - most
         return total
 
     def _below(self, index: Dim, size: Dim) -> bool:

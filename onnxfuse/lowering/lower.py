@@ -9,9 +9,12 @@ from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.lowering.binding import Binding, bind
 from onnxfuse.lowering.context import Context, Unlowerable
-from onnxfuse.lowering.ir import Input, Program, Tensor
+from onnxfuse.lowering.ir import Input, Program, Size, Slice, Tensor, operands, postorder
 from onnxfuse.lowering.operators import lowering_of
 from onnxfuse.refusal import Refusal
+
+DEEPEST = 200
+"""Operations that may follow one on another in a region: schedules follow such chains by recursion."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,38 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
         if binding.stand_ins:
             context = _lower(nodes, graph, _renaming(binding.stand_ins, assumed))
             binding = _bind(context)
-        for output in outputs:
-            for size in context.tensors[output].shape:
-                if not size.symbols <= binding.symbols.keys():
-                    raise context.refuse(
-                        "unbound-size",
-                        f"the size {size} of '{output.name}' cannot be computed from the region's inputs",
-                    )
+        context.node = None
+        made = tuple(context.tensors[value] for value in outputs)
+        _check_sizes(context, made, binding)
         inputs = tuple(tensor for value in context.inputs if isinstance(tensor := context.tensors[value], Input))
         if not inputs:
             raise context.refuse("no-inputs", "the region reads no tensor")
     except Unlowerable as stopped:
         return stopped.refusal
     operators = tuple(dict.fromkeys(node.qualified_op for node in nodes))
-    program = Program(inputs, tuple(context.tensors[value] for value in outputs), operators)
+    program = Program(inputs, made, operators)
     return Lowered(program, tuple(context.inputs), tuple(context.sized), tuple(context.inlined), binding)
+
+
+def _check_sizes(context: Context, outputs: tuple[Tensor, ...], binding: Binding) -> None:
+    """Raise a refusal where a size is not known when the kernel runs, or the region is too deep to be written."""
+    names = {id(tensor): value.name for value, tensor in context.tensors.items()}
+    depths: dict[int, int] = {}
+    for tensor in postorder(outputs):
+        depths[id(tensor)] = 1 + max((depths[id(operand)] for operand in operands(tensor)), default=0)
+        if depths[id(tensor)] > DEEPEST:
+            raise context.refuse(
+                "region-depth", f"the region has a chain of more than {DEEPEST} operations; kernels hold no longer ones")
+        sizes = tensor.shape
+        if isinstance(tensor, Size):
+            sizes += (tensor.size,)
+        elif isinstance(tensor, Slice):
+            sizes += tensor.starts
+        for size in sizes:
+            if not size.symbols <= binding.symbols.keys():
+                owner = f" of '{names[id(tensor)]}'" if id(tensor) in names else ""
+                raise context.refuse(
+                    "unbound-size", f"the size {size}{owner} cannot be computed from the region's inputs")
 
 
 def _bind(context: Context) -> Binding:

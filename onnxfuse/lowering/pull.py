@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onnxfuse.graph.dims import Dim, dim, minimum
+from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
 from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import Coordinates, IndexSpace
@@ -78,7 +78,7 @@ class Index(Scalar):
 
 @dataclass(frozen=True, eq=False)
 class Apply(Scalar):
-    """A function of ``scalars.FUNCTIONS``, or "cast", "narrow" or "round" (to the declared type)."""
+    """A function of ``scalars.FUNCTIONS``, or "cast", "narrow" or "rounded" (to the declared type)."""
 
     function: str
     operands: tuple[Scalar, ...]
@@ -118,12 +118,14 @@ class Puller:
         rows: the row structure, or None where reductions are not allowed.
         gathered: bases of ``space`` that are indices read from memory, with the expression that reads them.
         broadcasts: pairs of sizes of which the first must be one or the second when the kernel runs.
+        relations: (operator, size, size): what else must hold between sizes; the operator is the launch plan's.
     """
 
     space: IndexSpace
     rows: Rows | None = None
     gathered: dict[str, Scalar] = field(default_factory=dict)
     broadcasts: dict[tuple[Dim, Dim], None] = field(default_factory=dict)
+    relations: dict[tuple[str, Dim, Dim], None] = field(default_factory=dict)
     _memory: dict[object, Scalar] = field(default_factory=dict)
     _shared: dict[object, Scalar] = field(default_factory=dict)
 
@@ -155,7 +157,11 @@ class Puller:
                 return self._reduce(tensor, at, conditions)
             case Reshape():
                 place = self.space.linear(at, tensor.shape)
-                return self.element(tensor.operand, self.space.delinear(place, tensor.operand.shape), conditions)
+                if product(tensor.operand.shape) != product(tensor.shape):
+                    self.relations["==", product(tensor.operand.shape), product(tensor.shape)] = None
+                floors = tuple(c.index - c.low for c in conditions if c.low is not None)
+                return self.element(
+                    tensor.operand, self.space.delinear(place, tensor.operand.shape, floors), conditions)
             case Permute():
                 moved = [dim(0)] * len(at)
                 for place_out, axis in enumerate(tensor.axes):
@@ -216,7 +222,7 @@ class Puller:
 
     def rounded(self, value: Scalar) -> Scalar:
         """The value as its declared type can hold it."""
-        return value if value.exact else self._share(Apply(value.dtype, True, "round", (value,)))
+        return value if value.exact else self._share(Apply(value.dtype, True, "rounded", (value,)))
 
     def _reduce(self, tensor: Reduce, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
         shape = tensor.operand.shape
@@ -235,8 +241,9 @@ class Puller:
         row = self.space.linear(at[:first], shape[:first]) if first else dim(0)
         if row != self.rows.row or length != self.rows.length:
             raise _refused("reduction-structure", "reductions over different rows meet in one region")
-        inner = self.space.delinear(self.rows.place, shape[first:])
-        element = self.element(tensor.operand, at[:first] + inner, conditions)
+        # The loop over a row is the reduction's own: conditions on the place of what is wanted say nothing about it.
+        outer = self.space.delinear(self.rows.row, shape[:first])
+        element = self.element(tensor.operand, outer + self.space.delinear(self.rows.place, shape[first:]))
         return self._share(
             Reduced(
                 tensor.dtype,
@@ -247,6 +254,10 @@ class Puller:
         )
 
     def _concat(self, tensor: Concat, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        for axis, size in enumerate(tensor.shape):
+            for operand in tensor.operands:
+                if axis != tensor.axis and operand.shape[axis] != size:
+                    self.relations["==", operand.shape[axis], size] = None
         start, branches = dim(0), []
         for operand in tensor.operands:
             end = start + operand.shape[tensor.axis]
@@ -269,6 +280,9 @@ class Puller:
         return result
 
     def _take(self, tensor: Take, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        for axis, (size, whole) in enumerate(zip(tensor.shape, tensor.operand.shape, strict=True)):
+            if axis != tensor.axis and not (whole - size).non_negative():
+                self.relations["<=", size, whole] = None
         index = self.element(tensor.indices, at, conditions)
         size = tensor.operand.shape[tensor.axis]
         end = self._share(Index(INT64, True, size))
@@ -277,7 +291,7 @@ class Puller:
         wrapped = self.apply("where", INT64, self.apply("lt", 9, wide, zero), self.apply("add", INT64, wide, end), wide)
         name = next((name for name, scalar in self.gathered.items() if scalar is wrapped), None)
         if name is None:
-            name = f"g{len(self.gathered)}"
+            name = f"@g{len(self.gathered)}"
             self.gathered[name] = wrapped
             self.space.base(name, size)
         place = dim(0) if size == 1 else self.space.digit(name, dim(1), size)

@@ -83,16 +83,18 @@ class Sort(Enum):
 @dataclass(frozen=True)
 class Function:
     """A scalar function: its text over operands ``{0}``, ``{1}``, ... in floating point and in integers (None where
-    it has no meaning there), its sort, and its rough cost in single-precision operations."""
+    it has no meaning there), its sort, its rough cost in single-precision operations, and a quicker text whose error
+    is far under the rounding of float16 and bfloat16, for results declared in those."""
 
     floating: str | None
     integer: str | None = None
     sort: Sort = Sort.SMOOTH
     flops: int = 1
+    narrow: str | None = None
 
 
-def _unary(name: str, flops: int = 1, sort: Sort = Sort.SMOOTH) -> Function:
-    return Function(f"of::{name}({{0}})", None, sort, flops)
+def _unary(name: str, flops: int = 1, sort: Sort = Sort.SMOOTH, quick: bool = False) -> Function:
+    return Function(f"of::{name}({{0}})", None, sort, flops, f"of::quick_{name}({{0}})" if quick else None)
 
 
 def _compare(operator: str) -> Function:
@@ -113,7 +115,10 @@ FUNCTIONS: dict[str, Function] = {
     "abs": Function("of::abs({0})", "of::iabs({0})", Sort.CHOOSING),
     "where": Function("({0} ? {1} : {2})", "({0} ? {1} : {2})", Sort.CHOOSING),
     "copy": Function("{0}", "{0}", Sort.CHOOSING, 0),
-    "exp": _unary("exp", 4),
+    "exp": _unary("exp", 4, quick=True),
+    "quick_exp": _unary("quick_exp", 2),
+    "normcdf": _unary("normcdf", 20, quick=True),
+    "expm1": _unary("expm1", 10),
     "log": _unary("log", 4),
     "log1p": _unary("log1p", 8),
     "sqrt": _unary("sqrt", 4),
@@ -132,7 +137,7 @@ FUNCTIONS: dict[str, Function] = {
     "acosh": _unary("acosh", 20),
     "atanh": _unary("atanh", 20),
     "erf": _unary("erf", 20),
-    "sigmoid": _unary("sigmoid", 8),
+    "sigmoid": _unary("sigmoid", 8, quick=True),
     "softplus": _unary("softplus", 12),
     "relu": Function("of::max({0}, 0.0f)", "({0} > 0 ? {0} : 0)", Sort.CHOOSING),
     "floor": _unary("floor", sort=Sort.JUMPING),

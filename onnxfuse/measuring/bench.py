@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.graph import load_graph
+from onnxfuse.graph import build_graph, infer, load_model
 from onnxfuse.measuring.compare import compare
 from onnxfuse.measuring.cupti import Activity, KernelTimer, demangled
 from onnxfuse.measuring.inputs import make_inputs
-from onnxfuse.measuring.machine import Machine, find_machine
+from onnxfuse.measuring.machine import Machine, find_machine, start_provider
 from onnxfuse.measuring.memory import MemoryMeter
 from onnxfuse.measuring.results import BenchResult, KernelShare, Side
 from onnxfuse.measuring.runner import Runner
@@ -51,6 +48,7 @@ def bench(
     inputs: Inputs | None = None,
     cuda_graph: bool = False,
     runs: int | None = None,
+    laps: int = LAPS,
     provider_options: Mapping[str, str] | None = None,
     memory: bool = True,
     progress: Progress | None = None,
@@ -66,6 +64,7 @@ def bench(
         inputs: arrays by input name; those missing are made up (``inputs.make_inputs``).
         cuda_graph: replay a CUDA graph; the model must run on the GPU as a whole.
         runs: timed runs of each model, by default as many as take a second.
+        laps: runs of each model under the profiler.
         provider_options: of the CUDA provider, for both models; "device_id" chooses the GPU.
         memory: whether to count device memory.
         progress: told what is done next.
@@ -84,7 +83,7 @@ def bench(
         options["enable_cuda_graph"] = "1"
     elif cuda_graph:
         notes.append("There are no CUDA graphs on the CPU; the runs were plain ones.")
-    _start_provider(machine, options)
+    start_provider(machine, options)
 
     runners = []
     for path, is_fused in ((original, False), (fused, True)):
@@ -98,7 +97,7 @@ def bench(
     say("timing runs")
     latencies = _latencies(runners, runs)
     say("timing kernels")
-    laps, note = _kernel_laps(runners, machine)
+    activities, note = _kernel_laps(runners, machine, laps)
     notes += note
     created = [runner.creation_seconds for runner in runners]
     paths = [runner.path for runner in runners]
@@ -113,31 +112,20 @@ def bench(
 
     sides = [
         _side(path, seconds, latency, lap, peak)
-        for path, seconds, latency, lap, peak in zip(paths, created, latencies, laps, peaks, strict=True)
+        for path, seconds, latency, lap, peak in zip(paths, created, latencies, activities, peaks, strict=True)
     ]
     return BenchResult(
         machine.name, machine.provider, options, cuda_graph and machine.gpu is not None,
         {name: tuple(array.shape) for name, array in feeds.items()}, sides[0], sides[1] if fused else None,
-        ratio(latencies[0], latencies[1]) if fused else None, _gpu_ratio(laps) if fused else None, errors,
+        ratio(latencies[0], latencies[1]) if fused else None, _gpu_ratio(activities) if fused else None, errors,
         tuple(dict.fromkeys(notes)),
     )
 
 
 def _feeds(path: str | Path, dims: Mapping[str, int], inputs: Inputs | None) -> dict[str, NDArray[Any]]:
-    return make_inputs(load_graph(Path(path)), dims, inputs)
-
-
-def _start_provider(machine: Machine, options: Mapping[str, str]) -> None:
-    """Bring up CUDA and its libraries with a model of one node, so that no session pays for it."""
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "start", value[:1], value[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4  # whatever goes wrong here goes wrong again, with the message, in the real session
-    providers = machine.providers({**options, "enable_cuda_graph": "0"} if machine.gpu else {})
-    onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=providers)
-    session.run(None, {"x": np.ones(1, np.float32)})
+    graph = build_graph(load_model(Path(path)))
+    declared = {name for value in graph.inputs for size in value.shape or () for name in size.symbols}
+    return make_inputs(graph if dims.keys() <= declared else infer(graph), dims, inputs)
 
 
 def _warm_up(runner: Runner) -> None:
@@ -168,14 +156,15 @@ def _latencies(runners: Sequence[Runner], runs: int | None) -> list[NDArray[np.f
     return times
 
 
-def _kernel_laps(runners: Sequence[Runner], machine: Machine) -> tuple[list[list[list[Activity]]], list[str]]:
+def _kernel_laps(runners: Sequence[Runner], machine: Machine,
+                 count: int) -> tuple[list[list[list[Activity]]], list[str]]:
     """What the GPU did in each lap of each model, laps by turns; and a note where that cannot be had."""
     laps: list[list[list[Activity]]] = [[] for _ in runners]
     if machine.gpu is None:
         return laps, []
     try:
         with KernelTimer(machine.synchronise) as timer:
-            for turn in range(LAPS + 1):
+            for turn in range(count + 1):
                 for runner, found in zip(runners, laps, strict=True):
                     timer.lap()
                     runner.run()

@@ -128,7 +128,8 @@ def _numpy_type(value: Value) -> np.dtype[Any]:
 
 def _cannot_be_made(value: Value, reason: str) -> ModelError:
     return ModelError(
-        f"Input '{value.name}' cannot be made up: {reason}.", place=value.name, remedy="Give it in a file: --inputs FILE.npz.",
+        f"Input '{value.name}' cannot be made up: {reason}.", place=value.name,
+        remedy="Give it in a file: --inputs FILE.npz.",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnxfuse.errors import KernelError
 from onnxfuse.measuring import driver
@@ -82,7 +82,7 @@ class Machine:
 
     def memory(self) -> Memory:
         """Fresh memory for inputs."""
-        return HostMemory() if self.gpu is None else DeviceMemory(self.gpu)
+        return HostMemory() if self.gpu is None or self.kind == "cpu" else DeviceMemory(self.gpu)
 
     @property
     def synchronise(self) -> Callable[[], None] | None:
@@ -91,7 +91,7 @@ class Machine:
 
     def providers(self, options: Mapping[str, str]) -> list[Any]:
         """As ``onnxruntime.InferenceSession`` takes them."""
-        return [CPU] if self.gpu is None else [(CUDA, dict(options)), CPU]
+        return [CPU] if self.provider == CPU else [(self.provider, dict(options)), CPU]
 
 
 def find_machine(ordinal: int = 0) -> Machine:
@@ -104,6 +104,18 @@ def find_machine(ordinal: int = 0) -> Machine:
         _find_libraries()
         return Machine(gpu.name, CUDA, "cuda", ordinal, gpu)
     return Machine("CPU", CPU, "cpu")
+
+
+def start_provider(machine: Machine, options: Mapping[str, str]) -> None:
+    """Bring up CUDA and its libraries with a model of one node, so that no session that is timed pays for it."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "start", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4  # whatever goes wrong here goes wrong again, with the message, in the real session
+    plain = {name: value for name, value in options.items() if name != "enable_cuda_graph"}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=machine.providers(plain))
+    session.run(None, {"x": np.ones(1, np.float32)})
 
 
 def _find_libraries() -> None:

@@ -20,6 +20,35 @@ QUIET = 3
 """Severity of messages that sessions print: errors."""
 
 
+def create_session(path: str, machine: Machine, options: Mapping[str, str], *, fused: bool) -> tuple[Any, float]:
+    """An ONNX Runtime session, and the seconds that creating it took.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the model, or cannot start the provider.
+        OnnxfuseError: the kernels cannot be had.
+    """
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = QUIET
+    providers = machine.providers(options)
+    start = time.perf_counter()
+    try:
+        session: Any = (
+            fused_session(path, providers, settings) if fused
+            else onnxruntime.InferenceSession(path, settings, providers=providers, enable_fallback=0)
+        )
+    except OnnxfuseError:
+        raise
+    except Exception as error:  # ONNX Runtime has an exception type per status, all of them plain
+        raise ModelError(f"ONNX Runtime refuses the model: {error}", place=path) from error
+    seconds = time.perf_counter() - start
+    if machine.provider not in session.get_providers():
+        raise ModelError(
+            f"ONNX Runtime could not start {machine.provider}.", place=path,
+            remedy="Install what it needs: pip install 'onnxfuse[cuda]'.",
+        )
+    return session, seconds
+
+
 class Runner:
     """One model at work.
 
@@ -48,25 +77,7 @@ class Runner:
         """
         self.path = str(path)
         self._machine = machine
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = QUIET
-        providers = machine.providers(options)
-        start = time.perf_counter()
-        try:
-            self.session: Any = (
-                fused_session(self.path, providers, settings) if fused
-                else onnxruntime.InferenceSession(self.path, settings, providers=providers, enable_fallback=0)
-            )
-        except OnnxfuseError:
-            raise
-        except Exception as error:  # ONNX Runtime has an exception type per status, all of them plain
-            raise ModelError(f"ONNX Runtime refuses the model: {error}", place=self.path) from error
-        self.creation_seconds = time.perf_counter() - start
-        if machine.provider not in self.session.get_providers():
-            raise ModelError(
-                f"ONNX Runtime could not start {machine.provider}.", place=self.path,
-                remedy="Install what it needs: pip install 'onnxfuse[cuda]'.",
-            )
+        self.session, self.creation_seconds = create_session(self.path, machine, options, fused=fused)
         self._memory = machine.memory()
         self.outputs = [output.name for output in self.session.get_outputs()]
         try:

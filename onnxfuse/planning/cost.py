@@ -18,22 +18,14 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.runtime_kernels import runtime_efficiency
 from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
 
-RUNTIME_EFFICIENCY = 0.75
-"""Share of the bandwidth that ONNX Runtime's own pointwise and row kernels reach.
-
-With it the predicted GPU time outside products lies within a factor of two of what was measured on an H200 for ten of
-thirteen rows of exported models, never above it; the rest are convolutional, where the runtime's layout conversion,
-which is not modelled, takes the difference.
-"""
-
 FUSED_EFFICIENCY = 0.9
-"""Share of the bandwidth that a generated kernel reaches.  Its ratio to the runtime's is 1.2: one kernel in place of
-one kernel is never predicted to gain more."""
+"""Share of the bandwidth that a generated kernel reaches."""
 
 
 def kernel_time(
@@ -149,7 +141,7 @@ class CostModel:
             else:
                 edge = boundary(nodes)
                 counted = self.ledger.region(nodes, edge.inputs, edge.outputs)
-            self._seconds[nodes] = self.seconds(counted, _product_type(nodes, self.ledger), RUNTIME_EFFICIENCY)
+            self._seconds[nodes] = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
         return self._seconds[nodes]
 
     def unfused(self, nodes: Iterable[Node]) -> tuple[float, int]:

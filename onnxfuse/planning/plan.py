@@ -88,7 +88,7 @@ class _Planner:
                 candidates += 1
                 if fusion.cost.estimated_speedup > least_gain:
                     fusions.append(fusion)
-                else:
+                elif fusion.cost.kernels_before > 1:
                     self.refusals.append(_no_gain(fusion, least_gain))
         fusions.sort(key=lambda fusion: fusion.nodes[0].index)
         return Plan(tuple(fusions), tuple(dict.fromkeys(self.refusals)), candidates)
@@ -143,7 +143,7 @@ class _Planner:
         waiting, cuts = [group.nodes], 0
         while waiting:
             members = trimmed(waiting.pop(), self.facts)
-            if sum(not self.facts[node].view for node in members) < 2 and group.rule is None:
+            if all(self.facts[node].view for node in members):
                 continue
             rule = group.rule.id if group.rule is not None else self._rule_of(members)
             fusion = self.forbidden.refuses(members) or self.maker.fusion(members, rule)

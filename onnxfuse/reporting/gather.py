@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import onnx
 
 from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.pipeline import Optimised, region_of
+from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
@@ -24,7 +25,7 @@ def report_of(optimised: Optimised) -> Report:
     costs = CostModel(optimised.ledger, optimised.profile)
     regions, entries = [], []
     for placed in optimised.rewritten.placed:
-        region = region_of(optimised.plan.fusions[placed.region])
+        region = optimised.regions[placed.region]
         counted = fused(region, optimised.ledger.sizes)
         reads = [value.name for value in (*region.hosts, *region.tensors)]
         regions.append(counted)
@@ -45,6 +46,7 @@ def report_of(optimised: Optimised) -> Report:
         candidates=optimised.plan.candidates,
         fusions=tuple(entries),
         refusals=optimised.refusals,
+        verification=_verification(optimised),
         warnings=optimised.rules.warnings,
     )
 
@@ -82,6 +84,17 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         refusals=(),
         verification={"status": "not recorded"},
     )
+
+
+def _verification(optimised: Optimised) -> dict[str, Any]:
+    """The verification as data, with what was taken back."""
+    found = optimised.verification
+    if found is None:
+        return {"status": "skipped", "summary": "skipped", "taken_back": []}
+    status = "verified" if found.kernels_run else "graph verified" if found.whole.identical else "not run"
+    taken_back = [{"node": refusal.node, "rule": refusal.rule, "message": refusal.message}
+                  for refusal in optimised.taken_back]
+    return {"status": status, **found.to_json(), "taken_back": taken_back}
 
 
 def is_fused(model: onnx.ModelProto) -> bool:

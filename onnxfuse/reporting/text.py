@@ -67,10 +67,10 @@ def _fusions(report: Report, console: Console) -> None:
     table = plain_table("times", "rule", "schedule", "operators", "bytes before", "after", "predicted", left=(1, 2, 3))
     order = sorted(kernels.values(), key=lambda entries: -sum(e.bytes_before - e.bytes_after for e in entries))
     for entries in order[:SHOWN]:
-        before, after = (sum(values) for values in zip(*((e.bytes_before, e.bytes_after) for e in entries), strict=True))
-        speedups = [entry.estimated_speedup for entry in entries]
+        before, after = sum(e.bytes_before for e in entries), sum(e.bytes_after for e in entries)
+        speedup = min(entry.estimated_speedup for entry in entries)
         table.add_row(str(len(entries)), escape(entries[0].rule), entries[0].schedule,
-                      escape(operators(entries[0])), size(before), size(after), f"{min(speedups):.2f}x")
+                      escape(operators(entries[0])), size(before), size(after), f"{speedup:.2f}x")
     console.print(table)
     if len(order) > SHOWN:
         console.print(f"and {count(len(order) - SHOWN, 'kernel')} more; the JSON report lists all of them")
@@ -112,18 +112,27 @@ def _ending(report: Report, console: Console) -> None:
     console.print(f"predicted speed-up: {report.estimated_speedup:.2f}x of the GPU time, {_measured(report.measured)}")
     console.print(f"verification: {escape(verification_text(report.verification))}")
     for fault in report.verification.get("taken_back", ()):
-        console.print(f"  [yellow]taken back:[/] {escape(str(fault))}")
+        console.print(f"  [yellow]taken back:[/] {escape(fault['node'])} ({escape(fault['rule'])}): "
+                      f"{escape(fault['message'])}")
+    for note in report.verification.get("notes", ()):
+        console.print(f"  note: {escape(note)}")
     if report.output is not None:
         console.print(f"written: [bold]{escape(report.output)}[/]")
 
 
 def _measured(measured: Mapping[str, Any] | None) -> str:
-    return "unmeasured" if measured is None else f"measured {measured['speedup']:.2f}x"
+    """The measured speed-up, or why there is none."""
+    if measured is None:
+        return "unmeasured"
+    if "speedup" not in measured:
+        return f"unmeasured ({escape(str(measured['reason']))})"
+    return (f"measured {measured['speedup']:.2f}x of the {measured['of']} on {escape(str(measured['device']))} "
+            f"({measured['low']:.2f} to {measured['high']:.2f})")
 
 
 def verification_text(verification: Mapping[str, Any]) -> str:
     """The verification's result as a sentence."""
-    return str(verification.get("summary") or verification["status"])
+    return str(verification.get("summary", verification["status"]))
 
 
 def _reason(refusal: Refusal) -> str:
@@ -132,6 +141,7 @@ def _reason(refusal: Refusal) -> str:
 
 
 def plain_table(*heads: str, left: Sequence[int] = (0,)) -> Table:
+    """A table without lines; the columns ``left`` are aligned to the left."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place in left else "right", overflow="fold")

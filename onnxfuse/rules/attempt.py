@@ -7,6 +7,7 @@ from typing import Any
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.rules import conditions
+from onnxfuse.rules.functions import Scope
 from onnxfuse.rules.kinds import ForbidRule, PatternRule
 from onnxfuse.rules.matches import Match, NodeIndex
 from onnxfuse.rules.misses import NOT_CONSTANT, OTHER_OPERATOR, OTHER_VALUE, WHOLE, Misses, operator_message
@@ -338,7 +339,7 @@ class Attempt:
 
     def _finish(self) -> Match | None:
         for condition in self.rule.where:
-            scope = conditions.Scope(self.graph, self.bindings, self.holes)
+            scope = Scope(self.graph, self.bindings, self.holes)
             failure = conditions.check(condition, scope)
             if failure is not None:
                 text = failure.message

@@ -9,6 +9,7 @@ from typing import Any
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import conditions
+from onnxfuse.rules.functions import Scope
 from onnxfuse.rules.kinds import CanonicalRule, attribute_value
 from onnxfuse.rules.matcher import match
 from onnxfuse.rules.matches import Match, NodeIndex
@@ -190,7 +191,7 @@ def _sorted(entries: Sequence[_Entry]) -> list[_Entry]:
 def _attributes(found: Match, graph: Graph) -> Mapping[str, Any]:
     rule = found.rule
     assert isinstance(rule, CanonicalRule)
-    scope = conditions.Scope(graph, found.bindings, found.holes)
+    scope = Scope(graph, found.bindings, found.holes)
     return {
         name: attribute_value(conditions.evaluate(tree, scope)) for name, tree in rule.becomes.attributes
     }

@@ -6,24 +6,18 @@ the match left out (an optional node, an alternative not taken) holds: it has no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.graph.model import Value
+from onnxfuse.rules.functions import FUNCTIONS, Dtype, Scope, UnknownError, content_number, plain_number, shown
 from onnxfuse.rules.operators import DTYPE_NAMES, DTYPES, attribute, root
 from onnxfuse.rules.pattern import suggestion
 from onnxfuse.rules.syntax import Call, Name, Number, Sequence, String, TextError, Tree
-
-
-class Dtype(int):
-    """An element type, printed by name."""
-
-    def __str__(self) -> str:
-        return DTYPE_NAMES.get(int(self), str(int(self)))
 
 
 @dataclass(frozen=True)
@@ -37,15 +31,6 @@ class Condition:
     remedy: str = ""
 
 
-@dataclass
-class Scope:
-    """What names mean: bound values, captured attributes, holes' nodes; None for an input that is absent."""
-
-    graph: Graph
-    bindings: Mapping[str, Any]
-    holes: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Failure:
     """Why a condition does not hold."""
@@ -53,14 +38,6 @@ class Failure:
     code: str
     message: str
     remedy: str = ""
-
-
-class _UnknownError(Exception):
-    """Something that the condition asks is not known."""
-
-    def __init__(self, code: str, what: str) -> None:
-        super().__init__(what)
-        self.code, self.what = code, what
 
 
 class _LeftOutError(Exception):
@@ -75,7 +52,7 @@ def check(condition: Condition, scope: Scope) -> Failure | None:
             return None
     except _LeftOutError:
         return None
-    except _UnknownError as unknown:
+    except UnknownError as unknown:
         return Failure(
             unknown.code,
             f"The rule needs {condition.text}, and {unknown.what}.",
@@ -94,8 +71,8 @@ def evaluate(tree: Tree, scope: Scope) -> Any:
     """
     try:
         found = _evaluate(tree, scope, {})
-        return _number(found) if isinstance(found, Value) else found
-    except (_UnknownError, _LeftOutError) as error:
+        return content_number(found) if isinstance(found, Value) else found
+    except (UnknownError, _LeftOutError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -131,6 +108,8 @@ def verify(tree: Tree, names: Collection[str]) -> None:
                         f"{tree.name}(...) takes {count} argument{'s' if count != 1 else ''}, "
                         f"not {len(tree.arguments)}.", tree.start, tree.end,
                     )
+                if tree.name in ("is_absent", "is_present", "count") and not isinstance(tree.arguments[0], Name):
+                    raise TextError(f"{tree.name}(...) takes a name.", tree.start, tree.end)
             for argument in tree.arguments:
                 verify(argument, names)
 
@@ -170,7 +149,7 @@ def _evaluate(tree: Tree, scope: Scope, figures: dict[str, str]) -> Any:
             arguments = [_evaluate(argument, scope, {}) for argument in tree.arguments]
             result = FUNCTIONS[tree.name].run(scope, *arguments)
             if not isinstance(result, bool):
-                figures[_text(tree)] = _shown(result)
+                figures[_text(tree)] = shown(result)
             elif not result:
                 for argument, given in zip(tree.arguments, arguments, strict=True):
                     if isinstance(given, Value):
@@ -192,12 +171,12 @@ def _name(name: str, scope: Scope, figures: dict[str, str]) -> Any:
     if attribute_name:
         producer = root(found).producer if isinstance(found, Value) else None
         if producer is None:
-            raise _UnknownError("attribute", f"no node computes {base}")
+            raise UnknownError("attribute", f"no node computes {base}")
         found = attribute(producer, attribute_name, scope.graph)
         if found is None:
-            raise _UnknownError("attribute", f"{producer.qualified_op} has no attribute {attribute_name}")
+            raise UnknownError("attribute", f"{producer.qualified_op} has no attribute {attribute_name}")
     if not isinstance(found, Value):
-        figures[name] = _shown(found)
+        figures[name] = shown(found)
     return found
 
 
@@ -219,34 +198,34 @@ def _operator(call: Call, scope: Scope, figures: dict[str, str]) -> Any:
         return not _evaluate(call.arguments[0], scope, figures)
     operands = [_evaluate(argument, scope, figures) for argument in call.arguments]
     if name == "neg":
-        return -_plain(_number(operands[0]))
+        return -plain_number(content_number(operands[0]))
     left, right = operands
     if isinstance(left, Value) != isinstance(right, Value):
         # a constant beside a figure counts as its number, and the message shows it
         for position, operand in enumerate(operands):
             if isinstance(operand, Value):
-                operands[position] = _number(operand)
-                figures[_text(call.arguments[position])] = _shown(operands[position])
+                operands[position] = content_number(operand)
+                figures[_text(call.arguments[position])] = shown(operands[position])
         left, right = operands
     if name in ("in", "not in"):
+        if not isinstance(right, list | tuple):
+            raise UnknownError("condition", f"{shown(right)} is no list")
         return any(_equal(left, item) for item in right) == (name == "in")
     if name in ("==", "!="):
         return _equal(left, right) == (name == "==")
-    left, right = (_number(operand) for operand in (left, right))
+    left, right = (content_number(operand) for operand in (left, right))
     if name in _ORDER:
-        return bool(_ORDER[name](_plain(left), _plain(right)))
+        return bool(_ORDER[name](plain_number(left), plain_number(right)))
     if name == "/":
-        divisor = _plain(right)
+        divisor = plain_number(right)
         if not divisor:
-            raise _UnknownError("condition", "it divides by zero")
-        return _plain(left) / divisor
-    if name in ("//", "%") and isinstance(right, int) and right == 0:
-        raise _UnknownError("condition", "it divides by zero")
-    if isinstance(left, float) or isinstance(right, float):
-        left, right = _plain(left), _plain(right)
-    elif name in ("//", "%") and isinstance(right, Dim):
-        left = dim(left)
-    return _ARITHMETIC[name](left, right)
+            raise UnknownError("condition", "it divides by zero")
+        return plain_number(left) / divisor
+    if name in ("//", "%") and right == 0:
+        raise UnknownError("condition", "it divides by zero")
+    sizes = isinstance(left, Dim | int) and isinstance(right, Dim | int)
+    a, b = (dim(left), dim(right)) if sizes else (plain_number(left), plain_number(right))
+    return _ARITHMETIC[name](a, b)
 
 
 def _equal(left: Any, right: Any) -> bool:
@@ -255,34 +234,9 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(_equal, left, right))
     if isinstance(left, float) or isinstance(right, float):
-        return bool(np.isclose(float(_plain(left)), float(_plain(right)), rtol=1e-3, atol=0, equal_nan=True))
+        a, b = float(plain_number(left)), float(plain_number(right))
+        return bool(np.isclose(a, b, rtol=1e-3, atol=0, equal_nan=True))
     return bool(left == right)
-
-
-def _plain(value: Any) -> Any:
-    """A number from a size; integers, floats and the rest as they are."""
-    if isinstance(value, Dim):
-        if value.value is None:
-            raise _UnknownError("unknown-size", f"the size {value} is not known before the model runs")
-        return value.value
-    if not isinstance(value, int | float):
-        raise _UnknownError("condition", f"{_shown(value)} is no number")
-    return value
-
-
-def _number(value: Any) -> Any:
-    """The content of a constant of one element; anything else as it is."""
-    if not isinstance(value, Value):
-        return value
-    found = root(value)
-    if found.constant is None:
-        raise _UnknownError("not-constant", f"the contents of {value.name} are not known before the model runs")
-    if found.constant.size != 1:
-        raise _UnknownError("not-scalar", f"{value.name} has {found.constant.size} elements")
-    content = found.constant.reshape(-1)[0]
-    if content.dtype.kind in "biu":
-        return int(content)
-    return float(content)
 
 
 def _text(tree: Tree) -> str:
@@ -305,138 +259,7 @@ def _text(tree: Tree) -> str:
             return "?"
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_shown, value))}]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)
-
-
 def _described(value: Value) -> str:
     dtype = DTYPE_NAMES.get(value.dtype or 0, "unknown")
     shape = "of unknown shape" if value.shape is None else f"[{', '.join(map(str, value.shape))}]"
     return f"{dtype} {shape}"
-
-
-@dataclass(frozen=True)
-class _Function:
-    arguments: int
-    code: str
-    run: Callable[..., Any]
-
-
-def _value(given: Any, what: str) -> Value:
-    if not isinstance(given, Value):
-        raise _UnknownError("condition", f"{what} needs a tensor")
-    return given
-
-
-def _shape(scope: Scope, given: Any) -> tuple[Dim, ...]:
-    value = _value(given, "shape")
-    shape = value.shape if value.shape is not None else root(value).shape
-    if shape is None:
-        raise _UnknownError("unknown-shape", f"the rank of {value.name} is unknown")
-    return shape
-
-
-def _dtype(scope: Scope, given: Any) -> Dtype:
-    value = _value(given, "dtype")
-    dtype = value.dtype or root(value).dtype
-    if not dtype:
-        raise _UnknownError("unknown-type", f"the type of {value.name} is unknown")
-    return Dtype(dtype)
-
-
-def _dim(scope: Scope, given: Any, axis: int) -> Dim:
-    shape = _shape(scope, given)
-    if not -len(shape) <= axis < len(shape):
-        raise _UnknownError("rank", f"{given.name} has rank {len(shape)} and no axis {axis}")
-    size: Dim = shape[axis]
-    return size
-
-
-def _content(scope: Scope, given: Any) -> Any:
-    if not isinstance(given, Value):
-        return given
-    found = root(given)
-    if found.constant is None:
-        raise _UnknownError("not-constant", f"the contents of {given.name} are not known before the model runs")
-    if found.constant.size == 1:
-        return _number(given)
-    return [_shorten(item) for item in found.constant.reshape(-1)]
-
-
-def _shorten(item: Any) -> Any:
-    return int(item) if item.dtype.kind in "biu" else float(item)
-
-
-def _is_scalar(scope: Scope, given: Any) -> bool:
-    return isinstance(given, int | float) or all(size == 1 for size in _shape(scope, given))
-
-
-def _last_axis(scope: Scope, given: Any, axis: Any) -> bool:
-    axes = axis if isinstance(axis, list | tuple) else [_content(scope, axis)]
-    axes = axes[0] if len(axes) == 1 and isinstance(axes[0], list) else axes
-    if list(axes) == [-1]:
-        return True
-    rank = len(_shape(scope, given))
-    return [int(number) % max(rank, 1) for number in axes] == [rank - 1]
-
-
-def _broadcastable(scope: Scope, given: Any, target: Any) -> bool:
-    small, large = _shape(scope, given), _shape(scope, target)
-    if len(small) > len(large):
-        return False
-    return all(a == 1 or a == b for a, b in zip(reversed(small), reversed(large), strict=False))
-
-
-def _item(items: Any, position: int) -> Any:
-    found = items if isinstance(items, list | tuple) else [items]
-    if not -len(found) <= position < len(found):
-        raise _UnknownError("attribute", f"a list of {len(found)} has no item {position}")
-    return found[position]
-
-
-def _widens(narrow: Dtype, wide: Dtype) -> bool:
-    """Whether the type ``wide`` holds every value of the type ``narrow`` exactly."""
-    if narrow == wide:
-        return True
-    if str(narrow) == "bfloat16":
-        return str(wide) in ("float32", "float64")
-    try:
-        return bool(np.can_cast(np.dtype(str(narrow)), np.dtype(str(wide)), casting="safe"))
-    except TypeError:
-        return False
-
-
-FUNCTIONS: dict[str, _Function] = {
-    "is_scalar": _Function(1, "not-scalar", _is_scalar),
-    "is_constant": _Function(1, "not-constant", lambda scope, v: not isinstance(v, Value) or root(v).is_constant),
-    "is_absent": _Function(1, "present", lambda scope, v: v is None),
-    "is_present": _Function(1, "absent", lambda scope, v: v is not None),
-    "is_output": _Function(1, "not-output", lambda scope, v: _value(v, "is_output").is_output),
-    "not_output": _Function(1, "inner-value-is-output", lambda scope, v: not _value(v, "not_output").is_output),
-    "is_float": _Function(
-        1, "type", lambda scope, v: str(_dtype(scope, v)) in ("float16", "bfloat16", "float32", "float64")
-    ),
-    "rank": _Function(1, "rank", lambda scope, v: len(_shape(scope, v))),
-    "dtype": _Function(1, "type", _dtype),
-    "shape": _Function(1, "shape", _shape),
-    "dim": _Function(2, "size", _dim),
-    "size": _Function(1, "size", lambda scope, v: product(_shape(scope, v))),
-    "value": _Function(1, "constant-value", _content),
-    "count": _Function(1, "hole-size", lambda scope, nodes: len(nodes)),
-    "operator": _Function(1, "operator", lambda scope, v: getattr(root(v).producer, "qualified_op", "none")),
-    "same_shape": _Function(2, "shape", lambda scope, a, b: _shape(scope, a) == _shape(scope, b)),
-    "same_type": _Function(2, "type", lambda scope, a, b: _dtype(scope, a) == _dtype(scope, b)),
-    "broadcastable": _Function(2, "shape", _broadcastable),
-    "last_axis": _Function(2, "reduction-axis", _last_axis),
-    "item": _Function(2, "attribute", lambda scope, items, position: _item(items, position)),
-    "uses": _Function(1, "uses", lambda scope, v: len(_value(v, "uses").consumers)),
-    "widens": _Function(2, "loses-precision", lambda scope, v, wide: _widens(_dtype(scope, v), _dtype(scope, wide))),
-    "abs": _Function(1, "condition", lambda scope, a: abs(_plain(_number(a)))),
-    "min": _Function(2, "condition", lambda scope, a, b: min(_plain(_number(a)), _plain(_number(b)))),
-    "max": _Function(2, "condition", lambda scope, a, b: max(_plain(_number(a)), _plain(_number(b)))),
-}
-"""Functions of the condition language, with the code of a condition that they fail."""

@@ -12,6 +12,7 @@ from onnxfuse.errors import RuleError
 from onnxfuse.rules import conditions, kernels, schema, syntax, yamlfile
 from onnxfuse.rules.attempt import ESCAPE_CODES
 from onnxfuse.rules.classes import CLASSES
+from onnxfuse.rules.compiler import FUNCTIONS, compile_pattern
 from onnxfuse.rules.conditions import Condition
 from onnxfuse.rules.kinds import (
     Becomes,
@@ -26,7 +27,7 @@ from onnxfuse.rules.kinds import (
     RuleSet,
 )
 from onnxfuse.rules.operators import OperatorKey, operator_key, operator_names
-from onnxfuse.rules.pattern import FUNCTIONS, CompiledPattern, compile_pattern, suggestion
+from onnxfuse.rules.pattern import CompiledPattern, suggestion
 from onnxfuse.rules.syntax import Call, Name, TextError
 from onnxfuse.rules.yamlfile import Document, Path_
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import Kernel
-from onnxfuse.schedules.pointwise import pointwise
-from onnxfuse.schedules.rows import rows
+from onnxfuse.schedules.pointwise import pointwise_kernel
+from onnxfuse.schedules.rows import row_kernel
 
 SCHEDULES: dict[str, Callable[[Lowered, str, Mapping[str, int]], Kernel | Refusal]] = {
-    "pointwise": pointwise,
-    "rows": rows,
+    "pointwise": pointwise_kernel,
+    "rows": row_kernel,
 }
 
 __all__ = ["SCHEDULES", "Kernel", "make_kernel"]

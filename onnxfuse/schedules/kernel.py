@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from onnxfuse.graph.dims import Dim, product, symbol
+from onnxfuse.lowering.ir import Input, Reduce, Reshape, postorder
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Reduced, Scalar, children
@@ -108,6 +109,9 @@ def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Va
     for size, whole in puller.broadcasts:
         a, b = (expression(part, binding.symbols) for part in (size, whole))
         checks.append(Check(f"{a} 1 == {a} {b} == or", f"sizes {size} and {whole} do not broadcast"))
+    for operator, left, right in puller.relations:
+        a, b = (expression(part, binding.symbols) for part in (left, right))
+        checks.append(Check(f"{a} {b} {operator}", f"{left} {operator} {right} does not hold between sizes"))
     outputs = tuple(
         Output(tensor.dtype, tuple(expression(size, binding.symbols) for size in tensor.shape))
         for tensor in lowered.program.outputs
@@ -116,13 +120,13 @@ def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Va
 
 
 def narrow_guards(lowered: Lowered) -> tuple[str, ...]:
-    """Guards under which 32-bit indices suffice: no tensor has too many elements."""
+    """Guards under which 32-bit indices suffice: no tensor that is indexed as a whole has too many elements."""
     program, symbols = lowered.program, lowered.binding.symbols
     guards = []
     for place, tensor in enumerate(program.inputs):
         if product(tensor.shape).value is None:
             guards.append(f"i{place}.n {INDEX_LIMIT} <")
-    for size in dict.fromkeys(product(tensor.shape) for tensor in program.outputs):
+    for size in dict.fromkeys((*_inner_sizes(lowered), *(product(tensor.shape) for tensor in program.outputs))):
         if size.value is None:
             guards.append(f"{expression(size, symbols)} {INDEX_LIMIT} <")
     return tuple(guards)
@@ -131,8 +135,15 @@ def narrow_guards(lowered: Lowered) -> tuple[str, ...]:
 def fits_narrow(lowered: Lowered) -> bool:
     """Whether no tensor of constant shape is too large for 32-bit indices."""
     program = lowered.program
-    sizes = [product(tensor.shape).value for tensor in (*program.inputs, *program.outputs)]
-    return all(size is None or size < INDEX_LIMIT for size in sizes)
+    sizes = [*_inner_sizes(lowered), *(product(tensor.shape) for tensor in (*program.inputs, *program.outputs))]
+    return all(size.value is None or size.value < INDEX_LIMIT for size in sizes)
+
+
+def _inner_sizes(lowered: Lowered) -> list[Dim]:
+    """Elements of what is never in memory, but counted through by a reshape or a reduction."""
+    inner = postorder(lowered.program.outputs)
+    counted = [tensor.operand for tensor in inner if isinstance(tensor, Reshape | Reduce)]
+    return [product(tensor.shape) for tensor in counted if not isinstance(tensor, Input)]
 
 
 def vector_guards(lowered: Lowered, lanes: Lanes, vectors: Iterable[tuple[str, int]]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxfuse.lowering.pull import Index, Load, Reduced, Scalar, children
+from onnxfuse.lowering.pull import Load, Reduced, Scalar, children
 from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.text import Lanes, Scope, Writer
@@ -44,6 +44,7 @@ class Phases:
         self.outputs = outputs
         self.lanes = lanes
         self._depths: dict[Scalar, int] = {}
+        self._reading: dict[Scalar, bool] = {}
         scalars = walk([output.scalar for output in outputs])
         found = sorted((s for s in scalars if isinstance(s, Reduced)), key=self._order(outputs).__getitem__)
         self.count = 1 + max((self.depth(s) for s in found), default=0)
@@ -112,14 +113,13 @@ class Phases:
         return elements + [o.scalar for o in self.outputs if o.whole and self.depth(o.scalar) == phase]
 
     def _reads(self, scalar: Scalar) -> bool:
-        """Whether an expression reads memory that differs from element to element; else it is cheaper anew."""
-        if isinstance(scalar, Reduced):
-            return False
-        if isinstance(scalar, Load):
-            return self.lanes.moves(scalar)
-        if isinstance(scalar, Index):
-            return False
-        return any(self._reads(child) for child in children(scalar))
+        """Whether an expression reads memory that differs from lane to lane; else it is cheaper anew."""
+        if scalar not in self._reading:
+            self._reading[scalar] = (
+                self.lanes.stride(scalar.offset) != 0 if isinstance(scalar, Load)
+                else not isinstance(scalar, Reduced) and any([self._reads(child) for child in children(scalar)])
+            )
+        return self._reading[scalar]
 
 
 def row_text(phases: Phases, lanes: Lanes, sizes: Mapping[str, str], count: str, length: str, keep: bool) -> Text:

@@ -36,7 +36,7 @@ from onnxfuse.schedules.text import Lanes, Scope, Writer
 THREADS = 256
 
 
-def pointwise(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
+def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
     """A kernel for a region without reductions, or why there is none."""
     outputs = lowered.program.outputs
     total = product(outputs[0].shape)
@@ -44,17 +44,17 @@ def pointwise(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel |
         shapes = ", ".join(str(list(map(str, output.shape))) for output in outputs)
         return Refusal("iteration-shape", f"the outputs have different numbers of elements: {shapes}")
     space = IndexSpace()
-    place = space.base("L", total)
+    place = space.base("@L", total)
     puller = Puller(space)
     try:
         roots = [puller.element(output, space.delinear(place, output.shape)) for output in outputs]
     except Unlowerable as stopped:
         return stopped.refusal
-    lanes_of = {width: Lanes(space, puller, "L", "", width) for width in (1, 2, 4, 8)}
+    lanes_of = {width: Lanes(space, puller, "@L", "", width) for width in (1, 2, 4, 8)}
     loads = moving_loads([*roots, *puller.gathered.values()], lanes_of[1])
     dtypes = [output.dtype for output in outputs] + [load.dtype for load in loads]
     width = best_width(lanes_of, loads, total, dtypes)
-    lanes = Lanes(space, puller, "L", "", width)
+    lanes = Lanes(space, puller, "@L", "", width)
     lanes._multiple(total)
     signature = Signature(lowered)
     body = _body(Writer(lanes, signature.sizes), roots, lowered)

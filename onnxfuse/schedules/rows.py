@@ -42,9 +42,6 @@ from onnxfuse.schedules.text import Lanes, Writer
 KEPT_LIMIT = 32
 """Elements of a row that a thread keeps in registers, at most; more of them cost occupancy."""
 
-WIDE_KEPT = 16
-"""The same where a row spans several warps: there are threads enough, so each keeps fewer."""
-
 BLOCK = 128
 """Threads of a block whose rows are a warp or less."""
 
@@ -77,7 +74,7 @@ class Shape:
         return f"rows_{self.threads}_w{self.width}_{kind}_{self.bits}"
 
 
-def rows(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
+def row_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
     """A kernel for a region with reductions over trailing axes, or why there is none."""
     program = lowered.program
     reductions = [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Reduce)]
@@ -86,7 +83,7 @@ def rows(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refu
     shape, first = reductions[0].operand.shape, min(reductions[0].axes)
     count, length = product(shape[:first]), product(shape[first:])
     space = IndexSpace()
-    row, place = space.base("row", count), space.base("e", length)
+    row, place = space.base("@row", count), space.base("@e", length)
     row = row if count != 1 else row * 0
     place = place if length != 1 else place * 0
     puller = Puller(space, Rows(row, place, length))
@@ -126,11 +123,11 @@ def _planned(length: Dim, sizes: Mapping[str, int]) -> int | None:
 def _assemble(lowered: Lowered, rule: str, puller: Puller, outputs: list[Output], extent: Extent) -> Kernel:
     count, length = extent.count, extent.length
     space, roots = puller.space, [output.scalar for output in outputs]
-    lanes_of = {width: Lanes(space, puller, "e", "row", width) for width in (1, 2, 4, 8)}
+    lanes_of = {width: Lanes(space, puller, "@e", "@row", width) for width in (1, 2, 4, 8)}
     loads = moving_loads([*roots, *puller.gathered.values()], lanes_of[1])
     whole = [output for output in outputs if output.whole]
     width = best_width(lanes_of, loads, length, [output.dtype for output in whole] + [load.dtype for load in loads])
-    lanes = Lanes(space, puller, "e", "row", width)
+    lanes = Lanes(space, puller, "@e", "@row", width)
     lanes._multiple(length)
     phases = Phases(outputs, lanes)
     signature = Signature(lowered)
@@ -209,20 +206,21 @@ def _streaming_threads(length: int | None) -> int:
 
 
 def _best(length: int, width: int, kept: int) -> Shape | None:
-    """Threads for rows of a known length: few elements a thread, few idle lanes, a warp where that is enough."""
+    """Threads for rows of a known length.
+
+    The weights are measured ones (benchmarks/results, row layouts): two to four vectors a thread are best, threads
+    past a warp pay for barriers, and idle lanes cost what they are.
+    """
     vectors = -(-length // width)
     best: tuple[float, Shape] | None = None
     threads = 1
     while threads <= MAX_THREADS:
         items = -(-vectors // threads)
         elements = items * width * kept
-        if elements <= (KEPT_LIMIT if threads <= 32 else WIDE_KEPT) or (
-            threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT
-        ):
-            waste = items * threads / vectors
-            # A row wider than a warp costs barriers, a thread with a long row of its own uncoalesced access.
-            penalty = 1.15 if threads > 32 else 1.0 if items * threads >= vectors and threads * width >= 32 else 1.5
-            score = waste * penalty
+        if elements <= KEPT_LIMIT or (threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT):
+            weight = 1.05 if items == 1 else 1.0 if items * width <= KEPT_LIMIT else 1.3
+            weight *= 1.05 if threads > 32 else 1.06 if threads == 8 else 1.0 if threads > 8 else 1.3
+            score = weight * items * threads / vectors
             if best is None or score < best[0]:
                 best = (score, Shape(threads, width, items))
         threads *= 2

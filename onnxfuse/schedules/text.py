@@ -47,6 +47,7 @@ class Lanes:
     row: str
     width: int
     multiples: dict[Dim, None] = field(default_factory=dict)
+    _moving: dict[Scalar, bool] = field(default_factory=dict)
 
     def stride(self, index: Dim) -> Dim | None:
         """By how much an index grows from lane to lane; None where that is no constant step."""
@@ -92,6 +93,11 @@ class Lanes:
 
     def moves(self, scalar: Scalar) -> bool:
         """Whether an expression depends on the element."""
+        if scalar not in self._moving:
+            self._moving[scalar] = self._depends(scalar)
+        return self._moving[scalar]
+
+    def _depends(self, scalar: Scalar) -> bool:
         indices = []
         if isinstance(scalar, Load):
             indices = [scalar.offset, *(condition.index for condition in scalar.conditions)]
@@ -195,6 +201,7 @@ class Writer:
         self.lines: dict[Scope, list[str]] = {scope: [] for scope in Scope}
         self.names: dict[Scope, dict[object, str]] = {scope: {} for scope in Scope}
         self.count = 0
+        self._scopes: dict[Scalar, Scope] = {}
 
     def leave(self, scope: Scope) -> list[str]:
         """Close a scope and those inside it; gives its lines, and forgets its names."""
@@ -246,10 +253,9 @@ class Writer:
         if name in self.symbols and not lanes.space.is_variable(name):
             return self.symbols[name]
         lane = lane and lanes._moves(name)
-        if name == lanes.element:
-            return f"({name} + v)" if lane else name
-        if name == lanes.row:
-            return name
+        if name in (lanes.element, lanes.row):
+            text = name.removeprefix("@")
+            return f"({text} + v)" if lane else text
         scope = Scope.LANE if lane else Scope.VECTOR if lanes._moves(name) else Scope.ROW
         key = ("variable", name, lane)
         if name in lanes.space.derived:
@@ -305,6 +311,11 @@ class Writer:
 
     def scope(self, scalar: Scalar) -> Scope:
         """Where an expression is known."""
+        if scalar not in self._scopes:
+            self._scopes[scalar] = self._scope(scalar)
+        return self._scopes[scalar]
+
+    def _scope(self, scalar: Scalar) -> Scope:
         match scalar:
             case Constant():
                 return Scope.KERNEL
@@ -345,12 +356,15 @@ class Writer:
         operands = [self.scalar(operand) for operand in scalar.operands]
         if scalar.function == "cast":
             return converted(operands[0], scalar.operands[0].dtype, scalar.dtype)
-        if scalar.function == "round":
+        if scalar.function == "rounded":
             return f"of::round_to<{TYPES[scalar.dtype].storage}>({operands[0]})"
         if scalar.function == "narrow":
             return operands[0]
         function = FUNCTIONS[scalar.function]
-        template = function.floating if TYPES[scalar.operands[-1].dtype].is_floating else function.integer
+        kind = TYPES[scalar.operands[-1].dtype]
+        template = function.floating if kind.is_floating else function.integer
+        if function.narrow is not None and TYPES[scalar.dtype].is_narrow and kind.is_narrow:
+            template = function.narrow
         assert template is not None, scalar.function
         return template.format(*operands)
 

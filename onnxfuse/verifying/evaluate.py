@@ -1,13 +1,13 @@
 """Running small models on the CPU: ONNX Runtime with its optimisations off, so that it computes what is written.
 
-A node that its CPU provider lacks in float64 (Erf, Softplus and some more) is computed in float32 between two casts;
-``Evaluator.downgraded`` names these operators.
+An operator that its CPU provider lacks in float64 (Erf, Softplus and some more) is computed in float32 between two
+casts.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -21,26 +21,21 @@ from onnxfuse.errors import VerificationError
 
 Array = NDArray[Any]
 
-_CPU = ["CPUExecutionProvider"]
-_MISSING = re.compile(r"Could not find an implementation for .* node with name '([^']*)'|\(([^()]+)\) (?:is invalid|of)")
-_QUIET = 4
+CPU = ["CPUExecutionProvider"]
+_FATAL_ONLY = 4
+_SUFFIX = ".plain"
 
 
-def quiet_options(threads: int | None = None) -> onnxruntime.SessionOptions:
+def exact_options() -> onnxruntime.SessionOptions:
     """Options that keep the graph as it is and print nothing."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = _QUIET
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options.log_severity_level = _FATAL_ONLY
     return options
 
 
 class Evaluator:
-    """A small model ready to run.
-
-    bfloat16 arrays (``ml_dtypes``) go in and come out as float32 casts at the model's border: the Python binding of
-    ONNX Runtime does not take them.
+    """A small model ready to run on the CPU; takes and gives NumPy arrays of the model's types.
 
     Attributes:
         downgraded: operators that are computed in float32 although the model says float64.
@@ -52,138 +47,150 @@ class Evaluator:
         Raises:
             VerificationError: ONNX Runtime cannot run the model.
         """
-        self.model = with_plain_borders(model)
-        self.downgraded: tuple[str, ...] = ()
-        for place, node in enumerate(self.model.graph.node):
-            node.name = f"n{place}"
-        while True:
-            try:
-                self.session = onnxruntime.InferenceSession(self.model.SerializeToString(), quiet_options(),
-                                                            providers=_CPU)
-                return
-            except Exception as error:  # ONNX Runtime has an exception type per status
-                if not self._downgrade(str(error)):
-                    raise VerificationError(
-                        f"A reference cannot be computed: {error}", remedy="Report it, with the model's operators.",
-                    ) from error
+        runnable, self.downgraded = runnable_in_double(model)
+        self.inputs = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
+        self.outputs = [info.type.tensor_type.elem_type for info in model.graph.output]
+        try:
+            self._session = onnxruntime.InferenceSession(
+                with_plain_borders(runnable).SerializeToString(), exact_options(), providers=CPU)
+        except Exception as error:  # ONNX Runtime has an exception type per status
+            raise VerificationError(f"A reference cannot be computed: {error}") from error
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs.
+        """The outputs; inputs of another type are converted.
 
         Raises:
             VerificationError: the run fails.
         """
-        wanted = {info.name: info.type.tensor_type.elem_type for info in self.model.graph.input}
-        arrays = {name: feeds[name].astype(_array_type(kind), copy=False) for name, kind in wanted.items()}
         try:
-            results: list[Array] = self.session.run(None, arrays)
+            results = self._session.run(None, plain_feeds(feeds, self.inputs))
         except Exception as error:
             raise VerificationError(f"A reference cannot be computed: {error}") from error
-        return [np.asarray(result) for result in results]
+        return [np.asarray(array).astype(array_type(kind), copy=False)
+                for array, kind in zip(results, self.outputs, strict=True)]
 
-    def _downgrade(self, message: str) -> bool:
-        """Put float32 around the node that a message blames; False where it blames none that is in float64."""
-        match = _MISSING.search(message)
-        names = {node.name: place for place, node in enumerate(self.model.graph.node)}
-        if match is None:
-            return False
-        name = next((part for part in match.groups() if part in names), None)
-        if name is None:
-            # A function of the standard is inlined before it is looked for, and its nodes have no name of ours.
-            name = next((node.name for node in self.model.graph.node if _is_function(node, self.model)
-                         and node.op_type not in self.downgraded), None)
-        if name is None:
-            return False
-        place = names[name]
-        node = self.model.graph.node[place]
-        if node.name.endswith(".single"):
-            return False
-        self.downgraded = tuple(dict.fromkeys((*self.downgraded, node.op_type)))
-        replacement = _in_single(node, _double_values(self.model))
-        nodes = [*self.model.graph.node[:place], *replacement, *self.model.graph.node[place + 1:]]
-        del self.model.graph.node[:]
-        self.model.graph.node.extend(nodes)
-        return len(replacement) > 1
+
+def array_type(kind: int) -> np.dtype[Any]:
+    """NumPy's type for an element type; ``ml_dtypes.bfloat16`` for bfloat16."""
+    return np.dtype(ml_dtypes.bfloat16 if kind == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(kind))
+
+
+def plain_feeds(feeds: Mapping[str, Array], kinds: Mapping[str, int]) -> dict[str, Array]:
+    """Arrays for the inputs of ``with_plain_borders`` of a model whose inputs have these types."""
+    result = {}
+    for name, kind in kinds.items():
+        array = feeds[name].astype(array_type(kind), copy=False)
+        if kind == TensorProto.BFLOAT16:
+            result[name + _SUFFIX] = array.astype(np.float32)
+        else:
+            result[name] = array
+    return result
 
 
 def with_plain_borders(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with float32 in place of bfloat16 among its inputs and outputs; inside nothing changes."""
+    """The model with float32 in place of bfloat16 among its inputs and outputs, which ONNX Runtime's Python binding
+    does not take; the casts are exact."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
     before, after = [], []
-    for infos, casts, inward in ((graph.input, before, True), (graph.output, after, False)):
-        for info in infos:
-            if info.type.tensor_type.elem_type != TensorProto.BFLOAT16:
-                continue
-            inner, info.name = info.name, f"{info.name}.plain"
-            info.type.tensor_type.elem_type = TensorProto.FLOAT
-            source, target, kind = (info.name, inner, TensorProto.BFLOAT16) if inward else (
-                inner, info.name, TensorProto.FLOAT)
-            casts.append(helper.make_node("Cast", [source], [target], to=kind))
-    if before or after:
-        nodes = [*before, *graph.node, *after]
-        del graph.node[:]
-        graph.node.extend(nodes)
+    for info in graph.input:
+        if info.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            before.append(helper.make_node("Cast", [info.name + _SUFFIX], [info.name], to=TensorProto.BFLOAT16))
+            info.name, info.type.tensor_type.elem_type = info.name + _SUFFIX, TensorProto.FLOAT
+    for info in graph.output:
+        if info.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            after.append(helper.make_node("Cast", [info.name], [info.name + _SUFFIX], to=TensorProto.FLOAT))
+            info.name, info.type.tensor_type.elem_type = info.name + _SUFFIX, TensorProto.FLOAT
+    nodes = [*before, *graph.node, *after]
+    del graph.node[:]
+    graph.node.extend(nodes)
     return result
 
 
-def plain_name(model: onnx.ModelProto, name: str) -> str:
-    """What ``with_plain_borders`` calls an input or output."""
-    infos = (*model.graph.input, *model.graph.output)
-    return f"{name}.plain" if any(i.name == name and i.type.tensor_type.elem_type == TensorProto.BFLOAT16 for i in infos
-                                  ) else name
-
-
 def value_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Element types of a model's values, as far as onnx infers them."""
+    """Element types of a model's values; where onnx infers none, that of the first float operand, else of the first."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     found = {info.name: info.type.tensor_type.elem_type for info in (*graph.value_info, *graph.input, *graph.output)}
     found |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    return {name: kind for name, kind in found.items() if kind}
+    types = {name: kind for name, kind in found.items() if kind}
+    floats = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+    for node in model.graph.node:
+        kinds = [types[name] for name in node.input if name in types]
+        first = next((kind for kind in kinds if kind in floats), kinds[0] if kinds else None)
+        for name in node.output:
+            if name and first is not None:
+                types.setdefault(name, first)
+    return types
 
 
-def _double_values(model: onnx.ModelProto) -> set[str]:
-    return {name for name, kind in value_types(model).items() if kind == TensorProto.DOUBLE}
+def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The model with float32 around nodes that the CPU provider has not in float64, and the types of these nodes."""
+    types = value_types(model)
+    doubles = {name for name, kind in types.items() if kind == TensorProto.DOUBLE}
+    if not doubles:
+        return model, ()
+    opsets = tuple(sorted((entry.domain, entry.version) for entry in model.opset_import))
+    own = {(function.domain, function.name) for function in model.functions}
+    nodes: list[onnx.NodeProto] = []
+    downgraded: dict[str, None] = {}
+    for place, node in enumerate(model.graph.node):
+        if doubles.isdisjoint((*node.input, *node.output)) or (node.domain, node.op_type) in own or _runs(
+            _anonymous(node), tuple(types.get(name, 0) for name in node.input),
+            tuple(types.get(name, 0) for name in node.output), opsets,
+        ):
+            nodes.append(node)
+        else:
+            nodes.extend(_in_single(node, doubles, f"single{place}"))
+            downgraded[node.op_type] = None
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    return result, tuple(downgraded)
 
 
-def _is_function(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
-    versions = {entry.domain: entry.version for entry in model.opset_import}
+def _anonymous(node: onnx.NodeProto) -> bytes:
+    """A node with its values numbered, so that equal ones are tried once."""
+    plain = onnx.NodeProto()
+    plain.CopyFrom(node)
+    plain.name = ""
+    plain.input[:] = [f"i{place}" if name else "" for place, name in enumerate(node.input)]
+    plain.output[:] = [f"o{place}" if name else "" for place, name in enumerate(node.output)]
+    return bytes(plain.SerializeToString(deterministic=True))
+
+
+@lru_cache(maxsize=4096)
+def _runs(raw: bytes, inputs: tuple[int, ...], outputs: tuple[int, ...], opsets: tuple[tuple[str, int], ...]) -> bool:
+    """Whether the CPU provider has the operator for these types."""
+    node = onnx.NodeProto.FromString(raw)
+    graph = helper.make_graph(
+        [node], "probe",
+        _infos(node.input, inputs), _infos(node.output, outputs),
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(*entry) for entry in opsets], ir_version=8)
     try:
-        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
-    except onnx.defs.SchemaError:
-        return bool(node.domain)
-    return bool(schema.has_function or schema.has_context_dependent_function)
+        onnxruntime.InferenceSession(model.SerializeToString(), exact_options(), providers=CPU)
+    except Exception:  # an operator that is missing is known by nothing else
+        return False
+    return True
 
 
-def _in_single(node: onnx.NodeProto, doubles: set[str]) -> list[onnx.NodeProto]:
+def _infos(names: Iterable[str], kinds: Iterable[int]) -> list[onnx.ValueInfoProto]:
+    return [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, kinds, strict=True) if name]
+
+
+def _in_single(node: onnx.NodeProto, doubles: set[str], stem: str) -> list[onnx.NodeProto]:
     """The node in float32 between casts from and to float64."""
     inner = onnx.NodeProto()
     inner.CopyFrom(node)
-    inner.name = f"{node.name}.single"
     before, after = [], []
     for place, name in enumerate(node.input):
-        if name and (name in doubles or node.domain):
-            inner.input[place] = f"{inner.name}.i{place}"
-            before.append(helper.make_node("Cast", [name], [inner.input[place]], to=TensorProto.FLOAT,
-                                           name=f"{inner.name}.i{place}"))
+        if name in doubles:
+            inner.input[place] = f"{stem}.i{place}"
+            before.append(helper.make_node("Cast", [name], [inner.input[place]], to=TensorProto.FLOAT))
     for place, name in enumerate(node.output):
-        if name and (name in doubles or node.domain):
-            inner.output[place] = f"{inner.name}.o{place}"
-            after.append(helper.make_node("Cast", [inner.output[place]], [name], to=TensorProto.DOUBLE,
-                                          name=f"{inner.name}.o{place}"))
+        if name in doubles:
+            inner.output[place] = f"{stem}.o{place}"
+            after.append(helper.make_node("Cast", [inner.output[place]], [name], to=TensorProto.DOUBLE))
     return [*before, inner, *after]
-
-
-def _array_type(kind: int) -> np.dtype[Any]:
-    return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
-
-
-def narrow(array: Array, kind: int) -> Array:
-    """An array in the type that the model says, where the model's border had another (bfloat16)."""
-    return array.astype(ml_dtypes.bfloat16 if kind == TensorProto.BFLOAT16 else _array_type(kind), copy=False)
-
-
-def concatenated(parts: Sequence[Sequence[onnx.NodeProto]]) -> list[onnx.NodeProto]:
-    """Nodes of several lists in one."""
-    return [node for part in parts for node in part]

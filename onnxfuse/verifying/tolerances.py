@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
@@ -60,10 +59,15 @@ WIDTHS = (TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT, TensorPr
 _SHORT = 64
 """Square root of the length up to which a sum needs no more than the table's limit."""
 
-_DIGITS = {TensorProto.BFLOAT16: 8, TensorProto.FLOAT16: 11, TensorProto.FLOAT: 24, TensorProto.DOUBLE: 53}
-_LEAST = {TensorProto.BFLOAT16: -133, TensorProto.FLOAT16: -24, TensorProto.FLOAT: -149, TensorProto.DOUBLE: -1074}
-_LARGEST = {TensorProto.BFLOAT16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), TensorProto.FLOAT16: 65504.0,
-            TensorProto.FLOAT: float(np.finfo(np.float32).max), TensorProto.DOUBLE: float(np.finfo(np.float64).max)}
+_DIGITS: dict[int, int] = dict(zip(WIDTHS, (8, 11, 24, 53), strict=True))
+"""Digits of the significand."""
+_LEAST: dict[int, int] = dict(zip(WIDTHS, (-133, -24, -149, -1074), strict=True))
+"""Exponent of the smallest number above zero."""
+_LARGEST: dict[int, float] = {
+    TensorProto.BFLOAT16: (2 - 2.0**-7) * 2.0**127, TensorProto.FLOAT16: 65504.0,
+    TensorProto.FLOAT: float(np.finfo(np.float32).max), TensorProto.DOUBLE: float(np.finfo(np.float64).max),
+}
+"""Largest finite number of each type."""
 
 
 def reduction_factor(length: int) -> float:
@@ -108,7 +112,7 @@ class Judgement:
 
 
 def judge(
-    got: Array, wanted: Sequence[Array], own: Array | None, *, dtype: int, arithmetic: int, length: int = 1
+    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int], length: int = 1
 ) -> Judgement:
     """Compare one output of a kernel.
 
@@ -117,10 +121,10 @@ def judge(
         wanted: the reference (float64, float32, integer or boolean); then, where the body decides by computed
             numbers, references with these numbers a little larger and smaller.
         own: the original's own result in the output's type, or None where it is not known.
-        dtype: the output's element type; arithmetic: the narrowest float type computed on the way to it.
+        types: the output's element type, and the narrowest float type computed on the way to it.
         length: of the longest sum on the way to it.
     """
-    reference = wanted[0]
+    reference, (dtype, arithmetic) = wanted[0], types
     if got.shape != reference.shape:
         return Judgement(float("inf"), 0.0, float("inf"), max(got.size, 1), got.size,
                          got=f"shape {got.shape}", wanted=f"shape {reference.shape}")
@@ -186,7 +190,8 @@ def _compare(got: Array, reference: Array, own: Array | None, dtype: int, arithm
     return result
 
 
-def _spread(error: Array, own: Array | None, reference: Array, arithmetic: int, floor: float, limits: Tolerance) -> float:
+def _spread(error: Array, own: Array | None, reference: Array, arithmetic: int, floor: float,
+            limits: Tolerance) -> float:
     """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds."""
     finite = np.isfinite(error)
     if own is not None:

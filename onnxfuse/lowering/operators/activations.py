@@ -14,9 +14,8 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x * Phi(x), by the error function."""
-    half = apply("mul", x, like(0.5, x))
-    return apply("mul", half, apply("add", apply("erf", apply("mul", x, like(sqrt(0.5), x))), like(1.0, x)))
+    """x * Phi(x)."""
+    return apply("mul", x, apply("normcdf", x))
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -35,13 +34,13 @@ def silu(x: Tensor, alpha: float = 1.0) -> Tensor:
 def lower_gelu(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
     function = gelu_tanh if node.attributes.get("approximate", "none") == "tanh" else gelu
-    return declare(function(wide(source)), source.dtype)
+    return function(source)
 
 
 @lowers("Swish")
 def lower_swish(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
-    return declare(silu(wide(source), number_attribute(node, "alpha", 1.0)), source.dtype)
+    return silu(source, number_attribute(node, "alpha", 1.0))
 
 
 @lowers("Mish")
@@ -86,27 +85,23 @@ def prelu(node: Node, context: Context) -> Tensor:
     return _negative(x, apply("mul", x, operand(node, context, 1)))
 
 
-def _expm1(x: Tensor) -> Tensor:
-    return apply("sub", apply("exp", x), like(1.0, x))
-
-
 @lowers("Elu")
 def elu(node: Node, context: Context) -> Tensor:
     x = operand(node, context, 0)
-    return _negative(x, apply("mul", _expm1(x), like(number_attribute(node, "alpha", 1.0), x)))
+    return _negative(x, apply("mul", apply("expm1", x), like(number_attribute(node, "alpha", 1.0), x)))
 
 
 @lowers("Celu")
 def celu(node: Node, context: Context) -> Tensor:
     x, alpha = operand(node, context, 0), number_attribute(node, "alpha", 1.0)
-    return _negative(x, apply("mul", _expm1(apply("div", x, like(alpha, x))), like(alpha, x)))
+    return _negative(x, apply("mul", apply("expm1", apply("div", x, like(alpha, x))), like(alpha, x)))
 
 
 @lowers("Selu")
 def selu(node: Node, context: Context) -> Tensor:
     x = operand(node, context, 0)
     alpha, gamma = number_attribute(node, "alpha", SELU_ALPHA), number_attribute(node, "gamma", SELU_GAMMA)
-    below = apply("mul", _expm1(x), like(alpha * gamma, x))
+    below = apply("mul", apply("expm1", x), like(alpha * gamma, x))
     above = apply("mul", x, like(gamma, x))
     return apply("where", test("le", x, like(0.0, x)), below, above)
 

@@ -17,14 +17,14 @@ CANONICAL = "onnxfuse.canonical"
 @lowers("BiasGelu", "Gelu", "FastGelu", domain=MICROSOFT)
 def biased_gelu(node: Node, context: Context) -> Tensor:
     source, bias = operand(node, context, 0), optional(node, context, 1)
-    x = wide(source) if bias is None else apply("add", wide(source), wide(bias))
-    return declare((gelu_tanh if node.op == "FastGelu" else gelu)(x), source.dtype)
+    x = source if bias is None else apply("add", source, bias)
+    return (gelu_tanh if node.op == "FastGelu" else gelu)(x)
 
 
 @lowers("QuickGelu", domain=MICROSOFT)
 def quick_gelu(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
-    return declare(silu(wide(source), number_attribute(node, "alpha", 1.702)), source.dtype)
+    return silu(source, number_attribute(node, "alpha", 1.702))
 
 
 @lowers("BiasAdd", domain=MICROSOFT)
@@ -70,7 +70,7 @@ def simplified_layer_normalization(node: Node, context: Context) -> list[Tensor 
 @lowers("Silu", domain=CANONICAL)
 def canonical_silu(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
-    return declare(silu(wide(source)), source.dtype)
+    return silu(source)
 
 
 @lowers("SafeSoftmax", domain=CANONICAL)

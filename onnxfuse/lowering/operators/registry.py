@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from onnxfuse.graph.model import Node
 from onnxfuse.lowering.context import Context
 from onnxfuse.lowering.ir import Tensor
@@ -45,8 +47,8 @@ def optional(node: Node, context: Context, place: int) -> Tensor | None:
 
 
 def number_attribute(node: Node, name: str, default: float) -> float:
-    """A float attribute."""
-    return float(node.attributes.get(name, default))
+    """A float attribute; its default is a float32, as all attributes are."""
+    return float(np.float32(node.attributes.get(name, default)))
 
 
 def integer_attribute(node: Node, name: str, default: int) -> int:

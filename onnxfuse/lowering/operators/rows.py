@@ -30,7 +30,9 @@ REDUCTIONS = (
 @lowers(*REDUCTIONS)
 def reduction(node: Node, context: Context) -> Tensor:
     source, axes = operand(node, context, 0), reduction_axes(node, context)
-    if not axes:
+    if not source.shape:
+        source, axes = reshape(source, (dim(1),)), (0,)
+    elif not axes:
         return source
     kind = node.op.removeprefix("Reduce")
     if kind in ("Max", "Min"):
@@ -86,7 +88,7 @@ def log_sum_exp(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """exp(x - max) / sum(exp(x - max)); a row that is -infinity everywhere gives NaN, as the standard's does."""
-    powers = apply("exp", apply("sub", x, total("max", x, axes)))
+    powers = apply("quick_exp", apply("sub", x, total("max", x, axes)))
     return apply("mul", powers, apply("reciprocal", total("sum", powers, axes)))
 
 

@@ -85,11 +85,12 @@ def _start(begin: Dim, size: Dim, step: int, context: Context) -> Dim:
     if begin.value < 0:
         begin = begin + size if begin.value > -(2**62) else dim(0)
         return begin if begin.value is not None and begin.value >= 0 else maximum(begin, dim(0))
-    if begin.value is not None and size.value is not None:
-        return dim(min(begin.value, size.value if step > 0 else size.value - 1))
+    last = size if step > 0 else size - 1
+    if begin.value > 2**62:
+        return last
     if begin.value == 0 and step > 0:
         return begin
-    return minimum(begin, size if step > 0 else size - 1)
+    return minimum(begin, last)
 
 
 def _present(node: Node, context: Context, place: int) -> Value:

@@ -124,17 +124,17 @@ void set_compile_callback(CompileCallback callback) { settings().callback = call
 
 ImageCounts image_counts() { return {settings().embedded, settings().cached, settings().compiled}; }
 
-std::string find_image(const Device& device, const ImageRequest& request) {
+Image find_image(const Device& device, const ImageRequest& request) {
   std::string image = embedded_image(device, request);
   if (!image.empty()) {
     ++settings().embedded;
-    return image;
+    return {image, "embedded"};
   }
   const std::string architecture = device.architecture();
   image = cached_image(cache_key(request.source, request.options, architecture));
   if (!image.empty()) {
     ++settings().cached;
-    return image;
+    return {image, "cached"};
   }
   const CompileCallback callback = settings().callback;
   if (callback == nullptr) {
@@ -151,7 +151,7 @@ std::string find_image(const Device& device, const ImageRequest& request) {
   if (!reply.error.empty()) throw Error(reply.error);
   if (reply.image.empty()) throw Error("the compile callback gave no image");
   ++settings().compiled;
-  return reply.image;
+  return {reply.image, "compiled"};
 }
 
 }  // namespace onnxfuse

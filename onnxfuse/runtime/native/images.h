@@ -47,7 +47,12 @@ struct ImageCounts {
 };
 ImageCounts image_counts();
 
+struct Image {
+  std::string bytes;
+  const char* origin;  // "embedded", "cached" or "compiled"
+};
+
 // An image that runs on the device.  Throws Error where none can be had.
-std::string find_image(const Device& device, const ImageRequest& request);
+Image find_image(const Device& device, const ImageRequest& request);
 
 }  // namespace onnxfuse

@@ -8,6 +8,7 @@
 #include "driver.h"
 #include "images.h"
 #include "json.h"
+#include "kernel.h"
 #include "op.h"
 #include "ort_api.h"
 #include "plan.h"

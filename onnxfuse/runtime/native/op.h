@@ -1,4 +1,4 @@
-// The fused operator: its kernel is made when a session is created and launched when it runs.
+// The fused operator as ONNX Runtime sees it.
 #pragma once
 
 #include <string>
@@ -18,9 +18,5 @@ struct RegionOp : OrtCustomOp {
 
 // The function table that kernels use; set before any operator is registered.
 void set_api(const Api& api);
-
-// Whether runs are counted per node (off at first), and the live kernels with their counts, as JSON.
-void set_recording(bool on);
-std::string live_kernels();
 
 }  // namespace onnxfuse

@@ -50,6 +50,7 @@ template <int width, typename T> __device__ __forceinline__ void store(T* to, co
   __device__ __forceinline__ double name(double x) { return double_text; }
 
 OF_FUNCTION(exp, ::expf(x), ::exp(x))
+OF_FUNCTION(expm1, ::expm1f(x), ::expm1(x))
 OF_FUNCTION(log, ::logf(x), ::log(x))
 OF_FUNCTION(log1p, ::log1pf(x), ::log1p(x))
 OF_FUNCTION(sqrt, ::sqrtf(x), ::sqrt(x))
@@ -77,7 +78,23 @@ OF_FUNCTION(abs, ::fabsf(x), ::fabs(x))
 OF_FUNCTION(softplus, (x > 0.0f ? x : x != x ? x : 0.0f) + ::log1pf(::expf(-::fabsf(x))),
             (x > 0.0 ? x : x != x ? x : 0.0) + ::log1p(::exp(-::fabs(x))))
 OF_FUNCTION(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x, x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x)
+// The distribution function of the normal distribution.
+OF_FUNCTION(normcdf, 0.5f * (1.0f + ::erff(x * 0.70710678f)), 0.5 * (1.0 + ::erf(x * 0.70710678118654752)))
+// exp where results far under one need no relative accuracy: the error grows with |x|, to 1e-6 at -20.
+OF_FUNCTION(quick_exp, ::__expf(x), ::exp(x))
 #undef OF_FUNCTION
+
+// ---- Quicker forms for results that are rounded to half or bfloat16. ----
+
+__device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; each tail is accurate relative to itself.
+__device__ __forceinline__ float quick_normcdf(float x) {
+  const float z = ::fabsf(x) * 0.70710678f;
+  const float t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
+  const float p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  const float tail = 0.5f * p * __expf(-z * z);
+  return x < 0.0f ? tail : 1.0f - tail;
+}
 
 template <typename T> __device__ __forceinline__ bool isnan(T x) { return x != x; }
 template <typename T> __device__ __forceinline__ bool isinf(T x) { return x == (T)OF_INFINITY || x == -(T)OF_INFINITY; }
@@ -108,7 +125,7 @@ template <typename T, typename U> __device__ __forceinline__ T modulo(T a, U b) 
 }
 template <typename T, typename U> __device__ __forceinline__ T ipow(T a, U b) {
   T result = 1;
-  if (b < 0) return a == 1 ? (T)1 : (T)0;
+  if (b < 0) return a == 1 || (a == (T)-1 && b % 2 == 0) ? (T)1 : a == (T)-1 ? a : (T)0;
   for (unsigned long long n = (unsigned long long)b; n; n >>= 1, a *= a)
     if (n & 1) result *= a;
   return result;
@@ -132,7 +149,8 @@ template <typename T> __device__ __forceinline__ T highest() {
 // Over `threads` neighbouring lanes of a warp, a power of two; every lane gets the result.
 template <typename Op, int threads, typename T> __device__ __forceinline__ T reduce_lanes(T x) {
 #pragma unroll
-  for (int offset = threads / 2; offset > 0; offset /= 2) x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  for (int offset = threads / 2; offset > 0; offset /= 2)
+    x = Op::of(x, (T)__shfl_xor_sync(0xffffffffu, x, offset));  // an int where T is shorter
   return x;
 }
 

@@ -1,0 +1,58 @@
+# make demo: install, make an encoder, fuse it, verify it, report.  make test: all checks that need no GPU.
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+JOBS ?= $(shell nproc)
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+EXTRA := $(if $(GPU),[cuda])
+OUT := build/demo
+SOURCES := $(wildcard setup.* MANIFEST.in onnxfuse/runtime/native/*)
+DIMS := --dim batch=8 --dim sequence=128
+
+.PHONY: demo test test-gpu lint bench clean python
+
+demo: .venv/ready
+	mkdir -p $(OUT)
+	.venv/bin/python examples/encoder.py $(OUT)/encoder.onnx
+	.venv/bin/onnxfuse optimize $(OUT)/encoder.onnx $(DIMS) --report $(OUT)/report.json
+	$(if $(GPU),.venv/bin/onnxfuse bench $(OUT)/encoder.onnx $(DIMS))
+
+test: .venv-test/ready .venv-oldest/ready lint
+	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python .venv-test/bin/python -m pytest -n $(JOBS)
+
+lint: .venv-test/ready
+	.venv-test/bin/ruff check .
+	.venv-test/bin/mypy
+
+# What only a GPU can show; the machine needs the CUDA libraries: pip install 'onnxfuse[cuda]'.
+test-gpu: .venv-test/ready
+	$(if $(GPU),.venv-test/bin/pip install -q -e '.[cuda]')
+	for check in tests/gpu/check_*.py; do .venv-test/bin/python $$check || exit 1; done
+
+bench: .venv-test/ready
+	.venv-test/bin/python benchmarks/run.py
+
+python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer, with venv, is needed: make PYTHON=/path/to/python"; exit 1; }
+
+# The package as users install it.  Left-overs of an earlier build would be installed with it.
+.venv/ready: $(SOURCES) $(shell find onnxfuse rules -name '*.py' -o -name '*.yaml' -o -name '*.cuh' -o -name '*.html') | python
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	rm -rf build/lib* build/bdist*
+	.venv/bin/pip install -q --disable-pip-version-check '.$(EXTRA)'
+	touch $@
+
+# The package in place, with the tools of the tests.
+.venv-test/ready: $(SOURCES) | python
+	test -x .venv-test/bin/python || $(PYTHON) -m venv .venv-test
+	.venv-test/bin/pip install -q --disable-pip-version-check -e '.[test]'
+	touch $@
+
+# The oldest supported ONNX Runtime, with nothing of onnxfuse; it has wheels for Python 3.10 to 3.13.
+.venv-oldest/ready: Makefile | python
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install -q --disable-pip-version-check onnxruntime==1.20.1 numpy
+	touch $@
+
+clean:
+	rm -rf .venv .venv-test .venv-oldest build dist *.egg-info onnxfuse/runtime/*.so

@@ -1,0 +1,153 @@
+"""What the benchmarks share: the checkout they measure, processes of their own, tables, and the files they leave."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "results"
+ZOO = HERE / "zoo"
+
+# The benchmarks measure the checkout they lie in, installed or not.
+sys.path.insert(0, str(ROOT))
+
+Result = TypeVar("Result")
+
+
+class ApartError(Exception):
+    """Work in a process of its own failed; the message says how."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What was measured on; None where it cannot be told."""
+
+    date: str
+    gpu: str | None
+    driver: str | None
+    cuda: str | None
+    versions: dict[str, str]
+    commit: str | None
+
+    def lines(self) -> list[str]:
+        """For a table's head."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        gpu = f"{self.gpu}, driver {self.driver}, CUDA {self.cuda}" if self.gpu else "no GPU"
+        return [f"{self.date}, {gpu}", f"{versions}, commit {self.commit or 'unknown'}"]
+
+
+def environment() -> Environment:
+    """The environment of this process.  It opens the GPU: call it through ``apart``."""
+    from onnxfuse.errors import KernelError
+    from onnxfuse.measuring import driver
+    from onnxfuse.version import __version__
+
+    try:
+        gpu: driver.Device | None = driver.device()
+    except KernelError:
+        gpu = None
+    versions = {"onnxfuse": __version__}
+    for package in ("onnxruntime-gpu", "onnxruntime", "cupy-cuda13x", "cupy-cuda12x", "cupy", "onnx", "numpy"):
+        name = package.split("-")[0]
+        try:
+            versions.setdefault(name, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Environment(
+        date.today().isoformat(), gpu and gpu.name, driver.driver_version(), gpu and gpu.cuda, versions, _commit()
+    )
+
+
+def _commit() -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+                              capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def hydrate() -> ModuleType:
+    """The module zoo/hydrate.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("hydrate", ZOO / "hydrate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def apart(function: Callable[..., Result], *arguments: Any, seconds: float = 600) -> Result:
+    """The result of a function of a module, computed in a fresh process: a crash there ends nothing here.
+
+    Raises:
+        ApartError: it raised, died or took more than ``seconds``.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_answer, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise ApartError(f"it took more than {seconds:.0f} s")
+        ok, answer = ours.recv()
+    except EOFError:
+        process.join()
+        raise ApartError(f"its process ended with exit code {process.exitcode}") from None
+    finally:
+        if process.is_alive():
+            process.join(10)
+        if process.is_alive():
+            process.kill()
+        process.join()
+    if not ok:
+        raise ApartError(answer)
+    result: Result = answer
+    return result
+
+
+def _answer(connection: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    try:
+        answer = True, function(*arguments)
+    except Exception:
+        answer = False, traceback.format_exc()
+    connection.send(answer)
+    connection.close()
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, aligned for the terminal as well; the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        others = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+        return "| " + " | ".join([cells[0].ljust(widths[0]), *others]) + " |"
+
+    rule = "|" + "|".join([":" + "-" * (widths[0] + 1), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
+    return "\n".join([line(head), rule, *map(line, rows)])
+
+
+def write_results(folder: Path, what: str, where: Environment, content: dict[str, Any], text: str) -> Path:
+    """Write ``<date>-<gpu>-<what>.json`` and ``.md``; returns the path of the latter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    gpu = re.sub(r"[^a-z0-9]+", "-", (where.gpu or "cpu").lower().removeprefix("nvidia ")).strip("-")
+    stem = folder / f"{where.date}-{gpu}-{what}"
+    stem.with_suffix(".json").write_text(json.dumps({"environment": asdict(where), **content}, indent=1) + "\n")
+    head = "\n".join(f"{line}  " for line in where.lines())
+    stem.with_suffix(".md").write_text(f"# {what.replace('-', ' ').capitalize()}\n\n{head}\n\n{text}\n")
+    return stem.with_suffix(".md")

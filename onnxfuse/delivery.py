@@ -1,0 +1,88 @@
+"""What follows from verification: nodes taken back, or a model that is not delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from onnxfuse.errors import ModelError, VerificationError
+from onnxfuse.refusal import Refusal
+from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
+from onnxfuse.verifying.sharing import sharing
+
+if TYPE_CHECKING:
+    from onnxfuse.pipeline import Optimised, Tell
+
+ROUNDS = 4
+"""How often nodes may be taken back before the model as a whole is given up."""
+
+_BEYOND_THIS_MACHINE = ("NOT_IMPLEMENTED", "is not a registered function/op", "No Op registered for")
+"""What ONNX Runtime says of operators that need another provider or a library of the user's."""
+
+
+def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell) -> Optimised:
+    """Verify a fused model; fused nodes that fail are taken back, and what is left is verified again.
+
+    Args:
+        inputs: the user's own arrays by input name.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the original model, or ``inputs`` do not fit it.
+        VerificationError: the fused model as a whole is wrong.
+    """
+    runner = find_runner()
+    failed: list[Refusal] = []
+    for _ in range(ROUNDS):
+        verification = verify(optimised, runner, inputs, tell)
+        if verification.whole.identical is None:
+            check_sessions(optimised)
+        if not verification.whole.passed:
+            raise VerificationError(
+                f"The {verification.summary}.", remedy="This is a fault of onnxfuse; please report it with the model.",
+            )
+        lost = failed_regions(verification, optimised.rewritten.placed)
+        if not lost:
+            return replace(optimised, verification=verification, taken_back=tuple(failed))
+        failed += [_refusal(verification, placed.node) for placed in optimised.rewritten.placed
+                   if placed.region in lost]
+        optimised = optimised.without(lost)
+    raise VerificationError(
+        f"Fused nodes still fail after {ROUNDS} rounds of taking back: {verification.summary}.",
+        remedy="This is a fault of onnxfuse; please report it with the model.",
+    )
+
+
+def check_sessions(optimised: Optimised) -> None:
+    """Say whose fault it is that a model cannot be run: the original's, the fused one's, or nobody's.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the original model.
+        VerificationError: it takes the original and refuses the fused model.
+    """
+    with sharing(optimised.loaded, optimised.rewritten.model) as (original, fused):
+        try:
+            original.session()
+        except VerificationError as error:
+            reason = str(error.__cause__ or error.message)
+            if any(words in reason for words in _BEYOND_THIS_MACHINE):
+                return
+            path = optimised.loaded.path
+            raise ModelError(
+                f"ONNX Runtime refuses the model itself, before anything is fused: {_short(reason)}",
+                place=None if path is None else str(path),
+                remedy="Mend the model first; onnxruntime.InferenceSession(path) shows the same.",
+            ) from error
+        fused.session()
+
+
+def _refusal(verification: Verification, node: str) -> Refusal:
+    result = next(result for result in verification.failed if result.node == node)
+    return Refusal("failed-verification", result.message, node, result.rule, "This is a fault of onnxfuse; report it.")
+
+
+def _short(reason: str) -> str:
+    """ONNX Runtime's words without its status."""
+    _, _, text = reason.partition("[ONNXRuntimeError] : ")
+    words = (text or reason).split(" : ", 2)[-1].strip()
+    return words.splitlines()[0].rstrip(".") + "."

@@ -1,0 +1,71 @@
+"""How good ONNX Runtime's own kernels are: the share of the GPU's copy rate that they reach.
+
+Read off one NVIDIA H200 under ONNX Runtime 1.31.1, 2026-11-20: kernel times of twelve exported models against their
+bytes (benchmarks/results).  The shares are a property of how the kernels are written (elements a thread, width of
+loads) more than of the GPU, so they stand for other GPUs too until something is measured there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from onnxfuse.graph.model import Node, Value
+
+DEFAULT = 0.75
+"""Simple binary operators and whatever is not listed."""
+
+NORM = 0.2
+"""LayerNormalization and InstanceNormalization alone; joined with the sum before it the runtime has a better one."""
+
+SKIP_NORM = 0.85
+SOFTMAX = 0.5
+REDUCTION = 0.3
+BIAS_GELU = 0.57
+
+NARROW_UNARY = 0.36
+"""Unary operators on elements of two bytes: four elements a thread, each moved alone."""
+
+BROADCAST = 0.4
+"""Binary and ternary operators whose operands differ in shape, a bias along the last axis aside."""
+
+BIAS = 0.6
+MOVED = 0.55
+"""Transposes of the innermost axis."""
+
+_NORMS = frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization"})
+_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
+_GELU = frozenset({"Erf", "Tanh", "Gelu"})
+
+
+def runtime_efficiency(nodes: Collection[Node]) -> float:
+    """The share of the copy rate at which ONNX Runtime runs one node, or a group that it fuses itself."""
+    operators = {node.op for node in nodes}
+    if operators & _NORMS:
+        return SKIP_NORM if "Add" in operators else NORM
+    if operators & _SOFTMAX:
+        return SOFTMAX
+    if any(op.startswith("Reduce") for op in operators):
+        return REDUCTION
+    if operators & _GELU and len(nodes) > 1:
+        return BIAS_GELU
+    node = max(nodes, key=lambda node: node.index)
+    operands = [value for value in node.inputs if value is not None]
+    if node.op == "Transpose" and not node.domain:
+        return MOVED if _moves_last(node) else 0.9
+    if len(nodes) > 1 or len(operands) == 1:
+        return NARROW_UNARY if _is_narrow(node.outputs[0]) else DEFAULT
+    shapes = {value.shape for value in operands if value.constant is None or value.constant.size > 1}
+    if len(shapes) <= 1:
+        return DEFAULT
+    last = [value.shape[-1] if value.shape else None for value in operands]
+    is_bias = any(value.rank == 1 for value in operands) and len(set(last)) == 1
+    return BIAS if is_bias else BROADCAST
+
+
+def _is_narrow(value: Value | None) -> bool:
+    return value is not None and value.dtype in (10, 16)
+
+
+def _moves_last(node: Node) -> bool:
+    axes = node.attributes.get("perm")
+    return axes is None or axes[-1] != len(axes) - 1

@@ -1,0 +1,56 @@
+// A fused node of one session: made when the session is created, launched when it runs.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "driver.h"
+#include "ort_api.h"
+#include "plan.h"
+
+namespace onnxfuse {
+
+struct Workspace;
+
+class Kernel {
+ public:
+  // Reads the node's plan and finds its kernels; throws Error with the node's name.
+  Kernel(const Api& api, const OrtKernelInfo* info, const std::string& op);
+  ~Kernel();
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  // Launches the node on the stream of the context; throws Error.  Safe from many threads at once: it takes no lock,
+  // and allocates nothing on the heap but what its first runs in a thread need.
+  void run(OrtKernelContext* context);
+
+  // The node, its operator and its runs per variant, as JSON.
+  std::string describe() const;
+  // What messages call the node.
+  std::string label() const { return "node '" + node_ + "' (" + op_ + (region_.empty() ? "" : ", " + region_) + ")"; }
+
+ private:
+  void create(const OrtKernelInfo* info);
+  void read_inputs(OrtKernelContext* context, Workspace* work, HostView* hosts) const;
+  void read_tensor(const OrtValue* value, size_t index, size_t* used, Workspace* work) const;
+  void read_host(OrtKernelContext* context, size_t index, HostView* out) const;
+  void launch(const Variant& variant, const Situation& situation, Stream stream, Workspace* work) const;
+
+  const Api& api;
+  std::string node_, op_, region_;
+  Plan plan_;
+  Device* device_ = nullptr;
+  std::shared_ptr<const LoadedModule> module_;
+  std::vector<std::vector<Function>> functions_;  // by variant, then step
+  std::vector<Pool> pool_;                        // one, where the plan has scratch
+  std::deque<std::atomic<uint64_t>> runs_;        // by variant
+};
+
+// Whether runs are counted per node and variant (off at first), and all live kernels with their counts, as JSON.
+void set_recording(bool on);
+std::string live_kernels();
+
+}  // namespace onnxfuse

@@ -1,0 +1,100 @@
+"""Inputs that a fused node is verified on: those of a run, and edges made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+LARGE, TINY = 2.0**10, 2.0**-12
+"""Largest magnitude that the floats are scaled to: squares of the first overflow float16, those of the second vanish
+in it."""
+
+MASKED = 3
+"""Tensors of which rows are masked, one at a time, at most."""
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """Arrays by formal name (``h0`` for a host input, ``x0`` for a tensor), and what they are called in the report."""
+
+    label: str
+    arrays: Mapping[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def edges(feeds: Mapping[str, Array], masks: bool) -> Iterator[Feeds]:
+    """Edge inputs of the same shapes and types as those of a run.
+
+    - zeros: every float is zero; large, tiny: floats are scaled to 2^10 and 2^-12 at most;
+    - negative: every float changes its sign;
+    - false, true: every boolean is that, floats stay;
+    - masked, with ``masks``: two rows of one float tensor are minus infinity and the type's lowest number, tensor by
+      tensor, as scores and their masks are;
+    - not-a-number: one element of each float tensor is that, another is infinite.
+
+    Integers stay what they were: they may be indices.
+    """
+    tensors = {name: array for name, array in feeds.items() if name.startswith("x")}
+    floats = {name: array for name, array in tensors.items() if is_float(array)}
+    truths = {name: array for name, array in tensors.items() if array.dtype == np.bool_}
+
+    def changed(label: str, arrays: Mapping[str, Array]) -> Feeds:
+        return Feeds(label, {**feeds, **arrays})
+
+    if floats:
+        yield changed("zeros", {name: np.zeros_like(array) for name, array in floats.items()})
+        yield changed("large", {name: _scaled(array, LARGE) for name, array in floats.items()})
+        yield changed("tiny", {name: _scaled(array, TINY) for name, array in floats.items()})
+        yield changed("negative", {name: np.negative(array) for name, array in floats.items()})
+    for label, value in (("false", False), ("true", True)):
+        if truths:
+            yield changed(label, {name: np.full_like(array, value) for name, array in truths.items()})
+    wide = [name for name, array in floats.items() if array.ndim > 1 and array.size and array.shape[-1] > 1]
+    for name in sorted(wide if masks else (), key=lambda name: -floats[name].size)[:MASKED]:
+        yield changed(f"masked {name}", {name: _masked(floats[name])})
+    if any(array.size for array in floats.values()):
+        yield changed("not-a-number", {name: _poisoned(array) for name, array in floats.items()})
+
+
+def is_float(array: Array) -> bool:
+    """Whether the elements are floats, bfloat16 too."""
+    return bool(array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16)
+
+
+def _scaled(array: Array, to: float) -> Array:
+    """The floats with a largest magnitude of ``to``; what is not finite becomes that."""
+    wide = array.astype(np.float64)
+    known = np.where(np.isfinite(wide), wide, 0.0)
+    largest = float(np.abs(known).max(initial=0.0))
+    scaled = np.where(np.isfinite(wide), known * (to / largest if largest else 1.0), np.copysign(to, wide))
+    result: Array = scaled.astype(array.dtype)
+    return result
+
+
+def _masked(array: Array) -> Array:
+    result = array.copy()
+    rows = result.reshape(-1, array.shape[-1])
+    rows[0] = -np.inf
+    if len(rows) > 1:
+        rows[-1] = ml_dtypes.finfo(array.dtype).min  # type: ignore[no-untyped-call]
+    return result
+
+
+def _poisoned(array: Array) -> Array:
+    result = array.copy()
+    if result.size:
+        flat = result.reshape(-1)
+        flat[flat.size // 2] = np.inf
+        flat[flat.size // 3] = np.nan
+    return result

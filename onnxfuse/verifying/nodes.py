@@ -1,0 +1,144 @@
+"""A fused node's kernel against its own body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfuse.errors import KernelError, ModelError, VerificationError
+from onnxfuse.rewriting import FusedNode
+from onnxfuse.verifying.feeds import Feeds, edges
+from onnxfuse.verifying.reference import Reference, lengths
+from onnxfuse.verifying.results import NodeResult
+from onnxfuse.verifying.runner import KernelRunner
+from onnxfuse.verifying.tolerances import Judgement, judge
+
+Array = NDArray[Any]
+
+
+@dataclass
+class _Tally:
+    """What one node has shown so far."""
+
+    inputs: dict[str, None] = field(default_factory=dict)
+    variants: dict[str, None] = field(default_factory=dict)
+    worst: Judgement | None = None
+    message: str = ""
+    failed: bool = False
+    rounded: bool = False
+
+    def note(self, judgement: Judgement, where: str) -> None:
+        self.rounded |= not judgement.steady
+        if self.worst is None or judgement.ratio > self.worst.ratio:
+            self.worst = judgement
+            if not judgement.passed:
+                self.failed, self.message = True, f"{where}: {_explained(judgement)}"
+
+
+class NodeVerifier:
+    """Verifies the fused nodes of one model, one after another.
+
+    A kernel that several nodes share is run on edge inputs, and in every variant, for the first of them; the others
+    run on their own captured inputs.
+    """
+
+    def __init__(self, model: onnx.ModelProto, runner: KernelRunner) -> None:
+        self._model = model
+        self._runner = runner
+        self._references: dict[tuple[Any, ...], Reference] = {}
+        self._first: dict[tuple[Any, ...], str] = {}
+
+    def is_first(self, node: FusedNode, feeds: Mapping[str, Array]) -> bool:
+        """Whether no node with this kernel was verified at these shapes."""
+        return _kernel_key(node, feeds) not in self._first
+
+    def verify(self, node: FusedNode, feeds: Mapping[str, Array], label: str) -> NodeResult:
+        """One node on its captured inputs and, where it is the first with its kernel, on edges of them.
+
+        Args:
+            feeds: by formal name; label: what the run that they come from is called.
+        """
+        key = _kernel_key(node, feeds)
+        first = self._first.setdefault(key, node.name)
+        tally = _Tally()
+        try:
+            reference = self._reference(node)
+            self._compare(node, reference, Feeds(label, feeds), tally, every_variant=first == node.name)
+            if first == node.name:
+                for edge in edges(feeds, reference.exponentiates):
+                    if tally.failed:
+                        break
+                    self._compare(node, reference, edge, tally)
+        except (VerificationError, ModelError) as error:
+            return NodeResult(node.name, node.op, node.rule, "not run", message=error.message)
+        except KernelError as error:
+            tally.failed, tally.message = True, f"on {next(reversed(tally.inputs), label)}: {error}"
+        worst = tally.worst or Judgement(0.0, 0.0, 0.0, 0, 0)
+        return NodeResult(
+            node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
+            worst.ratio, tuple(tally.inputs), tuple(tally.variants), "" if first == node.name else first, tally.rounded,
+            tally.message,
+        )
+
+    def _reference(self, node: FusedNode) -> Reference:
+        key = (node.op, tuple(sorted((name, kind) for name, kind in node.types.items())))
+        if key not in self._references:
+            self._references[key] = Reference(node, self._model)
+        return self._references[key]
+
+    def _compare(self, node: FusedNode, reference: Reference, feeds: Feeds, tally: _Tally,
+                 every_variant: bool = False) -> None:
+        tally.inputs[feeds.label] = None
+        arrays = {name: np.ascontiguousarray(array) for name, array in feeds.arrays.items()}
+        wanted = reference.outputs(arrays)
+        own = self._runner.own(reference.body, arrays)
+        if own is None:
+            own = reference.own(arrays)
+        try:
+            holding = self._runner.variants(node.plan, arrays) if every_variant else [None]
+        except ValueError as error:
+            raise KernelError(f"the launch plan refuses inputs that the model gives: {error}") from error
+        length = lengths(arrays, wanted)
+        for variant in holding:
+            got = self._runner.kernel(node, self._model, arrays, variant)
+            name = "" if variant is None else node.plan.variants[variant].name
+            if name:
+                tally.variants[name] = None
+            for place, precision in enumerate(reference.precision):
+                sides = [wanted[place]]
+                types = node.plan.outputs[place].dtype, precision.arithmetic
+                terms = length if precision.reduces else 1
+                judgement = judge(got[place], sides, own[place], types, terms)
+                if not judgement.passed and precision.decides:
+                    sides += [entry[place] for entry in reference.nudged(arrays)]
+                    judgement = judge(got[place], sides, own[place], types, terms)
+                where = f"output {place} of {len(wanted)} on {feeds.label}" + (f", variant {name}" if name else "")
+                tally.note(judgement, where)
+
+
+def condemned(results: list[NodeResult]) -> list[NodeResult]:
+    """Results in which every node that shares a failed node's kernel has failed too."""
+    culprits = {result.op: result for result in reversed(results) if result.verdict == "failed"}
+    return [
+        replace(result, verdict="failed", message=f"the kernel that it shares with {culprits[result.op].node} failed")
+        if result.op in culprits and result.verdict != "failed" else result
+        for result in results
+    ]
+
+
+def _kernel_key(node: FusedNode, feeds: Mapping[str, Array]) -> tuple[Any, ...]:
+    return node.op, tuple((name, array.shape, str(array.dtype)) for name, array in sorted(feeds.items()))
+
+
+def _explained(judgement: Judgement) -> str:
+    if judgement.got.startswith("shape"):
+        return f"{judgement.got} instead of {judgement.wanted}"
+    where = f"at {list(judgement.where)} {judgement.got} instead of {judgement.wanted}"
+    if judgement.wrong == 0:
+        return f"the root mean square error is {judgement.ratio:.1f} times what is allowed; the worst element, {where}"
+    return f"{judgement.wrong} of {judgement.count} elements are wrong; the worst, {where}"

@@ -1,0 +1,289 @@
+"""What a fused node should compute, from its own body.
+
+    body ─ float64 ─▶ reference            what every kernel is compared with
+         ─ nudged ──▶ two more references  where the body decides by computed numbers
+         ─ rounded ─▶ the original's own   every node's result rounded to its declared type
+
+On a GPU the original's own result comes from the CUDA provider instead (``runner``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxfuse.lowering.launch import HOST_INPUTS
+from onnxfuse.rewriting import FusedNode, body_model
+from onnxfuse.verifying.evaluate import Evaluator, array_type, value_types
+from onnxfuse.verifying.tolerances import WIDTHS
+
+Array = NDArray[Any]
+
+_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_STEPS = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "ArgMax", "ArgMin", "TopK", "Hardmax",
+                    "ThresholdedRelu", "Shrink"})
+"""Operators whose result jumps where an operand changes a little."""
+_MOVES = frozenset({
+    "Identity", "Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split",
+    "Concat", "Expand", "Tile", "Gather", "GatherElements", "GatherND", "Where", "Neg", "Abs", "Relu", "Max", "Min",
+    "Clip", "ReduceMax", "ReduceMin", "Constant", "ConstantOfShape", "Shape", "Size", "DepthToSpace", "SpaceToDepth",
+    "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "Range", "Pad", "Dropout",
+})
+"""Operators that give elements of their operands, or exact functions of them: no rounding, but for a Cast's own."""
+
+_NUDGES: dict[int, float] = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7, TensorProto.FLOAT: 2.0**-19,
+           TensorProto.DOUBLE: 2.0**-48}
+"""How much a computed number of each type is nudged: a unit in the last place of the narrow types, to which it is
+rounded, and the error of a chain of operators in the others."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What each output of a body hangs on.
+
+    Attributes:
+        arithmetic: the narrowest float type in which a number on the way to it is computed or rounded; its own type
+            where nothing is.
+        decides: whether a computed number is compared or rounded to an integer on the way to it.
+        reduces: whether there is a sum or a norm on the way to it.
+    """
+
+    arithmetic: int
+    decides: bool
+    reduces: bool
+
+
+class Reference:
+    """The body of a fused node, ready to be evaluated in three ways."""
+
+    def __init__(self, node: FusedNode, model: onnx.ModelProto) -> None:
+        """Read the body.
+
+        Args:
+            node: of ``model``, which is a fused one.
+
+        Raises:
+            ModelError: the node's types were dropped from the file.
+            VerificationError: ONNX Runtime cannot run the body.
+        """
+        self.body = body_model(node, model)
+        self.lifted = body_model(node, model, precision="float64")
+        self.types = value_types(self.body)
+        self.precision = tuple(_precision(self.body, self.types))
+        self._exact = Evaluator(self.lifted)
+
+    @property
+    def downgraded(self) -> tuple[str, ...]:
+        """Operators that are evaluated in float32."""
+        return self._exact.downgraded
+
+    @property
+    def exponentiates(self) -> bool:
+        """Whether minus infinity and the like are to be expected among the inputs: softmax in some form."""
+        return any("Softmax" in node.op_type or node.op_type == "Exp" for node in self.body.graph.node)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Formal names of the inputs, host inputs first."""
+        return tuple(info.name for info in self.body.graph.input)
+
+    def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Every output in float64, integers and booleans as they are.
+
+        Raises:
+            VerificationError: the body cannot be run on these inputs.
+        """
+        return self._exact.run(feeds)
+
+    def nudged(self, feeds: Mapping[str, Array]) -> list[list[Array]]:
+        """The outputs with the computed numbers that decide something a little larger, and a little smaller."""
+        if not any(output.decides for output in self.precision) or any(not array.size for array in feeds.values()):
+            return []
+        return [evaluator.run(feeds) for evaluator in self._nudgers]
+
+    def own(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """The body in its own types, node by node, in the outputs' types."""
+        return self._own.run(feeds)
+
+    @cached_property
+    def _nudgers(self) -> tuple[Evaluator, Evaluator]:
+        return Evaluator(_nudge(self.lifted, self.types, 1.0)), Evaluator(_nudge(self.lifted, self.types, -1.0))
+
+    @cached_property
+    def _own(self) -> Evaluator:
+        return Evaluator(rounded_model(self.body, self.types))
+
+
+def formal_names(node: FusedNode) -> dict[str, str]:
+    """By formal name of an input that is there (``h0``, ``x0``), the value of the model."""
+    names = {f"h{place}": name for place, name in enumerate(node.inputs[:HOST_INPUTS]) if name}
+    return names | {f"x{place}": name for place, name in enumerate(node.tensors)}
+
+
+def rounded_model(body: onnx.ModelProto, types: Mapping[str, int]) -> onnx.ModelProto:
+    """The body with every float16 and bfloat16 node computed in float32 and its result rounded: what a GPU does.
+
+    ONNX Runtime's CPU provider runs many such nodes in float32 and does not round between them; here casts that it
+    must keep stand between all nodes.
+    """
+    narrow = {name for name, kind in types.items() if kind in _NARROW}
+    result = onnx.ModelProto()
+    result.CopyFrom(body)
+    graph = result.graph
+    graph.ClearField("node")
+    for info in graph.input:
+        if info.name in narrow:
+            graph.node.append(helper.make_node("Cast", [info.name], [_wide(info.name)], to=TensorProto.FLOAT))
+    for original in body.graph.node:
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
+        if original.op_type not in ("Cast", "CastLike", "Constant", "ConstantOfShape"):
+            node.input[:] = [_wide(name) if name in narrow else name for name in node.input]
+            node.output[:] = [f"{name}.f" if name in narrow else name for name in node.output]
+        graph.node.append(node)
+        for name in original.output:
+            if name in narrow:
+                if name not in node.output:
+                    graph.node.append(helper.make_node("Cast", [f"{name}.f"], [name], to=types[name]))
+                graph.node.append(helper.make_node("Cast", [name], [_wide(name)], to=TensorProto.FLOAT))
+    return result
+
+
+def _wide(name: str) -> str:
+    return f"{name}.w"
+
+
+def _precision(body: onnx.ModelProto, types: Mapping[str, int]) -> list[Precision]:
+    """What each output of a body hangs on."""
+    computed: dict[str, set[int | None]] = {}
+    decided: set[str] = set()
+    reduced: set[str] = set()
+    for node in body.graph.node:
+        reads = [name for name in node.input if name]
+        kinds = {kind for name in reads for kind in computed.get(name, ())}
+        for name in node.output:
+            if not name:
+                continue
+            kind = types.get(name)
+            fresh = kind in WIDTHS and _rounds(node, kind, types)
+            computed[name] = kinds | {kind} if fresh else kinds
+            if decided.intersection(reads) or _decides(node, computed, types):
+                decided.add(name)
+            if reduced.intersection(reads) or _reduces(node):
+                reduced.add(name)
+    found = []
+    for info in body.graph.output:
+        kind = types[info.name]
+        among = {kind, *computed.get(info.name, ())}
+        arithmetic = next((width for width in WIDTHS if width in among), kind)
+        found.append(Precision(arithmetic, info.name in decided, info.name in reduced))
+    return found
+
+
+def _rounds(node: onnx.NodeProto, kind: int | None, types: Mapping[str, int]) -> bool:
+    """Whether a result of this float type is rounded: computed, or cast from what it does not hold exactly."""
+    if node.op_type in ("Cast", "CastLike") and not node.domain:
+        # A float is wider than every type before it; what is no float may need any digits.
+        return types.get(node.input[0]) not in WIDTHS[:WIDTHS.index(kind) + 1]
+    return bool(node.domain) or node.op_type not in _MOVES
+
+
+def _decides(node: onnx.NodeProto, computed: Mapping[str, set[int | None]], types: Mapping[str, int]) -> bool:
+    return any(computed.get(name) for name in _deciding_inputs(node, types))
+
+
+def _deciding_inputs(node: onnx.NodeProto, types: Mapping[str, int]) -> list[str]:
+    """Float operands of a node whose result jumps where they change a little."""
+    if node.domain:
+        return []
+    floats = [name for name in node.input if types.get(name) in WIDTHS]
+    if node.op_type in _COMPARISONS or node.op_type in _STEPS:
+        return floats
+    if node.op_type in ("Cast", "CastLike") and types.get(node.output[0]) not in WIDTHS:
+        return floats[:1]
+    return []
+
+
+def _reduces(node: onnx.NodeProto) -> bool:
+    return node.op_type.startswith("Reduce") or any(
+        part in node.op_type for part in ("Softmax", "Norm", "CumSum", "Pool", "Loss"))
+
+
+def _nudge(lifted: onnx.ModelProto, types: Mapping[str, int], sign: float) -> onnx.ModelProto:
+    """The float64 body with the float operands of deciding nodes moved by ``sign`` times what they may err."""
+    wide = value_types(lifted)
+    result = onnx.ModelProto()
+    result.CopyFrom(lifted)
+    result.graph.ClearField("node")
+    sources = {node.output[0]: node.input[0] for node in lifted.graph.node if node.op_type == "Cast"}
+    for place, original in enumerate(lifted.graph.node):
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
+        names = _deciding_inputs(node, wide)
+        # Only the first operand of a comparison moves: that reaches both of its sides.
+        for name in names[:1]:
+            if wide.get(name) != TensorProto.DOUBLE:
+                continue
+            share = _NUDGES[_declared(name, sources, types)]
+            moved = f"nudge{place}"
+            result.graph.node.extend(_moved(name, moved, sign * share))
+            node.input[list(node.input).index(name)] = moved
+        result.graph.node.append(node)
+    return result
+
+
+def _declared(name: str, sources: Mapping[str, str], types: Mapping[str, int]) -> int:
+    """The type in the body of a value of the lifted body, back through the casts that round it."""
+    while name not in types and name in sources:
+        name = sources[name]
+    kind = types.get(name, TensorProto.DOUBLE)
+    return kind if kind in _NUDGES else TensorProto.DOUBLE
+
+
+def _moved(name: str, target: str, share: float) -> list[onnx.NodeProto]:
+    """target = name + share * (|name| + a sixteenth of the largest finite |name|)."""
+
+    def constant(suffix: str, value: float) -> onnx.NodeProto:
+        tensor = helper.make_tensor("value", TensorProto.DOUBLE, [], [value])
+        return helper.make_node("Constant", [], [f"{target}.{suffix}"], value=tensor)
+
+    def step(op: str, inputs: list[str], suffix: str, **attributes: Any) -> onnx.NodeProto:
+        return helper.make_node(op, inputs, [f"{target}.{suffix}"], **attributes)
+
+    return [
+        constant("share", share), constant("part", 1 / 16), constant("zero", 0.0), constant("large", 1e300),
+        step("Abs", [name], "size"),
+        step("Less", [f"{target}.size", f"{target}.large"], "finite"),
+        step("Where", [f"{target}.finite", f"{target}.size", f"{target}.zero"], "known"),
+        step("ReduceMax", [f"{target}.known"], "most", keepdims=0),
+        step("Mul", [f"{target}.most", f"{target}.part"], "floor"),
+        step("Add", [f"{target}.known", f"{target}.floor"], "range"),
+        step("Mul", [f"{target}.range", f"{target}.share"], "by"),
+        helper.make_node("Add", [name, f"{target}.by"], [target]),
+    ]
+
+
+def in_type(array: Array, kind: int) -> Array:
+    """An array in the NumPy type of an element type."""
+    return array.astype(array_type(kind), copy=False)
+
+
+def lengths(arrays: Mapping[str, Array], outputs: list[Array]) -> int:
+    """An upper estimate of the terms in the body's longest sum, from the sizes of what it reads and writes."""
+    largest = max((array.size for array in arrays.values()), default=1)
+    axis = max((size for array in arrays.values() for size in array.shape), default=1)
+    least = max(min((output.size for output in outputs), default=1), 1)
+    return max(1, axis, -(-largest // least))
+
+
+def same_feeds(feeds: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
+    """The arrays of these inputs, C-contiguous."""
+    return {name: np.ascontiguousarray(feeds[name]) for name in names}

@@ -1,0 +1,226 @@
+"""Who runs a fused node's kernel: the GPU here, an emulator in the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxfuse.errors import KernelError
+from onnxfuse.lowering import launch
+from onnxfuse.rewriting import FusedNode
+from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
+
+Array = NDArray[Any]
+
+CUDA = "CUDAExecutionProvider"
+_POISON = 0xFF
+"""Byte that outputs are filled with before a kernel runs: not a number, minus one, and no boolean."""
+_KEPT = 64
+"""Sessions of single nodes that are kept."""
+
+
+class KernelRunner(Protocol):
+    """Runs kernels and, where it can, the original's nodes on the same device."""
+
+    name: str
+    """What it runs on, for the report."""
+    providers: Sequence[Any]
+    """ONNX Runtime's providers for runs of the original from which inputs are taken."""
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        """The outputs of a node's kernel.
+
+        Args:
+            node: of ``model``.
+            feeds: by formal name.
+            variant: which variant of the launch plan, whose guards hold; None for the one that would run.
+
+        Raises:
+            KernelError: it cannot be compiled or run.
+        """
+        ...
+
+    def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array] | None:
+        """The original nodes' outputs, in their own types, on the kernels' device; None where it has no means to.
+
+        Raises:
+            KernelError: they cannot be run.
+        """
+        ...
+
+    def variants(self, plan: launch.LaunchPlan, feeds: Mapping[str, Array]) -> list[int]:
+        """Variants of a plan whose guards hold for these inputs."""
+        ...
+
+
+class CudaRunner:
+    """Kernels through one-node models in ONNX Runtime's CUDA provider, as a deployment runs them."""
+
+    def __init__(self, device: int = 0) -> None:
+        """Find the GPU.
+
+        Raises:
+            KernelError: there is no driver or no such GPU.
+        """
+        from onnxfuse.runtime import gpus
+
+        found = gpus()
+        if device >= len(found):
+            raise KernelError(f"there is no GPU {device}: the driver shows {len(found)}")
+        self.device, self.gpu = device, found[device]
+        self.name = self.gpu.name
+        self.providers: Sequence[Any] = [(CUDA, {"device_id": device}), "CPUExecutionProvider"]
+        self._one_node = lru_cache(_KEPT)(self._session)
+        self._bodies = lru_cache(_KEPT)(self._body_session)
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        """See ``KernelRunner``; outputs are poisoned before the run where their shape is known and type allows."""
+        plan = node.plan if variant is None else single_variant(node.plan, variant)
+        raw = node_model(node, model, plan, feeds).SerializeToString()
+        kinds = {name: element_type(array) for name, array in feeds.items()}
+        session = self._one_node(raw)
+        shapes = output_shapes(node.plan, feeds, self.gpu.capability[0] * 10 + self.gpu.capability[1])
+        return self._run(session, feeds, kinds, [output.dtype for output in node.plan.outputs], shapes)
+
+    def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+        """See ``KernelRunner``."""
+        kinds = {info.name: info.type.tensor_type.elem_type for info in body.graph.input}
+        session = self._bodies(body.SerializeToString(deterministic=True))
+        outputs = [info.type.tensor_type.elem_type for info in body.graph.output]
+        return self._run(session, {name: feeds[name] for name in kinds}, kinds, outputs, None)
+
+    def variants(self, plan: launch.LaunchPlan, feeds: Mapping[str, Array]) -> list[int]:
+        """See ``KernelRunner``; device memory is aligned to 256 bytes."""
+        return holding_variants(plan, feeds, self.gpu.capability[0] * 10 + self.gpu.capability[1],
+                                self.gpu.multiprocessors)
+
+    def _session(self, raw: bytes) -> Any:
+        from onnxfuse.runtime import session
+
+        return session(raw, self.providers, exact_options())
+
+    def _body_session(self, raw: bytes) -> Any:
+        import onnxruntime
+
+        plain = with_plain_borders(onnx.ModelProto.FromString(raw)).SerializeToString()
+        try:
+            return onnxruntime.InferenceSession(plain, exact_options(), enable_fallback=0,
+                                                providers=self.providers)
+        except Exception as error:  # ONNX Runtime has an exception type per status
+            raise KernelError(f"the original nodes do not run on the GPU: {error}") from error
+
+    def _run(self, session: Any, feeds: Mapping[str, Array], kinds: Mapping[str, int], outputs: Sequence[int],
+             shapes: Sequence[tuple[int, ...]] | None) -> list[Array]:
+        import onnxruntime
+
+        binding = session.io_binding()
+        for name, array in plain_feeds(feeds, kinds).items():
+            where = "cpu" if name.startswith("h") else "cuda"
+            binding.bind_ortvalue_input(
+                name, onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), where, self.device))
+        names = [output.name for output in session.get_outputs()]
+        for place, (name, kind) in enumerate(zip(names, outputs, strict=True)):
+            if shapes is not None and kind != TensorProto.BFLOAT16 and 0 not in shapes[place]:
+                poison = np.full(int(np.prod(shapes[place])) * array_type(kind).itemsize, _POISON, np.uint8)
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(
+                    poison.view(array_type(kind)).reshape(shapes[place]), "cuda", self.device)
+                binding.bind_ortvalue_output(name, value)
+            else:
+                binding.bind_output(name, "cuda", self.device)
+        try:
+            session.run_with_iobinding(binding)
+            results = [value.numpy() for value in binding.get_outputs()]
+        except Exception as error:
+            raise KernelError(f"a run failed: {error}") from error
+        return [np.asarray(result).astype(array_type(kind), copy=False)
+                for result, kind in zip(results, outputs, strict=True)]
+
+
+def element_type(array: Array) -> int:
+    """The element type of an array."""
+    return int(TensorProto.BFLOAT16 if array.dtype == array_type(TensorProto.BFLOAT16)
+               else helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def node_model(node: FusedNode, model: onnx.ModelProto, plan: launch.LaunchPlan,
+               feeds: Mapping[str, Array]) -> onnx.ModelProto:
+    """A model of one fused node, its inputs and outputs under their formal names."""
+    original = next(entry for entry in model.graph.node if entry.domain == launch.DOMAIN and entry.name == node.name)
+    call = onnx.NodeProto()
+    call.CopyFrom(original)
+    call.name = node.op
+    call.input[:] = [f"h{place}" if place < launch.HOST_INPUTS and name else
+                     "" if place < launch.HOST_INPUTS else f"x{place - launch.HOST_INPUTS}"
+                     for place, name in enumerate(original.input)]
+    call.output[:] = [f"y{place}" for place in range(len(original.output))]
+    for place in reversed(range(len(call.attribute))):
+        # What a kernel does not need would make equal nodes different sessions.
+        name = call.attribute[place].name
+        if name == "plan":
+            call.attribute[place].s = plan.to_json().encode()
+        elif name != "source" and (not name.startswith("image_") or plan != node.plan):
+            del call.attribute[place]
+    inputs = [helper.make_tensor_value_info(name, element_type(array), [None] * array.ndim)
+              for name, array in feeds.items()]
+    outputs = [helper.make_tensor_value_info(f"y{place}", output.dtype, [None] * len(output.shape))
+               for place, output in enumerate(plan.outputs)]
+    function = next(f for f in model.functions if f.domain == launch.DOMAIN and f.name == node.op)
+    opsets = [*(entry for entry in model.opset_import)]
+    graph = helper.make_graph([call], node.op, inputs, outputs)
+    single = helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 8), functions=[function])
+    return with_plain_borders(single)
+
+
+def single_variant(plan: launch.LaunchPlan, variant: int) -> launch.LaunchPlan:
+    """The plan with one variant alone, which then needs no guard."""
+    return replace(plan, variants=(replace(plan.variants[variant], guards=()),))
+
+
+def holding_variants(plan: launch.LaunchPlan, feeds: Mapping[str, Array], sm: int, multiprocessors: int) -> list[int]:
+    """Variants whose guards hold for these inputs, all memory aligned.
+
+    Raises:
+        ValueError: a check of the plan does not hold.
+    """
+    situation = _situation(plan, feeds, sm, multiprocessors)
+    return [place for place, variant in enumerate(plan.variants)
+            if all(situation.evaluate(guard) for guard in variant.guards)]
+
+
+def output_shapes(plan: launch.LaunchPlan, feeds: Mapping[str, Array], sm: int = 90) -> list[tuple[int, ...]]:
+    """Shapes of the outputs for these inputs.
+
+    Raises:
+        ValueError: a check of the plan does not hold.
+    """
+    situation = _situation(plan, feeds, sm, 1)
+    return [tuple(situation.evaluate(size) for size in output.shape) for output in plan.outputs]
+
+
+def host_values(feeds: Mapping[str, Array]) -> list[list[int]]:
+    """Contents of the host inputs, [] for one that is absent."""
+    return [[int(value) for value in np.asarray(feeds[f"h{place}"]).reshape(-1)] if f"h{place}" in feeds else []
+            for place in range(launch.HOST_INPUTS)]
+
+
+def tensors(feeds: Mapping[str, Array]) -> list[Array]:
+    """The tensor inputs in order."""
+    count = sum(name.startswith("x") for name in feeds)
+    return [feeds[f"x{place}"] for place in range(count)]
+
+
+def _situation(plan: launch.LaunchPlan, feeds: Mapping[str, Array], sm: int, multiprocessors: int) -> launch.Situation:
+    situation = launch.Situation([array.shape for array in tensors(feeds)], host_values(feeds), sm=sm,
+                                 multiprocessors=multiprocessors)
+    situation.bind(plan)
+    return situation
+

@@ -1,0 +1,153 @@
+"""Two models in memory with their weights in one file, so that sessions map them instead of copying them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+
+from onnxfuse.errors import VerificationError
+from onnxfuse.graph.load import LoadedModel
+from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
+
+_SHARED_BYTES = 1024
+"""Weights of more bytes than this leave the model."""
+_PAGE = 4096
+_FOLDER = "session.model_external_initializers_file_folder_path"
+_WEIGHTS = "weights.bin"
+
+
+@dataclass(frozen=True)
+class Slim:
+    """A model whose weights lie in files of ``folder``."""
+
+    model: onnx.ModelProto
+    folder: Path | None
+
+    def options(self) -> onnxruntime.SessionOptions:
+        """Session options that keep the graph as it is and find the weights."""
+        options = exact_options()
+        if self.folder is not None:
+            options.add_session_config_entry(_FOLDER, str(self.folder))
+        return options
+
+    def session(self, providers: Sequence[Any] = CPU, extra: Collection[tuple[str, int]] = ()) -> Any:
+        """A plain ONNX Runtime session: fused nodes are inlined.
+
+        Args:
+            extra: (name, element type) of inner values to give out after the model's outputs.
+
+        Raises:
+            VerificationError: ONNX Runtime refuses the model.
+        """
+        return self._create(onnxruntime.InferenceSession, providers, extra)
+
+    def fused_session(self, providers: Sequence[Any]) -> Any:
+        """A session in which fused nodes run as kernels where CUDA is among the providers.
+
+        Raises:
+            VerificationError: ONNX Runtime refuses the model.
+            KernelError: a kernel cannot be had.
+        """
+        from onnxfuse.runtime import session
+
+        raw = with_plain_borders(self.model).SerializeToString()
+        return session(raw, providers, self.options())
+
+    def _create(self, make: Any, providers: Sequence[Any], extra: Collection[tuple[str, int]]) -> Any:
+        model = self.model
+        if extra:
+            model = onnx.ModelProto()
+            model.CopyFrom(self.model)
+            for name, kind in extra:
+                info = model.graph.output.add(name=name)
+                info.type.tensor_type.elem_type = kind
+        try:
+            return make(with_plain_borders(model).SerializeToString(), self.options(), providers=list(providers),
+                        enable_fallback=0)
+        except Exception as error:  # ONNX Runtime has an exception type per status
+            raise VerificationError(
+                f"ONNX Runtime refuses the model: {error}",
+                remedy="Try the model without onnxfuse first: onnxruntime.InferenceSession(path).",
+            ) from error
+
+
+@contextmanager
+def sharing(loaded: LoadedModel, fused: onnx.ModelProto) -> Iterator[tuple[Slim, Slim]]:
+    """The original and the fused model with the weights of both in one place, while the context lasts.
+
+    Weights that the original keeps in files stay there.
+
+    Raises:
+        OSError: there is no room for the weights in the temporary folder.
+    """
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in loaded.proto.graph.initializer):
+        yield Slim(loaded.proto, loaded.folder), Slim(fused, loaded.folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as name:
+        folder = Path(name)
+        known: dict[str, tuple[onnx.TensorProto, int]] = {}
+        with (folder / _WEIGHTS).open("wb") as file:
+            first, second = (_slim(model, file, known) for model in (loaded.proto, fused))
+        known.clear()
+        yield Slim(first, folder), Slim(second, folder)
+
+
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its larger weights as graph inputs: what ``onnx.checker`` can check of any size."""
+    result = _shell(model)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.raw_data) > _SHARED_BYTES:
+            if all(info.name != tensor.name for info in result.graph.input):
+                result.graph.input.append(
+                    onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        else:
+            result.graph.initializer.append(tensor)
+    return result
+
+
+def _slim(model: onnx.ModelProto, file: Any, known: dict[str, tuple[onnx.TensorProto, int]]) -> onnx.ModelProto:
+    result = _shell(model)
+    for tensor in model.graph.initializer:
+        data = tensor.raw_data
+        if len(data) <= _SHARED_BYTES:
+            result.graph.initializer.append(tensor)
+            continue
+        earlier, offset = known.get(tensor.name, (None, 0))
+        if earlier is None or earlier.raw_data != data:
+            offset = -(-file.tell() // _PAGE) * _PAGE
+            file.seek(offset)
+            file.write(data)
+            known.setdefault(tensor.name, (tensor, offset))
+        reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims,
+                                     data_location=onnx.TensorProto.EXTERNAL)
+        for key, value in (("location", _WEIGHTS), ("offset", str(offset)), ("length", str(len(data)))):
+            reference.external_data.add(key=key, value=value)
+        result.graph.initializer.append(reference)
+    return result
+
+
+def _shell(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without the main graph's initialisers, made without copying them."""
+    result = onnx.ModelProto()
+    _copy(model, result, "graph")
+    _copy(model.graph, result.graph, "initializer")
+    return result
+
+
+def _copy(source: Any, target: Any, skip: str) -> None:
+    for descriptor, value in source.ListFields():
+        if descriptor.name == skip:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, descriptor.name).extend(value)
+        elif descriptor.message_type is not None:
+            getattr(target, descriptor.name).CopyFrom(value)
+        else:
+            setattr(target, descriptor.name, value)

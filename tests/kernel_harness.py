@@ -1,0 +1,161 @@
+"""From ONNX text to a kernel, and every way to run that kernel compared with float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import onnx
+from emulator import prepare, run_plan, variants_that_hold
+from onnx import TensorProto, numpy_helper
+from reference import FLOATS, Array, difference, element_types, evaluate, numpy_type
+
+from onnxfuse.graph import Graph, Value, load_graph
+from onnxfuse.lowering.ir import Reduce, postorder
+from onnxfuse.lowering.lower import Lowered, hosts, lower
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import Kernel, make_kernel
+
+NAMES = {
+    "float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+    "double": TensorProto.DOUBLE, "int8": TensorProto.INT8, "int16": TensorProto.INT16, "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64, "uint8": TensorProto.UINT8, "uint16": TensorProto.UINT16,
+    "uint32": TensorProto.UINT32, "uint64": TensorProto.UINT64, "bool": TensorProto.BOOL,
+}
+FLOATING = ("float", "float16", "bfloat16", "double")
+SIGNED = ("int8", "int16", "int32", "int64")
+UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+INTEGERS = SIGNED + UNSIGNED
+
+
+@dataclass(frozen=True)
+class Made:
+    """A region, from model to kernel."""
+
+    model: onnx.ModelProto
+    graph: Graph
+    lowered: Lowered
+    kernel: Kernel
+
+
+def parse(text: str, opset: int = 20) -> onnx.ModelProto:
+    """A model from the text of its graph; an output called "_" is absent."""
+    imports = f'"" : {opset}, "com.microsoft" : 1, "onnxfuse.canonical" : 1'
+    model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]>\n{text}")
+    for node in model.graph.node:
+        node.output[:] = ["" if name == "_" else name for name in node.output]
+    return model
+
+
+def attempt(model: onnx.ModelProto) -> Made | Refusal:
+    """The whole model as one region."""
+    graph = load_graph(model)
+    computed = [node for node in graph.nodes if node.op != "Constant"]
+    nodes = [node for node in computed if not all(_is_size(value) for value in node.outputs)]
+    lowered = lower(nodes, graph.outputs, graph)
+    if isinstance(lowered, Refusal):
+        return lowered
+    reduces = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
+    kernel = make_kernel(lowered, "test", "rows" if reduces else "pointwise")
+    return kernel if isinstance(kernel, Refusal) else Made(model, graph, lowered, kernel)
+
+
+def _is_size(value: Value | None) -> bool:
+    """Whether a value only decides sizes: its contents are known from them, and nobody else looks at it."""
+    return value is None or (value.elements is not None and not value.is_output)
+
+
+def make(text: str, opset: int = 20) -> Made:
+    """The whole model as one region, which must be possible."""
+    made = attempt(parse(text, opset))
+    assert isinstance(made, Made), made
+    return made
+
+
+def refused(text: str, opset: int = 20) -> Refusal:
+    """Why a model is no region."""
+    made = attempt(parse(text, opset))
+    assert isinstance(made, Refusal)
+    return made
+
+
+def compile_all(made: Sequence[Made]) -> None:
+    """Compile the texts for the emulator, two at a time."""
+    prepare([one.kernel.source for one in made])
+
+
+def shapes_of(made: Made, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the model's inputs for sizes of its symbols."""
+    return {
+        value.name: tuple(size.evaluate(sizes) for size in value.declared or value.shape)
+        for value in made.graph.inputs
+    }
+
+
+def random_array(dtype: int, shape: Sequence[int], rng: np.random.Generator, low: int = -4, high: int = 5) -> Array:
+    """Normal floats, integers of [low, high), or booleans."""
+    if dtype in FLOATS:
+        return rng.standard_normal(shape).astype(FLOATS[dtype])
+    if dtype == TensorProto.BOOL:
+        return rng.random(shape) < 0.5
+    kind = numpy_type(dtype)
+    return rng.integers(0 if kind.kind == "u" else low, high, shape).astype(kind)
+
+
+def random_inputs(made: Made, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    """Inputs of a model by name."""
+    rng = np.random.default_rng(seed)
+    types = element_types(made.model)
+    return {name: random_array(types[name], shape, rng) for name, shape in shapes_of(made, sizes).items()}
+
+
+def arguments(made: Made, inputs: Mapping[str, Array]) -> list[Array]:
+    """The kernel's tensor inputs."""
+    constants = {tensor.name: tensor for tensor in made.model.graph.initializer}
+    return [inputs[value.name] if value.name in inputs else
+            value.constant if value.name not in constants else numpy_helper.to_array(constants[value.name])
+            for value in made.lowered.tensors]
+
+
+def failures(made: Made, inputs: Mapping[str, Array], *, length: int = 1, slack: float = 1.0,
+             scales: Mapping[str, float] | None = None, orders: Sequence[str | int] = ("forward",),
+             misalign: bool = True, source: str | None = None, limit: int | None = None) -> list[str]:
+    """What is wrong with a kernel on these inputs: every variant that holds, aligned and not, in several orders.
+
+    Args:
+        length, slack, scales: see ``reference.difference``; ``scales`` by output.
+        source: another text to run instead of the kernel's.
+        limit: how many variants to run at most, those first in the plan.
+    """
+    plan, text = made.kernel.plan, made.kernel.source if source is None else source
+    given = arguments(made, inputs)
+    expected = evaluate(made.model, inputs)
+    host = [expected[value.name] for value in hosts(made.lowered.sized)]
+    outputs = [(info.name, info.type.tensor_type.elem_type) for info in made.model.graph.output]
+    skewed = {place: 1 for place, array in enumerate(given) if array.size}
+    found = []
+    for placement in ({}, skewed) if misalign and skewed else ({},):
+        for variant, order in product(variants_that_hold(plan, given, host, misalign=placement)[:limit], orders):
+            actual = run_plan(plan, text, given, host, variant=variant, order=order, misalign=placement)
+            for (name, dtype), array in zip(outputs, actual, strict=True):
+                wrong = difference(array, expected[name], dtype, length=length, slack=slack,
+                                   scale=(scales or {}).get(name))
+                if wrong:
+                    found.append(f"output {name}, variant {variant}, misaligned {sorted(placement)}, order {order}: {wrong}")
+    return found
+
+
+def check(made: Made, inputs: Mapping[str, Array], **options: object) -> None:
+    """Assert that a kernel is right on these inputs; see ``failures``."""
+    found = failures(made, inputs, **options)  # type: ignore[arg-type]
+    assert not found, "\n".join(found[:4])
+
+
+def sweep(text: str, *sizes: Mapping[str, int], opset: int = 20, **options: object) -> Made:
+    """Make a kernel and check it on random inputs at several sizes."""
+    made = make(text, opset)
+    for seed, one in enumerate(sizes or ({},)):
+        check(made, random_inputs(made, one, seed), **options)
+    return made

@@ -1,0 +1,416 @@
+"""What a region computes, in float64, and how far a kernel may be from it.
+
+``evaluate`` runs a model node by node.  Every value of a floating type is held in float64 and rounded to its declared
+type only where a kernel must do so: by a Cast (of what it reads and to what it gives), and before an operator whose
+result jumps (comparisons, IsNaN, floor and their like).  Integers are what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import prod
+
+import ml_dtypes
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+Array = NDArray[np.generic]
+
+FLOATS: dict[int, np.dtype] = {
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    TensorProto.FLOAT: np.dtype(np.float32),
+    TensorProto.DOUBLE: np.dtype(np.float64),
+}
+
+TOLERANCES: dict[int, float] = {
+    TensorProto.FLOAT: 1e-5,
+    TensorProto.DOUBLE: 1e-12,
+    TensorProto.FLOAT16: 2 * 2.0**-10,
+    TensorProto.BFLOAT16: 2 * 2.0**-7,
+}
+"""Largest error against float64, relative to the largest magnitude of the output: for float32 and float64 some
+hundreds of roundings, for float16 and bfloat16 two units in the last place."""
+
+REDUCTION_ROUNDINGS = 2.0**-24
+"""What each further element of a long sum may add to a float32's tolerance (a tenth of the worst case)."""
+
+JUMPING = frozenset((
+    "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "Floor", "Ceil", "Round", "Sign", "Mod",
+))
+
+
+def numpy_type(dtype: int) -> np.dtype:
+    """The NumPy type of an element type; ``ml_dtypes.bfloat16`` for bfloat16."""
+    return FLOATS.get(dtype) or np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+
+
+def evaluate(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every value of a model; those of floating types in float64.
+
+    Args:
+        inputs: by name, in their declared types.
+    """
+    types = element_types(model)
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    values: dict[str, Array] = {}
+    for name, array in inputs.items():
+        values[name] = raised(array)
+    for tensor in model.graph.initializer:
+        values[tensor.name] = raised(numpy_helper.to_array(tensor))
+    with np.errstate(all="ignore"):
+        for node in model.graph.node:
+            for name, array in zip(node.output, _node(node, opset, types, values), strict=False):
+                if name:
+                    values[name] = raised(np.asarray(array))
+    return values
+
+
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element types by value; an operator that onnx does not know gives its first input's type."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    graph = inferred.graph
+    types = {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in model.graph.node:
+        for name in node.output:
+            if not types.get(name):
+                types[name] = types[node.input[0]]
+    return types
+
+
+def raised(array: Array) -> Array:
+    """A floating array in float64, another as it is."""
+    return array.astype(np.float64) if array.dtype in FLOATS.values() else array
+
+
+def rounded(array: Array, dtype: int) -> Array:
+    """Values of a floating type rounded to it, still in float64."""
+    return array.astype(FLOATS[dtype]).astype(np.float64) if dtype in FLOATS else array
+
+
+def _node(node: onnx.NodeProto, opset: int, types: Mapping[str, int], values: Mapping[str, Array]) -> list[Array]:
+    read = [values[name] if name else None for name in node.input]
+    if node.op_type in ("Cast", "CastLike"):
+        target = types[node.input[1]] if node.op_type == "CastLike" else next(a.i for a in node.attribute if a.name == "to")
+        source = rounded(read[0], types[node.input[0]])
+        return [rounded(source.astype(np.float64), target) if target in FLOATS else source.astype(numpy_type(target))]
+    if node.op_type in JUMPING:
+        read = [rounded(array, types[name]) for array, name in zip(read, node.input, strict=True)]
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    own = OWN.get((node.domain, node.op_type))
+    if own is not None:
+        result = own(attributes, opset, *read)
+        return list(result) if isinstance(result, tuple) else [result]
+    feeds = {name: array for name, array in zip(node.input, read, strict=True) if name}
+    return list(_evaluator(node.SerializeToString(), opset).run(None, feeds))
+
+
+@lru_cache(maxsize=4096)
+def _evaluator(node: bytes, opset: int) -> ReferenceEvaluator:
+    proto = onnx.NodeProto()
+    proto.ParseFromString(node)
+    return ReferenceEvaluator(proto, opsets={"": opset})
+
+
+# ---- Operators that onnx's evaluator lacks, or computes in float32. ----
+
+
+def _erf(x: Array) -> Array:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(x)
+
+
+def _phi(x: Array) -> Array:
+    return x * 0.5 * (1 + _erf(x / np.sqrt(2)))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _silu(x: Array, alpha: float = 1.0) -> Array:
+    return x / (1 + np.exp(-alpha * x))
+
+
+def _gelu(attributes: Mapping, opset: int, x: Array) -> Array:
+    return _gelu_tanh(x) if attributes.get("approximate") == b"tanh" else _phi(x)
+
+
+def _biased(function: Callable[[Array], Array]) -> Callable:
+    return lambda attributes, opset, x, bias=None: function(x if bias is None else x + bias)
+
+
+def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    mean = x.mean(axis=axes, keepdims=True)
+    inverse = 1 / np.sqrt(x.var(axis=axes, keepdims=True) + epsilon)
+    return (x - mean) * inverse, mean, inverse
+
+
+def _root_mean_square(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    return x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
+
+
+def _from(axis: int, x: Array) -> tuple[int, ...]:
+    return tuple(range(axis % x.ndim, x.ndim))
+
+
+def _layer_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, ...]:
+    normal, mean, inverse = _normal(x, _from(attributes.get("axis", -1), x), attributes.get("epsilon", 1e-5))
+    return normal * scale + (0 if bias is None else bias), mean, inverse
+
+
+def _rms_norm(attributes: Mapping, opset: int, x: Array, scale: Array) -> Array:
+    return _root_mean_square(x, _from(attributes.get("axis", -1), x), attributes.get("epsilon", 1e-5)) * scale
+
+
+def _channels(vector: Array, x: Array) -> Array:
+    return vector.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def _instance_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array) -> Array:
+    normal, _, _ = _normal(x, tuple(range(2, x.ndim)), attributes.get("epsilon", 1e-5))
+    return normal * _channels(scale, x) + _channels(bias, x)
+
+
+def _group_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array) -> Array:
+    groups = attributes["num_groups"]
+    grouped = x.reshape(x.shape[0], groups, -1)
+    normal, _, _ = _normal(grouped, (2,), attributes.get("epsilon", 1e-5))
+    if opset >= 21:
+        return normal.reshape(x.shape) * _channels(scale, x) + _channels(bias, x)
+    return (normal * scale[:, None] + bias[:, None]).reshape(x.shape)
+
+
+def _batch_norm(attributes: Mapping, opset: int, x: Array, *parameters: Array) -> Array:
+    scale, bias, mean, variance = (p.reshape(-1, *(1,) * (x.ndim - 2)) for p in parameters)
+    return (x - mean) / np.sqrt(variance + attributes.get("epsilon", 1e-5)) * scale + bias
+
+
+def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
+    powers = np.exp(x - x.max(axis=axes, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(axis=axes, keepdims=True)
+
+
+def _log_softmax(x: Array, axes: tuple[int, ...]) -> Array:
+    shifted = x - x.max(axis=axes, keepdims=True, initial=-np.inf)
+    return shifted - np.log(np.exp(shifted).sum(axis=axes, keepdims=True))
+
+
+def _softmax_like(function: Callable[[Array, tuple[int, ...]], Array]) -> Callable:
+    def run(attributes: Mapping, opset: int, x: Array) -> Array:
+        if opset >= 13:
+            return function(x, (attributes.get("axis", -1) % x.ndim,))
+        return function(x, _from(attributes.get("axis", 1), x))
+
+    return run
+
+
+def _safe_softmax(attributes: Mapping, opset: int, x: Array) -> Array:
+    result = _softmax(x, (attributes.get("axis", -1) % x.ndim,))
+    return np.where(np.isnan(result), 0.0, result)
+
+
+def _skip_layer_norm(attributes: Mapping, opset: int, x: Array, skip: Array, scale: Array, bias: Array | None = None,
+                     added: Array | None = None) -> tuple[Array, ...]:
+    total = x + skip + (0 if added is None else added)
+    normal, mean, inverse = _normal(total, (-1,), attributes.get("epsilon", 1e-12))
+    return normal * scale + (0 if bias is None else bias), mean, inverse, total
+
+
+def _skip_rms_norm(attributes: Mapping, opset: int, x: Array, skip: Array, scale: Array,
+                   added: Array | None = None) -> tuple[Array | None, ...]:
+    total = x + skip + (0 if added is None else added)
+    return _root_mean_square(total, (-1,), attributes.get("epsilon", 1e-12)) * scale, np.zeros(()), np.zeros(()), total
+
+
+def _power(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
+    return np.power(x, y).astype(x.dtype)
+
+
+def _quotient(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
+    """Integers towards zero; a division by zero gives 0, which the standard leaves open."""
+    if x.dtype == np.float64:
+        return x / y
+    safe = np.where(y == 0, 1, y)
+    whole = x // safe
+    toward_zero = whole + ((x % safe != 0) & ((x < 0) != (safe < 0)))
+    return np.where(y == 0, 0, toward_zero).astype(x.dtype)
+
+
+def _modulo(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
+    if x.dtype == np.float64:
+        return np.fmod(x, y)
+    safe = np.where(y == 0, 1, y)
+    rest = np.fmod(x, safe) if attributes.get("fmod") else np.mod(x, safe)
+    return np.where(y == 0, 0, rest).astype(x.dtype)
+
+
+def _mean_of(attributes: Mapping, opset: int, *operands: Array) -> Array:
+    return sum(operands[1:], operands[0]) / len(operands)
+
+
+def _axes(attributes: Mapping, x: Array, axes: Array | None) -> tuple[int, ...]:
+    given = attributes.get("axes") if axes is None else axes
+    if given is None or len(given) == 0:
+        return () if attributes.get("noop_with_empty_axes") else tuple(range(x.ndim))
+    return tuple(int(axis) % x.ndim for axis in given)
+
+
+def _log_sum_exp(x: Array, axes: tuple[int, ...]) -> Array:
+    largest = x.max(axis=axes, keepdims=True, initial=-np.inf)
+    largest = np.where(np.isinf(largest), 0, largest)
+    return np.log(np.exp(x - largest).sum(axis=axes, keepdims=True)) + largest
+
+
+REDUCTIONS: dict[str, Callable[[Array, tuple[int, ...]], Array]] = {
+    "ReduceSum": lambda x, axes: x.sum(axis=axes, keepdims=True, dtype=x.dtype),
+    "ReduceProd": lambda x, axes: x.prod(axis=axes, keepdims=True, dtype=x.dtype),
+    "ReduceMean": lambda x, axes: x.mean(axis=axes, keepdims=True),
+    "ReduceMax": lambda x, axes: x.max(axis=axes, keepdims=True),
+    "ReduceMin": lambda x, axes: x.min(axis=axes, keepdims=True),
+    "ReduceL1": lambda x, axes: np.abs(x).sum(axis=axes, keepdims=True),
+    "ReduceL2": lambda x, axes: np.sqrt((x * x).sum(axis=axes, keepdims=True)),
+    "ReduceSumSquare": lambda x, axes: (x * x).sum(axis=axes, keepdims=True),
+    "ReduceLogSum": lambda x, axes: np.log(x.sum(axis=axes, keepdims=True)),
+    "ReduceLogSumExp": _log_sum_exp,
+}
+
+
+def _reduction(name: str) -> Callable:
+    def run(attributes: Mapping, opset: int, x: Array, axes: Array | None = None) -> Array:
+        over = _axes(attributes, x, axes)
+        kept = REDUCTIONS[name](x, over) if over or x.ndim == 0 else x
+        return kept if attributes.get("keepdims", 1) else np.squeeze(kept, axis=over)
+
+    return run
+
+
+def _lp_norm(attributes: Mapping, opset: int, x: Array) -> Array:
+    axis = attributes.get("axis", -1)
+    norm = np.linalg.norm(x, ord=attributes.get("p", 2), axis=axis, keepdims=True) if x.size else x
+    return x / np.where(norm == 0, 1, norm)
+
+
+def _loss(attributes: Mapping, opset: int, x: Array, labels: Array) -> Array:
+    return -np.take_along_axis(x, labels[:, None], axis=1)[:, 0]
+
+
+def _squeeze(attributes: Mapping, opset: int, x: Array, axes: Array | None = None) -> Array:
+    given = attributes.get("axes") if axes is None else axes
+    return np.squeeze(x, None if given is None else tuple(int(axis) for axis in given))
+
+
+def _unsqueeze(attributes: Mapping, opset: int, x: Array, axes: Array | None = None) -> Array:
+    return np.expand_dims(x, tuple(int(axis) for axis in (attributes.get("axes") if axes is None else axes)))
+
+
+def _hard_sigmoid(attributes: Mapping, opset: int, x: Array) -> Array:
+    return np.clip(x * attributes.get("alpha", float(np.float32(0.2))) + attributes.get("beta", 0.5), 0, 1)
+
+
+MICROSOFT, CANONICAL = "com.microsoft", "onnxfuse.canonical"
+
+OWN: dict[tuple[str, str], Callable] = {
+    ("", "Erf"): lambda a, o, x: _erf(x),
+    ("", "Gelu"): _gelu,
+    ("", "Swish"): lambda a, o, x: _silu(x, a.get("alpha", 1.0)),
+    ("", "Mish"): lambda a, o, x: x * np.tanh(np.logaddexp(0, x)),
+    ("", "Softplus"): lambda a, o, x: np.logaddexp(0, x),
+    ("", "Sigmoid"): lambda a, o, x: 1 / (1 + np.exp(-x)),
+    ("", "Reciprocal"): lambda a, o, x: 1 / x,
+    ("", "HardSwish"): lambda a, o, x: x * np.clip(x / 6 + 0.5, 0, 1),
+    ("", "HardSigmoid"): _hard_sigmoid,
+    ("", "Squeeze"): _squeeze,
+    ("", "Unsqueeze"): _unsqueeze,
+    ("", "Elu"): lambda a, o, x: np.where(x < 0, a.get("alpha", 1.0) * np.expm1(x), x),
+    ("", "Celu"): lambda a, o, x: np.where(x < 0, a.get("alpha", 1.0) * np.expm1(x / a.get("alpha", 1.0)), x),
+    ("", "Selu"): lambda a, o, x: a.get("gamma", 1.05070102214813232421875) * np.where(
+        x <= 0, a.get("alpha", 1.67326319217681884765625) * np.expm1(x), x),
+    ("", "Sign"): lambda a, o, x: np.where(x > 0, 1, np.where(x < 0, -1, x)).astype(x.dtype),
+    ("", "Pow"): _power,
+    ("", "Div"): _quotient,
+    ("", "Mod"): _modulo,
+    ("", "Mean"): _mean_of,
+    ("", "LayerNormalization"): _layer_norm,
+    ("", "RMSNormalization"): _rms_norm,
+    ("", "SimplifiedLayerNormalization"): _rms_norm,
+    (MICROSOFT, "SimplifiedLayerNormalization"): _rms_norm,
+    ("", "InstanceNormalization"): _instance_norm,
+    ("", "GroupNormalization"): _group_norm,
+    ("", "BatchNormalization"): _batch_norm,
+    ("", "Softmax"): _softmax_like(_softmax),
+    ("", "LogSoftmax"): _softmax_like(_log_softmax),
+    ("", "LpNormalization"): _lp_norm,
+    ("", "NegativeLogLikelihoodLoss"): _loss,
+    ("", "Dropout"): lambda a, o, x, *rest: x,
+    (MICROSOFT, "BiasGelu"): _biased(_phi),
+    (MICROSOFT, "Gelu"): _biased(_phi),
+    (MICROSOFT, "FastGelu"): _biased(_gelu_tanh),
+    (MICROSOFT, "QuickGelu"): lambda a, o, x: _silu(x, a.get("alpha", 1.702)),
+    (MICROSOFT, "BiasAdd"): lambda a, o, x, bias, skip: x + bias + skip,
+    (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
+    (CANONICAL, "Silu"): lambda a, o, x: _silu(x),
+    (CANONICAL, "SafeSoftmax"): _safe_softmax,
+    **{("", name): _reduction(name) for name in REDUCTIONS},
+}
+
+
+# ---- Comparison. ----
+
+
+def tolerance(dtype: int, length: int = 1) -> float:
+    """Largest error relative to the output's largest magnitude; ``length`` is that of the longest reduction."""
+    return TOLERANCES[dtype] + (length * REDUCTION_ROUNDINGS if dtype == TensorProto.FLOAT else 0.0)
+
+
+def difference(actual: Array, expected: Array, dtype: int, *, length: int = 1, scale: float | None = None,
+               slack: float = 1.0, original: Array | None = None) -> str:
+    """What is wrong with an output, or "".
+
+    Args:
+        actual: in its declared type; expected: in float64 where that is a float.
+        length: of the longest reduction behind it.
+        scale: magnitude that the error is measured by; the largest finite one of ``expected`` where not given.
+        slack: factor on the tolerance, for functions that are not well conditioned.
+        original: the unfused model's output in its declared type: an error of 1.1 times its own is allowed for
+            float16 and bfloat16.
+    """
+    if actual.shape != expected.shape:
+        return f"shape {actual.shape} instead of {expected.shape}"
+    if actual.dtype != numpy_type(dtype):
+        return f"type {actual.dtype} instead of {numpy_type(dtype)}"
+    if dtype not in FLOATS:
+        wrong = actual != expected
+        return _first(wrong, actual, expected) if np.any(wrong) else ""
+    with np.errstate(all="ignore"):
+        declared = expected.astype(FLOATS[dtype]).astype(np.float64)
+        found = actual.astype(np.float64)
+        ordinary = np.isfinite(declared)
+        largest = scale if scale is not None else float(np.max(np.abs(declared), initial=0.0, where=ordinary))
+        # The last place of a number near zero is that of the smallest normal number.
+        largest = max(largest, float(ml_dtypes.finfo(FLOATS[dtype]).tiny))
+        allowed = largest * tolerance(dtype, length) * slack
+        if original is not None and dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+            own = np.abs(original.astype(np.float64) - expected)
+            allowed = max(allowed, 1.1 * float(np.max(own, initial=0.0, where=np.isfinite(own))))
+        same = (found == declared) | (np.isnan(found) & np.isnan(declared))
+        wrong = ~same & ~(ordinary & (np.abs(found - expected) <= allowed))
+        # What rounds to infinity may stay just below it, and the other way round.
+        edge = float(ml_dtypes.finfo(FLOATS[dtype]).max)
+        near = np.minimum(np.abs(expected), edge) - np.minimum(np.abs(found), edge)
+        wrong &= ~(~np.isnan(found) & ~np.isnan(declared) & (np.sign(found) == np.sign(expected))
+                   & (np.abs(expected) > 0.99 * edge) & (np.abs(near) <= allowed))
+    return _first(wrong, actual, expected, f", allowed {allowed:.3g}") if np.any(wrong) else ""
+
+
+def _first(wrong: Array, actual: Array, expected: Array, note: str = "") -> str:
+    place = tuple(int(index) for index in np.argwhere(wrong)[0])
+    return (f"{int(np.count_nonzero(wrong))} of {prod(wrong.shape)} elements differ, the first at {place}: "
+            f"{actual[place]!r} instead of {expected[place]!r}{note}")

@@ -1,0 +1,287 @@
+"""Every operator that can be lowered, in every type that it and the kernels hold, against float64.
+
+Kernels run in the emulator, all variants, aligned and not.  Tolerances are those of ``reference.TOLERANCES``, of the
+output's largest magnitude; for special values (infinities, the largest and smallest numbers) of each element's own
+magnitude or 1, whichever is larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from kernel_harness import (
+    FLOATING,
+    INTEGERS,
+    NAMES,
+    SIGNED,
+    UNSIGNED,
+    Made,
+    check,
+    make,
+    parse,
+    random_array,
+    random_inputs,
+    refused,
+)
+from reference import FLOATS, Array, evaluate, numpy_type
+
+from onnxfuse.lowering.operators import LOWERINGS
+
+Inputs = Callable[[int, Sequence[int], np.random.Generator], Array]
+
+SIZES = tuple({"N": n} for n in (0, 1, 31, 33, 4097))
+FEW = tuple({"N": n} for n in (1, 40))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A region: ``T`` in its text stands for each of the types in turn; ``inputs`` by name where not random."""
+
+    name: str
+    text: str
+    types: tuple[str, ...] = ("float", "float16")
+    opset: int = 20
+    sizes: tuple[Mapping[str, int], ...] = FEW
+    inputs: Mapping[str, Inputs] = field(default_factory=dict)
+    length: int = 1
+    slack: float = 1.0
+
+    def made(self, kind: str) -> Made:
+        return _made(self.text.replace("T[", f"{kind}[").replace("T ", f"{kind} "), self.opset)
+
+
+@lru_cache(maxsize=1024)
+def _made(text: str, opset: int) -> Made:
+    return make(text, opset)
+
+
+def together(name: str, operators: Sequence[str], types: Sequence[str], *, result: str = "T", operands: str = "x",
+             opset: int = 20, **options: object) -> Case:
+    """Pointwise operators of the same operands as one region with an output each."""
+    outputs = ", ".join(f"{result}[N] y{number}" for number in range(len(operators)))
+    nodes = "\n".join(f"y{number} = {op.replace('()', f'({operands})')}" for number, op in enumerate(operators))
+    given = ", ".join(f"T[N] {operand}" for operand in operands.split(", "))
+    return Case(name, f"g ({given}) => ({outputs}) {{ {nodes} }}", tuple(types), opset, SIZES, **options)
+
+
+def limits(dtype: int, shape: Sequence[int], rng: np.random.Generator) -> Array:
+    """Integers up to the limits of their type."""
+    kind = numpy_type(dtype)
+    info = np.iinfo(kind)
+    choices = np.array([info.min, info.min + 1, info.max - 1, info.max, 0, 1, 2, 7], kind)
+    return rng.choice(choices, shape)
+
+
+def divisors(dtype: int, shape: Sequence[int], rng: np.random.Generator) -> Array:
+    """Small integers and 0; -1 is left out, by which the smallest number cannot be divided."""
+    kind = numpy_type(dtype)
+    return rng.choice(np.array([0, 1, 2, 3, 5, 100] + ([-2, -3, -7] if kind.kind == "i" else []), kind), shape)
+
+
+def within(low: float, high: float) -> Inputs:
+    """Uniform numbers of a range."""
+
+    def make_array(dtype: int, shape: Sequence[int], rng: np.random.Generator) -> Array:
+        return (rng.random(shape) * (high - low) + low).astype(numpy_type(dtype))
+
+    return make_array
+
+
+def below(size: int, lowest: int = 0) -> Inputs:
+    """Integers of [lowest, size)."""
+    return lambda dtype, shape, rng: rng.integers(lowest, size, shape).astype(numpy_type(dtype))
+
+
+UNARY = ("Neg()", "Abs()", "Exp()", "Log()", "Sqrt()", "Reciprocal()", "Sin()", "Cos()", "Tan()", "Asin()", "Acos()",
+         "Atan()", "Sinh()", "Cosh()", "Tanh()", "Asinh()", "Acosh()", "Atanh()", "Erf()", "Sigmoid()", "Softplus()",
+         "Relu()", "Floor()", "Ceil()", "Round()", "Sign()", "Identity()", "Softsign()")
+ACTIVATIONS = ("Gelu()", "Gelu<approximate=\"tanh\">()", "Mish()", "HardSigmoid()", "HardSigmoid<alpha=0.3,beta=0.4>()",
+               "HardSwish()", "LeakyRelu()", "LeakyRelu<alpha=0.3>()", "Elu()", "Elu<alpha=2.0>()", "Celu<alpha=0.7>()",
+               "Selu()", "ThresholdedRelu()", "ThresholdedRelu<alpha=0.25>()", "Shrink()", "Shrink<bias=0.3,lambd=0.75>()")
+CONTRIB = ("com.microsoft.Gelu()", "com.microsoft.QuickGelu()", "com.microsoft.QuickGelu<alpha=1.0>()",
+           "com.microsoft.FastGelu()", "onnxfuse.canonical.Silu()")
+ARITHMETIC = ("Add()", "Sub()", "Mul()", "Min()", "Max()")
+
+CASES: tuple[Case, ...] = (
+    together("unary", UNARY, FLOATING),
+    together("activations", ACTIVATIONS, FLOATING),
+    together("contrib", CONTRIB, FLOATING),
+    together("swish", ("Swish()", "Swish<alpha=0.5>()"), FLOATING, opset=24),
+    together("float tests", ("IsNaN()", "IsInf()", "IsInf<detect_negative=0>()", "IsInf<detect_positive=0>()"),
+             FLOATING, result="bool"),
+    together("arithmetic", (*ARITHMETIC, "Div()", "PRelu()", "Mod<fmod=1>()"), FLOATING, operands="x, z"),
+    together("many operands", ("Sum()", "Mean()", "Max()", "Min()"), FLOATING, operands="x, z, w"),
+    together("comparisons", ("Equal()", "Less()", "LessOrEqual()", "Greater()", "GreaterOrEqual()"),
+             (*FLOATING, *INTEGERS), result="bool", operands="x, z"),
+    together("integer unary", ("Abs()", "Sign()", "Identity()", "BitwiseNot()"), INTEGERS, inputs={"x": limits}),
+    together("signed unary", ("Neg()", "Relu()"), SIGNED, inputs={"x": limits}),
+    together("integer arithmetic", (*ARITHMETIC, "BitwiseAnd()", "BitwiseOr()", "BitwiseXor()"), INTEGERS,
+             operands="x, z", inputs={"x": limits, "z": limits}),
+    together("integer division", ("Div()", "Mod()", "Mod<fmod=1>()"), INTEGERS, operands="x, z",
+             inputs={"x": limits, "z": divisors}),
+    together("integer power", ("Pow()",), ("int32", "int64"), operands="x, z", inputs={"z": below(9)}),
+    together("shifts", ("BitShift<direction=\"LEFT\">()", "BitShift<direction=\"RIGHT\">()"), UNSIGNED,
+             operands="x, z", inputs={"x": limits, "z": below(8)}),
+    together("logic", ("And()", "Or()", "Xor()", "Equal()"), ("bool",), operands="x, z"),
+    together("not", ("Not()", "Identity()"), ("bool",)),
+    Case("powers", "g (T[N] x, T[N] p, int64[N] k) => (T[N] a, T[N] b, T[N] c, T[N] d, T[N] e, T[N] f, T[N] h, T[N] i) "
+         "<float two = {2.0}, int32 three = {3}, float half = {0.5}, float one = {1}, float minus = {-1}, float odd = {1.7}>"
+         "{ a = Pow(p, x) b = Pow(x, two) c = Pow(x, three) d = Pow(p, half) e = Pow(x, one) f = Pow(p, minus)"
+         "  h = Pow(p, odd) i = Pow(x, k) }", FLOATING, sizes=SIZES, inputs={"p": within(0.1, 4), "k": below(5)}),
+    Case("where", "g (bool[N] c, T[N] x, T[N] z) => (T[N] y) { y = Where(c, x, z) }",
+         (*FLOATING, *INTEGERS, "bool"), sizes=SIZES),
+    Case("clip constant", "g (T[N] x) => (T[N] a, T[N] b, T[N] c, T[N] d) <T low = {1}, T high = {3}>"
+         "{ a = Clip(x, low, high) b = Clip(x, low) c = Clip(x, , high) d = Clip(x) }", (*FLOATING, *INTEGERS)),
+    Case("clip input", "g (T[N] x, T low, T high) => (T[N] y) { y = Clip(x, low, high) }", (*FLOATING, "int32"),
+         inputs={"low": within(0, 0), "high": within(2, 2)}),
+    Case("clip crossed", "g (T[N] x) => (T[N] y) <T low = {3}, T high = {1}> { y = Clip(x, low, high) }", ("float",)),
+    Case("dropout", "g (T[N] x) => (T[N] y) <float r = {0.5}, bool t = {0}> { a = Dropout(x, r, t) y = Neg(a) }", FLOATING),
+    Case("cast like", "g (T[N] x, int32[N] z) => (int32[N] y) { y = CastLike(x, z) }", FLOATING),
+    Case("batch norm", "g (T[N,5,4] x, T[5] s, T[5] b, T[5] m, T[5] v) => (T[N,5,4] y) "
+         "{ y = BatchNormalization(x, s, b, m, v) }", FLOATING, inputs={"v": within(0.1, 2)}),
+    Case("batch norm of a matrix", "g (T[N,5] x, T[5] s, T[5] b, T[5] m, T[5] v) => (T[N,5] y) "
+         "{ y = BatchNormalization<epsilon=0.01>(x, s, b, m, v) }", ("float",), inputs={"v": within(0.1, 2)}),
+    Case("bias gelu", "g (T[N,24] x, T[24] b) => (T[N,24] y, T[N,24] z) "
+         "{ y = com.microsoft.BiasGelu(x, b) z = com.microsoft.FastGelu(x, b) }", FLOATING),
+    Case("bias add", "g (T[N,5,24] x, T[24] b, T[N,5,24] s) => (T[N,5,24] y) { y = com.microsoft.BiasAdd(x, b, s) }"),
+    # Views.
+    Case("reshape", "g (T[N,6,4] x) => (T[N,24] a, T[K] b, T[N,2,3,4] c, T[N,1,6,4] d, T[N,24] e, T[N,6,4] f)"
+         "<int64[2] s = {0,-1}, int64[1] t = {-1}, int64[4] u = {-1,2,3,4}, int64[1] v = {1}>"
+         "{ a = Reshape(x, s) b = Reshape(x, t) c = Reshape(x, u) d = Unsqueeze(x, v) e = Flatten(x) f = Squeeze(d, v) }",
+         (*FLOATING, *INTEGERS, "bool"), sizes=({"N": 1, "K": 24}, {"N": 9, "K": 216})),
+    Case("unsqueeze before 13", "g (T[N,6] x) => (T[1,N,1,6] y) { y = Unsqueeze<axes=[0,2]>(x) }", opset=11),
+    Case("squeeze before 13", "g (T[N,1,6] x) => (T[N,6] y) { y = Squeeze<axes=[1]>(x) }", opset=11),
+    Case("transpose", "g (T[N,3,5,8] x) => (T[8,5,3,N] a, T[N,5,8,3] b, T[3,N,5,8] c)"
+         "{ a = Transpose(x) b = Transpose<perm=[0,2,3,1]>(x) c = Transpose<perm=[1,0,2,3]>(x) }",
+         (*FLOATING, *INTEGERS, "bool"), sizes=({"N": 1}, {"N": 7}, {"N": 8})),
+    Case("expand", "g (T[N,1,4] x, T[1] z) => (T[N,3,4] a, T[N,3,4] b) <int64[3] s = {1,3,1}>"
+         "{ a = Expand(x, s) t = Shape(a) b = Expand(z, t) }"),
+    Case("slice", "g (T[N,20] x) => (T[N,8] y) <int64[1] a = {1}, int64[1] s = {3}, int64[1] e = {11}>"
+         "{ y = Slice(x, s, e, a) }", (*FLOATING, *INTEGERS, "bool")),
+    Case("slice steps", "g (T[N,20] x) => (T[N,7] y) <int64[1] a = {-1}, int64[1] s = {-1}, int64[1] e = {0}, int64[1] p = {-3}>"
+         "{ y = Slice(x, s, e, a, p) }"),
+    Case("slice far", "g (T[N,20] x) => (T[N,20] y) "
+         "<int64[1] a = {1}, int64[1] s = {9223372036854775807}, int64[1] e = {-9223372036854775808}, int64[1] p = {-1}>"
+         "{ y = Slice(x, s, e, a, p) }"),
+    Case("slice a symbol backwards", "g (T[20,N] x) => (T[20,N] y) "
+         "<int64[1] a = {1}, int64[1] s = {9223372036854775807}, int64[1] e = {-9223372036854775808}, int64[1] p = {-1}>"
+         "{ y = Slice(x, s, e, a, p) }"),
+    Case("slice without axes", "g (T[9,20] x) => (T[4,18] y) <int64[2] s = {1,-18}, int64[2] e = {5,100}>"
+         "{ w = Slice(x, s, e) y = Neg(w) }"),
+    Case("split", "g (T[N,24] x) => (T[N,8] a, T[N,8] b, T[N,8] c) { a, b, c = Split<axis=1,num_outputs=3>(x) }"),
+    Case("split uneven", "g (T[N,24] x) => (T[N,8] y) <int64[3] s = {8,12,4}> "
+         "{ a, b, c = Split<axis=-1>(x, s) d, e = Split<axis=-1,num_outputs=2>(b) f = Concat<axis=-1>(c, c) g = Add(a, f) y = Neg(g) }"),
+    Case("split before 13", "g (T[N,24] x) => (T[N,12] y) { a, b = Split<axis=1,split=[12,12]>(x) y = Mul(a, b) }", opset=11),
+    Case("concat", "g (T[N,3] x, T[N,5] z, T[N,8] w) => (T[N,16] a, T[N,16] b) "
+         "{ a = Concat<axis=1>(x, z, w) b = Concat<axis=-1>(w, z, x) }", (*FLOATING, *INTEGERS, "bool"), sizes=FEW),
+    Case("concat rows", "g (T[N,8] x, T[3,8] z) => (T[K,8] y) { y = Concat<axis=0>(x, z) }",
+         sizes=({"N": 5, "K": 8}, {"N": 0, "K": 3})),
+    Case("tile", "g (T[N,3] x) => (T[M,12] y) <int64[2] r = {2,4}> { y = Tile(x, r) }",
+         sizes=({"N": 1, "M": 2}, {"N": 7, "M": 14})),
+    Case("depth to space", "g (T[N,12,3,5] x) => (T[N,3,6,10] a, T[N,3,6,10] b) "
+         "{ a = DepthToSpace<blocksize=2>(x) b = DepthToSpace<blocksize=2,mode=\"CRD\">(x) }"),
+    Case("space to depth", "g (T[N,3,6,10] x) => (T[N,12,3,5] y) { y = SpaceToDepth<blocksize=2>(x) }"),
+    Case("range", "g (int64[M] x) => (int64[M] y) <int64 a = {3}, int64 d = {2}> "
+         "{ s = Shape(x) n = Squeeze(s) t = Mul(n, d) e = Add(t, a) r = Range(a, e, d) y = Mul(r, x) }", ("int64",),
+         sizes=({"M": 1}, {"M": 40})),
+    Case("trilu", "g (T[N,7,9] x) => (T[N,7,9] a, T[N,7,9] b, T[N,7,9] c, T[N,7,9] d) <int64 up = {2}, int64 down = {-3}>"
+         "{ a = Trilu(x) b = Trilu<upper=0>(x) c = Trilu(x, up) d = Trilu<upper=0>(x, down) }", (*FLOATING, *INTEGERS, "bool")),
+    Case("gather elements", "g (T[N,9] x, int64[N,4] i) => (T[N,4] y) { y = GatherElements<axis=1>(x, i) }",
+         (*FLOATING, *INTEGERS, "bool"), inputs={"i": below(9, -9)}),
+    Case("gather elements of rows", "g (T[9,N] x, int32[4,N] i) => (T[4,N] y) { y = GatherElements(x, i) }",
+         inputs={"i": below(9, -9)}),
+    Case("constant of shape", "g (T[N,3] x) => (T[N,3] y) "
+         "{ s = Shape(x) c = ConstantOfShape<value = float[1] {2.5}>(s) d = CastLike(c, x) y = Add(x, d) }", FLOATING),
+    Case("zeros", "g (float[N,3] x) => (float[N,3] y) { s = Shape(x) c = ConstantOfShape(s) y = Add(x, c) }", ("float",)),
+    # Rows.
+    Case("softmax", "g (T[N,33] x) => (T[N,33] a, T[N,33] b) { a = Softmax(x) b = LogSoftmax(x) }", FLOATING, length=33),
+    Case("softmax before 13", "g (T[N,3,11] x) => (T[N,3,11] a, T[N,3,11] b) { a = Softmax(x) b = LogSoftmax<axis=-2>(x) }",
+         opset=12, length=33),
+    Case("safe softmax", "g (T[N,33] x) => (T[N,33] y) { y = onnxfuse.canonical.SafeSoftmax(x) }", FLOATING, length=33),
+    Case("layer norm", "g (T[N,64] x, T[64] s, T[64] b) => (T[N,64] a, T[N,64] c) "
+         "{ a = LayerNormalization(x, s, b) c = LayerNormalization<epsilon=0.1>(x, s) }", FLOATING, length=64),
+    Case("layer norm statistics", "g (T[N,64] x, T[64] s) => (T[N,64] y, float[N,1] m, float[N,1] i) "
+         "{ y, m, i = LayerNormalization(x, s) }", ("float", "float16", "bfloat16"), length=64),
+    Case("layer norm over two axes", "g (T[N,6,11] x, T[6,11] s, T[6,11] b) => (T[N,6,11] y) "
+         "{ y = LayerNormalization<axis=1>(x, s, b) }", length=66),
+    Case("rms norm", "g (T[N,64] x, T[64] s) => (T[N,64] y) { y = RMSNormalization(x, s) }", opset=23, length=64),
+    Case("simplified layer norm", "g (T[N,64] x, T[64] s) => (T[N,64] y) { y = SimplifiedLayerNormalization(x, s) }", length=64),
+    Case("simplified layer norm of microsoft", "g (T[N,64] x, T[64] s) => (T[N,64] y) "
+         "{ y = com.microsoft.SimplifiedLayerNormalization<epsilon=0.01>(x, s) }", length=64),
+    Case("skip layer norm", "g (T[N,3,32] x, T[N,3,32] r, T[32] s, T[32] b, T[32] c) => (T[N,3,32] y, T[N,3,32] t) "
+         "{ y, _, _, t = com.microsoft.SkipLayerNormalization<epsilon=0.001>(x, r, s, b, c) }", length=32),
+    Case("skip rms norm", "g (T[N,3,32] x, T[N,3,32] r, T[32] s) => (T[N,3,32] y, T[N,3,32] t) "
+         "{ y, _, _, t = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.001>(x, r, s) }", length=32),
+    Case("instance norm", "g (T[N,3,5,7] x, T[3] s, T[3] b) => (T[N,3,5,7] y) { y = InstanceNormalization(x, s, b) }", length=35),
+    Case("group norm 18", "g (T[N,6,4,5] x, T[3] s, T[3] b) => (T[N,6,4,5] y) { y = GroupNormalization<num_groups=3>(x, s, b) }",
+         opset=18, length=40),
+    Case("group norm 21", "g (T[N,6,4,5] x, T[6] s, T[6] b) => (T[N,6,4,5] y) { y = GroupNormalization<num_groups=3>(x, s, b) }",
+         opset=21, length=40),
+    Case("lp norm", "g (T[N,33] x) => (T[N,33] a, T[N,33] b) { a = LpNormalization(x) b = LpNormalization<p=1>(x) }",
+         ("float", "double", "float16"), length=33, opset=22),
+    Case("loss", "g (T[N,9] x, int64[N] l) => (T[N] y) { p = LogSoftmax(x) y = NegativeLogLikelihoodLoss<reduction=\"none\">(p, l) }",
+         inputs={"l": below(9)}, length=9),
+    *(Case(f"{name} {variant}", f"g (T[N,3,11] x) => (T[{shape}] y) {constants} {{ y = {name}{attributes}(x{operand}) }}",
+           types, opset, ({"N": 1}, {"N": 40}), length=33,
+           inputs={"x": within(0.2, 1.5)} if name in ("ReduceProd", "ReduceLogSum") else {})
+      for name, variant, shape, constants, attributes, operand, types, opset in (
+          *((name, "of the last axis", "N,3,1", "", "<axes=[-1]>", "", ("float", "float16"), 11)
+            for name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
+                         "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")),
+          *((name, "of two axes", "N", "<int64[2] a = {2,1}>", "<keepdims=0>", ", a", FLOATING, 18)
+            for name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
+                         "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")),
+          *((name, "of integers", "N,3", "<int64[1] a = {-1}>", "<keepdims=0>", ", a", ("int32", "int64", "uint32", "uint64"), 18)
+            for name in ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin")),
+          *((name, "of short integers", "N,3", "<int64[1] a = {-1}>", "<keepdims=0>", ", a", ("int8", "uint8", "bool"), 20)
+            for name in ("ReduceMax", "ReduceMin")),
+      )),
+    Case("reduce everything", "g (T[N,5] x) => (T y) { y = ReduceSum<keepdims=0>(x) }", FLOATING, opset=13, length=200),
+    Case("reduce nothing", "g (T[N,5] x) => (T[N,5] y) { a = ReduceSum<noop_with_empty_axes=1>(x) y = Neg(a) }", opset=13),
+    Case("reduce a scalar", "g (T x) => (T a, T b, T c, T d) "
+         "{ a = ReduceSumSquare(x) b = ReduceL1(x) c = ReduceMean(x) d = ReduceMax(x) }", FLOATING, sizes=({},)),
+)
+
+CASTS = tuple(
+    Case(f"cast from {source}", f"g ({source}[N] x) => ({', '.join(f'{kind}[N] y{place}' for place, kind in enumerate(targets))}) {{ "
+         + " ".join(f"y{place} = Cast<to={NAMES[kind]}>(x)" for place, kind in enumerate(targets)) + " }",
+         (source,), sizes=SIZES, inputs={"x": values})
+    for source in NAMES
+    for targets, values in (
+        ((tuple(NAMES), within(0, 120)), (SIGNED + FLOATING, within(-120, 120)))
+        if source in FLOATING
+        else ((tuple(NAMES), limits if source != "bool" else random_array),)
+    )
+)
+
+EVERY = [(case, kind) for case in (*CASES, *CASTS) for kind in case.types]
+
+
+def inputs_of(made: Made, case: Case, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+    """Random inputs, but those that the case makes itself."""
+    rng = np.random.default_rng(seed)
+    given = random_inputs(made, sizes, seed)
+    for name, values in case.inputs.items():
+        if name in given:
+            given[name] = values(made.graph.values[name].dtype or 0, given[name].shape, rng)
+    return given
+
+
+@pytest.mark.parametrize(("case", "kind"), EVERY, ids=[f"{case.name}-{kind}" for case, kind in EVERY])
+def test_operator(case: Case, kind: str) -> None:
+    made = case.made(kind)
+    for seed, sizes in enumerate(case.sizes):
+        check(made, inputs_of(made, case, sizes, seed), length=case.length, slack=case.slack)
+
+
+def test_every_lowered_operator_has_a_case() -> None:
+    covered = {
+        (node.domain, node.op_type)
+        for case in (*CASES, *CASTS)
+        for node in parse(case.text.replace("T[", f"{case.types[0]}[").replace("T ", f"{case.types[0]} "), case.opset).graph.node
+    }
+    assert set(LOWERINGS) - covered == set()

@@ -1,0 +1,54 @@
+"""What an installation holds."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+def test_a_build_holds_library_rules_and_headers(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path),
+         "build", "--build-base", str(tmp_path)],
+        cwd=ROOT, check=True, capture_output=True,
+    )
+    (package,) = tmp_path.glob("lib*/onnxfuse")
+    library = ctypes.CDLL(str(package / "runtime" / "libonnxfuse.so"))
+    for name in ("RegisterCustomOps", "onnxfuse_version", "onnxfuse_set_compile_callback"):
+        assert hasattr(library, name)
+
+    def below(folder: Path, pattern: str) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob(pattern)}
+
+    assert below(package / "_rules", "*.yaml") == below(ROOT / "rules", "*.yaml") != set()
+    assert below(package / "_rules", "*.cu") == below(ROOT / "rules", "*.cu")
+    assert below(package / "schedules", "*.cuh") == below(ROOT / "onnxfuse" / "schedules", "*.cuh") != set()
+    data = {name for name in below(ROOT / "onnxfuse", "*.*") if not name.endswith((".py", ".pyc", ".cc", ".h"))}
+    assert data <= below(package, "*.*")
+    assert "py.typed" in data
+
+
+def test_the_library_exports_its_entries_and_nothing_else() -> None:
+    library = ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so"
+    listed = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
+    names = {line.split()[-1].split("@")[0] for line in listed.stdout.splitlines() if line.split()[-2] == "T"}
+    assert names == {
+        "RegisterCustomOps", "onnxfuse_cache_key", "onnxfuse_devices", "onnxfuse_evaluate_plan", "onnxfuse_get_cache",
+        "onnxfuse_read_json", "onnxfuse_reply_error", "onnxfuse_reply_image", "onnxfuse_set_cache",
+        "onnxfuse_set_compile_callback", "onnxfuse_set_recording", "onnxfuse_statistics", "onnxfuse_version",
+    }
+
+
+def test_the_library_links_no_cuda_and_no_onnx_runtime() -> None:
+    library = ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so"
+    needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    assert "libstdc++" in needed
+    assert "cuda" not in needed and "onnxruntime" not in needed
