@@ -125,7 +125,8 @@ def main(names: str | None, repeats: int, target: str | None, out: Path) -> None
     rows = {row.model: row for row in reversed(choose(names))}.values()
     where = apart(environment)
     architecture = apart(_architecture) if where.gpu else None
-    found, errors = [], []
+    found: list[ColdStart] = []
+    errors = [] if where.gpu else ["there is no GPU here: nothing was compiled, and this says nothing"]
     for row in sorted(rows, key=lambda row: row.name):
         with tempfile.TemporaryDirectory(prefix="onnxfuse-cold-") as folder:
             try:

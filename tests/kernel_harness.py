@@ -41,11 +41,16 @@ class Made:
 
 
 def parse(text: str, opset: int = 20) -> onnx.ModelProto:
-    """A model from the text of its graph; an output called "_" is absent."""
+    """A model from the text of its graph; an output called "_" is absent, constants of 16-bit floats are whole."""
     imports = f'"" : {opset}, "com.microsoft" : 1, "onnxfuse.canonical" : 1'
     model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]>\n{text}")
     for node in model.graph.node:
         node.output[:] = ["" if name == "_" else name for name in node.output]
+    for tensor in model.graph.initializer:
+        if tensor.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+            # The parser takes the numbers for bit patterns.
+            whole = np.array(tensor.int32_data, FLOATS[tensor.data_type]).reshape(tuple(tensor.dims))
+            tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, tensor.data_type, tensor.dims, whole.tobytes(), raw=True))
     return model
 
 

@@ -325,6 +325,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "Sigmoid"): lambda a, o, x: 1 / (1 + np.exp(-x)),
     ("", "Reciprocal"): lambda a, o, x: 1 / x,
     ("", "HardSwish"): lambda a, o, x: x * np.clip(x / 6 + 0.5, 0, 1),
+    ("", "PRelu"): lambda a, o, x, slope: np.where(x < 0, x * slope, x),
     ("", "HardSigmoid"): _hard_sigmoid,
     ("", "Squeeze"): _squeeze,
     ("", "Unsqueeze"): _unsqueeze,
@@ -352,7 +353,7 @@ OWN: dict[tuple[str, str], Callable] = {
     (MICROSOFT, "BiasGelu"): _biased(_phi),
     (MICROSOFT, "Gelu"): _biased(_phi),
     (MICROSOFT, "FastGelu"): _biased(_gelu_tanh),
-    (MICROSOFT, "QuickGelu"): lambda a, o, x: _silu(x, a.get("alpha", 1.702)),
+    (MICROSOFT, "QuickGelu"): lambda a, o, x: _silu(x, a.get("alpha", float(np.float32(1.702)))),
     (MICROSOFT, "BiasAdd"): lambda a, o, x, bias, skip: x + bias + skip,
     (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
@@ -370,14 +371,15 @@ def tolerance(dtype: int, length: int = 1) -> float:
     return TOLERANCES[dtype] + (length * REDUCTION_ROUNDINGS if dtype == TensorProto.FLOAT else 0.0)
 
 
-def difference(actual: Array, expected: Array, dtype: int, *, length: int = 1, scale: float | None = None,
+def difference(actual: Array, expected: Array, dtype: int, *, length: int = 1, scale: float | Array | None = None,
                slack: float = 1.0, original: Array | None = None) -> str:
     """What is wrong with an output, or "".
 
     Args:
         actual: in its declared type; expected: in float64 where that is a float.
         length: of the longest reduction behind it.
-        scale: magnitude that the error is measured by; the largest finite one of ``expected`` where not given.
+        scale: magnitude that the error is measured by, of the output or of each element; the largest finite one of
+            ``expected`` where not given.
         slack: factor on the tolerance, for functions that are not well conditioned.
         original: the unfused model's output in its declared type: an error of 1.1 times its own is allowed for
             float16 and bfloat16.
@@ -393,13 +395,13 @@ def difference(actual: Array, expected: Array, dtype: int, *, length: int = 1, s
         declared = expected.astype(FLOATS[dtype]).astype(np.float64)
         found = actual.astype(np.float64)
         ordinary = np.isfinite(declared)
-        largest = scale if scale is not None else float(np.max(np.abs(declared), initial=0.0, where=ordinary))
+        largest = np.max(np.abs(declared), initial=0.0, where=ordinary) if scale is None else np.asarray(scale)
         # The last place of a number near zero is that of the smallest normal number.
-        largest = max(largest, float(ml_dtypes.finfo(FLOATS[dtype]).tiny))
+        largest = np.maximum(largest, float(ml_dtypes.finfo(FLOATS[dtype]).tiny))
         allowed = largest * tolerance(dtype, length) * slack
         if original is not None and dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
             own = np.abs(original.astype(np.float64) - expected)
-            allowed = max(allowed, 1.1 * float(np.max(own, initial=0.0, where=np.isfinite(own))))
+            allowed = np.maximum(allowed, 1.1 * np.max(own, initial=0.0, where=np.isfinite(own)))
         same = (found == declared) | (np.isnan(found) & np.isnan(declared))
         wrong = ~same & ~(ordinary & (np.abs(found - expected) <= allowed))
         # What rounds to infinity may stay just below it, and the other way round.
@@ -407,7 +409,7 @@ def difference(actual: Array, expected: Array, dtype: int, *, length: int = 1, s
         near = np.minimum(np.abs(expected), edge) - np.minimum(np.abs(found), edge)
         wrong &= ~(~np.isnan(found) & ~np.isnan(declared) & (np.sign(found) == np.sign(expected))
                    & (np.abs(expected) > 0.99 * edge) & (np.abs(near) <= allowed))
-    return _first(wrong, actual, expected, f", allowed {allowed:.3g}") if np.any(wrong) else ""
+    return _first(wrong, actual, expected, f", allowed {np.max(allowed):.3g}") if np.any(wrong) else ""
 
 
 def _first(wrong: Array, actual: Array, expected: Array, note: str = "") -> str:

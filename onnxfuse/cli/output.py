@@ -77,6 +77,13 @@ def check_folder(path: Path | None) -> None:
     """
     if path is None:
         return
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.lstat()
+    except OSError as error:
+        raise OutputError(
+            f"The file cannot be written: {error.strerror}.", place=str(path), remedy="Choose another name or folder.",
+        ) from error
     if path.is_dir():
         raise OutputError("The output is a folder.", place=str(path), remedy="Give the name of a file.")
     if not path.parent.is_dir():

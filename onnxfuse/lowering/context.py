@@ -107,12 +107,16 @@ class Context:
                 f"the contents of '{value.name}' are not known before the model runs",
                 "fold the model's constants, or give the shape as sizes of the inputs",
             )
-        if value not in self.sized:
-            self.sized.append(value)
+        self.note_size(value)
         if value.elements is not None:
             return tuple(self.rename(size) for size in value.elements)
         assert value.constant is not None
         return tuple(dim(int(element)) for element in value.constant.reshape(-1))
+
+    def note_size(self, value: Value) -> None:
+        """Note that a value from outside decides sizes: it is an operand of the body, not of the kernel."""
+        if value not in self.sized and value not in self.tensors:
+            self.sized.append(value)
 
     def integers(self, value: Value) -> tuple[int, ...]:
         """The same where sizes must be plain numbers."""

@@ -228,13 +228,8 @@ class Puller:
         shape = tensor.operand.shape
         if self.rows is None:
             raise _refused("reduction-structure", "a reduction is used where elements are not arranged in its rows")
+        require_last_axes(tensor)
         first = min(tensor.axes)
-        if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(first, len(shape))):
-            raise _refused(
-                "reduction-axis",
-                f"axes {list(tensor.axes)} of a tensor of rank {len(shape)} are not its last ones",
-                "transpose before the reduction so that its axes are the last",
-            )
         length = dim(1)
         for size in shape[first:]:
             length = length * size
@@ -312,6 +307,21 @@ class Puller:
             for name, field_value in vars(scalar).items()
         )
         return self._shared.setdefault(key, scalar)
+
+
+def require_last_axes(tensor: Reduce) -> None:
+    """Make sure that a reduction is over the last axes.
+
+    Raises:
+        Unlowerable: it is not.
+    """
+    shape = tensor.operand.shape
+    if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(min(tensor.axes), len(shape))):
+        raise _refused(
+            "reduction-axis",
+            f"axes {list(tensor.axes)} of a tensor of rank {len(shape)} are not its last ones",
+            "transpose before the reduction so that its axes are the last",
+        )
 
 
 def children(scalar: Scalar) -> tuple[Scalar, ...]:

@@ -63,9 +63,10 @@ def read_inputs(path: str | Path) -> dict[str, Array]:
         ModelError: it is no .npz file, or holds Python objects.
     """
     try:
-        with np.load(path) as arrays:
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one array without a name")
+        arrays = np.load(path)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array without a name")
+        with arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ModelError(

@@ -19,7 +19,7 @@ from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.ir import Reduce, postorder
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Puller, Rows
+from onnxfuse.lowering.pull import Puller, Rows, require_last_axes
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import (
@@ -89,6 +89,8 @@ def row_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel 
     puller = Puller(space, Rows(row, place, length))
     outputs: list[Output] = []
     try:
+        for reduction in reductions:
+            require_last_axes(reduction)
         for index, tensor in enumerate(program.outputs):
             size = product(tensor.shape)
             if size == count * length and length != 1:

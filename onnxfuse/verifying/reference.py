@@ -50,13 +50,13 @@ class Precision:
     """What each output of a body hangs on.
 
     Attributes:
-        arithmetic: the narrowest float type in which a number on the way to it is computed or rounded; its own type
-            where nothing is.
+        arithmetic: the narrowest float type in which a number on the way to it is computed or rounded; None where
+            none is.
         decides: whether a computed number is compared or rounded to an integer on the way to it.
         reduces: whether there is a sum or a norm on the way to it.
     """
 
-    arithmetic: int
+    arithmetic: int | None
     decides: bool
     reduces: bool
 
@@ -181,9 +181,8 @@ def _precision(body: onnx.ModelProto, types: Mapping[str, int]) -> list[Precisio
                 reduced.add(name)
     found = []
     for info in body.graph.output:
-        kind = types[info.name]
-        among = {kind, *computed.get(info.name, ())}
-        arithmetic = next((width for width in WIDTHS if width in among), kind)
+        among = computed.get(info.name, ())
+        arithmetic = next((width for width in WIDTHS if width in among), None)
         found.append(Precision(arithmetic, info.name in decided, info.name in reduced))
     return found
 

@@ -7,6 +7,7 @@ body in its own types, node by node.
 
 - Which line of the table holds is decided by the narrowest float type that is computed in the body, not by the type
   of the output alone: a float32 output of float16 arithmetic is no better than float16.
+- What only moves, selects or negates numbers must give them exactly.
 - Sums of n terms err by about the square root of n roundings: ``reduction_factor``.
 - Integers and booleans must be equal.  Where one hangs on a comparison or on rounding to an integer of *computed*
   numbers, an element may also be what it would be had these numbers been a few units in the last place larger or
@@ -52,6 +53,9 @@ TABLE: dict[int, Tolerance] = {
     TensorProto.BFLOAT16: Tolerance(1e-5, 2, 1.1, 0.6),
 }
 """By ``TensorProto.DataType``."""
+
+EXACT = Tolerance(0, 0, 0)
+"""For results in which nothing was computed."""
 
 WIDTHS = (TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 """Float types, the least precise first."""
@@ -112,7 +116,7 @@ class Judgement:
 
 
 def judge(
-    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int], length: int = 1
+    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], length: int = 1
 ) -> Judgement:
     """Compare one output of a kernel.
 
@@ -121,7 +125,8 @@ def judge(
         wanted: the reference (float64, float32, integer or boolean); then, where the body decides by computed
             numbers, references with these numbers a little larger and smaller.
         own: the original's own result in the output's type, or None where it is not known.
-        types: the output's element type, and the narrowest float type computed on the way to it.
+        types: the output's element type, and the narrowest float type computed on the way to it, None where nothing
+            is.
         length: of the longest sum on the way to it.
     """
     reference, (dtype, arithmetic) = wanted[0], types
@@ -130,20 +135,20 @@ def judge(
                          got=f"shape {got.shape}", wanted=f"shape {reference.shape}")
     if dtype not in TABLE:
         return _exact(got, wanted)
-    limits = TABLE[arithmetic]
+    limits = EXACT if arithmetic is None else TABLE[arithmetic]
     scale = _scale(reference)
     floor = limits.scale * reduction_factor(length) * scale
     mine = floor if own is None else max(floor, limits.own * _largest(_error(own, reference)))
-    best = _compare(got, reference, own, dtype, arithmetic, mine)
+    best = _compare(got, reference, own, types, mine)
     steady = True
     for other in wanted[1:]:
         if not (best > 1).any():
             break
         steady = False
-        best = np.minimum(best, _compare(got, other, own, dtype, arithmetic, mine))
+        best = np.minimum(best, _compare(got, other, own, types, mine))
     wrong = int((best > 1).sum())
     error, ratio = _error(got, reference), float(best.max(initial=0.0))
-    if limits.spread is not None and not wrong and steady and got.size:
+    if arithmetic is not None and limits.spread is not None and not wrong and steady and got.size:
         ratio = max(ratio, _spread(error, own, reference, arithmetic, floor, limits))
     place = np.unravel_index(int(best.argmax()), best.shape) if best.size else ()
     share = 1 / scale if scale else 1.0
@@ -170,17 +175,19 @@ def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
                      _text(wanted[0], place) if count else "", steady)
 
 
-def _compare(got: Array, reference: Array, own: Array | None, dtype: int, arithmetic: int, mine: float) -> Array:
-    """Error over limit of each element."""
+def _compare(got: Array, reference: Array, own: Array | None, types: tuple[int, int | None], mine: float) -> Array:
+    """Error over limit of each element; ``mine`` is the limit that all have in common."""
+    dtype, arithmetic = types
     wide, exact = got.astype(np.float64), reference.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        limit = np.maximum(TABLE[arithmetic].ulps * ulp(exact, arithmetic), mine)
-        limit = np.maximum(limit, ulp(exact, dtype))
+        limit = np.full(exact.shape, mine)
+        if arithmetic is not None:
+            limit = np.maximum(limit, np.maximum(TABLE[arithmetic].ulps * ulp(exact, arithmetic), ulp(exact, dtype)))
         error = np.abs(wide - exact)
         ratio = np.where(error == 0, 0.0, error / limit)
     finite = np.isfinite(wide) & np.isfinite(exact)
-    # Infinite where the reference overflows the type, or comes as near to that as its error allows.
-    brink = _LARGEST[dtype] - np.minimum(limit, _LARGEST[dtype] * 2.0 ** (2 - _DIGITS[dtype]))
+    # Infinite where the reference rounds to that, or comes as near to it as the common limit allows.
+    brink = _LARGEST[dtype] * (1 + 2.0 ** -(_DIGITS[dtype] + 1)) - mine
     over = np.isinf(wide) & (np.sign(wide) == np.sign(exact)) & (np.abs(exact) >= brink)
     agrees = over | (np.isnan(wide) & np.isnan(exact))
     if own is not None:

@@ -27,8 +27,8 @@ def axis_of(node: Node, name: str, default: int, rank: int) -> int:
 def shape_operands(node: Node, context: Context, first: int) -> None:
     """Note that the remaining inputs only decide sizes: they are operands of the body, not of the kernel."""
     for value in node.inputs[first:]:
-        if value is not None and value not in context.sized:
-            context.sized.append(value)
+        if value is not None:
+            context.note_size(value)
 
 
 @lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten")

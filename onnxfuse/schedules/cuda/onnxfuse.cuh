@@ -24,11 +24,13 @@ template <> struct Store<__nv_bfloat16> {
 };
 template <typename T> __device__ __forceinline__ float round_to(float x) { return value(Store<T>::from(x)); }
 
-// Out of range gives the nearest limit and NaN gives 0, as the GPU's conversions do.
-template <typename T> __device__ __forceinline__ T to_integer(float x) { return (T)(long long)x; }
-template <typename T> __device__ __forceinline__ T to_integer(double x) { return (T)(long long)x; }
-template <> __device__ __forceinline__ unsigned long long to_integer(float x) { return (unsigned long long)x; }
-template <> __device__ __forceinline__ unsigned long long to_integer(double x) { return (unsigned long long)x; }
+// As the GPU converts: what is out of range of 32 or 64 bits gives the nearest limit and NaN gives 0; shorter integers
+// keep the lowest bits of the 32-bit one.
+template <typename T, typename U> __device__ __forceinline__ T to_integer(U x) {
+  if constexpr (sizeof(T) >= 4) return (T)x;
+  else if constexpr ((T)-1 < (T)0) return (T)(int)x;
+  else return (T)(unsigned int)x;
+}
 
 // ---- Vectors: `width` neighbouring elements, moved 16 bytes at a time where they are that long. ----
 

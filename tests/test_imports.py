@@ -1,0 +1,134 @@
+"""Imports run one way, from a stage to those before it, and a deployment needs little."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli_models import ROOT, environment
+
+PACKAGE = ROOT / "onnxfuse"
+
+GROUND = {"errors", "refusal", "resources", "version"}
+"""What any folder may import."""
+
+ALLOWED: dict[str, set[str]] = {
+    "graph": set(),
+    "rules": {"graph"},
+    "lowering": {"graph"},
+    "schedules": {"graph", "lowering"},
+    "rewriting": {"graph", "lowering"},
+    "planning": {"graph", "rules", "lowering", "schedules", "rewriting"},
+    "runtime": set(),
+    "measuring": {"graph", "runtime"},
+    "verifying": {"graph", "lowering", "rewriting", "planning", "runtime", "measuring"},
+    "presence": {"planning", "runtime"},
+    "embedding": {"lowering", "rewriting", "runtime"},
+    "delivery": {"verifying"},
+    "pipeline": {"graph", "rules", "planning", "rewriting", "verifying", "presence", "embedding", "delivery"},
+    "reporting": {"graph", "planning", "rewriting", "pipeline", "measuring"},
+    "checking": {"graph", "rules", "planning", "rewriting", "measuring", "pipeline"},
+    "api": {"graph", "planning", "rewriting", "pipeline", "reporting"},
+    "cli": {"api", "checking", "reporting", "graph", "rules", "planning", "rewriting", "runtime", "measuring"},
+}
+"""What each folder, and each module beside them, imports of the others when it runs, in the order of the data."""
+
+ONLY: dict[tuple[str, str], set[str]] = {
+    ("planning", "rewriting"): {"onnxfuse.rewriting.region"},
+}
+"""Where a folder may import only these modules of another: contracts, and not the stage."""
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of the package that a file imports, but for what only the type checker sees."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names
+                         if (PACKAGE.parent / Path(*(node.module or "").split("."))).is_dir())
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return {name for name in found if name.split(".")[0] == "onnxfuse"}
+
+
+def home(module: str) -> str:
+    """The folder or lone module of the package that a dotted name belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def test_every_folder_has_its_place() -> None:
+    places = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in modules()}
+    assert places - {"__init__", "__main__"} == ALLOWED.keys() | GROUND
+
+
+def test_the_order_has_no_cycle() -> None:
+    done: list[str] = []
+    rest = dict(ALLOWED)
+    while rest:
+        free = [name for name, needs in rest.items() if needs <= set(done)]
+        assert free, f"a cycle among {sorted(rest)}"
+        done += free
+        rest = {name: needs for name, needs in rest.items() if name not in free}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if own in ("__init__", "__main__"):
+        return
+    for module in imported(path):
+        other = home(module)
+        if other in ("", own) or other in GROUND:
+            continue
+        assert other in ALLOWED.get(own, set()), f"{own} imports {module}"
+        known = ONLY.get((own, other))
+        if known is not None:
+            assert any(module == name or module.startswith(f"{name}.") for name in known), f"{own} imports {module}"
+
+
+def loaded(script: str) -> set[str]:
+    """Top-level modules, and folders of the package, that a script leaves loaded in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}\nimport sys\nprint(*sys.modules)"], env=environment(), text=True,
+        capture_output=True, check=True,
+    )
+    names = done.stdout.splitlines()[-1].split()
+    return {name.split(".")[0] for name in names} | {name for name in names if name.count(".") == 1}
+
+
+HEAVY = {"numpy", "onnx", "onnxruntime", "onnx_graphsurgeon", "cupy", "pydantic", "lark", "yaml", "rich", "jinja2"}
+
+
+def test_import_of_the_package_is_light() -> None:
+    assert not loaded("import onnxfuse; onnxfuse.__version__") & HEAVY
+
+
+def test_deployment_needs_the_runtime_alone() -> None:
+    """What ``register`` and ``session`` load may not grow a compiler of rules."""
+    found = loaded("import onnxfuse; onnxfuse.register, onnxfuse.session, onnxfuse.library_path")
+    assert not found & HEAVY
+    assert {name for name in found if name.startswith("onnxfuse.")} == {
+        "onnxfuse.errors", "onnxfuse.runtime"}
+
+
+def test_help_is_light() -> None:
+    script = "from onnxfuse.cli import main\ntry:\n    main(['optimize', '--help'])\nexcept SystemExit: pass"
+    assert not loaded(script) & HEAVY

@@ -1,0 +1,135 @@
+"""Special values, small values, and what is refused."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_harness import FLOATING, NAMES, check, make, refused
+from reference import FLOATS, Array, evaluate
+from test_lowering_operators import CASES
+
+POINTWISE = {case.name: case for case in CASES if case.name in (
+    "unary", "activations", "contrib", "float tests", "arithmetic", "comparisons", "where")}
+
+
+def special_values(kind: str) -> Array:
+    """NaN, infinities, zeros of both signs, the largest, smallest and smallest normal numbers, and some between."""
+    dtype = FLOATS[NAMES[kind]]
+    info = ml_dtypes.finfo(dtype)
+    ordinary = [0.0, 1e-3, 0.5, 1.0, 3.0, float(info.max), float(info.tiny), float(info.smallest_subnormal), np.inf]
+    return np.array([np.nan, *ordinary, *(-value for value in ordinary)]).astype(dtype)
+
+
+@pytest.mark.parametrize("kind", FLOATING)
+@pytest.mark.parametrize("name", POINTWISE)
+def test_special_values(name: str, kind: str) -> None:
+    """Tolerance: of each element's own magnitude in float64, at least of 1."""
+    made = POINTWISE[name].made(kind)
+    values = special_values(kind)
+    names = [value.name for value in made.graph.inputs if value.dtype == NAMES[kind]]
+    combined = np.array(list(product(values, repeat=min(len(names), 2))))
+    inputs = {name: combined[:, place % 2] for place, name in enumerate(names)}
+    for value in made.graph.inputs:
+        if value.name not in inputs:
+            inputs[value.name] = np.arange(len(combined)) % 2 == 0
+    expected = evaluate(made.model, inputs)
+    with np.errstate(all="ignore"):
+        scales = {output.name: np.maximum(np.abs(np.nan_to_num(expected[output.name].astype(np.float64))), 1)
+                  for output in made.graph.outputs}
+    check(made, inputs, scales=scales)
+
+
+@pytest.mark.parametrize("kind", FLOATING)
+@pytest.mark.parametrize("name", ["unary", "activations", "contrib"])
+def test_small_values(name: str, kind: str) -> None:
+    """Where all values are small the output's magnitude is small, and so is the allowed error."""
+    made = POINTWISE[name].made(kind)
+    rng = np.random.default_rng(5)
+    check(made, {"x": (rng.standard_normal(65) * 1e-3).astype(FLOATS[NAMES[kind]])})
+
+
+def test_negative_zero_keeps_its_sign() -> None:
+    made = make("g (float[N] x) => (float[N] a, float[N] b, float[N] c) "
+                "{ n = Neg(x) a = Reciprocal(n) f = Ceil(x) b = Reciprocal(f) d = Identity(x) c = Reciprocal(d) }")
+    check(made, {"x": np.array([0.0, -0.0, 0.0, -0.0], np.float32)})
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("float16", 65504.0), ("bfloat16", 3.3e38)])
+def test_an_overflow_between_operators_disappears(kind: str, limit: float) -> None:
+    """float16 between operators is float32, as float64 is in the reference; Casts and comparisons round."""
+    made = make(f"g ({kind}[N] x) => ({kind}[N] y, bool[N] inf, {kind}[N] w) "
+                f"{{ d = Add(x, x) y = Sub(d, x) inf = IsInf(d) c = Cast<to={NAMES[kind]}>(d) w = Sub(c, x) }}")
+    x = np.array([limit, 1.0, -limit, 2.0] * 4).astype(FLOATS[NAMES[kind]])
+    expected = evaluate(made.model, {"x": x})
+    if kind == "float16":
+        assert np.isfinite(expected["y"]).all() and expected["inf"].tolist() == [True, False, True, False] * 4
+        assert np.isinf(expected["w"][0])
+        check(made, {"x": x})
+
+
+def test_roundings_that_a_kernel_must_make() -> None:
+    """1 + 2**-11 is 1 in float16: floor, comparisons and casts see 1, further arithmetic the sum."""
+    made = make("g (float16[N] x, float16[N] s) => (float16[N] f, bool[N] e, int32[N] i, float16[N] y, float[N] c) "
+                "<float16 k = {2048}> { t = Sub(x, s) f = Floor(t) e = Equal(t, x) i = Cast<to=6>(t) d = Sub(t, x) "
+                "  y = Mul(d, k) c = Cast<to=1>(t) }")
+    x, s = np.array([1.0, 2.0, 4.0, 1.0], np.float16), np.array([2.0**-13, 2.0**-12, 2.0**-11, 0.5], np.float16)
+    expected = evaluate(made.model, {"x": x, "s": s})
+    assert expected["f"].tolist() == [1, 2, 4, 0] and expected["e"].tolist() == [True, True, True, False]
+    assert expected["y"].tolist() == [-0.25, -0.5, -1.0, -1024.0]
+    check(made, {"x": x, "s": s})
+
+
+def test_integers_divide_towards_zero_and_by_zero_give_zero() -> None:
+    made = make("g (int32[N] x, int32[N] z) => (int32[N] q, int32[N] m, int32[N] r) "
+                "{ q = Div(x, z) m = Mod(x, z) r = Mod<fmod=1>(x, z) }")
+    inputs = {"x": np.array([7, -7, 7, -7, 5, -2147483648], np.int32), "z": np.array([2, 2, -2, -2, 0, 3], np.int32)}
+    expected = evaluate(made.model, inputs)
+    assert expected["q"].tolist() == [3, -3, -3, 3, 0, -715827882]
+    assert expected["m"].tolist() == [1, 1, -1, -1, 0, 1]
+    assert expected["r"].tolist() == [1, -1, 1, -1, 0, -2]
+    check(made, inputs)
+
+
+def test_powers_of_integers() -> None:
+    """A negative exponent gives 0 but for 1 and -1, as truncated division would."""
+    made = make("g (int64[N] x, int64[N] p) => (int64[N] y) { y = Pow(x, p) }")
+    x, p = [2, -2, 3, 0, 1, -1, -1, 5], [10, 3, 0, 0, -3, -3, -4, -1]
+    from emulator import run_plan
+
+    (found,) = run_plan(made.kernel.plan, made.kernel.source, [np.array(x), np.array(p)])
+    assert found.tolist() == [1024, -8, 1, 1, 1, -1, 1, 0]
+
+
+REFUSALS = [
+    ("g (float[N] x, float[N] z) => (float[N] y) { y = Mod(x, z) }", "unsupported-type", "Mod of float32 has no kernel"),
+    ("g (int32[N] x) => (int32 y) { y = ReduceL1<keepdims=0>(x) }", "unsupported-type", "ReduceL1 of int32 has no kernel"),
+    ("g (string[N] x) => (string[N] y) { y = Identity(x) }", "unsupported-type",
+     "'x' has element type 8, which kernels do not hold"),
+    ("g (float[N] x) => (int64[K] y) { y = NonZero(x) }", "no-lowering", "NonZero has no lowering"),
+    ("g (float[N] x) => (bool[N] y) { y = IsInf<detect_positive=0,detect_negative=0>(x) }", "constant-result",
+     "IsInf that detects neither sign is always false"),
+    ("g (float[N,5] x, int64[1] a) => (float[N,1] y) { y = ReduceSum(x, a) }", "unknown-sizes",
+     "the contents of 'a' are not known before the model runs"),
+    ("g (float[N,5,3] x) => (float[N,1,3] y) <int64[1] a = {1}> { y = ReduceSum(x, a) }", "reduction-axis",
+     "axes [1] of a tensor of rank 3 are not its last ones"),
+    ("g (float[N,5] x, float[M,5] z) => (float[N,5] a, float[M,5] b) { a = Neg(x) b = Neg(z) }", "iteration-shape",
+     "the outputs have different numbers of elements: ['N', '5'], ['M', '5']"),
+    ("g (float[N,5] x, float[N,7] z) => (float[N,5] a, float[N,7] b) { a = Softmax(x) b = Softmax(z) }",
+     "iteration-shape", "an output of 7*N elements fits neither the rows nor their elements"),
+    ("g (float[N,5] x, float[5,N] z) => (float[N,5] y) <int64[1] a = {-1}> { m = ReduceMax(z, a) t = Transpose(m) "
+     "n = ReduceMax(x, a) s = Sub(x, n) y = Add(s, t) }", "reduction-structure", "reductions over different rows meet in one region"),
+    ("g (float[\"@L\"] x) => (float[\"@L\"] y) { y = Neg(x) }", "reserved-name",
+     "a size of 'x' has a name that begins with '@', as only loop variables of kernels may"),
+    ("g (float[N] x) => (float[N] y) { " + " ".join(
+        f"{'y' if place == 250 else f't{place}'} = Neg({f't{place - 1}' if place > 1 else 'x'})" for place in range(1, 251))
+     + " }", "region-depth", "the region has a chain of more than 200 operations; kernels hold no longer ones"),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "message"), REFUSALS, ids=[f"{r[1]}-{place}" for place, r in enumerate(REFUSALS)])
+def test_refusals(text: str, code: str, message: str) -> None:
+    refusal = refused(text)
+    assert (refusal.code, refusal.message) == (code, message)

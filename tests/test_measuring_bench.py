@@ -1,0 +1,159 @@
+"""``bench`` on the CPU, and on a GPU that is played: the CPU computes, and a made-up CUPTI reports kernels."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from test_measuring_cupti import FakeLibrary, packed
+
+from onnxfuse.errors import KernelError, ModelError
+from onnxfuse.measuring import bench, cupti
+from onnxfuse.measuring.machine import CPU, Machine, find_machine
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.rewriting import save
+
+MODULE = importlib.import_module("onnxfuse.measuring.bench")  # the package shows the function under that name
+MODEL = """
+<ir_version: 8, opset_import: ["" : 18]>
+g (float16[batch, 64] x, int64[batch] count) => (float16[batch, 64] y, int64[batch] z) {
+    a = Sigmoid(x)
+    b = Mul(a, x)
+    y = Add(b, x)
+    z = Neg(count)
+}
+"""
+ON_CPU = ("ONNX Runtime has no CUDA provider that works here: both models ran on the CPU, fused nodes through their "
+          "functions. This says nothing about a GPU.")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Paths of a model, of the same one fused, and of one that computes something else."""
+    folder = tmp_path_factory.mktemp("models")
+    original, fused, other = (folder / name for name in ("original.onnx", "fused.onnx", "other.onnx"))
+    onnx.save(parser.parse_model(MODEL), original)
+    done = optimise(original, Options(least_gain=0.0, verify=False))
+    assert any(node.domain == "onnxfuse" for node in done.model.graph.node)
+    save(done.model, fused, source=done.loaded)
+    onnx.save(parser.parse_model(MODEL.replace("Add(b, x)", "Sub(b, x)")), other)
+    return original, fused, other
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    """A machine without a GPU, whatever this one has."""
+    monkeypatch.setattr(MODULE, "find_machine", lambda ordinal: Machine("CPU", CPU, "cpu"))
+
+
+class FakeGpu:
+    """As much of ``driver.Device`` as is used where sessions run on the CPU."""
+
+    def synchronise(self) -> None:
+        pass
+
+    def allocate(self, size: int) -> int:
+        raise KernelError("out of memory")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU where the original launches two kernels and a copy, 30 µs, and the fused model one of 10 µs."""
+    kind = cupti.CONCURRENT_KERNEL
+    original = [packed(kind, 1000, 21000, "_Z3addIfEvPT_S1_i"), packed(kind, 22000, 32000, "_Z3mulIfEvPT_S1_i"),
+                packed(cupti.MEMCPY, 500, 600)]
+    fused = [packed(kind, 1000, 11000, "onnxfuse_chain")]
+    library = cupti.Cupti(FakeLibrary([[], original, [], fused] * 20))
+    monkeypatch.setattr("onnxfuse.measuring.cupti.cupti", lambda: library)
+    machine = Machine("Fake GPU", CPU, "cpu", 0, FakeGpu())
+    monkeypatch.setattr(MODULE, "find_machine", lambda ordinal: machine)
+    return library
+
+
+def test_two_models_on_the_cpu(models, cpu):
+    said: list[str] = []
+    result = bench(models[0], models[1], {"batch": 3}, runs=25, cuda_graph=True, progress=said.append)
+    assert result.device == "CPU" and result.provider == CPU and not result.cuda_graph
+    assert result.inputs == {"x": (3, 64), "count": (3,)}
+    assert result.original.model == str(models[0]) and result.fused.model == str(models[1])
+    assert result.original.latency.runs == result.fused.latency.runs == 30  # ten blocks of three
+    assert 0 < result.original.latency.least <= result.original.latency.median
+    assert result.latency_ratio.low <= result.latency_ratio.value <= result.latency_ratio.high
+    assert result.gpu_ratio is None and result.original.gpu is None and result.original.peak_bytes is None
+    assert [(output.name, output.error) for output in result.errors] == [("y", 0.0), ("z", 0.0)]
+    assert result.notes == (ON_CPU, "There are no CUDA graphs on the CPU; the runs were plain ones.")
+    assert said[0] == "preparing inputs" and "timing runs" in said
+    assert json.loads(json.dumps(result.to_json()))["latency_ratio"]["value"] == result.latency_ratio.value
+
+
+def test_one_model(models, cpu):
+    result = bench(models[0], runs=3)
+    assert result.fused is None and result.latency_ratio is None and result.errors == ()
+    assert result.original.latency.runs == 3
+    assert result.inputs["x"] == (1, 64)
+
+
+def test_a_model_that_computes_something_else_is_found_out(models, cpu):
+    """float16; (s + 1)x against (s - 1)x differ by 2x, the outputs' magnitude is that of (s + 1)x: at least 2/2."""
+    result = bench(models[0], models[2], {"batch": 8}, runs=1)
+    assert result.errors[0].error >= 1.0
+    assert result.errors[1].error == 0.0
+
+
+def test_given_inputs_reach_the_model(models, cpu):
+    result = bench(models[0], models[2], inputs={"x": np.zeros((5, 64), np.float16)}, runs=1)
+    assert result.inputs == {"x": (5, 64), "count": (5,)}
+    assert result.errors[0].error == 0.0
+
+
+def test_a_dimension_that_the_model_lacks(models, cpu):
+    with pytest.raises(ModelError, match="The model has no dimension 'batsh'"):
+        bench(models[0], dims={"batsh": 2})
+
+
+def test_models_with_other_inputs(models, cpu, tmp_path):
+    path = tmp_path / "other.onnx"
+    onnx.save(parser.parse_model(MODEL.replace("x", "x2")), path)
+    with pytest.raises(ModelError) as error:
+        bench(models[0], path, runs=1)
+    assert str(error.value).startswith("ONNX Runtime cannot run the model: ")
+    assert str(error.value).endswith(f"--> {path}")
+
+
+def test_a_model_that_the_runtime_refuses(models, cpu, tmp_path):
+    path = tmp_path / "refused.onnx"
+    onnx.save(parser.parse_model(MODEL.replace("Sigmoid(x)", "NoSuchOperator(x)")), path)
+    with pytest.raises(ModelError, match="ONNX Runtime refuses the model: "):
+        bench(models[0], path, runs=1)
+
+
+def test_kernels_and_gpu_time(models, gpu):
+    result = bench(models[0], models[1], runs=5, laps=4)
+    assert result.device == "Fake GPU"
+    a, b = result.original, result.fused
+    assert (a.gpu.median, a.gpu.runs, a.kernels, a.copies) == (0.03, 4, 2, 1)
+    assert (b.gpu.median, b.gpu.runs, b.kernels, b.copies) == (0.01, 4, 1, 0)
+    assert [(share.name, share.count, share.milliseconds) for share in a.kernel_shares] == [
+        ("add<float>", 1.0, 0.02), ("mul<float>", 1.0, 0.01)]
+    assert (result.gpu_ratio.value, result.gpu_ratio.low, result.gpu_ratio.high) == (3.0, 3.0, 3.0)
+    assert not gpu.busy
+
+
+def test_without_cupti_latency_is_left(models, gpu, monkeypatch):
+    def missing() -> None:
+        raise KernelError("no CUPTI here")
+
+    monkeypatch.setattr("onnxfuse.measuring.cupti.cupti", missing)
+    result = bench(models[0], models[1], runs=5, memory=False)
+    assert result.gpu_ratio is None and result.original.gpu is None and result.original.kernels is None
+    assert result.latency_ratio is not None
+    assert result.notes == ("GPU time was not measured: no CUPTI here",)
+
+
+def test_the_machine_at_hand_has_a_name():
+    machine = find_machine()
+    assert machine.name and (machine.gpu is None) == (machine.provider == CPU)

@@ -1,0 +1,85 @@
+"""The documentation names commands, options, targets and files that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+import onnxfuse
+from cli_models import ROOT
+from onnxfuse.cli import main
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "rules" / "README.md"]
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """Every `onnxfuse ...` in code, as words."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:sh|bash|console)?\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`(onnxfuse [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = []
+    for line in lines:
+        words = shlex.split(line.strip().removeprefix("$ "), comments=True)
+        if words[:1] == ["onnxfuse"]:
+            found.append(words[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_exist(page: Path) -> None:
+    for words in command_lines(page):
+        command: click.Command = main
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            assert words[0] in command.commands, f"{page.name}: onnxfuse {' '.join(words)}"
+            command, words = command.commands[words[0]], words[1:]
+        options = {name for parameter in command.params if isinstance(parameter, click.Option)
+                   for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        for word in words:
+            for part in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", word):
+                assert part in options, f"{page.name}: {part} of {command.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_linked_files_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_names_exist(page: Path) -> None:
+    for name in re.findall(r"\bonnxfuse\.([a-z_]+)\(", page.read_text(encoding="utf-8")):
+        assert name in onnxfuse.__all__, f"{page.name}: onnxfuse.{name}"
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {"demo", "test"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_command_is_documented() -> None:
+    named = {words[0] for words in command_lines(ROOT / "README.md") if words}
+    assert main.commands.keys() <= named
+
+
+def test_the_two_commands_come_first() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = re.search(r"```\w*\n(.*?)```", text, re.DOTALL)
+    assert first is not None
+    assert [line.split("#")[0].split() for line in first[1].splitlines()] == [["make", "demo"], ["make", "test"]]
+
+
+def test_folders_are_listed_in_the_order_of_the_data() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = next(block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if "graph/" in block)
+    folders = [folder for folder in re.findall(r"^\s*([a-z]+)/", block, re.MULTILINE)]
+    stages = [folder for folder in folders if (ROOT / "onnxfuse" / folder).is_dir()]
+    assert stages == ["graph", "rules", "planning", "lowering", "schedules", "rewriting", "verifying", "reporting",
+                      "runtime", "measuring", "cli"]
