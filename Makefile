@@ -18,7 +18,7 @@ demo: .venv/ready
 	$(if $(GPU),.venv/bin/onnxfuse bench $(OUT)/encoder.onnx $(DIMS))
 
 test: .venv-test/ready .venv-oldest/ready lint
-	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python .venv-test/bin/python -m pytest -n $(JOBS)
+	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python .venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check .

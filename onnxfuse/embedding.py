@@ -8,11 +8,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from onnxfuse.errors import TargetError
+from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.rewriting import FusedRegion
 from onnxfuse.runtime.compile import Compiler, KernelSource, architectures, default_compiler
+
+if TYPE_CHECKING:
+    from onnxfuse.pipeline import Tell
 
 Progress = Callable[[int, int], None]
 """Called with the images that are done and those that there will be."""
@@ -39,38 +46,50 @@ def parse_architectures(names: Iterable[str]) -> tuple[str, ...]:
         match = _SPELLING.fullmatch(name.strip())
         spelled = f"sm_{match[1]}{match[2].lower()}" if match else name.strip()
         if spelled not in known:
-            close = get_close_matches(spelled, known, n=1, cutoff=0.7)
-            meant = f"Did you mean '{close[0]}'? " if close else ""
             raise TargetError(
                 f"'{name}' is no GPU architecture that kernels can be embedded for.", place=f"--embed {name}",
-                remedy=f"{meant}There are: {', '.join(known)}.",
+                remedy=f"{_instead(spelled, match)}There are: {', '.join(known)}.",
             )
         found[spelled] = None
     return tuple(found)
 
 
-def embed(source: str, architectures: Sequence[str], options: Sequence[str] = (), progress: Progress | None = None,
-          compiler: Compiler | None = None) -> dict[str, bytes]:
-    """The images of one kernel text by architecture, as ``FusedRegion.images`` holds them.
+def _instead(spelled: str, match: re.Match[str] | None) -> str:
+    """What to name instead: an image runs on every later GPU of its generation."""
+    if match is None:
+        close = get_close_matches(spelled, known_architectures(), n=1, cutoff=0.7)
+        return f"Did you mean '{close[0]}'? " if close else ""
+    number = int(match[1])
+    lower = [known for known in architectures() if known // 10 == number // 10 and known <= number]
+    return f"Images for 'sm_{max(lower)}' run on it. " if lower else ""
+
+
+def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Tell) -> list[FusedRegion]:
+    """The regions with an image for each architecture; equal kernels are compiled once.
 
     Args:
-        source: CUDA C++, complete in itself; options: the launch plan's.
-        architectures: see ``parse_architectures``.
-        compiler: with its cache; by default the one that sessions of this process use.
+        architectures: see ``parse_architectures``; with none the regions stay as they are.
+        tell: told "compiling kernels", the images that are done and those that there will be.
 
     Raises:
         TargetError: an architecture is not known.
-        KernelError: the text does not compile, or there is no compiler.
+        KernelError: a kernel does not compile, or there is no compiler.
     """
-    return embed_all([KernelSource(source, tuple(options))], architectures, progress, compiler)[0]
+    if not architectures:
+        return list(regions)
+    images = compile_images([_source(region) for region in regions], architectures,
+                            lambda done, count: tell("compiling kernels", done, count))
+    return [replace(region, images=entry) for region, entry in zip(regions, images, strict=True)]
 
 
-def embed_all(kernels: Sequence[KernelSource], architectures: Sequence[str], progress: Progress | None = None,
-              compiler: Compiler | None = None) -> list[dict[str, bytes]]:
-    """The images of several kernels, compiled in parallel, equal ones once.
+def compile_images(kernels: Sequence[KernelSource], architectures: Sequence[str], progress: Progress | None = None,
+                   compiler: Compiler | None = None) -> list[dict[str, bytes]]:
+    """The images of several kernels by architecture, compiled in parallel, equal ones once.
 
     Args:
-        kernels: their texts and options; an image is kept under both, whatever kernels it must hold.
+        architectures: see ``parse_architectures``.
+        progress: called in this thread, after each image.
+        compiler: with its cache; by default the one that sessions of this process use.
 
     Raises:
         TargetError: an architecture is not known.
@@ -81,12 +100,18 @@ def embed_all(kernels: Sequence[KernelSource], architectures: Sequence[str], pro
     maker = compiler or default_compiler()
     images: dict[tuple[KernelSource, str], bytes] = {}
     with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1), "onnxfuse-embed") as pool:
+        running = {pool.submit(maker.image, *task): task for task in tasks}
         try:
-            for task, image in zip(tasks, pool.map(lambda task: maker.image(*task), tasks), strict=True):
-                images[task] = image
+            for future in as_completed(running):
+                images[running[future]] = future.result()
                 if progress is not None:
                     progress(len(images), len(tasks))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
     return [{name: images[kernel, name] for name in names} for kernel in kernels]
+
+
+def _source(region: FusedRegion) -> KernelSource:
+    plan = LaunchPlan.from_json(region.plan)
+    kernels = sorted({step.kernel for variant in plan.variants for step in variant.steps})
+    return KernelSource(region.source, tuple(plan.options), tuple(kernels))

@@ -126,7 +126,7 @@ class IndexSpace:
             digit = self.variable(names[0])
             scale = high.divide(symbol(names[0]))
             low = rest - high
-            if digit is None or scale is None:
+            if digit is None or scale is None or not scale.non_negative():
                 continue
             if low != 0 and not (self._below(low, scale) and self._non_negative(low, floors)):
                 continue
@@ -145,10 +145,14 @@ class IndexSpace:
         outer = size.divide(inner) if size is not None else None
         if outer is not None:
             return self.digit(base, step * inner, outer), low
-        name = f"({base} / {step * inner})"
         bound = dim(1) if extent is None else extent // (step * inner) + 1
-        self.digits[name] = Digit(base, step * inner, bound, True)
-        return symbol(name), low
+        return self._top(base, step * inner, bound), low
+
+    def _top(self, base: str, step: Dim, size: Dim) -> Dim:
+        """``base // step``, which is known to be under ``size``."""
+        name = f"({base} / {step})"
+        self.digits[name] = Digit(base, step, size, True)
+        return symbol(name)
 
     def merge(self, index: Dim) -> Dim:
         """The same index with neighbouring digits of a base put together again."""
@@ -179,6 +183,8 @@ class IndexSpace:
                     rest = Dim({m: c for m, c in index.terms.items() if m not in (low_monomial, high_monomial)})
                     if high.top and low.step == 1:
                         return rest + symbol(low.base) * low_scale
+                    if high.top:
+                        return rest + self._top(low.base, low.step, low.size * high.size) * low_scale
                     return rest + self.digit(low.base, low.step, low.size * high.size) * low_scale
         return None
 

@@ -64,7 +64,7 @@ class Map(Tensor):
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Tensor):
-    """``kind`` (sum, prod, max, min) over ``axes`` of the operand; the reduced axes stay with size one."""
+    """``kind`` (a name of ``scalars.REDUCTIONS``) over ``axes`` of the operand; the reduced axes stay with size one."""
 
     kind: str
     operand: Tensor

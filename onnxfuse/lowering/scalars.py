@@ -117,6 +117,7 @@ FUNCTIONS: dict[str, Function] = {
     "copy": Function("{0}", "{0}", Sort.CHOOSING, 0),
     "exp": _unary("exp", 4, quick=True),
     "quick_exp": _unary("quick_exp", 2),
+    "exp_difference": Function("of::exp_difference({0}, {1})", None, flops=3),
     "normcdf": _unary("normcdf", 20, quick=True),
     "expm1": _unary("expm1", 10),
     "log": _unary("log", 4),
@@ -173,5 +174,6 @@ REDUCTIONS: dict[str, tuple[str, str]] = {
     "prod": ("of::Prod", "1"),
     "max": ("of::Max", "lowest"),
     "min": ("of::Min", "highest"),
+    "max_number": ("of::MaxNumber", "lowest"),
 }
 """Functor and neutral element of each reduction."""

@@ -372,9 +372,10 @@ def _bias_softmax(softmax: Node, groups: Groups) -> None:
     add = producer(softmax, 0, "Add")
     if add is None or only_reader(add) is not softmax or not groups.free([add, softmax]):
         return
-    shapes = [value.shape if value is not None else None for value in add.inputs]
-    first, second = shapes
-    if first is None or second is None or not first or not second or first[-1] != second[-1]:
+    # Where the file leaves sizes of the scores open the runtime does not find them either: seen in a T5 encoder.
+    known = all(value is not None and value.declared in (None, value.shape) for value in add.inputs)
+    first, second = (value.shape if value is not None else None for value in add.inputs)
+    if not known or first is None or second is None or not first or not second or first[-1] != second[-1]:
         return
     target = result(add).shape
     axis = int(softmax.attributes.get("axis", -1))
@@ -390,8 +391,7 @@ def _bias_softmax(softmax: Node, groups: Groups) -> None:
         if len(mask) == len(target):
             while split < len(leading) and leading[split] == target[split]:
                 split += 1
-        # A mask as large as the scores stays an Add: seen in a T5 encoder on CUDA.
-        if split < len(leading) and all(size == 1 for size in leading[split:]):
+        if all(size == 1 for size in leading[split:]):
             groups.join(add, softmax)
             return
 

@@ -22,8 +22,8 @@ SOFTMAX = 0.5
 REDUCTION = 0.3
 BIAS_GELU = 0.57
 
-NARROW_UNARY = 0.36
-"""Unary operators on elements of two bytes: four elements a thread, each moved alone."""
+NARROW_CURVE = 0.36
+"""Sigmoid, tanh and their like on elements of two bytes: four elements a thread, each moved and computed alone."""
 
 BROADCAST = 0.4
 """Binary and ternary operators whose operands differ in shape, a bias along the last axis aside."""
@@ -34,6 +34,7 @@ MOVED = 0.55
 
 _NORMS = frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization"})
 _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
+_CURVES = frozenset({"Sigmoid", "Tanh", "Erf", "Gelu", "QuickGelu", "Exp", "Softplus", "Mish", "Swish"})
 _GELU = frozenset({"Erf", "Tanh", "Gelu"})
 
 
@@ -53,7 +54,7 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
     if node.op == "Transpose" and not node.domain:
         return MOVED if _moves_last(node) else 0.9
     if len(nodes) > 1 or len(operands) == 1:
-        return NARROW_UNARY if _is_narrow(node.outputs[0]) else DEFAULT
+        return NARROW_CURVE if operators & _CURVES and _is_narrow(node.outputs[0]) else DEFAULT
     shapes = {value.shape for value in operands if value.constant is None or value.constant.size > 1}
     if len(shapes) <= 1:
         return DEFAULT

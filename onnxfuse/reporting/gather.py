@@ -24,7 +24,8 @@ def report_of(optimised: Optimised) -> Report:
     """The report of a fused model, from the plan that it was made by."""
     costs = CostModel(optimised.ledger, optimised.profile)
     regions, entries = [], []
-    for placed in optimised.rewritten.placed:
+    order = {node.name: place for place, node in enumerate(optimised.model.graph.node)}
+    for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
         region = optimised.regions[placed.region]
         counted = fused(region, optimised.ledger.sizes)
         reads = [value.name for value in (*region.hosts, *region.tensors)]
@@ -123,7 +124,7 @@ def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
     waiting: list[Value] = list(outputs)
     while waiting:
         value = waiting.pop()
-        if value.producer is None or value in edge or value.producer in found:
+        if value.producer is None or value.is_constant or value in edge or value.producer in found:
             continue
         found[value.producer] = None
         waiting += value.producer.reads()

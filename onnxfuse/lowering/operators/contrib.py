@@ -78,5 +78,5 @@ def safe_softmax(node: Node, context: Context) -> Tensor:
     """Softmax whose NaNs (rows that are -infinity everywhere, above all) are replaced by zero."""
     source = operand(node, context, 0)
     axes = (axis_of(node, "axis", -1, len(source.shape)),)
-    result = softmax(accumulate(source), axes)
+    result = softmax(source, axes)
     return declare(apply("where", test("isnan", result), like(0.0, result), result), source.dtype)

@@ -11,7 +11,7 @@ from onnxfuse.lowering.context import Context, accumulate, apply, declare, like,
 from onnxfuse.lowering.ir import Take, Tensor
 from onnxfuse.lowering.operators.registry import integer_attribute, lowers, number_attribute, operand, optional
 from onnxfuse.lowering.operators.views import axis_of, result_shape
-from onnxfuse.lowering.scalars import TYPES
+from onnxfuse.lowering.scalars import FLOAT16, TYPES
 
 REDUCTIONS = (
     "ReduceSum",
@@ -86,9 +86,17 @@ def log_sum_exp(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return apply("add", apply("log", total("sum", apply("exp", apply("sub", x, largest)), axes)), largest)
 
 
-def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """exp(x - max) / sum(exp(x - max)); a row that is -infinity everywhere gives NaN, as the standard's does."""
-    powers = apply("quick_exp", apply("sub", x, total("max", x, axes)))
+def softmax(source: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """exp(x - max) / sum(exp(x - max)); a row that is -infinity everywhere gives NaN, as the standard's does.
+
+    The maximum may pass over a NaN: its power is one, and so is the sum, and the whole row.
+    """
+    x = accumulate(source)
+    largest = total("max_number", x, axes)
+    if source.dtype == FLOAT16:
+        powers = apply("exp_difference", x, largest)
+    else:
+        powers = apply("quick_exp", apply("sub", x, largest))
     return apply("mul", powers, apply("reciprocal", total("sum", powers, axes)))
 
 
@@ -107,8 +115,8 @@ def lower_softmax(node: Node, context: Context) -> Tensor:
     else:
         # Before opset 13 the input counts as a matrix whose rows begin at the axis.
         axes = tuple(range(axis_of(node, "axis", 1, rank), rank))
-    function = softmax if node.op == "Softmax" else log_softmax
-    return declare(function(accumulate(source), axes), source.dtype)
+    result = softmax(source, axes) if node.op == "Softmax" else log_softmax(accumulate(source), axes)
+    return declare(result, source.dtype)
 
 
 def layer_norm(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -86,6 +86,22 @@ OF_FUNCTION(normcdf, 0.5f * (1.0f + ::erff(x * 0.70710678f)), 0.5 * (1.0 + ::erf
 OF_FUNCTION(quick_exp, ::__expf(x), ::exp(x))
 #undef OF_FUNCTION
 
+__device__ __forceinline__ float exp2_approximate(float x) {
+#ifdef ONNXFUSE_EMULATOR
+  return ::exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+// exp(a - b) in two instructions.  What the product with b rounds off is the same factor for every a: a softmax, which
+// divides by the sum, loses it.  For numbers of half's range.
+__device__ __forceinline__ float exp_difference(float a, float b) {
+  constexpr float log2_e = 1.44269504f;
+  return exp2_approximate(::fmaf(a, log2_e, -(b * log2_e)));
+}
+
 // ---- Quicker forms for results that are rounded to half or bfloat16. ----
 
 __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
@@ -138,6 +154,8 @@ template <typename T, typename U> __device__ __forceinline__ T ipow(T a, U b) {
 struct Sum { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a + b; } };
 struct Prod { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a * b; } };
 struct Max { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a > b || a != a ? a : b; } };
+// The larger of two numbers, passing over NaN.
+struct MaxNumber { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return ::fmax(a, b); } };
 struct Min { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a < b || a != a ? a : b; } };
 
 // Neutral elements of Max and Min over integers.

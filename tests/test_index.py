@@ -1,0 +1,284 @@
+"""Index arithmetic against brute force: views of views, read where the arithmetic says, give what NumPy gives.
+
+Each example is a random chain of views over one tensor whose elements are numbered.  For every place of the result the
+pulled expression is evaluated as the kernel would: which element it loads, and under which conditions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxfuse.graph.dims import Dim, dim, product, symbol
+from onnxfuse.lowering.index import IndexSpace, strides
+from onnxfuse.lowering.ir import Concat, Expand, Input, Permute, Reshape, Slice, Tensor
+from onnxfuse.lowering.pull import Condition, Load, Puller, Scalar, Select
+from onnxfuse.schedules.kernel import is_vector, walk
+from onnxfuse.schedules.text import Lanes
+
+Numbers = NDArray[np.int64]
+SYMBOLS = ("A", "B", "C")
+
+
+class Situation(dict[str, int]):
+    """Values of sizes and bases; those of digits and derived bases follow."""
+
+    def __init__(self, space: IndexSpace, values: dict[str, int]) -> None:
+        super().__init__(values)
+        self.space = space
+
+    def __missing__(self, name: str) -> int:
+        if name in self.space.derived:
+            return self.space.derived[name].evaluate(self)
+        digit = self.space.digits[name]
+        value = symbol(digit.base).evaluate(self) // digit.step.evaluate(self)
+        if digit.top:
+            assert value < digit.size.evaluate(self), f"{name} is not the highest digit"
+            return value
+        return value % digit.size.evaluate(self)
+
+
+def holds(condition: Condition, at: Situation) -> bool:
+    index = condition.index.evaluate(at)
+    return (condition.low is None or index >= condition.low.evaluate(at)) and (
+        condition.high is None or index < condition.high.evaluate(at))
+
+
+def read(scalar: Scalar, at: Situation, size: int) -> int:
+    """The number of the element that an expression loads; -1 where no load is made."""
+    if isinstance(scalar, Select):
+        return read(scalar.operands[0 if holds(scalar.condition, at) else 1], at, size)
+    assert isinstance(scalar, Load)
+    if not all(holds(condition, at) for condition in scalar.conditions):
+        return -1
+    offset = scalar.offset.evaluate(at)
+    assert 0 <= offset < size, "a load out of bounds"
+    return offset
+
+
+@dataclass
+class View:
+    """A tensor, its contents for the sizes at hand, and those sizes."""
+
+    tensor: Tensor
+    contents: Numbers
+    sizes: dict[str, int]
+
+    def with_tensor(self, tensor: Tensor, contents: Numbers) -> View:
+        expected = tuple(size.evaluate(self.sizes) for size in tensor.shape)
+        assert contents.shape == expected
+        return View(tensor, contents, self.sizes)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> View:
+    sizes = {name: draw(st.integers(1, 4), label=name) for name in SYMBOLS}
+    shape = tuple(
+        symbol(draw(st.sampled_from(SYMBOLS))) * draw(st.sampled_from((1, 1, 2, 4))) if draw(st.booleans())
+        else dim(draw(st.sampled_from((1, 2, 3, 4, 6, 8))))
+        for _ in range(draw(st.integers(1, 4))))
+    actual = tuple(size.evaluate(sizes) for size in shape)
+    return View(Input(TensorProto.FLOAT, shape, 0), np.arange(prod(actual)).reshape(actual), sizes)
+
+
+def permuted(view: View, draw: st.DrawFn) -> View:
+    axes = tuple(draw(st.permutations(range(view.contents.ndim))))
+    shape = tuple(view.tensor.shape[axis] for axis in axes)
+    return view.with_tensor(Permute(1, shape, view.tensor, axes), view.contents.transpose(axes))
+
+
+def merged(view: View, draw: st.DrawFn) -> View:
+    if view.contents.ndim < 2:
+        return view
+    first = draw(st.integers(0, view.contents.ndim - 2))
+    last = draw(st.integers(first + 2, view.contents.ndim))
+    shape = view.tensor.shape[:first] + (product(view.tensor.shape[first:last]),) + view.tensor.shape[last:]
+    return reshaped(view, shape)
+
+
+def split(view: View, draw: st.DrawFn) -> View:
+    """One axis becomes two (or a one is added): a factor that provably divides it, inside or outside."""
+    axis = draw(st.integers(0, view.contents.ndim - 1))
+    size = view.tensor.shape[axis]
+    factors = [dim(1)] + [dim(n) for n in (2, 3, 4, 8) if size.multiple_of() % n == 0] + [
+        symbol(name) for name in SYMBOLS if size.divide(symbol(name)) is not None]
+    factor = draw(st.sampled_from(factors))
+    rest = size.divide(factor)
+    assert rest is not None
+    pair = (factor, rest) if draw(st.booleans()) else (rest, factor)
+    return reshaped(view, view.tensor.shape[:axis] + pair + view.tensor.shape[axis + 1 :])
+
+
+def reshaped(view: View, shape: tuple[Dim, ...]) -> View:
+    return view.with_tensor(
+        Reshape(1, shape, view.tensor), view.contents.reshape([size.evaluate(view.sizes) for size in shape]))
+
+
+def sliced(view: View, draw: st.DrawFn) -> View:
+    axis = draw(st.integers(0, view.contents.ndim - 1))
+    size, actual = view.tensor.shape[axis], view.contents.shape[axis]
+    step = draw(st.sampled_from((1, 1, 2, -1, -2)))
+    if size.value is None:
+        # What is cut off must be known not to be more than there is.
+        first = size.multiple_of() - 1 if draw(st.booleans()) else 0
+        start, length = (dim(first), size - first) if step > 0 else (size - 1 - first, size - first)
+        step = 1 if step > 0 else -1
+    else:
+        begin = draw(st.integers(0, actual - 1))
+        most = (actual - begin + step - 1) // step if step > 0 else begin // -step + 1
+        start, length = dim(begin), dim(draw(st.integers(1, most)))
+    begin, count = start.evaluate(view.sizes), length.evaluate(view.sizes)
+    indices = begin + step * np.arange(count)
+    rank = view.contents.ndim
+    tensor = Slice(
+        1, view.tensor.shape[:axis] + (length,) + view.tensor.shape[axis + 1 :], view.tensor,
+        tuple(start if place == axis else dim(0) for place in range(rank)),
+        tuple(step if place == axis else 1 for place in range(rank)))
+    return view.with_tensor(tensor, view.contents.take(indices, axis))
+
+
+def joined(view: View, draw: st.DrawFn) -> View:
+    """The view beside a cut or turned copy of itself."""
+    other = sliced(view, draw)
+    different = [place for place, (a, b) in enumerate(zip(view.tensor.shape, other.tensor.shape, strict=True)) if a != b]
+    axis = different[0] if different else draw(st.integers(0, view.contents.ndim - 1))
+    parts = (view, other) if draw(st.booleans()) else (other, view)
+    length = parts[0].tensor.shape[axis] + parts[1].tensor.shape[axis]
+    tensor = Concat(1, view.tensor.shape[:axis] + (length,) + view.tensor.shape[axis + 1 :],
+                    tuple(part.tensor for part in parts), axis)
+    return view.with_tensor(tensor, np.concatenate([part.contents for part in parts], axis))
+
+
+def expanded(view: View, draw: st.DrawFn) -> View:
+    whole = draw(st.sampled_from((dim(2), dim(4), symbol("A"))))
+    shape = (whole, *(whole if size == 1 else size for size in view.tensor.shape))
+    actual = tuple(size.evaluate(view.sizes) for size in shape)
+    return view.with_tensor(Expand(1, shape, view.tensor), np.broadcast_to(view.contents, actual))
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    view = draw(inputs())
+    for _ in range(draw(st.integers(1, 6))):
+        step = draw(st.sampled_from((permuted, merged, split, sliced, joined, expanded)))
+        following = step(view, draw)
+        if following.contents.size <= 600 and following.contents.ndim <= 6:
+            view = following
+    return view
+
+
+@settings(max_examples=400)
+@given(views())
+def test_views_of_views(view: View) -> None:
+    space = IndexSpace()
+    place = space.base("@L", product(view.tensor.shape))
+    scalar = Puller(space).element(view.tensor, space.delinear(place, view.tensor.shape))
+    size = int(view.contents.max()) + 1 if view.contents.size else 0
+    whole = max(size, 10**6)
+    found = [read(scalar, Situation(space, view.sizes | {"@L": number}), whole) for number in range(view.contents.size)]
+    assert found == view.contents.reshape(-1).tolist()
+
+
+@settings(max_examples=300)
+@given(views(), st.sampled_from((2, 4, 8)))
+def test_lanes_of_views(view: View, width: int) -> None:
+    """What is called a vector is one: neighbours in memory from an aligned place, or one element for all lanes."""
+    space = IndexSpace()
+    total = product(view.tensor.shape)
+    puller = Puller(space)
+    scalar = puller.element(view.tensor, space.delinear(space.base("@L", total), view.tensor.shape))
+    lanes = Lanes(space, puller, "@L", "", width)
+    loads = [load for load in walk([scalar]) if isinstance(load, Load)]
+    vectors = [(load, lanes.stride(load.offset)) for load in loads if is_vector(load, lanes)]
+    uniform = [c for load in loads for c in load.conditions if lanes.uniform(c)]
+    guarded = all(size.evaluate(view.sizes) % width == 0 for size in lanes.multiples)
+    if view.contents.size % width or not guarded:
+        return
+    for first in range(0, view.contents.size, width):
+        at = [Situation(space, view.sizes | {"@L": first + lane}) for lane in range(width)]
+        for condition in uniform:
+            assert len({holds(condition, one) for one in at}) == 1
+        for load, stride in vectors:
+            if all(holds(condition, at[0]) for condition in load.conditions):
+                offsets = [load.offset.evaluate(one) for one in at]
+                assert stride is not None
+                assert offsets == [offsets[0] + lane * (stride.value or 0) for lane in range(width)]
+                assert stride == 0 or offsets[0] % width == 0
+
+
+@settings(max_examples=200)
+@given(inputs())
+def test_linear_and_delinear_are_inverse(view: View) -> None:
+    space = IndexSpace()
+    shape = view.tensor.shape
+    place = space.base("@L", product(shape))
+    coordinates = space.delinear(place, shape)
+    assert space.linear(coordinates, shape) == (place if product(shape) != 1 else 0)
+    for number in range(view.contents.size):
+        at = Situation(space, view.sizes | {"@L": number})
+        assert tuple(c.evaluate(at) for c in coordinates) == np.unravel_index(number, view.contents.shape)
+
+
+@settings(max_examples=200)
+@given(inputs(), st.integers(-3, 3), st.sampled_from((2, 3, 4, 8)))
+def test_divmod_of_shifted_digits(view: View, shift: int, size: int) -> None:
+    """Quotient and remainder of an index that is not negative as a whole, though its parts may be."""
+    space = IndexSpace()
+    shape = view.tensor.shape
+    coordinates = space.delinear(space.base("@L", product(shape)), shape)
+    index = dim(shift)
+    for number, coordinate in enumerate(coordinates):
+        index = index + coordinate * (number + 1)
+    quotient, remainder = space.divmod(index, dim(size))
+    for number in range(view.contents.size):
+        at = Situation(space, view.sizes | {"@L": number})
+        value = index.evaluate(at)
+        if value >= 0:
+            assert (quotient.evaluate(at), remainder.evaluate(at)) == divmod(value, size)
+
+
+def test_views_that_cost_nothing() -> None:
+    """Transposing there and back, with reshapes between, reads the place itself."""
+    space = IndexSpace()
+    batch = symbol("B")
+    x = Input(1, (batch, dim(12), dim(64)), 0)
+    heads = Permute(1, (dim(12), batch, dim(64)), x, (1, 0, 2))
+    back = Permute(1, (batch, dim(12), dim(64)), heads, (1, 0, 2))
+    flat = Reshape(1, (batch, dim(768)), back)
+    place = space.base("@L", batch * 768)
+    scalar = Puller(space).element(flat, space.delinear(place, flat.shape))
+    assert isinstance(scalar, Load) and scalar.offset == place
+
+
+def test_halves_that_change_places_stay_vectors() -> None:
+    """Rotary embedding's rotated halves: each load is a vector whose condition all lanes share."""
+    space = IndexSpace()
+    shape = (symbol("S"), dim(64))
+    x = Input(1, shape, 0)
+    halves = [Slice(1, (shape[0], dim(32)), x, (dim(0), dim(start)), (1, 1)) for start in (32, 0)]
+    turned = Concat(1, shape, tuple(halves), 1)
+    puller = Puller(space)
+    scalar = puller.element(turned, space.delinear(space.base("@L", product(shape)), shape))
+    lanes = Lanes(space, puller, "@L", "", 8)
+    loads = [load for load in walk([scalar]) if isinstance(load, Load)]
+    assert len(loads) == 2 and all(is_vector(load, lanes) for load in loads) and not lanes.multiples
+
+
+@pytest.mark.parametrize(("shape", "expected"), [((), ()), ((5,), (1,)), ((2, 3, 4), (12, 4, 1))])
+def test_strides(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert strides(tuple(map(dim, shape))) == expected
+
+
+def test_a_size_called_like_a_loop_variable_is_a_size() -> None:
+    space = IndexSpace()
+    place = space.base("@L", symbol("L") * 4)
+    row, column = space.delinear(place, (symbol("L"), dim(4)))
+    at = Situation(space, {"L": 3, "@L": 7})
+    assert (row.evaluate(at), column.evaluate(at)) == (1, 3)

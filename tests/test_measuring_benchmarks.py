@@ -1,0 +1,181 @@
+"""The benchmark scripts, as far as they go without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from onnxfuse.measuring import BenchResult, KernelShare, OutputError, Ratio, Side, Spread
+from onnxfuse.measuring.cupti import CONCURRENT_KERNEL, MEMCPY, Activity
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+common, cold_start, kernels, zoo = map(importlib.import_module, ("common", "cold_start", "kernels", "zoo"))
+
+
+def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
+    row = next(row for row in zoo.all_rows() if row.name == name)
+    spread = Spread(gpu, gpu, gpu, gpu, gpu, 10)
+    share = KernelShare("softmax|x", 2, 0.5)
+    side = Side("m.onnx", 1.0, spread, spread, 5, 0, (share,), 2**21)
+    result = BenchResult("Fake GPU", "CUDAExecutionProvider", {}, False, {"x": (1,)}, side, side,
+                         Ratio(wall, wall, wall), Ratio(gpu, gpu if low is None else low, gpu),
+                         (OutputError("y", 1e-3),))
+    return zoo.Outcome(row, None, 0.5, result)
+
+
+BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:128")
+
+
+def test_there_are_thirteen_rows():
+    rows = zoo.all_rows()
+    assert len(rows) == 13
+    assert [row.name for row in rows if row.family == "bert_base"] == list(BERT)
+    assert len({row.family for row in rows}) == 11
+
+
+def test_every_symbol_of_a_row_has_a_size():
+    row = next(row for row in zoo.all_rows() if row.name == "t5_encoder_fp16:8:256")
+    assert row.dims == {"s33": 8, "s50": 256, "s6": 8}
+
+
+def test_rows_are_chosen_by_how_their_names_begin():
+    assert [row.name for row in zoo.choose("llama,bert_base_fp16")] == ["bert_base_fp16:8:128", "bert_base_fp16:32:384",
+                                                                       "llama_fp16:1:1024"]
+    result = CliRunner().invoke(zoo.main, ["--rows", "lama", "--report-only"])
+    assert result.exit_code == 2 and "no row begins with 'lama'; there are: bert_base_fp16:8:128, " in result.output
+
+
+def test_the_three_bert_rows_count_a_third_each():
+    outcomes = [outcome(name, 8.0) for name in BERT] + [outcome("tower_fp32:8192", 2.0)]
+    assert zoo.mean(outcomes, "gpu") == pytest.approx(4.0, rel=1e-12)
+    assert zoo.mean([], "gpu") is None
+    one = [outcome(BERT[0], 8.0), outcome("tower_fp32:8192", 2.0)]
+    assert zoo.mean(one, "gpu") == pytest.approx(math.sqrt(16), rel=1e-12)
+
+
+def test_bars():
+    assert str(zoo.Bar.parse("1.3")) == "zoo, gpu time, at least 1.3"
+    assert str(zoo.Bar.parse("each=1.0")) == "each, gpu time, at least 1"
+    assert str(zoo.Bar.parse("wall:unet=1.5")) == "unet, wall time, at least 1.5"
+    assert str(zoo.Bar.parse("wall:=1.5")) == "zoo, wall time, at least 1.5"
+    result = CliRunner().invoke(zoo.main, ["--least", "fast"])
+    assert result.exit_code == 2 and "write 1.3, each=1.0, llama=1.5 or wall:unet=1.5" in result.output
+
+
+def test_bars_are_checked():
+    outcomes = [outcome("tower_fp32:8192", 4.0, wall=1.4), outcome("unet_fp16:2", 1.0, wall=1.6, low=0.98)]
+
+    def met(text: str) -> tuple[bool, str]:
+        ((_, met, found),) = zoo.check([zoo.Bar.parse(text)], outcomes)
+        return met, found
+
+    assert met("2.0") == (True, "2.000")
+    assert met("2.1") == (False, "2.000")
+    assert met("each=1.0") == (False, "unet_fp16:2 1.00 (0.98 to 1.00)")
+    assert met("each=0.99") == (True, "met")
+    assert met("unet=1.0") == (True, "met")
+    assert met("wall:unet=1.5") == (True, "met")
+    assert met("wall:tower=1.5") == (False, "tower_fp32:8192 1.40 (1.40 to 1.40)")
+    assert met("llama=1.5") == (False, "no such row")
+
+
+def test_a_row_without_a_result_meets_no_bar():
+    row = zoo.all_rows()[0]
+    outcomes = [outcome("tower_fp32:8192", 4.0), zoo.Outcome(row, None, error="it crashed")]
+    bars = [zoo.Bar.parse(text) for text in ("1.0", "each=1", "tower=3")]
+    assert [met for _, met, _ in zoo.check(bars, outcomes)] == [False, False, True]
+    text, met = zoo.show(outcomes, [], 3)
+    assert met and "- bert_base_fp16:8:128: it crashed" in text
+    assert "softmax\\|x" in text  # a bar in a name does not end a cell
+
+
+def test_report_only(tmp_path):
+    result = CliRunner().invoke(zoo.main, ["--rows", "tower", "--report-only", "--jobs", "1", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "| tower_fp32:8192 |" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_hydrating_is_reproducible():
+    hydrate = common.hydrate()
+    one, same, other = (hydrate.hydrate(common.ZOO / "tower_fp32.onnx.xz", seed) for seed in (0, 0, 1))
+    assert one == same and one != other
+    onnx.checker.check_model(one)
+    assert not any("hydrate" in tensor.doc_string for tensor in one.graph.initializer)
+
+
+def test_feeds_have_the_sizes_of_the_row():
+    row = json.loads((common.ZOO / "zoo.json").read_text())["t5_encoder_fp16"]
+    made = common.hydrate().feeds(row, (8, 256))
+    assert {name: (array.shape, array.dtype) for name, array in made.items()} == {
+        "input_ids": ((8, 256), np.int64), "attention_mask": ((8, 256), np.int64)}
+    assert made["input_ids"].max() < 900 and (made["attention_mask"] == 1).all()
+
+
+def test_work_in_a_process_of_its_own():
+    assert common.apart(math.sqrt, 4.0) == 2.0
+    with pytest.raises(common.ApartError, match="math domain error"):
+        common.apart(math.sqrt, -1.0)
+    with pytest.raises(common.ApartError, match="its process ended with exit code 3"):
+        common.apart(sys.modules["os"]._exit, 3)
+
+
+def test_the_formula_for_single_kernels():
+    """Microseconds: 1.5 + 3.6e9 bytes / (0.9 x 4e12 bytes a second) is 1001.5."""
+    assert kernels.allowed(3_600_000_000, 4e12) == pytest.approx(1001.5, rel=1e-12)
+    assert kernels.Measured("gelu", "float16", 1, 1, 1.5, 1.6, 1).passes
+    assert not kernels.Measured("gelu", "float16", 1, 1, 1.7, 1.6, 1).passes
+    assert not kernels.Measured("gelu", "float16", 1, 1, 1.5, 1.6, 2).passes
+
+
+def test_kernels_are_counted_by_run():
+    found = [Activity(CONCURRENT_KERNEL, "k", 0, nanoseconds) for nanoseconds in (1000, 2000, 3000, 4000, 5000, 60000)]
+    copy = Activity(MEMCPY, "copy", 0, 999999)
+    assert kernels.per_run([*found[:5], copy], 5) == (3.0, 1)
+    assert kernels.per_run(found, 3) == (7.0, 2)
+    with pytest.raises(RuntimeError, match="6 kernels were recorded in 4 runs"):
+        kernels.per_run(found, 4)
+
+
+@pytest.mark.parametrize("case", kernels.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", kernels.DTYPES)
+def test_each_case_becomes_one_fused_node_of_the_size_aimed_at(case, dtype, tmp_path):
+    n = kernels.rows_for(case, dtype, 16)
+    path, traffic = kernels.fuse(case, dtype, n, tmp_path, "H200")
+    assert path.is_file()
+    assert abs(traffic / 16e6 - 1) < 0.05
+
+
+def test_cold_start_allowances():
+    creations = {"plain": [1.0, 1.2, 9.0], "empty cache": [11.0], "warm cache": [1.6], "embedded": [1.7]}
+    one = cold_start.ColdStart("tower", 1, {way: [cold_start.Creation(seconds) for seconds in times]
+                                            for way, times in creations.items()})
+    assert one.more("warm cache") == pytest.approx(0.4)
+    assert one.passes
+    one.creations["embedded"][0] = cold_start.Creation(1.8)
+    assert not one.passes
+    assert "| tower |" in cold_start.show([one], []) and "FAIL" in cold_start.show([one], [])
+
+
+def test_results_are_named_by_date_gpu_and_benchmark(tmp_path):
+    where = common.Environment("2026-01-02", "NVIDIA H200", "580.1", "13.0", {"onnx": "1.23"}, "abc")
+    path = common.write_results(tmp_path, "cold-start", where, {"rows": [1]}, "| a |")
+    assert path.name == "2026-01-02-h200-cold-start.md"
+    assert path.read_text() == (
+        "# Cold start\n\n2026-01-02, NVIDIA H200, driver 580.1, CUDA 13.0  \nonnx 1.23, commit abc  \n\n| a |\n"
+    )
+    assert json.loads(path.with_suffix(".json").read_text())["rows"] == [1]
+
+
+def test_a_table_is_aligned():
+    assert common.table(["row", "ms"], [["a", "1.5"], ["long", "10"]]) == (
+        "| row  |  ms |\n|:-----|----:|\n| a    | 1.5 |\n| long |  10 |")

@@ -1,0 +1,129 @@
+"""The report's figures, against their definition in docs/bytes.md and against the independent recount."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxfuse
+from cli_models import CHAIN, ROOT, encoder, environment, parse, run
+from onnxfuse.reporting import as_json, text
+
+ZOO = ROOT / "benchmarks" / "zoo"
+
+FIELDS = {
+    "model", "nodes_before", "nodes_after", "kernels_before", "kernels_after", "flops_before", "flops_after",
+    "bytes_products", "bytes_before", "bytes_after", "peak_bytes_before", "peak_bytes_after", "candidates", "fusions",
+    "refusals", "verification",
+}
+FUSION_FIELDS = {
+    "rule", "schedule", "node", "replaces", "inputs", "outputs", "bytes_before", "bytes_after", "estimated_speedup",
+    "memory_saved",
+}
+REFUSAL_FIELDS = {"rule", "code", "message", "remedy", "node"}
+
+
+def test_the_json_report_has_the_promised_fields() -> None:
+    content = as_json(onnxfuse.optimize(encoder()).report)
+    assert content.keys() >= FIELDS
+    assert content["fusions"] and content["refusals"]
+    assert all(fusion.keys() >= FUSION_FIELDS for fusion in content["fusions"])
+    assert all(refusal.keys() == REFUSAL_FIELDS for refusal in content["refusals"])
+    assert json.loads(json.dumps(content)) == json.loads(json.dumps(content, default=str))
+
+
+def test_figures_of_a_chain_by_hand() -> None:
+    """x[8, 4096] and w[4096], float32: Mul, Tanh, Add, Sigmoid, Mul with a scalar."""
+    report = onnxfuse.report(parse(CHAIN), dims={"batch": 8})
+    x, w, scalar = 4 * 8 * 4096, 4 * 4096, 4
+    before = (x + w + x) + (x + x) + (x + x + x) + (x + x) + (x + scalar + x)
+    assert report.before.bytes == before
+    assert report.after.bytes == x + w + x
+    assert (report.before.nodes, report.after.nodes) == (6, 1)
+    assert (report.before.kernels, report.after.kernels) == (5, 1)
+    assert report.before.bytes_products == report.after.bytes_products == 0
+    # One operation an element for Mul, Add, Mul; eight for Tanh and Sigmoid.
+    assert report.before.flops == report.after.flops == 8 * 4096 * (1 + 8 + 1 + 8 + 1)
+    # Held at the worst moment: the inputs, and what a node reads and writes beside them.
+    assert report.before.peak_bytes == x + w + 2 * x + scalar
+    assert report.after.peak_bytes == x + w + x
+    (fusion,) = report.fusions
+    assert (fusion.bytes_before, fusion.bytes_after, fusion.memory_saved) == (before, x + w + x, 4 * x)
+    assert fusion.inputs == ("x", "w")
+    assert fusion.outputs == ("y",)
+    assert fusion.operators == ("Mul", "Tanh", "Add", "Sigmoid", "Mul")
+
+
+ROWS = [
+    ("tower_fp32", ["s33=8192"]),
+    ("bert_base_fp16", ["s33=8", "s50=128"]),
+    ("unet_fp16", []),
+    ("llama_fp16", ["s33=1", "s50=1024"]),
+    ("t5_encoder_fp16", ["s33=8", "s50=256"]),
+]
+
+
+@pytest.mark.parametrize(("name", "dims"), ROWS, ids=[name for name, _ in ROWS])
+def test_independent_recount_agrees(tmp_path: Path, name: str, dims: list[str]) -> None:
+    """Within 2%, the tolerance that the recount itself checks; weights keep their sizes and are zeros."""
+    model = skeleton(ZOO / f"{name}.onnx.xz", tmp_path / "model.onnx")
+    sizes = {dim: int(size) for dim, _, size in (entry.partition("=") for entry in dims)}
+    free = [value.dim_param for info in model.graph.input for value in info.type.tensor_type.shape.dim
+            if value.dim_param and value.dim_param not in sizes]
+    options = [part for dim in [*dims, *(f"{dim}=8" for dim in dict.fromkeys(free))] for part in ("--dim", dim)]
+    done = run("optimize", tmp_path / "model.onnx", "--no-verify", "-q", *options, "--report", tmp_path / "report.json")
+    assert done.exit_code == 0, done.output
+    recount = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "recount.py"), str(tmp_path / "model.onnx"),
+         str(tmp_path / "model.fused.onnx"), *options, "--report", str(tmp_path / "report.json")],
+        env=environment(), text=True, capture_output=True, check=False,
+    )
+    assert recount.returncode == 0, recount.stdout + recount.stderr
+    assert "unknown size" not in recount.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["fusions"]
+
+
+def skeleton(source: Path, target: Path) -> onnx.ModelProto:
+    """A model of the zoo with its large weights in a sparse file of zeros beside it."""
+    with lzma.open(source) as file:
+        model = onnx.load_model_from_string(file.read())
+    end = 0
+    for tensor in model.graph.initializer:
+        if tensor.doc_string.startswith('{"hydrate'):
+            count = 1
+            for size in tensor.dims:
+                count *= size
+            length = count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", "zeros.bin"), ("offset", str(end)), ("length", str(length))):
+                tensor.external_data.add(key=key, value=value)
+            end += -(-length // 4096) * 4096
+    with (target.parent / "zeros.bin").open("wb") as file:
+        file.truncate(end)
+    onnx.save(model, target)
+    return model
+
+
+@pytest.mark.parametrize(("number", "said"), [
+    (0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1234, "1.23 kB"), (999_600, "1 MB"), (5e9, "5 GB"), (7e13, "70 TB"),
+])
+def test_sizes_in_words(number: float, said: str) -> None:
+    assert text.size(number) == said
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(2e-6, "2 µs"), (9.996e-4, "1 ms"), (0.0123, "12.3 ms"), (3.0, "3 s")])
+def test_durations_in_words(seconds: float, said: str) -> None:
+    assert text.duration(seconds) == said
+
+
+def test_long_regions_are_cut_in_the_middle() -> None:
+    (fusion,) = onnxfuse.report(parse(CHAIN), dims={"batch": 8}).fusions
+    assert text.operators(fusion) == "Mul, Tanh, Add, Sigmoid, Mul"
+    assert text.operators(fusion, 24) == "Mul, Tanh, ..., Mul"
