@@ -29,8 +29,9 @@ test-gpu: .venv-test/ready
 	$(if $(GPU),.venv-test/bin/pip install -q -e '.[cuda]')
 	for check in tests/gpu/check_*.py; do .venv-test/bin/python $$check || exit 1; done
 
+# Real models, original against fused; benchmarks/README.md tells of the others.
 bench: .venv-test/ready
-	.venv-test/bin/python benchmarks/run.py
+	.venv-test/bin/python benchmarks/zoo.py
 
 python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer, with venv, is needed: make PYTHON=/path/to/python"; exit 1; }

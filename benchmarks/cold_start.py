@@ -105,7 +105,7 @@ def show(found: Sequence[ColdStart], errors: Sequence[str]) -> str:
     """The table, medians."""
     rows = [[
         one.row, str(one.kernels), f"{one.median('plain'):.2f}",
-        *(f"{one.median(way):.2f} (+{one.more(way):.2f})" for way in ALLOWED),
+        *(f"{one.median(way):.2f} ({one.more(way):+.2f})" for way in ALLOWED),
         " ".join(f"{c.embedded}/{c.cached}/{c.compiled}" for way in ALLOWED for c in one.creations[way][:1]),
         "pass" if one.passes else "FAIL",
     ] for one in found]

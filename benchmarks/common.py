@@ -69,7 +69,8 @@ def environment() -> Environment:
         except importlib.metadata.PackageNotFoundError:
             continue
     return Environment(
-        date.today().isoformat(), gpu and gpu.name, driver.driver_version(), gpu and gpu.cuda, versions, _commit()
+        date.today().isoformat(), gpu.name if gpu else None, driver.driver_version(), gpu.cuda if gpu else None,
+        versions, _commit(),
     )
 
 

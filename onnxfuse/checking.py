@@ -145,7 +145,8 @@ def example_inputs(graph: Graph, example: Example) -> dict[str, NDArray[Any]]:
                 low, high, shape)
             given[value.name] = np.asarray(made).astype(dtype)
         elif value.dtype in (onnx.TensorProto.INT32, onnx.TensorProto.INT64) and shape is not None:
-            given[value.name] = generator.integers(0, INDICES, shape).astype(helper.tensor_dtype_to_np_dtype(value.dtype))
+            whole_type = helper.tensor_dtype_to_np_dtype(value.dtype)
+            given[value.name] = generator.integers(0, INDICES, shape).astype(whole_type)
     return make_inputs(graph, example.dims, given, SEED)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from cli_models import CHAIN, PRODUCT, ROOT, encoder, parse
 
 import onnxfuse
-from cli_models import CHAIN, PRODUCT, ROOT, encoder, parse
 from onnxfuse.delivery import verified
 from onnxfuse.pipeline import Optimised, Options, optimise, silent
 from onnxfuse.rewriting import read_fused

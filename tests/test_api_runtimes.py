@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from cli_models import CHAIN, ROOT, encoder, parse
 
 import onnxfuse
-from cli_models import CHAIN, ROOT, encoder, parse
 from onnxfuse.checking import example_inputs
 from onnxfuse.graph import load_graph
 from onnxfuse.measuring.inputs import make_inputs

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from cli_models import ROOT, environment
 
 PACKAGE = ROOT / "onnxfuse"

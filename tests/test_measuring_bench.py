@@ -154,6 +154,38 @@ def test_without_cupti_latency_is_left(models, gpu, monkeypatch):
     assert result.notes == ("GPU time was not measured: no CUPTI here",)
 
 
+def test_kernels_of_a_graph_that_was_made_before_the_profiler_came(models, gpu):
+    """Nothing is seen of the first sessions (2 models x 2 turns x 2 flushes), then new ones are made."""
+    gpu._library.flushes = [[]] * 8 + gpu._library.flushes
+    result = bench(models[0], models[1], runs=5, laps=1, memory=False)
+    assert (result.original.kernels, result.fused.kernels, result.notes) == (2, 1, ())
+
+
+def test_no_kernels_at_all(models, gpu):
+    gpu._library.flushes = []
+    result = bench(models[0], models[1], runs=5, laps=1, memory=False)
+    assert result.original.gpu is None and result.gpu_ratio is None
+    assert result.notes == ("GPU time was not measured: CUPTI saw no kernels.",)
+
+
+def test_memory_that_cannot_be_counted_is_said(models, gpu, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("no room")
+
+    monkeypatch.setattr(MODULE, "_latencies", lambda runners, runs: [np.ones((1, 1)) for _ in runners])
+    real, made = MODULE.Runner, []
+
+    def third_fails(*arguments: object, **options: object) -> object:
+        made.append(arguments)
+        return real(*arguments, **options) if len(made) <= 2 else refuse()
+
+    monkeypatch.setattr(MODULE, "Runner", third_fails)
+    result = bench(models[0], models[1], laps=1)
+    assert result.original.peak_bytes is None
+    assert result.notes == ("memory was not measured: no room",)
+    assert "gpu_external_alloc" in made[2][3]
+
+
 def test_the_machine_at_hand_has_a_name():
     machine = find_machine()
     assert machine.name and (machine.gpu is None) == (machine.provider == CPU)

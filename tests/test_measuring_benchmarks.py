@@ -12,9 +12,11 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from test_measuring_cupti import FakeLibrary, packed
 
-from onnxfuse.measuring import BenchResult, KernelShare, OutputError, Ratio, Side, Spread
+from onnxfuse.measuring import BenchResult, KernelShare, OutputError, Ratio, Side, Spread, cupti
 from onnxfuse.measuring.cupti import CONCURRENT_KERNEL, MEMCPY, Activity
+from onnxfuse.measuring.machine import CPU, Machine
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -153,6 +155,27 @@ def test_each_case_becomes_one_fused_node_of_the_size_aimed_at(case, dtype, tmp_
     path, traffic = kernels.fuse(case, dtype, n, tmp_path, "H200")
     assert path.is_file()
     assert abs(traffic / 16e6 - 1) < 0.05
+
+
+def test_a_kernel_is_timed_on_sets_of_inputs_in_turn(tmp_path, monkeypatch):
+    """A played GPU whose L2 is as large as the input: four sets, 24 runs of a kernel of 7 µs."""
+
+    class FakeGpu:
+        l2_bytes = 64 * 4096 * 2
+
+        def synchronise(self) -> None:
+            pass
+
+    times = [packed(CONCURRENT_KERNEL, 10_000 * run, 10_000 * run + 7000, "k") for run in range(24)]
+    library = cupti.Cupti(FakeLibrary([times[:4], times]))
+    monkeypatch.setattr("onnxfuse.measuring.cupti.cupti", lambda: library)
+    bound = []
+    real = kernels.Runner.bind
+    monkeypatch.setattr(kernels.Runner, "bind", lambda *arguments: bound.append(arguments[1]) or real(*arguments))
+    path, _ = kernels.fuse(next(case for case in kernels.CASES if case.name == "gelu"), "float16", 64, tmp_path, None)
+    gpu = FakeGpu()
+    assert kernels.time_alone(path, 64, Machine("Fake GPU", CPU, "cpu", 0, gpu), gpu) == (7.0, 1)
+    assert [inputs["x"].shape for inputs in bound] == [(64, 4096)] * 4
 
 
 def test_cold_start_allowances():

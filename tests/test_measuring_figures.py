@@ -10,6 +10,7 @@ import pytest
 
 from onnxfuse.errors import KernelError
 from onnxfuse.measuring.compare import compare
+from onnxfuse.measuring.driver import Device
 from onnxfuse.measuring.memory import MemoryMeter
 from onnxfuse.measuring.statistics import Ratio, ratio, spread
 
@@ -77,6 +78,46 @@ def test_infinities_and_nans_have_to_be_the_same():
 def test_outputs_of_other_shapes_or_missing_ones():
     assert compare({"y": np.ones(2)}, {"y": np.ones(3)})[0].error == float("inf")
     assert compare({"y": np.ones(2)}, {})[0].error == float("inf")
+
+
+class FakeDriver:
+    """libcuda of a GPU with a 60 MB L2, whose copies of a gigabyte take a millisecond."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        def function(*arguments: object) -> int:
+            self.called.append(name)
+            first = arguments[0] if arguments else None
+            if name == "cuDeviceGetName":
+                first.value = b"Fake GPU"
+            elif name == "cuDeviceGetAttribute":
+                first._obj.value = 60_000_000
+            elif name == "cuDriverGetVersion":
+                first._obj.value = 12080
+            elif name == "cuEventElapsedTime":
+                first._obj.value = 1.0
+            elif name == "cuGetErrorString":
+                arguments[1]._obj.value = b"out of memory"
+            return 2 if name == self.failing else 0
+
+        return function
+
+
+def test_a_device():
+    device = Device(0, FakeDriver())
+    assert (device.name, device.l2_bytes, device.cuda) == ("Fake GPU", 60_000_000, "12.8")
+    assert device.copy_rate(10**9, 2) == pytest.approx(2e12, rel=1e-6)
+
+
+def test_the_buffers_of_a_copy_are_given_back():
+    library = FakeDriver("cuMemcpyDtoDAsync_v2")
+    with pytest.raises(KernelError) as error:
+        Device(0, library).copy_rate(10**9, 2)
+    assert str(error.value) == "cuMemcpyDtoDAsync_v2 failed: out of memory (2)"
+    assert library.called.count("cuMemFree_v2") == 2
 
 
 class Heap:

@@ -8,26 +8,41 @@ from pathlib import Path
 
 import click
 import pytest
+from cli_models import ROOT
 
 import onnxfuse
-from cli_models import ROOT
 from onnxfuse.cli import main
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "rules" / "README.md"]
 
 
+def split(text: str) -> tuple[list[tuple[str, str]], str]:
+    """Fenced blocks with their language, and the text without them."""
+    blocks: list[tuple[str, str]] = []
+    rest: list[str] = []
+    language: str | None = None
+    for line in text.splitlines():
+        if line.startswith("```"):
+            if language is None:
+                language = line.removeprefix("```")
+                blocks.append((language, ""))
+            else:
+                language = None
+        elif language is None:
+            rest.append(line)
+        else:
+            blocks[-1] = (language, f"{blocks[-1][1]}{line}\n")
+    assert language is None, "a block is not closed"
+    return blocks, "\n".join(rest)
+
+
 def command_lines(page: Path) -> list[list[str]]:
     """Every `onnxfuse ...` in code, as words."""
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"```(?:sh|bash|console)?\n(.*?)```", text, re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"`(onnxfuse [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    found = []
-    for line in lines:
-        words = shlex.split(line.strip().removeprefix("$ "), comments=True)
-        if words[:1] == ["onnxfuse"]:
-            found.append(words[1:])
-    return found
+    blocks, rest = split(page.read_text(encoding="utf-8"))
+    lines = [line for language, block in blocks if language == "sh" for line in block.splitlines()]
+    lines += re.findall(r"`(onnxfuse [^`]*)`", rest)
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line[1:] for line in words if line[:1] == ["onnxfuse"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -58,7 +73,8 @@ def test_python_names_exist(page: Path) -> None:
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8"),
+                           re.MULTILINE))
     assert {"demo", "test"} <= named
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -70,16 +86,14 @@ def test_every_command_is_documented() -> None:
 
 
 def test_the_two_commands_come_first() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    first = re.search(r"```\w*\n(.*?)```", text, re.DOTALL)
-    assert first is not None
-    assert [line.split("#")[0].split() for line in first[1].splitlines()] == [["make", "demo"], ["make", "test"]]
+    blocks, _ = split((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [line.split("#")[0].split() for line in blocks[0][1].splitlines()] == [["make", "demo"], ["make", "test"]]
 
 
 def test_folders_are_listed_in_the_order_of_the_data() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = next(block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if "graph/" in block)
-    folders = [folder for folder in re.findall(r"^\s*([a-z]+)/", block, re.MULTILINE)]
+    blocks, _ = split((ROOT / "README.md").read_text(encoding="utf-8"))
+    block = next(block for _, block in blocks if "graph/" in block)
+    folders = re.findall(r"^  ([a-z]+)/", block, re.MULTILINE)
     stages = [folder for folder in folders if (ROOT / "onnxfuse" / folder).is_dir()]
     assert stages == ["graph", "rules", "planning", "lowering", "schedules", "rewriting", "verifying", "reporting",
                       "runtime", "measuring", "cli"]

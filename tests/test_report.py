@@ -10,9 +10,9 @@ from pathlib import Path
 
 import onnx
 import pytest
+from cli_models import CHAIN, ROOT, encoder, environment, parse, run
 
 import onnxfuse
-from cli_models import CHAIN, ROOT, encoder, environment, parse, run
 from onnxfuse.reporting import as_json, text
 
 ZOO = ROOT / "benchmarks" / "zoo"

@@ -62,7 +62,10 @@ def _colour() -> bool | None:
     return False if os.environ.get("NO_COLOR") else None
 
 
-@click.group(name="onnxfuse", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(name="onnxfuse", cls=Commands, context_settings=SETTINGS)
 @click.version_option(__version__, message="onnxfuse %(version)s")
 def main() -> None:
     """Makes ONNX models faster on NVIDIA GPUs by fusing operators."""

@@ -20,6 +20,7 @@ from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Assumption, Graph, Node, Value
 from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
 from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, elements_of
+from onnxfuse.graph.shape_functions.fused import DOMAIN, fused_node
 
 
 def infer(graph: Graph) -> Graph:
@@ -51,15 +52,15 @@ def _types(node: Node, graph: Graph, assumptions: list[Assumption]) -> list[Type
     function = FUNCTIONS.get((node.domain, node.op))
     found: list[Type] = []
     if (node.domain, node.op) in graph.functions:
-        function = None
-    elif function is not None:
+        function = fused_node if node.domain == DOMAIN and "plan" in node.attributes else None
+    if function is not None:
         try:
             found = list(function(context))
         except (IndexError, ValueError, TypeError, KeyError, ZeroDivisionError, ArithmeticError):
             # The node breaks its operator's rules (a missing input, ranks that do not fit).  ONNX Runtime will say
             # so; here its outputs are unknown, and nothing is fused with them.
             found = []
-    elif not node.has_subgraph:
+    elif not node.has_subgraph and (node.domain, node.op) not in graph.functions:
         found = _from_onnx(node, graph, context)
     result = []
     for index, value in enumerate(node.outputs):

@@ -21,11 +21,11 @@ Coordinates = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class Digit:
-    """``base // step % size``; ``top`` where the remainder changes nothing."""
+    """``base // step % size``; ``top`` where the remainder changes nothing, and only there may the size be unknown."""
 
     base: str
     step: Dim
-    size: Dim
+    size: Dim | None
     top: bool
 
 
@@ -131,7 +131,7 @@ class IndexSpace:
             if low != 0 and not (self._below(low, scale) and self._non_negative(low, floors)):
                 continue
             inner = size if scale == 1 else size.divide(scale)
-            if inner is None or (not digit.top and digit.size.divide(inner) is None):
+            if inner is None or not (digit.top or (digit.size is not None and digit.size.divide(inner) is not None)):
                 continue
             quotient, remainder = self._digits_of(digit.base, digit.step, None if digit.top else digit.size, inner)
             return quotient, remainder * scale + low
@@ -145,11 +145,11 @@ class IndexSpace:
         outer = size.divide(inner) if size is not None else None
         if outer is not None:
             return self.digit(base, step * inner, outer), low
-        bound = dim(1) if extent is None else extent // (step * inner) + 1
+        bound = None if extent is None else extent // (step * inner) + 1
         return self._top(base, step * inner, bound), low
 
-    def _top(self, base: str, step: Dim, size: Dim) -> Dim:
-        """``base // step``, which is known to be under ``size``."""
+    def _top(self, base: str, step: Dim, size: Dim | None) -> Dim:
+        """``base // step``, which is known to be under ``size``, if that is known."""
         name = f"({base} / {step})"
         self.digits[name] = Digit(base, step, size, True)
         return symbol(name)
@@ -176,6 +176,7 @@ class IndexSpace:
             for high_monomial, _, high, high_scale in parts:
                 if (
                     low.base == high.base
+                    and low.size is not None
                     and not low.top
                     and high.step == low.step * low.size
                     and high_scale == low_scale * low.size
@@ -183,8 +184,9 @@ class IndexSpace:
                     rest = Dim({m: c for m, c in index.terms.items() if m not in (low_monomial, high_monomial)})
                     if high.top and low.step == 1:
                         return rest + symbol(low.base) * low_scale
-                    if high.top:
-                        return rest + self._top(low.base, low.step, low.size * high.size) * low_scale
+                    if high.top or high.size is None:
+                        size = None if high.size is None else low.size * high.size
+                        return rest + self._top(low.base, low.step, size) * low_scale
                     return rest + self.digit(low.base, low.step, low.size * high.size) * low_scale
         return None
 
@@ -195,9 +197,9 @@ class IndexSpace:
             term = dim(factor)
             for atom, power in monomial:
                 variable = self.variable(atom.key) if atom.kind == "symbol" else None
-                if variable is not None:
+                if variable is not None and variable.size is not None:
                     limit = variable.size - 1
-                elif atom.kind == "symbol" and not self.is_variable(atom.key):
+                elif atom.kind == "symbol" and variable is None and not self.is_variable(atom.key):
                     limit = symbol(atom.name)
                 else:
                     return None

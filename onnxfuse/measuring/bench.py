@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ from numpy.typing import NDArray
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph import build_graph, infer, load_model
 from onnxfuse.measuring.compare import compare
-from onnxfuse.measuring.cupti import Activity, KernelTimer, demangled
+from onnxfuse.measuring.cupti import KernelTimer
 from onnxfuse.measuring.inputs import make_inputs
+from onnxfuse.measuring.laps import Laps, gpu_ratio, has_kernels, side_of, take_laps
 from onnxfuse.measuring.machine import Machine, find_machine, start_provider
 from onnxfuse.measuring.memory import MemoryMeter
-from onnxfuse.measuring.results import BenchResult, KernelShare, Side
+from onnxfuse.measuring.results import BenchResult
 from onnxfuse.measuring.runner import Runner
-from onnxfuse.measuring.statistics import Ratio, ratio, spread
+from onnxfuse.measuring.statistics import ratio
 
 BLOCKS = 10
 """How many turns each model gets."""
@@ -85,11 +85,9 @@ def bench(
         notes.append("There are no CUDA graphs on the CPU; the runs were plain ones.")
     start_provider(machine, options)
 
-    runners = []
-    for path, is_fused in ((original, False), (fused, True)):
-        if path is not None:
-            say(f"creating a session for {path}")
-            runners.append(Runner(path, machine, feeds, options, fused=is_fused))
+    say("creating sessions")
+    runners = [Runner(path, machine, feeds, options, fused=place == 1)
+               for place, path in enumerate((original, fused)) if path is not None]
     say("warming up")
     for runner in runners:
         _warm_up(runner)
@@ -97,7 +95,7 @@ def bench(
     say("timing runs")
     latencies = _latencies(runners, runs)
     say("timing kernels")
-    activities, note = _kernel_laps(runners, machine, laps)
+    activities, note = _activities(runners, machine, feeds, options, laps)
     notes += note
     created = [runner.creation_seconds for runner in runners]
     paths = [runner.path for runner in runners]
@@ -111,13 +109,13 @@ def bench(
             notes += note
 
     sides = [
-        _side(path, seconds, latency, lap, peak)
+        side_of(path, seconds, latency, lap, peak)
         for path, seconds, latency, lap, peak in zip(paths, created, latencies, activities, peaks, strict=True)
     ]
     return BenchResult(
         machine.name, machine.provider, options, cuda_graph and machine.gpu is not None,
         {name: tuple(array.shape) for name, array in feeds.items()}, sides[0], sides[1] if fused else None,
-        ratio(latencies[0], latencies[1]) if fused else None, _gpu_ratio(activities) if fused else None, errors,
+        ratio(latencies[0], latencies[1]) if fused else None, gpu_ratio(activities) if fused else None, errors,
         tuple(dict.fromkeys(notes)),
     )
 
@@ -156,24 +154,25 @@ def _latencies(runners: Sequence[Runner], runs: int | None) -> list[NDArray[np.f
     return times
 
 
-def _kernel_laps(runners: Sequence[Runner], machine: Machine,
-                 count: int) -> tuple[list[list[list[Activity]]], list[str]]:
+def _activities(runners: Sequence[Runner], machine: Machine, inputs: Inputs, options: Mapping[str, str],
+                count: int) -> tuple[list[Laps], list[str]]:
     """What the GPU did in each lap of each model, laps by turns; and a note where that cannot be had."""
-    laps: list[list[list[Activity]]] = [[] for _ in runners]
+    nothing: list[Laps] = [[] for _ in runners]
     if machine.gpu is None:
-        return laps, []
+        return nothing, []
     try:
         with KernelTimer(machine.synchronise) as timer:
-            for turn in range(count + 1):
-                for runner, found in zip(runners, laps, strict=True):
-                    timer.lap()
-                    runner.run()
-                    lap = timer.lap()
-                    if turn:  # the profiler prepares itself for each kernel in the first
-                        found.append(lap)
+            found = take_laps(timer, runners, count)
+            if not all(map(has_kernels, found)):
+                # Of a graph that was made before CUPTI came, the kernels may stay unseen.
+                again = [Runner(runner.path, machine, inputs, options, fused=place == 1)
+                         for place, runner in enumerate(runners)]
+                found = take_laps(timer, again, count)
     except OnnxfuseError as error:
-        return [[] for _ in runners], [f"GPU time was not measured: {error}"]
-    return laps, []
+        return nothing, [f"GPU time was not measured: {error}"]
+    if not all(map(has_kernels, found)):
+        return nothing, ["GPU time was not measured: CUPTI saw no kernels."]
+    return found, []
 
 
 def _peak(path: str, machine: Machine, inputs: Inputs, options: Mapping[str, str], *,
@@ -188,40 +187,3 @@ def _peak(path: str, machine: Machine, inputs: Inputs, options: Mapping[str, str
     except OnnxfuseError as error:
         return None, [f"memory was not measured: {error}"]
     return meter.peak, []
-
-
-def _side(path: str, seconds: float, latency: NDArray[np.float64], laps: Sequence[Sequence[Activity]],
-          peak: int | None) -> Side:
-    if not laps:
-        return Side(path, seconds, spread(latency), peak_bytes=peak)
-    kernels = [[activity for activity in lap if activity.is_kernel] for lap in laps]
-    return Side(
-        path, seconds, spread(latency), spread(_gpu_times(laps)),
-        int(np.median([len(lap) for lap in kernels])),
-        int(np.median([len(lap) - len(only) for lap, only in zip(laps, kernels, strict=True)])),
-        _shares(kernels), peak,
-    )
-
-
-def _gpu_times(laps: Sequence[Sequence[Activity]]) -> NDArray[np.float64]:
-    """Milliseconds [laps, 1] in kernels."""
-    times = [sum(activity.nanoseconds for activity in lap if activity.is_kernel) / 1e6 for lap in laps]
-    return np.asarray(times, np.float64).reshape(-1, 1)
-
-
-def _gpu_ratio(laps: Sequence[Sequence[Sequence[Activity]]]) -> Ratio | None:
-    times = [_gpu_times(side) for side in laps]
-    return ratio(times[0], times[1]) if times[0].size and times[0].any() and times[1].all() else None
-
-
-def _shares(laps: Sequence[Sequence[Activity]]) -> tuple[KernelShare, ...]:
-    """Kernels by name, most expensive first: launches of a lap, and their median milliseconds together."""
-    spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(laps))
-    counts: dict[str, int] = defaultdict(int)
-    for place, lap in enumerate(laps):
-        for activity in lap:
-            spent[activity.name][place] += activity.nanoseconds / 1e6
-            counts[activity.name] += 1
-    shares = [KernelShare(demangled(name), counts[name] / len(laps), float(np.median(times)))
-              for name, times in spent.items()]
-    return tuple(sorted(shares, key=lambda share: -share.milliseconds))

@@ -77,7 +77,7 @@ class Lanes:
             base = digit.base if digit is not None else name
             return self._step(base) if base != name and self._moves(base) else (None if self._moves(base) else dim(0))
         if digit.step == 1:
-            return dim(1) if self._multiple(digit.size) else None
+            return dim(1) if digit.size is not None and self._multiple(digit.size) else None
         return dim(0) if self._multiple(digit.step) else None
 
     def _moves(self, name: str) -> bool:
@@ -266,7 +266,7 @@ class Writer:
         text = self._variable(digit.base, lane)
         if digit.step != 1:
             text = f"{text} / {self.size(digit.step)}"
-        if not digit.top:
+        if digit.size is not None and not digit.top:
             text = f"{text} % {self.size(digit.size)}"
         return self.define(key, scope, "idx", text)
 

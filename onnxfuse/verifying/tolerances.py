@@ -133,6 +133,8 @@ def judge(
     if got.shape != reference.shape:
         return Judgement(float("inf"), 0.0, float("inf"), max(got.size, 1), got.size,
                          got=f"shape {got.shape}", wanted=f"shape {reference.shape}")
+    if not got.size:
+        return Judgement(0.0, 0.0, 0.0, 0, 0)
     if dtype not in TABLE:
         return _exact(got, wanted)
     limits = EXACT if arithmetic is None else TABLE[arithmetic]
@@ -148,9 +150,9 @@ def judge(
         best = np.minimum(best, _compare(got, other, own, types, mine))
     wrong = int((best > 1).sum())
     error, ratio = _error(got, reference), float(best.max(initial=0.0))
-    if arithmetic is not None and limits.spread is not None and not wrong and steady and got.size:
+    if arithmetic is not None and limits.spread is not None and not wrong and steady:
         ratio = max(ratio, _spread(error, own, reference, arithmetic, floor, limits))
-    place = np.unravel_index(int(best.argmax()), best.shape) if best.size else ()
+    place = np.unravel_index(int(best.argmax()), best.shape)
     share = 1 / scale if scale else 1.0
     worst = _largest(error)
     return Judgement(
@@ -234,4 +236,4 @@ def _scale(reference: Array) -> float:
 
 
 def _text(values: Array, place: tuple[Any, ...]) -> str:
-    return f"{values[place]:.9g}" if values.dtype != np.bool_ else str(bool(values[place]))
+    return str(values[place]) if values.dtype.kind in "iub" else f"{float(values[place]):.9g}"

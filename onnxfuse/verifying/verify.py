@@ -14,6 +14,7 @@ from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Placed, Rewritten, read_fused
 from onnxfuse.verifying.capture import capture
+from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.nodes import NodeVerifier, condemned
 from onnxfuse.verifying.results import NodeResult, OutputDifference, RunInputs, Verification, WholeResult
 from onnxfuse.verifying.runner import CUDA, CudaRunner, KernelRunner
@@ -72,11 +73,11 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
     step("checking the fused model", 0, 1)
     message = checker_message(rewritten.model)
     with sharing(subject.loaded, rewritten.model) as (original, fused):
-        try:
-            runs, found = _compare_whole(subject, original, fused, inputs, notes, step)
-        except VerificationError as error:
-            whole = WholeResult(not message, None, message=message or error.message)
-            return Verification(None, (), whole, _not_run(nodes, error.message), tuple(notes))
+        compared = _first_that_runs(subject, original, fused, inputs, runner, notes, step)
+        if isinstance(compared, VerificationError):
+            whole = WholeResult(not message, None, message=message or compared.message)
+            return Verification(None, (), whole, _not_run(nodes, compared.message), tuple(notes))
+        runs, found = compared
         results = _not_run(nodes, "no GPU that ONNX Runtime can use")
         device: tuple[OutputDifference, ...] = ()
         if runner is not None and nodes:
@@ -97,15 +98,35 @@ def failed_regions(verification: Verification, placed: Sequence[Placed]) -> froz
     return frozenset(entry.region for entry in placed if entry.node in names)
 
 
-def _compare_whole(subject: Subject, original: Slim, fused: Slim, inputs: Mapping[str, Array] | None,
-                   notes: list[str], step: Progress) -> tuple[list[Run], tuple[OutputDifference, ...]]:
+def _first_that_runs(
+    subject: Subject, original: Slim, fused: Slim, inputs: Mapping[str, Array] | None, runner: KernelRunner | None,
+    notes: list[str], step: Progress,
+) -> VerificationError | tuple[list[Run], tuple[OutputDifference, ...]]:
+    """``_compare_whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type."""
+    try:
+        return _compare_whole(subject, original, fused, inputs, CPU, notes, step)
+    except VerificationError as error:
+        if runner is None or list(runner.providers) == CPU:
+            return error
+    try:
+        result = _compare_whole(subject, original, fused, inputs, runner.providers, notes, step)
+    except VerificationError as error:
+        return error
+    notes.append("The CPU provider cannot run the model; it was compared without kernels on the GPU.")
+    return result
+
+
+def _compare_whole(
+    subject: Subject, original: Slim, fused: Slim, inputs: Mapping[str, Array] | None, providers: Sequence[Any],
+    notes: list[str], step: Progress,
+) -> tuple[list[Run], tuple[OutputDifference, ...]]:
     """The runs that were made, and the outputs that differed in them.
 
     Raises:
         VerificationError: no run can be made.
     """
     step("comparing with the original", 0, 2)
-    whole = Whole(original, fused)
+    whole = Whole(original, fused, providers)
     runs: list[Run] = []
     found: dict[str, OutputDifference] = {}
     for number, candidates in enumerate(_candidates(subject, inputs)):

@@ -78,19 +78,17 @@ def lower_slice(node: Node, context: Context) -> Tensor:
 
 def _start(begin: Dim, size: Dim, step: int, context: Context) -> Dim:
     """The first place that a slice reads, clamped as the standard says."""
-    if begin.value is None:
+    number, last = begin.value, size if step > 0 else size - 1
+    if number is None:
         if any(factor < 0 for factor in begin.terms.values()):
             raise context.refuse("unknown-sizes", f"a slice starts at {begin}, whose sign is not known")
-        return minimum(begin, size if step > 0 else size - 1)
-    if begin.value < 0:
-        begin = begin + size if begin.value > -(2**62) else dim(0)
-        return begin if begin.value is not None and begin.value >= 0 else maximum(begin, dim(0))
-    last = size if step > 0 else size - 1
-    if begin.value > 2**62:
+        return minimum(begin, last)
+    # Beyond 2**62 either way a number means "as far as it goes".
+    if number < 0:
+        return maximum(begin + size, dim(0)) if number > -(2**62) else dim(0)
+    if number > 2**62:
         return last
-    if begin.value == 0 and step > 0:
-        return begin
-    return minimum(begin, last)
+    return begin if number == 0 and step > 0 else minimum(begin, last)
 
 
 def _present(node: Node, context: Context, place: int) -> Value:

@@ -1,0 +1,283 @@
+"""Verification of whole models without a GPU: kernels run in the emulator.
+
+Tolerances are those of ``verifying.tolerances``; the references are the functions' bodies in float64.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from cli_models import CHAIN, encoder, parse
+from emulated import EmulatedRunner
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from planted import kernels, plant
+
+from onnxfuse.errors import ModelError
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.rewriting import FusedNode, read_fused
+from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
+from onnxfuse.verifying.runs import shrunk
+
+Array = NDArray[Any]
+
+BLOCK = """
+block (float16[rows, 64] x, float16[rows, 64] r, float16[64] w, float16[64] b, float16[rows, 64] mask)
+  => (float16[rows, 64] y, float16[rows, 64] p) {
+  s = Add(x, r)
+  n = LayerNormalization <axis = -1> (s, w, b)
+  g = Sigmoid(n)
+  y = Mul(n, g)
+  m = Add(s, mask)
+  p = Softmax <axis = -1> (m)
+}
+"""
+
+
+def fused(model: onnx.ModelProto | Path, **options: Any) -> Optimised:
+    """A fused model that was not verified; everything that can be fused is."""
+    return optimise(model, Options(verify=False, least_gain=0.0, **options))
+
+
+def in_type(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
+    """A float16 model in another float type."""
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.elem_type = kind
+    return model
+
+
+@pytest.fixture(scope="module", params=["float32", "float16"])
+def transformer(request: pytest.FixtureRequest) -> Optimised:
+    return fused(encoder(1, dtype=request.param), dims={"batch": 2, "sequence": 24})
+
+
+def test_without_a_runner_the_graph_alone_is_verified(transformer: Optimised) -> None:
+    result = verify(transformer)
+    assert result.summary == "graph verified, kernels not run"
+    assert (result.passed, result.kernels_run, result.runner) == (True, False, None)
+    assert {node.verdict for node in result.nodes} == {"not run"}
+    assert [str(run) for run in result.runs] == [
+        "generated, seed 0 (batch=2, sequence=24)", "generated, seed 1 (batch=3, sequence=25)"]
+    assert (result.whole.checked, result.whole.identical, result.whole.differences) == (True, True, ())
+
+
+def test_every_kernel_is_verified_on_captured_and_edge_inputs(transformer: Optimised) -> None:
+    runner = EmulatedRunner()
+    result = verify(transformer, runner)
+    assert result.passed and result.kernels_run, result.text()
+    assert result.summary == f"graph verified, {len(result.nodes)} kernels verified on the CPU emulator"
+    assert set(runner.runs) == {node.node for node in result.nodes} == {n.name for n in read_fused(transformer.model)}
+    for node in result.nodes:
+        assert {"captured, run 1", "captured, run 2"} <= set(node.inputs)
+        assert node.ratio <= 1
+    firsts = [node for node in result.nodes if not node.shared]
+    assert len(firsts) == len(kernels(transformer.rewritten))
+    softmax = next(node for node in firsts if "softmax" in node.rule)
+    assert {"zeros", "large", "tiny", "negative", "masked x0", "not-a-number"} <= set(softmax.inputs)
+    assert any(len(node.variants) > 1 for node in firsts)
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_a_fault_of_one_percent_in_any_kernel_is_caught_and_taken_back(transformer: Optimised) -> None:
+    for op in kernels(transformer.rewritten):
+        wrong = replace(transformer, rewritten=plant(transformer.rewritten, op))
+        result = verify(wrong, EmulatedRunner())
+        assert result.whole.passed and not result.passed
+        assert {node.op for node in result.failed} == {op}
+        lost = failed_regions(result, wrong.rewritten.placed)
+        assert len(lost) == sum(node.op == op for node in read_fused(wrong.model))
+        again = verify(transformer.without(lost), EmulatedRunner())
+        assert again.passed and again.kernels_run
+        assert len(again.nodes) == len(result.nodes) - len(lost)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_faults_in_every_type(kind: int) -> None:
+    """bfloat16 models do not run on the CPU provider: their nodes are verified on inputs made here."""
+    from onnxfuse.verifying.nodes import NodeVerifier
+
+    subject = fused(in_type(parse(BLOCK), kind))
+    rng = np.random.default_rng(0)
+    nodes = read_fused(subject.model)
+    assert nodes
+
+    def verdict(chosen: Optimised, node: FusedNode) -> str:
+        feeds = {f"x{place}": rng.standard_normal((17, 64) if node.types[f"x{place}"][1] != ("64",) else 64)
+                 .astype(helper.tensor_dtype_to_np_dtype(kind)) for place in range(len(node.tensors))}
+        return NodeVerifier(chosen.model, EmulatedRunner()).verify(node, feeds, "made").verdict
+
+    for node in nodes:
+        assert verdict(subject, node) == "passed"
+        wrong = replace(subject, rewritten=plant(subject.rewritten, node.op))
+        assert verdict(wrong, next(n for n in read_fused(wrong.model) if n.name == node.name)) == "failed"
+
+
+def test_the_whole_model_alone_hides_faults() -> None:
+    """A kernel one percent wrong before a softmax that saturates: no output changes, the node's verification fails."""
+    rng = np.random.default_rng(0)
+    model = parse("""
+        g (float[n, 64] x, float[64, 64] w) => (float[n, 64] y) {
+          t = Tanh(x)
+          u = Mul(t, x)
+          v = MatMul(u, w)
+          y = Softmax <axis = -1> (v)
+        }""")
+    weight = (rng.standard_normal((64, 64)) * 50).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    del model.graph.input[1]
+    subject = fused(model, dims={"n": 16})
+    op = next(node.op for node in read_fused(subject.model) if len(node.replaces) == 2)
+    wrong = replace(subject, rewritten=plant(subject.rewritten, op))
+    feeds = {"x": rng.standard_normal((16, 64)).astype(np.float32)}
+
+    def output(chosen: Optimised) -> Array:
+        """The model with the kernel's own result where the node was."""
+        runner = EmulatedRunner()
+        node = next(node for node in read_fused(chosen.model) if node.op == op)
+        (inner,) = runner.kernel(node, chosen.model, {"x0": feeds["x"]}, None)
+        scores = inner.astype(np.float64) @ weight.astype(np.float64)
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        whole: Array = powers / powers.sum(-1, keepdims=True)
+        return whole
+
+    np.testing.assert_allclose(output(wrong), output(subject), atol=2e-2)  # a usual whole-model tolerance
+    result = verify(wrong, EmulatedRunner())
+    assert result.whole.passed
+    assert [node.op for node in result.failed] == [op]
+
+
+def test_a_changed_body_is_caught_without_kernels(transformer: Optimised) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(transformer.model)
+    function = next(f for f in model.functions if any(node.op_type == "Softmax" for node in f.node))
+    node = next(node for node in function.node if node.op_type == "Softmax")
+    node.op_type = "LogSoftmax"
+    result = verify(replace(transformer, rewritten=replace(transformer.rewritten, model=model)))
+    assert not result.passed
+    assert result.summary == (
+        "verification failed: without kernels the fused model differs from the original in 'last_hidden_state'")
+    assert result.whole.differences[0].error > 0
+
+
+def test_what_the_checker_says_against_a_model(transformer: Optimised) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(transformer.model)
+    model.graph.node[0].input[0] = "nowhere"
+    result = verify(replace(transformer, rewritten=replace(transformer.rewritten, model=model)))
+    assert (result.passed, result.whole.checked, result.whole.identical) == (False, False, None)
+    assert result.summary.startswith("verification failed: onnx.checker refuses the fused model: Nodes in a graph must")
+
+
+def test_a_kernel_that_cannot_run_fails_with_the_reason(transformer: Optimised) -> None:
+    op = kernels(transformer.rewritten)[-1]
+    wrong = replace(transformer, rewritten=plant(transformer.rewritten, op, "nowhere"))
+    failed = verify(wrong, EmulatedRunner()).failed
+    assert {node.op for node in failed} == {op}
+    assert failed[0].message.startswith("on captured, run 1: ") and "nowhere" in failed[0].message
+
+
+def test_a_variant_that_seldom_runs_is_verified_too() -> None:
+    subject = fused(parse(CHAIN), dims={"batch": 4})
+    (node,) = read_fused(subject.model)
+    model = onnx.ModelProto()
+    model.CopyFrom(subject.model)
+    (call,) = (entry for entry in model.graph.node if entry.name == node.name)
+    for attribute in call.attribute:
+        if attribute.name == "source":
+            last = node.plan.variants[-1].steps[0].kernel
+            head, tail = attribute.s.decode().rsplit(f"{last}(", 1)
+            attribute.s = f"{head}{last}({tail.replace('(i0', '(i1', 1)}".encode()
+    result = verify(replace(subject, rewritten=replace(subject.rewritten, model=model)), EmulatedRunner())
+    assert len(node.plan.variants) > 1
+    (failed,) = result.failed
+    assert f"variant {node.plan.variants[-1].name}: " in failed.message
+
+
+def test_the_users_own_inputs() -> None:
+    subject = fused(parse(CHAIN))
+    x = np.linspace(-4, 4, 3 * 4096, dtype=np.float32).reshape(3, 4096)
+    own = {"x": x, "w": np.ones(4096, np.float32)}
+    runner = EmulatedRunner()
+    result = verify(subject, runner, own)
+    assert [str(run) for run in result.runs] == ["your inputs"]
+    assert result.nodes[0].inputs[0] == "captured"
+    assert result.kernels_run and result.passed
+    with pytest.raises(ModelError, match=r"^The model has no input 'z'\."):
+        verify(subject, runner, {"z": x})
+    with pytest.raises(ModelError, match=r"^Input 'x' has type float32, and the array given is float64\."):
+        verify(subject, runner, {"x": x.astype(np.float64)})
+
+
+def test_weights_in_another_file_stay_there(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    model = encoder(1)
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=256)
+    subject = fused(path, dims={"batch": 1, "sequence": 16})
+    before = sorted(entry.name for entry in tmp_path.iterdir())
+    result = verify(subject, EmulatedRunner())
+    assert result.passed and result.kernels_run, result.text()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == before
+
+
+def test_large_sizes_are_halved_together() -> None:
+    subject = fused(encoder(1), dims={"batch": 64, "sequence": 512})
+    sizes = shrunk(subject.ledger, subject.ledger.sizes, flops=10**9)
+    assert sizes[0] == {"batch": 64, "sequence": 512}
+    assert sizes[1] == {"batch": 64, "sequence": 256}
+    assert {"batch": 32, "sequence": 32} in sizes
+    assert min(sizes[-1].values()) >= 16
+    assert shrunk(subject.ledger, {"batch": 2, "sequence": 16}) == [{"batch": 2, "sequence": 16}]
+
+
+def test_a_model_in_which_nothing_was_fused() -> None:
+    subject = fused(parse("g (float[2, 4] x, float[4, 4] w) => (float[2, 4] y) { y = MatMul(x, w) }"))
+    result = verify(subject, EmulatedRunner())
+    assert (result.summary, result.passed) == ("graph verified, nothing was fused", True)
+
+
+def test_a_model_that_cannot_be_run_here_says_so() -> None:
+    subject = fused(in_type(parse(BLOCK), TensorProto.BFLOAT16))
+    result = verify(subject, EmulatedRunner())
+    assert (result.passed, result.kernels_run, result.whole.identical) == (True, False, None)
+    assert result.summary.startswith("graph checked, not run (ONNX Runtime refuses the model: ")
+    assert all(node.verdict == "not run" for node in result.nodes)
+
+
+def test_progress_counts_up(transformer: Optimised) -> None:
+    seen: list[tuple[str, int, int]] = []
+    verify(transformer, EmulatedRunner(), progress=lambda *entry: seen.append(entry))
+    assert seen[0] == ("checking the fused model", 0, 1)
+    counts = [done for stage, done, _ in seen if stage.startswith("verifying ")]
+    assert counts == sorted(counts) and counts
+    assert all(done <= of for _, done, of in seen)
+
+
+class _Original(EmulatedRunner):
+    """A runner whose device computes the original's nodes too."""
+
+    name = "a device"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
+        self.asked += 1
+
+
+def test_the_runners_own_result_of_the_original_is_asked_for(transformer: Optimised) -> None:
+    runner = _Original()
+    result: Verification = verify(transformer, runner)
+    assert result.passed and runner.asked >= 2 * len(result.nodes)
+
+
+def test_no_runner_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert find_runner() is None
