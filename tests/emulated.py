@@ -27,6 +27,9 @@ class EmulatedRunner:
         self.sm = sm
         self.runs: dict[str, int] = {}
 
+    def prepare(self, model: onnx.ModelProto) -> None:
+        pass
+
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
                variant: int | None) -> list[Array]:
         self.runs[node.name] = self.runs.get(node.name, 0) + 1

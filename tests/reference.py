@@ -297,6 +297,13 @@ def _lp_norm(attributes: Mapping, opset: int, x: Array) -> Array:
     return x / np.where(norm == 0, 1, norm)
 
 
+def _gather_elements(attributes: Mapping, opset: int, x: Array, indices: Array) -> Array:
+    """Sizes of the other axes may be smaller than those of ``x``."""
+    axis = attributes.get("axis", 0) % x.ndim
+    part = x[tuple(slice(None) if place == axis else slice(size) for place, size in enumerate(indices.shape))]
+    return np.take_along_axis(part, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
+
+
 def _loss(attributes: Mapping, opset: int, x: Array, labels: Array) -> Array:
     return -np.take_along_axis(x, labels[:, None], axis=1)[:, 0]
 
@@ -325,6 +332,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "Sigmoid"): lambda a, o, x: 1 / (1 + np.exp(-x)),
     ("", "Reciprocal"): lambda a, o, x: 1 / x,
     ("", "HardSwish"): lambda a, o, x: x * np.clip(x / 6 + 0.5, 0, 1),
+    ("", "GatherElements"): _gather_elements,
     ("", "PRelu"): lambda a, o, x, slope: np.where(x < 0, x * slope, x),
     ("", "HardSigmoid"): _hard_sigmoid,
     ("", "Squeeze"): _squeeze,

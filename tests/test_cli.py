@@ -306,3 +306,34 @@ def test_interrupt_is_clean(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert (out, err) == ("", "interrupted\n")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "ready"]
+
+
+def test_shipped_rules_pass_their_own_check() -> None:
+    result = run("rules", "check", ROOT / "rules", "--json")
+    found = json.loads(result.output)
+    assert [(entry["rule"], entry["fault"]) for entry in found["examples"] if entry["fault"]] == []
+    assert result.exit_code == 0
+    matched = [entry for entry in found["examples"] if entry["expected"] == "matched"]
+    # A few cannot be computed here: types and operators that the CPU provider lacks, and rules that forbid.
+    assert sum(entry["computed"] for entry in matched) >= 0.9 * len(matched)
+
+
+def test_rules_check_catches_a_canonical_rule_that_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text("""
+id: wrong-relu
+kind: canonical
+summary: Says that a leaky ReLU is a plain one.
+why: To be caught.
+pattern: y = LeakyRelu(x, alpha=a)
+becomes: Relu(x)
+examples:
+  - name: slope
+    expect: matched
+    model: |
+      g (float[8, 16] x) => (float[8, 16] y) {
+        y = LeakyRelu <alpha = 0.3> (x)
+      }
+""")
+    result = run("rules", "check", tmp_path)
+    assert result.exit_code == 1
+    assert "The rule makes Relu of what computes y, and the two differ by " in result.output

@@ -257,10 +257,13 @@ class Dim:
         return False
 
     def divide(self, other: DimLike) -> Dim | None:
-        """The quotient where ``other``, a single term, provably divides this size without remainder."""
+        """The quotient where ``other`` provably divides this size without remainder."""
         other = dim(other)
-        if len(other.terms) != 1:
-            return dim(1) if self == other and other.terms else None
+        if len(other.terms) > 1:
+            quotient, rest = self.long_division(other)
+            return None if rest.terms else quotient
+        if not other.terms:
+            return None
         ((divisor, coefficient),) = other.terms.items()
         terms: dict[Monomial, int] = {}
         for monomial, factor in self.terms.items():
@@ -273,6 +276,19 @@ class Dim:
                 powers[atom] -= power
             terms[tuple((atom, power) for atom, power in powers.items() if power)] = factor // coefficient
         return Dim(terms)
+
+    def long_division(self, other: Dim) -> tuple[Dim, Dim]:
+        """Polynomials (q, r) with ``self == q * other + r``, where no term of r is a multiple of the leading one of
+        ``other``, or too many steps would have been needed; r may be negative."""
+        monomial, factor = next(iter(other.terms.items()))
+        lead, whole, rest = Dim({monomial: factor}), dim(0), self
+        for _ in range(4 * len(self.terms) + 4):
+            quotients = (Dim({m: c}).divide(lead) for m, c in rest.terms.items())
+            quotient = next((q for q in quotients if q is not None), None)
+            if quotient is None:
+                break
+            whole, rest = whole + quotient, rest - quotient * other
+        return whole, rest
 
     def multiple_of(self) -> int:
         """The largest integer that provably divides this size; 0 for the size 0."""

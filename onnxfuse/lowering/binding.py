@@ -9,7 +9,7 @@ has an axis ``s33``) gets a stand-in symbol, bound by the axis itself.  Every ot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.lowering.ir import Tensor
@@ -19,12 +19,14 @@ from onnxfuse.lowering.launch import Check, expression
 @dataclass(frozen=True)
 class Binding:
     """``symbols``: plan atom by symbol; ``sources``: the plan's symbol expressions; ``checks``: what must agree;
-    ``stand_ins``: new symbol names by size that had to be replaced."""
+    ``stand_ins``: new symbol names by size that had to be replaced; ``names``: what symbols that were renamed stand
+    for in the graph."""
 
     symbols: dict[str, str]
     sources: tuple[str, ...]
     checks: tuple[Check, ...]
     stand_ins: dict[Dim, str]
+    names: dict[str, Dim] = field(default_factory=dict)
 
 
 def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Binding:
@@ -66,6 +68,14 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
         else:
             checks.append(Check(f"{atom} {expression(size, symbols)} ==", _disagreement(atom, size)))
     return Binding(symbols, tuple(sources), tuple(checks), stand_ins)
+
+
+def renamed(binding: Binding, stand_ins: dict[Dim, str]) -> Binding:
+    """The binding with a further symbol for each of the plan's, called after it: kernels that are written over these
+    do not depend on what a model calls its sizes."""
+    whole = {name: size for size, name in stand_ins.items()}
+    names = {f"@{atom}": whole.get(name, symbol(name)) for name, atom in binding.symbols.items()}
+    return replace(binding, symbols=binding.symbols | {name: name[1:] for name in names}, names=names)
 
 
 def _disagreement(atom: str, size: Dim) -> str:

@@ -97,11 +97,7 @@ class IndexSpace:
 
     def divmod(self, index: Dim, size: Dim, floors: Coordinates = ()) -> tuple[Dim, Dim]:
         """Quotient and remainder of an index by a size; the index as a whole is not negative."""
-        quotient, rest = dim(0), dim(0)
-        for monomial, factor in index.terms.items():
-            term = Dim({monomial: factor})
-            exact = term.divide(size)
-            quotient, rest = (quotient + exact, rest) if exact is not None else (quotient, rest + term)
+        quotient, rest = index.long_division(size) if size.terms else (dim(0), index)
         if rest == 0 or (self._below(rest, size) and (quotient == 0 or self._non_negative(rest, floors))):
             return quotient, rest
         split = self._split(rest, size, floors)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.lowering.binding import Binding, bind
+from onnxfuse.lowering.binding import Binding, bind, renamed
 from onnxfuse.lowering.context import Context, Unlowerable
 from onnxfuse.lowering.ir import Input, Program, Size, Slice, Tensor, operands, postorder
 from onnxfuse.lowering.operators import lowering_of
@@ -48,12 +48,16 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
         assumed = _assumed(graph)
         context = _lower(nodes, graph, lambda size: assumed.get(size, size))
         binding = _bind(context)
-        if binding.stand_ins:
-            context = _lower(nodes, graph, _renaming(binding.stand_ins, assumed))
+        rename, stand_ins = _renaming(binding.stand_ins, assumed), binding.stand_ins
+        if stand_ins:
+            context = _lower(nodes, graph, rename)
             binding = _bind(context)
+        _check_sizes(context, outputs, binding)
+        binding = renamed(binding, stand_ins)
+        canonical = {name: symbol(f"@{atom}") for name, atom in binding.symbols.items()}
+        context = _lower(nodes, graph, lambda size: rename(size).substitute(canonical))
         context.node = None
         made = tuple(context.tensors[value] for value in outputs)
-        _check_sizes(context, made, binding)
         inputs = tuple(tensor for value in context.inputs if isinstance(tensor := context.tensors[value], Input))
         if not inputs:
             raise context.refuse("no-inputs", "the region reads no tensor")
@@ -64,15 +68,17 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
     return Lowered(program, tuple(context.inputs), tuple(context.sized), tuple(context.inlined), binding)
 
 
-def _check_sizes(context: Context, outputs: tuple[Tensor, ...], binding: Binding) -> None:
+def _check_sizes(context: Context, outputs: Sequence[Value], binding: Binding) -> None:
     """Raise a refusal where a size is not known when the kernel runs, or the region is too deep to be written."""
+    context.node = None
     names = {id(tensor): value.name for value, tensor in context.tensors.items()}
     depths: dict[int, int] = {}
-    for tensor in postorder(outputs):
+    for tensor in postorder(tuple(context.tensors[value] for value in outputs)):
         depths[id(tensor)] = 1 + max((depths[id(operand)] for operand in operands(tensor)), default=0)
         if depths[id(tensor)] > DEEPEST:
             raise context.refuse(
-                "region-depth", f"the region has a chain of more than {DEEPEST} operations; kernels hold no longer ones")
+                "region-depth", f"the region has a chain of more than {DEEPEST} operations; kernels hold no longer ones"
+            )
         sizes = tensor.shape
         if isinstance(tensor, Size):
             sizes += (tensor.size,)
@@ -82,7 +88,8 @@ def _check_sizes(context: Context, outputs: tuple[Tensor, ...], binding: Binding
             if not size.symbols <= binding.symbols.keys():
                 owner = f" of '{names[id(tensor)]}'" if id(tensor) in names else ""
                 raise context.refuse(
-                    "unbound-size", f"the size {size}{owner} cannot be computed from the region's inputs")
+                    "unbound-size", f"the size {size}{owner} cannot be computed from the region's inputs"
+                )
 
 
 def _bind(context: Context) -> Binding:

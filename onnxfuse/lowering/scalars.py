@@ -118,7 +118,7 @@ FUNCTIONS: dict[str, Function] = {
     "exp": _unary("exp", 4, quick=True),
     "quick_exp": _unary("quick_exp", 2),
     "exp_difference": Function("of::exp_difference({0}, {1})", None, flops=3),
-    "normcdf": _unary("normcdf", 20, quick=True),
+    "gelu": _unary("gelu", 22, quick=True),
     "expm1": _unary("expm1", 10),
     "log": _unary("log", 4),
     "log1p": _unary("log1p", 8),

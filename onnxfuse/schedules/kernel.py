@@ -108,10 +108,12 @@ def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Va
     checks = list(binding.checks)
     for size, whole in puller.broadcasts:
         a, b = (expression(part, binding.symbols) for part in (size, whole))
-        checks.append(Check(f"{a} 1 == {a} {b} == or", f"sizes {size} and {whole} do not broadcast"))
+        named = [part.substitute(binding.names) for part in (size, whole)]
+        checks.append(Check(f"{a} 1 == {a} {b} == or", f"sizes {named[0]} and {named[1]} do not broadcast"))
     for operator, left, right in puller.relations:
         a, b = (expression(part, binding.symbols) for part in (left, right))
-        checks.append(Check(f"{a} {b} {operator}", f"{left} {operator} {right} does not hold between sizes"))
+        named = [part.substitute(binding.names) for part in (left, right)]
+        checks.append(Check(f"{a} {b} {operator}", f"{named[0]} {operator} {named[1]} does not hold between sizes"))
     outputs = tuple(
         Output(tensor.dtype, tuple(expression(size, binding.symbols) for size in tensor.shape))
         for tensor in lowered.program.outputs

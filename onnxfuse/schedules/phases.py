@@ -10,6 +10,9 @@ from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.text import Lanes, Scope, Writer
 
+EARLY_BYTES = 128
+"""Bytes a thread may hold of what only later phases read."""
+
 
 @dataclass(frozen=True)
 class Output:
@@ -138,6 +141,7 @@ class _RowText:
         self.phase = 0
         self.writer = Writer(lanes, sizes, self._known)
         self.partials = 0
+        self.early: dict[Load, str] = {}
 
     def _known(self, scalar: Scalar) -> str | None:
         """Text of a reduction's result, or of a value kept by an earlier phase."""
@@ -145,7 +149,42 @@ class _RowText:
             return self.names[scalar]
         if self.keep and scalar in self.arrays and self.phases.kept[scalar] < self.phase:
             return f"{self.arrays[scalar]}[item * width + v]"
-        return None
+        return self._early(scalar) if isinstance(scalar, Load) and self.phases.lanes.moves(scalar) else None
+
+    def _early(self, load: Load) -> str | None:
+        """A vector that only a later phase reads, as one asked for before the first: it arrives meanwhile."""
+        lanes = self.phases.lanes
+        if not self.keep or self.phase == 0 or load.conditions or load in self.phases.kept:
+            return None
+        if lanes.stride(load.offset) != 1 or not lanes.aligned(load.offset):
+            return None
+        if load not in self.early:
+            self.early[load] = f"q{len(self.early)}"
+        vector = f"of::Vector<{TYPES[load.dtype].storage}, width>"
+        late = f"of::load<width>(i{load.input} + ({self.writer.index(load.offset)}))"
+        name = self.writer.define(("vector", load), Scope.VECTOR, vector, f"early ? {self.early[load]}[item] : {late}")
+        return self.writer.define(load, Scope.LANE, TYPES[load.dtype].compute, f"of::value({name}.at[v])")
+
+    def _early_loop(self) -> list[str]:
+        """Ask for the vectors of later phases, where a thread has registers for them."""
+        if not self.early:
+            return []
+        sizes = " + ".join(str(TYPES[load.dtype].size) for load in self.early)
+        lines = [f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};"]
+        writer = Writer(self.phases.lanes, self.writer.symbols)
+        loads = [f"{name}[item] = of::load<width>(i{load.input} + ({writer.index(load.offset)}));"
+                 for load, name in self.early.items()]
+        for load, name in self.early.items():
+            lines.append(f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];")
+        lines += [
+            "  if constexpr (early) {",
+            "#pragma unroll",
+            "    for (int item = 0; item < items; ++item) {",
+            "      const idx e = ((idx)item * threads + lane) * width;",
+            f"      if (e < {self.length}) {{",
+        ]
+        inner = [line for scope in Scope for line in writer.lines[scope]]
+        return [*lines, *(f"        {line}" for line in [*inner, *loads]), "      }", "    }", "  }"]
 
     def text(self) -> Text:
         """The whole body."""
@@ -156,10 +195,11 @@ class _RowText:
             f"  const bool live = given < {self.count};",
             f"  const idx row = live ? given : {self.count} - 1;",
         ]
+        phases: list[str] = []
         for phase in range(self.phases.count):
             self.phase = phase
-            lines += self._phase()
-        lines += self._row_outputs()
+            phases += self._phase()
+        lines += self._early_loop() + phases + self._row_outputs()
         return Text("rows_in_registers" if self.keep else "rows_streaming", "\n".join(lines) + "\n")
 
     def _phase(self) -> list[str]:
@@ -174,19 +214,18 @@ class _RowText:
             )
         for scalar, first in self.phases.kept.items():
             if self.keep and first == self.phase:
-                kind, name = TYPES[scalar.dtype].compute, f"k{len(self.arrays)}"
+                name = f"k{len(self.arrays)}"
                 inner.append(f"{name}[item * width + v] = {self.writer.scalar(scalar)};")
                 self.arrays[scalar] = name
-                before.append(f"{kind} {name}[items * width];")
+                before.append(f"{TYPES[scalar.dtype].compute} {name}[items * width];")
         vectors = []
         for output in self.phases.outputs:
             if output.whole and self.phases.depth(output.scalar) == self.phase:
-                storage = TYPES[output.dtype].storage
-                vectors.append(f"of::Vector<{storage}, width> w{output.index};")
-                inner.append(
-                    f"w{output.index}.at[v] = of::Store<{storage}>::from({self.writer.scalar(output.scalar)});"
-                )
-                after.append(f"if (live) of::store(o{output.index} + (row * {self.length} + e), w{output.index});")
+                stored, name = TYPES[output.dtype], f"w{output.index}"
+                vectors.append(f"{stored.compute} {name}[width];")
+                inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
+                place = f"o{output.index} + (row * {self.length} + e)"
+                after.append(f"if (live) of::store({place}, of::pack<{stored.storage}>({name}));")
         loop = self._loop(vectors, inner, after) if inner else []
         row_lines = [line for scope in (Scope.KERNEL, Scope.ROW) for line in self._take(scope)]
         lines = [f"  {line}" for line in [*row_lines, *before]] + loop

@@ -41,7 +41,7 @@ def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> K
     outputs = lowered.program.outputs
     total = product(outputs[0].shape)
     if any(product(output.shape) != total for output in outputs):
-        shapes = ", ".join(str(list(map(str, output.shape))) for output in outputs)
+        shapes = ", ".join(str([str(size.substitute(lowered.binding.names)) for size in output.shape]) for output in outputs)
         return Refusal("iteration-shape", f"the outputs have different numbers of elements: {shapes}")
     space = IndexSpace()
     place = space.base("@L", total)
@@ -90,13 +90,12 @@ def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> K
 def _body(writer: Writer, roots: list[Scalar], lowered: Lowered) -> str:
     stores = []
     for index, (root, output) in enumerate(zip(roots, lowered.program.outputs, strict=True)):
-        storage = TYPES[output.dtype].storage
-        stores.append((index, storage, f"of::Store<{storage}>::from({writer.scalar(root)})"))
+        stores.append((index, TYPES[output.dtype], writer.scalar(root)))
     lane = writer.lines[Scope.LANE]
     outer = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
-    outer += [f"of::Vector<{storage}, width> w{index};" for index, storage, _ in stores]
-    inner = [*lane, *(f"w{index}.at[v] = {text};" for index, _, text in stores)]
-    after = [f"of::store(o{index} + L, w{index});" for index, _, _ in stores]
+    outer += [f"{kind.compute} w{index}[width];" for index, kind, _ in stores]
+    inner = [*lane, *(f"w{index}[v] = {text};" for index, _, text in stores)]
+    after = [f"of::store(o{index} + L, of::pack<{kind.storage}>(w{index}));" for index, kind, _ in stores]
     lines = [
         *(f"  {line}" for line in outer),
         "#pragma unroll",

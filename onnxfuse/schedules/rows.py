@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log2
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.lowering.context import Unlowerable
@@ -41,6 +42,9 @@ from onnxfuse.schedules.text import Lanes, Writer
 
 KEPT_LIMIT = 32
 """Elements of a row that a thread keeps in registers, at most; more of them cost occupancy."""
+
+ENOUGH_THREADS = 24_000
+"""Threads under which a GPU of a hundred multiprocessors waits for memory rather than moves it."""
 
 BLOCK = 128
 """Threads of a block whose rows are a warp or less."""
@@ -99,22 +103,25 @@ def row_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel 
                 where, whole = row, False
             else:
                 return Refusal(
-                    "iteration-shape", f"an output of {size} elements fits neither the rows nor their elements"
+                    "iteration-shape", f"an output of {size.substitute(lowered.binding.names)} elements fits neither the rows nor their elements"
                 )
             scalar = puller.element(tensor, space.delinear(where, tensor.shape))
             outputs.append(Output(index, tensor.dtype, scalar, whole))
     except Unlowerable as stopped:
         return stopped.refusal
-    return _assemble(lowered, rule, puller, outputs, Extent(count, length, _planned(length, sizes)))
+    return _assemble(lowered, rule, puller, outputs, Extent(count, length, *(
+        _planned(size.substitute(lowered.binding.names), sizes) for size in (length, count))))
 
 
 @dataclass(frozen=True)
 class Extent:
-    """``count`` rows of ``length`` elements; ``planned`` is the length to make a variant for."""
+    """``count`` rows of ``length`` elements; ``planned`` is the length to make a variant for, ``rows`` how many are
+    planned."""
 
     count: Dim
     length: Dim
     planned: int | None
+    rows: int | None
 
 
 def _planned(length: Dim, sizes: Mapping[str, int]) -> int | None:
@@ -186,7 +193,7 @@ def _layouts(lowered: Lowered, phases: Phases, extent: Extent, width: int) -> li
     if fits_narrow(lowered):
         for lane_count in dict.fromkeys((width, 1) if known is None else (width,)):
             if kept and extent.planned is not None and (known is not None or extent.planned % lane_count == 0):
-                best = _best(extent.planned, lane_count, kept)
+                best = _best(extent, extent.planned, lane_count, kept)
                 layouts += [best] if best is not None else []
             if kept and known is None:
                 per_thread = max(KEPT_LIMIT // kept // lane_count, 1)
@@ -207,11 +214,11 @@ def _streaming_threads(length: int | None) -> int:
     return threads
 
 
-def _best(length: int, width: int, kept: int) -> Shape | None:
-    """Threads for rows of a known length.
+def _best(extent: Extent, length: int, width: int, kept: int) -> Shape | None:
+    """Threads for rows of a planned length.
 
     The weights are measured ones (benchmarks/results, row layouts): two to four vectors a thread are best, threads
-    past a warp pay for barriers, and idle lanes cost what they are.
+    past a warp pay for barriers, idle lanes cost what they are, and few rows want many threads each.
     """
     vectors = -(-length // width)
     best: tuple[float, Shape] | None = None
@@ -220,7 +227,9 @@ def _best(length: int, width: int, kept: int) -> Shape | None:
         items = -(-vectors // threads)
         elements = items * width * kept
         if elements <= KEPT_LIMIT or (threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT):
-            weight = 1.05 if items == 1 else 1.0 if items * width <= KEPT_LIMIT else 1.3
+            weight = 1.05 if items == 1 else 1.0 if items <= 4 or items * width <= 8 else 1.08
+            if extent.rows is not None and 0 < extent.rows * threads < ENOUGH_THREADS:
+                weight *= 1 + 0.25 * log2(ENOUGH_THREADS / (extent.rows * threads))
             weight *= 1.05 if threads > 32 else 1.06 if threads == 8 else 1.0 if threads > 8 else 1.3
             score = weight * items * threads / vectors
             if best is None or score < best[0]:

@@ -31,13 +31,14 @@ class _Tally:
     message: str = ""
     failed: bool = False
     rounded: bool = False
+    where: str = ""
 
-    def note(self, judgement: Judgement, where: str) -> None:
+    def note(self, judgement: Judgement, output: str) -> None:
         self.rounded |= not judgement.steady
         if self.worst is None or judgement.ratio > self.worst.ratio:
             self.worst = judgement
             if not judgement.passed:
-                self.failed, self.message = True, f"{where}: {_explained(judgement)}"
+                self.failed, self.message = True, f"{output} on {self.where}: {_explained(judgement)}"
 
 
 class NodeVerifier:
@@ -77,7 +78,7 @@ class NodeVerifier:
         except (VerificationError, ModelError) as error:
             return NodeResult(node.name, node.op, node.rule, "not run", message=error.message)
         except KernelError as error:
-            tally.failed, tally.message = True, f"on {next(reversed(tally.inputs), label)}: {error}"
+            tally.failed, tally.message = True, f"on {tally.where}: {error}"
         worst = tally.worst or Judgement(0.0, 0.0, 0.0, 0, 0)
         return NodeResult(
             node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
@@ -94,6 +95,7 @@ class NodeVerifier:
     def _compare(self, node: FusedNode, reference: Reference, feeds: Feeds, tally: _Tally,
                  every_variant: bool = False) -> None:
         tally.inputs[feeds.label] = None
+        tally.where = feeds.label
         arrays = {name: np.ascontiguousarray(array) for name, array in feeds.arrays.items()}
         wanted = reference.outputs(arrays)
         own = self._runner.own(reference.body, arrays)
@@ -105,10 +107,13 @@ class NodeVerifier:
             raise KernelError(f"the launch plan refuses inputs that the model gives: {error}") from error
         length = lengths(arrays, wanted)
         for variant in holding:
-            got = self._runner.kernel(node, self._model, arrays, variant)
-            name = "" if variant is None else node.plan.variants[variant].name
-            if name:
+            if tally.failed:
+                break
+            if variant is not None:
+                name = node.plan.variants[variant].name
                 tally.variants[name] = None
+                tally.where = f"{feeds.label}, variant {name}"
+            got = self._runner.kernel(node, self._model, arrays, variant)
             for place, precision in enumerate(reference.precision):
                 sides = [wanted[place]]
                 types = node.plan.outputs[place].dtype, precision.arithmetic
@@ -117,8 +122,7 @@ class NodeVerifier:
                 if not judgement.passed and precision.decides:
                     sides += [entry[place] for entry in reference.nudged(arrays)]
                     judgement = judge(got[place], sides, own[place], types, terms)
-                where = f"output {place} of {len(wanted)} on {feeds.label}" + (f", variant {name}" if name else "")
-                tally.note(judgement, where)
+                tally.note(judgement, f"output {place} of {len(wanted)}")
 
 
 def condemned(results: list[NodeResult]) -> list[NodeResult]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -34,6 +35,10 @@ class KernelRunner(Protocol):
     providers: Sequence[Any]
     """ONNX Runtime's providers for runs of the original from which inputs are taken."""
 
+    def prepare(self, model: onnx.ModelProto) -> None:
+        """Called once before a model's nodes are run; a kernel that cannot be had is no error yet."""
+        ...
+
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
                variant: int | None) -> list[Array]:
         """The outputs of a node's kernel.
@@ -64,6 +69,9 @@ class KernelRunner(Protocol):
 class CudaRunner:
     """Kernels through one-node models in ONNX Runtime's CUDA provider, as a deployment runs them."""
 
+    memory = "cuda"
+    """Where tensors lie, in ONNX Runtime's words."""
+
     def __init__(self, device: int = 0) -> None:
         """Find the GPU.
 
@@ -80,6 +88,15 @@ class CudaRunner:
         self.providers: Sequence[Any] = [(CUDA, {"device_id": device}), "CPUExecutionProvider"]
         self._one_node = lru_cache(_KEPT)(self._session)
         self._bodies = lru_cache(_KEPT)(self._body_session)
+
+    def prepare(self, model: onnx.ModelProto) -> None:
+        """Compile the model's distinct kernels in parallel, into the cache that sessions look into."""
+        from onnxfuse.runtime.compile import default_compiler
+        from onnxfuse.runtime.nodes import kernel_sources
+
+        architecture = self.gpu.architecture
+        with suppress(KernelError):  # the node whose kernel does not compile fails with the compiler's words
+            default_compiler().images(kernel_sources(model, architecture), architecture)
 
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
                variant: int | None) -> list[Array]:
@@ -124,7 +141,7 @@ class CudaRunner:
 
         binding = session.io_binding()
         for name, array in plain_feeds(feeds, kinds).items():
-            where = "cpu" if name.startswith("h") else "cuda"
+            where = "cpu" if name.startswith("h") else self.memory
             binding.bind_ortvalue_input(
                 name, onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), where, self.device))
         names = [output.name for output in session.get_outputs()]
@@ -132,10 +149,10 @@ class CudaRunner:
             if shapes is not None and kind != TensorProto.BFLOAT16 and 0 not in shapes[place]:
                 poison = np.full(int(np.prod(shapes[place])) * array_type(kind).itemsize, _POISON, np.uint8)
                 value = onnxruntime.OrtValue.ortvalue_from_numpy(
-                    poison.view(array_type(kind)).reshape(shapes[place]), "cuda", self.device)
+                    poison.view(array_type(kind)).reshape(shapes[place]), self.memory, self.device)
                 binding.bind_ortvalue_output(name, value)
             else:
-                binding.bind_output(name, "cuda", self.device)
+                binding.bind_output(name, self.memory, self.device)
         try:
             session.run_with_iobinding(binding)
             results = [value.numpy() for value in binding.get_outputs()]

@@ -31,9 +31,11 @@ class Run:
     feeds: Mapping[str, Array]
 
 
-def shrunk(ledger: Ledger, sizes: Mapping[str, int], flops: int = FLOPS, traffic: int = BYTES) -> list[dict[str, int]]:
+def shrunk(ledger: Ledger, sizes: Mapping[str, int], flops: int | None = None,
+           traffic: int | None = None) -> list[dict[str, int]]:
     """Sizes for a run, the wanted ones first and each after it smaller: the last is below both limits, or as small as
     halving makes it.  Symbols of one size are halved together: they may have to be equal."""
+    flops, traffic = FLOPS if flops is None else flops, BYTES if traffic is None else traffic
     current = dict(sizes)
     found = [dict(current)]
     while True:

@@ -81,8 +81,10 @@ def reduction_factor(length: int) -> float:
 
 def ulp(values: Array, dtype: int) -> Array:
     """The unit in the last place of a float type at each value, as float64."""
-    _, exponent = np.frexp(np.abs(values.astype(np.float64)))
-    spacing: Array = np.ldexp(1.0, np.maximum(exponent - _DIGITS[dtype], _LEAST[dtype]))
+    wide = values.astype(np.float64)
+    _, exponent = np.frexp(wide)
+    least = _LEAST[dtype]
+    spacing: Array = np.ldexp(1.0, np.where(wide == 0, least, np.maximum(exponent - _DIGITS[dtype], least)))
     return spacing
 
 

@@ -174,6 +174,7 @@ def _candidates(subject: Subject, inputs: Mapping[str, Array] | None) -> list[li
 def _verify_nodes(subject: Subject, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
                   runner: KernelRunner, notes: list[str], step: Progress) -> tuple[NodeResult, ...]:
     model = subject.rewritten.model
+    runner.prepare(model)
     verifier = NodeVerifier(model, runner)
     results: dict[str, NodeResult] = {}
     total = len(nodes) * len(runs)

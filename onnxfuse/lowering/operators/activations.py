@@ -15,7 +15,7 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 def gelu(x: Tensor) -> Tensor:
     """x * Phi(x)."""
-    return apply("mul", x, apply("normcdf", x))
+    return apply("gelu", x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

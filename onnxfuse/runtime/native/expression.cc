@@ -90,6 +90,7 @@ Expression::Instruction Expression::atom(std::string_view token, const Scope& sc
   if (token[0] == 'o') {
     if (part != "addr" || !index(number, scope.outputs, &out.index)) return bad();
     out.op = Op::kOutputAddress;
+    reads->addresses = true;
     return out;
   }
   if (token[0] == 'h') {
@@ -98,12 +99,14 @@ Expression::Instruction Expression::atom(std::string_view token, const Scope& sc
     else if (index(part, 1u << 30, &axis)) out.op = Op::kHostElement;
     else return bad();
     out.value = axis;
-    reads->hosts[out.index] = true;
+    reads->host[out.index] = true;
+    if (part != "n") reads->hosts[out.index] = std::max<int64_t>(reads->hosts[out.index], int64_t{axis} + 1);
     return out;
   }
   if (token[0] != 'i' || !index(number, scope.inputs, &out.index)) return bad();
   if (part == "addr") {
     out.op = Op::kInputAddress;
+    reads->addresses = true;
     return out;
   }
   if (part == "n") out.op = Op::kInputCount;
@@ -158,6 +161,21 @@ bool Expression::fixed() const {
   return std::all_of(code_.begin(), code_.end(), [](const Instruction& instruction) {
     return instruction.op == Op::kConstant || instruction.op >= Op::kCapability;
   });
+}
+
+bool Expression::alignment(Alignment* out) const {
+  if (code_.size() != 5 || code_[1].op != Op::kConstant || code_[2].op != Op::kModulo ||
+      code_[3].op != Op::kConstant || code_[3].value != 0 || code_[4].op != Op::kEqual) {
+    return false;
+  }
+  const Op address = code_[0].op;
+  const int64_t size = code_[1].value;  // addresses are known modulo 256
+  if ((address != Op::kInputAddress && address != Op::kOutputAddress) || size < 1 || size > 256 ||
+      (size & (size - 1)) != 0) {
+    return false;
+  }
+  *out = {address == Op::kOutputAddress, code_[0].index, static_cast<uint64_t>(size - 1)};
+  return true;
 }
 
 int64_t Expression::apply(Op op, int64_t a, int64_t b) {

@@ -45,10 +45,19 @@ struct Scope {
   size_t outputs = 0;
 };
 
-// Which inputs an expression reads, for the caller to fetch no more than these.
+// What expressions read, for the caller to fetch no more than that.
 struct Reads {
-  std::vector<bool> sizes;
-  bool hosts[kHostInputs] = {};
+  std::vector<bool> sizes;        // by tensor input
+  int64_t hosts[kHostInputs] = {};  // how many leading elements of a host input; the count alone is 0
+  bool host[kHostInputs] = {};
+  bool addresses = false;
+};
+
+// A condition on an address: none of the bits of `mask` is set.
+struct Alignment {
+  bool output;
+  uint32_t index;
+  uint64_t mask;
 };
 
 class Expression {
@@ -64,6 +73,8 @@ class Expression {
 
   // Whether the value depends on nothing but the GPU.
   bool fixed() const;
+  // Whether it says that an address is a multiple of a power of two, and which.
+  bool alignment(Alignment* out) const;
   bool is_zero() const { return code_.size() == 1 && code_[0].op == Op::kConstant && code_[0].value == 0; }
 
  private:

@@ -5,27 +5,18 @@
 #include <cstdlib>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "images.h"
 #include "json.h"
+#include "prepared.h"
 
 namespace onnxfuse {
 
-// Buffers of one thread that grow to what the largest node needs; a run allocates nothing once they have.
-struct Workspace {
-  std::vector<TensorView> inputs;
-  std::vector<int64_t> input_sizes, symbols, output_sizes;
-  std::vector<uint64_t> outputs, scratch, values;
-  std::vector<void*> arguments;
-
-  template <class T>
-  static T* room(std::vector<T>* buffer, size_t count) {
-    if (buffer->size() < count) buffer->resize(count);
-    return buffer->data();
-  }
-};
-
 namespace {
+
+// Room for the axes of an input, where the runtime is too old to show its shape without a copy.
+constexpr size_t kMostAxes = 32;
 
 // CUfunction_attribute: dynamic and static shared memory of a block, in bytes.
 constexpr int kStaticShared = 1, kLargestDynamicShared = 8;
@@ -42,7 +33,45 @@ std::mutex live_mutex;
 // Never destroyed: sessions may end after the library's statics.
 std::set<const Kernel*>& live = *new std::set<const Kernel*>;
 
+std::mutex places_mutex;
+std::vector<uint32_t>& free_places = *new std::vector<uint32_t>;
+uint32_t places = 0;
+uint64_t generations = 0;
+
+// What a thread has prepared, by the kernel's place.  The two variables that every run reads need no initialisation;
+// the owner of the memory is touched where the table grows.
+struct Entry {
+  uint64_t generation = 0;
+  std::unique_ptr<Prepared> prepared;
+};
+thread_local Entry* table = nullptr;
+thread_local size_t table_size = 0;
+
+struct TableOwner {
+  std::vector<Entry> entries;
+  ~TableOwner() {
+    table = nullptr;
+    table_size = 0;
+  }
+};
+thread_local TableOwner owner;
+
 }  // namespace
+
+Place::Place() : Place(take()) {}
+
+std::pair<uint32_t, uint64_t> Place::take() {
+  const std::lock_guard<std::mutex> lock(places_mutex);
+  if (free_places.empty()) return {places++, ++generations};
+  const uint32_t index = free_places.back();
+  free_places.pop_back();
+  return {index, ++generations};
+}
+
+Place::~Place() {
+  const std::lock_guard<std::mutex> lock(places_mutex);
+  free_places.push_back(index);
+}
 
 Kernel::Kernel(const Api& api, const OrtKernelInfo* info, const std::string& op)
     : api(api), node_(api.node_name(info)), op_(op) {
@@ -71,6 +100,16 @@ void Kernel::create(const OrtKernelInfo* info) {
   plan_.specialise(device_->capability(), device_->gpu.multiprocessors);
   if (!plan_.scratch.empty()) pool_.push_back(device_->scratch_pool());
   runs_.resize(plan_.variants.size());
+  // A node has as many inputs and outputs in every run as it has here.
+  const size_t inputs = api.node_inputs(info), outputs = api.node_outputs(info);
+  if (inputs != kHostInputs + plan_.inputs) {
+    throw Error("the node has " + std::to_string(inputs) + " inputs; its launch plan wants " +
+                std::to_string(kHostInputs) + " host inputs and " + std::to_string(plan_.inputs) + " tensors");
+  }
+  if (outputs != plan_.outputs.size()) {
+    throw Error("the node has " + std::to_string(outputs) + " outputs; its launch plan wants " +
+                std::to_string(plan_.outputs.size()));
+  }
 
   std::vector<std::string> names;
   for (const Variant& variant : plan_.variants) {
@@ -110,8 +149,24 @@ void Kernel::create(const OrtKernelInfo* info) {
   }
 }
 
-void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Workspace* work) const {
-  TensorView& view = work->inputs[index];
+Prepared& Kernel::prepared() const {
+  const size_t index = place_.index;
+  if (index >= table_size) {
+    owner.entries.resize(index + 1);
+    table = owner.entries.data();
+    table_size = owner.entries.size();
+  }
+  Entry& entry = table[index];
+  if (entry.generation != place_.generation) {
+    entry.prepared = std::make_unique<Prepared>(plan_, device_->capability(), device_->gpu.multiprocessors);
+    if (!api.shape_reference()) entry.prepared->input_sizes.resize(plan_.sized.size() * kMostAxes);
+    entry.generation = place_.generation;
+  }
+  return *entry.prepared;
+}
+
+void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const {
+  TensorView& view = now->inputs[index];
   view = TensorView{};
   if (value == nullptr) return;
   view.present = true;
@@ -122,24 +177,21 @@ void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Work
     return;
   }
   OrtTensorTypeAndShapeInfo* info = api.shape_info(value);
-  view.rank = api.rank(info);
-  // Room for all axes was made before: growing here would move the sizes of the inputs already read.
-  if (*used + view.rank > work->input_sizes.size()) {
-    api.release(info);
-    throw Error("an input has " + std::to_string(view.rank) + " axes");
-  }
-  int64_t* sizes = work->input_sizes.data() + *used;
-  api.sizes(info, sizes, view.rank);
+  const size_t rank = api.rank(info);
+  int64_t* sizes = now->input_sizes.data() + *used;
+  if (rank <= kMostAxes) api.sizes(info, sizes, rank);
   api.release(info);
+  if (rank > kMostAxes) throw Error("tensor input " + std::to_string(index) + " has " + std::to_string(rank) + " axes");
   view.sizes = sizes;
-  *used += view.rank;
+  view.rank = rank;
+  *used += rank;
 }
 
 void Kernel::read_host(OrtKernelContext* context, size_t index, HostView* out) const {
   const OrtValue* value = api.input(context, index);
   if (value == nullptr) return;
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  int64_t copied[16];
+  int64_t copied[kMostAxes];
   const int64_t* sizes = copied;
   size_t rank = 0;
   int type = 0;
@@ -149,9 +201,9 @@ void Kernel::read_host(OrtKernelContext* context, size_t index, HostView* out) c
     info = api.shape_info(value);
     type = api.element_type(info);
     rank = api.rank(info);
-    if (rank <= 16) api.sizes(info, copied, rank);
+    if (rank <= kMostAxes) api.sizes(info, copied, rank);
     api.release(info);
-    if (rank > 16) throw Error("host input " + std::to_string(index) + " has " + std::to_string(rank) + " axes");
+    if (rank > kMostAxes) throw Error("host input " + std::to_string(index) + " has " + std::to_string(rank) + " axes");
   }
   if (type != kInt64 && type != kInt32) {
     throw Error("host input " + std::to_string(index) + " has element type " + std::to_string(type) +
@@ -162,63 +214,35 @@ void Kernel::read_host(OrtKernelContext* context, size_t index, HostView* out) c
   *out = {api.data(value), count, type == kInt64, true};
 }
 
-void Kernel::read_inputs(OrtKernelContext* context, Workspace* work, HostView* hosts) const {
-  const size_t count = api.input_count(context);
-  if (count != kHostInputs + plan_.inputs) {
-    throw Error("the node has " + std::to_string(count) + " inputs; its launch plan wants " +
-                std::to_string(kHostInputs) + " host inputs and " + std::to_string(plan_.inputs) + " tensors");
+void Kernel::read_inputs(OrtKernelContext* context, Prepared* now) const {
+  for (const uint32_t index : plan_.hosted) {
+    now->hosts[index] = HostView{};
+    read_host(context, index, &now->hosts[index]);
   }
-  for (size_t index = 0; index < kHostInputs; ++index) {
-    if (plan_.reads.hosts[index]) read_host(context, index, &hosts[index]);
-  }
-  Workspace::room(&work->inputs, plan_.inputs);
-  if (!api.shape_reference()) Workspace::room(&work->input_sizes, plan_.inputs * 32);
   size_t used = 0;
   for (size_t index = 0; index < plan_.inputs; ++index) {
-    read_tensor(api.input(context, kHostInputs + index), index, &used, work);
+    read_tensor(api.input(context, kHostInputs + index), index, &used, now);
   }
 }
 
 void Kernel::run(OrtKernelContext* context) {
-  static thread_local Workspace work;
-  HostView hosts[kHostInputs];
-  read_inputs(context, &work, hosts);
-  Situation situation;
-  situation.inputs = work.inputs.data();
-  situation.hosts = hosts;
-  situation.capability = device_->capability();
-  situation.multiprocessors = device_->gpu.multiprocessors;
-  plan_.bind(&situation, Workspace::room(&work.symbols, plan_.symbols.size()));
-
-  uint64_t* outputs = Workspace::room(&work.outputs, plan_.outputs.size());
-  int64_t* sizes = Workspace::room(&work.output_sizes, plan_.most_axes);
-  if (api.output_count(context) != plan_.outputs.size()) {
-    throw Error("the node has " + std::to_string(api.output_count(context)) + " outputs; its launch plan wants " +
-                std::to_string(plan_.outputs.size()));
-  }
+  Prepared& now = prepared();
+  read_inputs(context, &now);
+  now.update();
   for (size_t index = 0; index < plan_.outputs.size(); ++index) {
-    const std::vector<Expression>& shape = plan_.outputs[index].shape;
-    for (size_t axis = 0; axis < shape.size(); ++axis) {
-      sizes[axis] = shape[axis].evaluate(situation);
-      if (sizes[axis] < 0) {
-        throw Error("axis " + std::to_string(axis) + " of output " + std::to_string(index) + " would have size " +
-                    std::to_string(sizes[axis]));
-      }
-    }
-    OrtValue* value = api.output(context, index, sizes, shape.size());
+    OrtValue* value = api.output(context, index, now.output_sizes(index), plan_.outputs[index].shape.size());
     if (value == nullptr) throw Error("output " + std::to_string(index) + " is absent");
-    outputs[index] = reinterpret_cast<uint64_t>(api.data(value));
+    now.outputs[index] = reinterpret_cast<uint64_t>(api.data(value));
   }
-  situation.output_addresses = outputs;
-  const Variant& variant = plan_.choose(situation);
-  if (recording.load(std::memory_order_relaxed)) {
-    runs_[&variant - plan_.variants.data()].fetch_add(1, std::memory_order_relaxed);
-  }
-  if (!variant.steps.empty()) launch(variant, situation, static_cast<Stream>(api.stream(context)), &work);
+  const size_t variant = now.choose();
+  if (recording.load(std::memory_order_relaxed)) runs_[variant].fetch_add(1, std::memory_order_relaxed);
+  if (!functions_[variant].empty()) launch(variant, static_cast<Stream>(api.stream(context)), &now);
 }
 
-void Kernel::launch(const Variant& variant, const Situation& situation, Stream stream, Workspace* work) const {
+void Kernel::launch(size_t chosen, Stream stream, Prepared* now) const {
   const Driver& driver = device_->driver;
+  const Variant& variant = plan_.variants[chosen];
+  Prepared::Launches& launches = now->launches(chosen);
   // A worker of ONNX Runtime's parallel executor may never have seen this GPU.
   const Current current(driver, device_->context);
 
@@ -226,44 +250,37 @@ void Kernel::launch(const Variant& variant, const Situation& situation, Stream s
   // graph like the launches themselves.
   struct Scratch {
     const Driver& driver;
-    const Variant& variant;
     Stream stream;
-    uint64_t* addresses;
+    std::vector<uint64_t>& addresses;
     ~Scratch() {
-      for (const uint32_t index : variant.scratch) {
-        if (addresses[index] != 0) driver.free(addresses[index], stream);
+      for (uint64_t& address : addresses) {
+        if (address != 0) driver.free(std::exchange(address, 0), stream);
       }
     }
-  } scratch{driver, variant, stream, Workspace::room(&work->scratch, plan_.scratch.size())};
-  for (const uint32_t index : variant.scratch) scratch.addresses[index] = 0;
-  for (const uint32_t index : variant.scratch) {
-    const int64_t size = plan_.scratch[index].evaluate(situation);
-    if (size < 0) throw Error("scratch buffer " + std::to_string(index) + " would have size " + std::to_string(size));
+  } scratch{driver, stream, launches.buffers};
+  for (size_t buffer = 0; buffer < launches.scratch.size(); ++buffer) {
+    const int64_t size = launches.scratch[buffer];
     if (size == 0) continue;
-    driver.check(driver.allocate(&scratch.addresses[index], static_cast<size_t>(size), pool_[0], stream),
-                 "allocate scratch memory");
+    Address* address = &scratch.addresses[variant.scratch[buffer]];
+    driver.check(driver.allocate(address, static_cast<size_t>(size), pool_[0], stream), "allocate scratch memory");
   }
 
-  uint64_t* values = Workspace::room(&work->values, plan_.most_arguments);
-  void** arguments = Workspace::room(&work->arguments, plan_.most_arguments);
-  const std::vector<Function>& functions = functions_[&variant - plan_.variants.data()];
   for (size_t s = 0; s < variant.steps.size(); ++s) {
     const Step& step = variant.steps[s];
-    Geometry size;
-    if (!step.geometry(situation, &size)) continue;
-    for (size_t a = 0; a < step.arguments.size(); ++a) {
+    Prepared::Launch& launch = launches.steps[s];
+    if (launch.empty) continue;
+    for (const uint32_t a : step.addresses) {
       const Argument& argument = step.arguments[a];
       switch (argument.kind) {
-        case Argument::Kind::kInput: values[a] = situation.inputs[argument.index].address; break;
-        case Argument::Kind::kOutput: values[a] = situation.output_addresses[argument.index]; break;
-        case Argument::Kind::kScratch: values[a] = scratch.addresses[argument.index]; break;
-        default: values[a] = integer_argument(argument, situation); break;  // little-endian: 32 bits lie first
+        case Argument::Kind::kInput: launch.values[a] = now->inputs[argument.index].address; break;
+        case Argument::Kind::kOutput: launch.values[a] = now->outputs[argument.index]; break;
+        default: launch.values[a] = scratch.addresses[argument.index]; break;
       }
-      arguments[a] = &values[a];
     }
+    const Geometry& size = launch.size;
     const Result result =
-        driver.launch(functions[s], size.grid[0], size.grid[1], size.grid[2], size.block[0], size.block[1],
-                      size.block[2], size.shared, stream, arguments, nullptr);
+        driver.launch(functions_[chosen][s], size.grid[0], size.grid[1], size.grid[2], size.block[0], size.block[1],
+                      size.block[2], size.shared, stream, launch.arguments.data(), nullptr);
     if (result != 0) {
       const auto three = [](const uint32_t* n) {
         return std::to_string(n[0]) + "x" + std::to_string(n[1]) + "x" + std::to_string(n[2]);

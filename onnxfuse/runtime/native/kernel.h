@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "driver.h"
@@ -13,7 +14,23 @@
 
 namespace onnxfuse {
 
-struct Workspace;
+class Prepared;
+
+// A place in every thread's table of prepared launches, held while a kernel lives.
+class Place {
+ public:
+  Place();
+  ~Place();
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  const uint32_t index;       // used again once it is free
+  const uint64_t generation;  // used once
+
+ private:
+  static std::pair<uint32_t, uint64_t> take();
+  explicit Place(std::pair<uint32_t, uint64_t> taken) : index(taken.first), generation(taken.second) {}
+};
 
 class Kernel {
  public:
@@ -24,7 +41,7 @@ class Kernel {
   Kernel& operator=(const Kernel&) = delete;
 
   // Launches the node on the stream of the context; throws Error.  Safe from many threads at once: it takes no lock,
-  // and allocates nothing on the heap but what its first runs in a thread need.
+  // shares nothing that changes, and allocates nothing on the heap but what its first runs in a thread need.
   void run(OrtKernelContext* context);
 
   // The node, its operator and its runs per variant, as JSON.
@@ -34,15 +51,17 @@ class Kernel {
 
  private:
   void create(const OrtKernelInfo* info);
-  void read_inputs(OrtKernelContext* context, Workspace* work, HostView* hosts) const;
-  void read_tensor(const OrtValue* value, size_t index, size_t* used, Workspace* work) const;
+  Prepared& prepared() const;
+  void read_inputs(OrtKernelContext* context, Prepared* now) const;
+  void read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const;
   void read_host(OrtKernelContext* context, size_t index, HostView* out) const;
-  void launch(const Variant& variant, const Situation& situation, Stream stream, Workspace* work) const;
+  void launch(size_t variant, Stream stream, Prepared* now) const;
 
   const Api& api;
   std::string node_, op_, region_;
   Plan plan_;
   Device* device_ = nullptr;
+  Place place_;
   std::shared_ptr<const LoadedModule> module_;
   std::vector<std::vector<Function>> functions_;  // by variant, then step
   std::vector<Pool> pool_;                        // one, where the plan has scratch

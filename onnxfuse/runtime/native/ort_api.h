@@ -127,16 +127,6 @@ class Api {
   }
   void release(OrtTensorTypeAndShapeInfo* info) const { at<void (*)(OrtTensorTypeAndShapeInfo*)>(99)(info); }
 
-  size_t input_count(const OrtKernelContext* context) const {
-    size_t count = 0;
-    check(at<OrtStatus* (*)(const OrtKernelContext*, size_t*)>(88)(context, &count));
-    return count;
-  }
-  size_t output_count(const OrtKernelContext* context) const {
-    size_t count = 0;
-    check(at<OrtStatus* (*)(const OrtKernelContext*, size_t*)>(89)(context, &count));
-    return count;
-  }
   // Null where an optional input is absent.
   const OrtValue* input(const OrtKernelContext* context, size_t index) const {
     const OrtValue* value = nullptr;
@@ -155,6 +145,17 @@ class Api {
     return stream;
   }
 
+  // Absent optional inputs count.
+  size_t node_inputs(const OrtKernelInfo* info) const {
+    size_t count = 0;
+    check(at<OrtStatus* (*)(const OrtKernelInfo*, size_t*)>(230)(info, &count));
+    return count;
+  }
+  size_t node_outputs(const OrtKernelInfo* info) const {
+    size_t count = 0;
+    check(at<OrtStatus* (*)(const OrtKernelInfo*, size_t*)>(231)(info, &count));
+    return count;
+  }
   std::string node_name(const OrtKernelInfo* info) const;
   // False where the node has no such attribute.
   bool string_attribute(const OrtKernelInfo* info, const char* name, std::string* out) const;

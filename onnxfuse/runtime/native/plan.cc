@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "json.h"
 #include "ort_api.h"
+#include "prepared.h"
 
 namespace onnxfuse {
 namespace {
@@ -50,8 +52,23 @@ Step parse_step(const Json& json, const Scope& scope, size_t scratch, Reads* rea
   out.shared = Expression(json.member("shared").text("'shared'"), scope, reads);
   for (const std::string& text : json.member("args").texts("'args'")) {
     out.arguments.push_back(parse_argument(text, scope, scratch, reads));
+    const Argument::Kind kind = out.arguments.back().kind;
+    if (kind != Argument::Kind::kInt32 && kind != Argument::Kind::kInt64) {
+      out.addresses.push_back(static_cast<uint32_t>(out.arguments.size() - 1));
+    }
   }
   return out;
+}
+
+// Puts a guard where it belongs; only those that read an address are evaluated at every run.
+void add_guard(const std::string& text, const Scope& scope, Reads* reads, Variant* variant) {
+  const bool before = std::exchange(reads->addresses, false);
+  Expression guard(text, scope, reads);
+  const bool reads_address = std::exchange(reads->addresses, before);
+  Alignment alignment;
+  if (!reads_address) variant->guards.push_back(std::move(guard));
+  else if (guard.alignment(&alignment)) variant->alignments.push_back(alignment);
+  else variant->address_guards.push_back(std::move(guard));
 }
 
 uint32_t unsigned_size(int64_t size, const char* what) {
@@ -109,7 +126,6 @@ Plan Plan::parse(std::string_view text) {
     for (const std::string& size : output.member("shape").texts("'shape'")) {
       out.shape.emplace_back(size, scope, &plan.reads);
     }
-    plan.most_axes = std::max(plan.most_axes, out.shape.size());
     plan.outputs.push_back(std::move(out));
   }
   scope.outputs = plan.outputs.size();
@@ -120,13 +136,12 @@ Plan Plan::parse(std::string_view text) {
     Variant variant;
     variant.name = json_variant.member("name").text("'name'");
     for (const std::string& guard : json_variant.member("guards").texts("'guards'")) {
-      variant.guards.emplace_back(guard, scope, &plan.reads);
+      add_guard(guard, scope, &plan.reads, &variant);
     }
     std::vector<bool> used(plan.scratch.size());
     for (const Json& json_step : json_variant.member("steps").list("'steps'")) {
       variant.steps.push_back(parse_step(json_step, scope, plan.scratch.size(), &plan.reads));
       const Step& step = variant.steps.back();
-      plan.most_arguments = std::max(plan.most_arguments, step.arguments.size());
       for (const Argument& argument : step.arguments) {
         if (argument.kind == Argument::Kind::kScratch) used[argument.index] = true;
       }
@@ -136,7 +151,17 @@ Plan Plan::parse(std::string_view text) {
     }
     plan.variants.push_back(std::move(variant));
   }
-  if (plan.variants.empty() || !plan.variants.back().guards.empty()) {
+  plan.repeats = !plan.reads.addresses;
+  for (uint32_t index = 0; index < plan.inputs; ++index) {
+    if (plan.reads.sizes[index]) plan.sized.push_back(index);
+  }
+  for (uint32_t index = 0; index < kHostInputs; ++index) {
+    if (plan.reads.host[index]) plan.hosted.push_back(index);
+  }
+  const auto unguarded = [](const Variant& variant) {
+    return variant.guards.empty() && variant.alignments.empty() && variant.address_guards.empty();
+  };
+  if (plan.variants.empty() || !unguarded(plan.variants.back())) {
     throw Error("the last variant of the launch plan must have no guard");
   }
   return plan;
@@ -152,22 +177,11 @@ void Plan::specialise(int capability, int multiprocessors) {
     });
   };
   variants.erase(std::remove_if(variants.begin(), variants.end(), never), variants.end());
-}
-
-void Plan::bind(Situation* situation, int64_t* values) const {
-  situation->symbols = values;
-  for (size_t index = 0; index < symbols.size(); ++index) values[index] = symbols[index].evaluate(*situation);
-  for (const Check& check : checks) {
-    if (check.condition.evaluate(*situation) == 0) throw Error(check.message);
+  for (Variant& variant : variants) {
+    std::vector<Expression>& guards = variant.guards;
+    guards.erase(std::remove_if(guards.begin(), guards.end(), [](const Expression& guard) { return guard.fixed(); }),
+                 guards.end());
   }
-}
-
-const Variant& Plan::choose(const Situation& situation) const {
-  const auto runs = [&](const Variant& variant) {
-    return std::all_of(variant.guards.begin(), variant.guards.end(),
-                       [&](const Expression& guard) { return guard.evaluate(situation) != 0; });
-  };
-  return *std::find_if(variants.begin(), variants.end() - 1, runs);
 }
 
 std::string evaluate_plan(std::string_view plan_text, std::string_view situation_text) {
@@ -187,21 +201,15 @@ std::string evaluate_plan(std::string_view plan_text, std::string_view situation
   const auto input_addresses = addresses("input_addresses", plan.inputs);
   const auto signed_addresses = addresses("output_addresses", plan.outputs.size());
   const std::vector<uint64_t> output_addresses(signed_addresses.begin(), signed_addresses.end());
-  std::vector<TensorView> tensors(plan.inputs);
-  for (size_t i = 0; i < tensors.size() && i < inputs.size(); ++i) {
-    tensors[i] = {inputs[i].data(), inputs[i].size(), static_cast<uint64_t>(input_addresses[i]), true};
+  Prepared prepared(plan, static_cast<int>(json.member("sm").integer("'sm'")),
+                    static_cast<int>(json.member("sms").integer("'sms'")));
+  for (size_t i = 0; i < plan.inputs && i < inputs.size(); ++i) {
+    prepared.inputs[i] = {inputs[i].data(), inputs[i].size(), static_cast<uint64_t>(input_addresses[i]), true};
   }
-  HostView views[kHostInputs];
   for (size_t i = 0; i < hosts.size() && i < kHostInputs; ++i) {
-    views[i] = {hosts[i].data(), static_cast<int64_t>(hosts[i].size()), true, true};
+    prepared.hosts[i] = {hosts[i].data(), static_cast<int64_t>(hosts[i].size()), true, true};
   }
-  Situation situation;
-  situation.inputs = tensors.data();
-  situation.hosts = views;
-  situation.capability = json.member("sm").integer("'sm'");
-  situation.multiprocessors = json.member("sms").integer("'sms'");
-  std::vector<int64_t> symbols(plan.symbols.size());
-  plan.bind(&situation, symbols.data());
+  prepared.update();
 
   const auto list = [](const auto& items, const auto& text) {
     std::string out;
@@ -209,29 +217,45 @@ std::string evaluate_plan(std::string_view plan_text, std::string_view situation
     return "[" + out + "]";
   };
   const auto number = [](int64_t value) { return std::to_string(value); };
-  const auto sized = [&](const Expression& size) { return number(size.evaluate(situation)); };
-  std::string out = "{\"symbols\":" + list(symbols, number);
-  out += ",\"outputs\":" + list(plan.outputs, [&](const Output& output) { return list(output.shape, sized); });
-  situation.output_addresses = output_addresses.data();
-  const Variant& variant = plan.choose(situation);
-  out += ",\"variant\":" + number(&variant - plan.variants.data());
-  out += ",\"scratch\":" + list(variant.scratch, [&](uint32_t index) { return sized(plan.scratch[index]); });
-  out += ",\"steps\":" + list(variant.steps, [&](const Step& step) -> std::string {
-    Geometry launch;
-    if (!step.geometry(situation, &launch)) return "null";
-    const auto argument = [&](const Argument& item) -> std::string {
-      switch (item.kind) {
-        case Argument::Kind::kInput: return "\"i" + number(item.index) + "\"";
-        case Argument::Kind::kOutput: return "\"o" + number(item.index) + "\"";
-        case Argument::Kind::kScratch: return "\"t" + number(item.index) + "\"";
-        default: return number(static_cast<int64_t>(integer_argument(item, situation)));
+  std::string out = "{\"symbols\":" + list(prepared.symbols(), number);
+  std::string shapes;
+  for (size_t index = 0; index < plan.outputs.size(); ++index) {
+    const int64_t* sizes = prepared.output_sizes(index);
+    const std::vector<int64_t> shape(sizes, sizes + plan.outputs[index].shape.size());
+    shapes += (index == 0 ? "" : ",") + list(shape, number);
+  }
+  out += ",\"outputs\":[" + shapes + "]";
+  std::copy(output_addresses.begin(), output_addresses.end(), prepared.outputs.begin());
+  const size_t chosen = prepared.choose();
+  const Variant& variant = plan.variants[chosen];
+  const Prepared::Launches& launches = prepared.launches(chosen);
+  out += ",\"variant\":" + number(static_cast<int64_t>(chosen));
+  out += ",\"scratch\":" + list(launches.scratch, number) + ",\"steps\":[";
+  for (size_t s = 0; s < variant.steps.size(); ++s) {
+    const Step& step = variant.steps[s];
+    const Prepared::Launch& launch = launches.steps[s];
+    if (s > 0) out += ",";
+    if (launch.empty) {
+      out += "null";
+      continue;
+    }
+    std::string arguments;
+    for (size_t a = 0; a < step.arguments.size(); ++a) {
+      const Argument& argument = step.arguments[a];
+      const std::string index = number(argument.index);
+      if (a > 0) arguments += ",";
+      switch (argument.kind) {
+        case Argument::Kind::kInput: arguments += "\"i" + index + "\""; break;
+        case Argument::Kind::kOutput: arguments += "\"o" + index + "\""; break;
+        case Argument::Kind::kScratch: arguments += "\"t" + index + "\""; break;
+        default: arguments += number(static_cast<int64_t>(launch.values[a])); break;
       }
-    };
-    return "{\"kernel\":" + quoted(step.kernel) + ",\"grid\":" + list(launch.grid, number) +
-           ",\"block\":" + list(launch.block, number) + ",\"shared\":" + number(launch.shared) +
-           ",\"args\":" + list(step.arguments, argument) + "}";
-  });
-  return out + "}";
+    }
+    out += "{\"kernel\":" + quoted(step.kernel) + ",\"grid\":" + list(launch.size.grid, number) +
+           ",\"block\":" + list(launch.size.block, number) + ",\"shared\":" + number(launch.size.shared) +
+           ",\"args\":[" + arguments + "]}";
+  }
+  return out + "]}";
 }
 
 }  // namespace onnxfuse

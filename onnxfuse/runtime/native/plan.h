@@ -30,6 +30,7 @@ struct Step {
   Expression block[3];
   Expression shared;
   std::vector<Argument> arguments;
+  std::vector<uint32_t> addresses;  // which of the arguments are addresses
 
   // False where the grid is empty and nothing is to be launched.
   bool geometry(const Situation& situation, Geometry* out) const;
@@ -37,7 +38,9 @@ struct Step {
 
 struct Variant {
   std::string name;
-  std::vector<Expression> guards;
+  std::vector<Expression> guards;          // which read no address
+  std::vector<Alignment> alignments;       // further guards
+  std::vector<Expression> address_guards;  // further guards that are no alignments
   std::vector<Step> steps;
   std::vector<uint32_t> scratch;  // buffers that its steps use, ascending
 };
@@ -62,20 +65,14 @@ struct Plan {
   std::vector<std::string> options;
   std::vector<Variant> variants;
   Reads reads;
-  size_t most_arguments = 0;
-  size_t most_axes = 0;
+  std::vector<uint32_t> sized, hosted;  // tensor inputs and host inputs whose sizes or contents are read
+  bool repeats = true;  // equal sizes and host inputs give equal launches: only guards read addresses
 
   // Throws Error where the text is no launch plan of this version.
   static Plan parse(std::string_view text);
 
-  // Drops the variants that this GPU never runs.
+  // Drops the variants that this GPU never runs, and the guards that always hold on it.
   void specialise(int capability, int multiprocessors);
-
-  // Gives the symbols their values and holds the checks; `symbols` has room for all of them.
-  void bind(Situation* situation, int64_t* symbols) const;
-
-  // The first variant whose guards all hold.
-  const Variant& choose(const Situation& situation) const;
 };
 
 // The value of an argument that is no address.

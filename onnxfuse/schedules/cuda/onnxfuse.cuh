@@ -32,6 +32,9 @@ template <typename T, typename U> __device__ __forceinline__ T to_integer(U x) {
   else return (T)(unsigned int)x;
 }
 
+template <typename T, typename U> constexpr bool is_same = false;
+template <typename T> constexpr bool is_same<T, T> = true;
+
 // ---- Vectors: `width` neighbouring elements, moved 16 bytes at a time where they are that long. ----
 
 template <typename T, int width> struct alignas(sizeof(T) * width < 16 ? sizeof(T) * width : 16) Vector {
@@ -43,6 +46,24 @@ template <int width, typename T> __device__ __forceinline__ Vector<T, width> loa
 }
 template <int width, typename T> __device__ __forceinline__ void store(T* to, const Vector<T, width>& vector) {
   *reinterpret_cast<Vector<T, width>*>(to) = vector;
+}
+
+// Computed values as a vector in memory; halves and bfloat16 are converted in pairs.
+template <typename T, int width, typename U> __device__ __forceinline__ Vector<T, width> pack(const U (&values)[width]) {
+  Vector<T, width> vector;
+  if constexpr (is_same<T, __half> && width % 2 == 0) {
+#pragma unroll
+    for (int v = 0; v < width; v += 2)
+      *reinterpret_cast<__half2*>(&vector.at[v]) = __floats2half2_rn(values[v], values[v + 1]);
+  } else if constexpr (is_same<T, __nv_bfloat16> && width % 2 == 0) {
+#pragma unroll
+    for (int v = 0; v < width; v += 2)
+      *reinterpret_cast<__nv_bfloat162*>(&vector.at[v]) = __floats2bfloat162_rn(values[v], values[v + 1]);
+  } else {
+#pragma unroll
+    for (int v = 0; v < width; ++v) vector.at[v] = Store<T>::from(values[v]);
+  }
+  return vector;
 }
 
 // ---- Scalar functions, for float and double. ----
@@ -80,8 +101,8 @@ OF_FUNCTION(abs, ::fabsf(x), ::fabs(x))
 OF_FUNCTION(softplus, (x > 0.0f ? x : x != x ? x : 0.0f) + ::log1pf(::expf(-::fabsf(x))),
             (x > 0.0 ? x : x != x ? x : 0.0) + ::log1p(::exp(-::fabs(x))))
 OF_FUNCTION(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x, x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x)
-// The distribution function of the normal distribution.
-OF_FUNCTION(normcdf, 0.5f * (1.0f + ::erff(x * 0.70710678f)), 0.5 * (1.0 + ::erf(x * 0.70710678118654752)))
+// x times the distribution function of the normal distribution at x.
+OF_FUNCTION(gelu, x * (0.5f * (1.0f + ::erff(x * 0.70710678f))), x * (0.5 * (1.0 + ::erf(x * 0.70710678118654752))))
 // exp where results far under one need no relative accuracy: the error grows with |x|, to 1e-6 at -20.
 OF_FUNCTION(quick_exp, ::__expf(x), ::exp(x))
 #undef OF_FUNCTION
@@ -95,6 +116,15 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 #endif
 }
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+#ifdef ONNXFUSE_EMULATOR
+  return 1.0f / x;
+#else
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
 // exp(a - b) in two instructions.  What the product with b rounds off is the same factor for every a: a softmax, which
 // divides by the sum, loses it.  For numbers of half's range.
 __device__ __forceinline__ float exp_difference(float a, float b) {
@@ -105,13 +135,14 @@ __device__ __forceinline__ float exp_difference(float a, float b) {
 // ---- Quicker forms for results that are rounded to half or bfloat16. ----
 
 __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; each tail is accurate relative to itself.
-__device__ __forceinline__ float quick_normcdf(float x) {
-  const float z = ::fabsf(x) * 0.70710678f;
-  const float t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
-  const float p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-  const float tail = 0.5f * p * __expf(-z * z);
-  return x < 0.0f ? tail : 1.0f - tail;
+// The distribution function by Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26, with the factors of
+// erfc(|x| / sqrt(2)) / 2 folded in; each tail is accurate relative to itself.
+__device__ __forceinline__ float quick_gelu(float x) {
+  const float t = reciprocal_approximate(::fmaf(::fabsf(x), 0.231641888f, 1.0f));
+  const float p = t * ::fmaf(t, ::fmaf(t, ::fmaf(t, ::fmaf(t, 0.5307027145f, -0.7265760135f), 0.7107068705f),
+                                       -0.142248368f), 0.127414796f);
+  const float tail = p * exp2_approximate(x * x * -0.72134752f);
+  return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
 template <typename T> __device__ __forceinline__ bool isnan(T x) { return x != x; }

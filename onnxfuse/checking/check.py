@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 
+from onnxfuse.checking.compute import CannotRun, compare, example_inputs
+from onnxfuse.checking.views import check_view
 from onnxfuse.graph import Graph, bind, load_graph
 from onnxfuse.graph.model import Node
-from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.pipeline import DEFAULT_TARGET, region_of
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.plan import make_plan
-from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import rewrite
 from onnxfuse.rules import (
+    CanonicalRule,
     Example,
     ExampleOutcome,
     FuseRule,
@@ -36,13 +35,6 @@ from onnxfuse.rules import (
     load_rules,
     match,
 )
-
-if TYPE_CHECKING:
-    import onnxruntime
-
-SEED = 0
-INDICES = 8
-"""Integers are drawn below this where an example gives no bounds."""
 
 
 @dataclass
@@ -94,19 +86,32 @@ class Computer:
     computed: set[tuple[str, str]] = field(default_factory=set)
 
     def __call__(self, model: onnx.ModelProto, rule: Rule, example: Example) -> str | None:
-        """A sentence where the fused model differs from the original, or cannot be made; else None."""
+        """A sentence where the example computes something else than before, or cannot be fused; else None."""
         graph = load_graph(model)
-        fusions = self._fusions(graph, rule, example)
-        if isinstance(fusions, Refusal):
-            return f"It matches, and there is no kernel for it ({fusions.code}: {fusions.message})."
-        if not fusions:
-            return None
-        fused = rewrite(model, graph, [region_of(fusion) for fusion in fusions]).model
-        onnx.checker.check_model(fused)
-        fault = compare(model, fused, example_inputs(graph, example))
-        if fault is None:
+        inputs = example_inputs(graph, example)
+        try:
+            fault, computed = self._compute(model, graph, rule, example, inputs)
+        except CannotRun as error:
+            if error.missing:
+                return None
+            return f"ONNX Runtime cannot run the example; give it dims or inputs that suit it: {error.reason}"
+        if computed and fault is None:
             self.computed.add((rule.id, example.name))
         return fault
+
+    def _compute(self, model: onnx.ModelProto, graph: Graph, rule: Rule, example: Example,
+                 inputs: Mapping[str, NDArray[Any]]) -> tuple[str | None, bool]:
+        """What is wrong, and whether anything was computed."""
+        if isinstance(rule, CanonicalRule):
+            return check_view(model, canonicalise(graph, self.rules.canonical), rule.id, inputs)
+        fusions = self._fusions(graph, rule, example)
+        if isinstance(fusions, Refusal):
+            return f"It matches, and there is no kernel for it ({fusions.code}: {fusions.message}).", False
+        if not fusions:
+            return None, False
+        fused = rewrite(model, graph, [region_of(fusion) for fusion in fusions]).model
+        onnx.checker.check_model(fused)
+        return compare(model, fused, inputs), True
 
     def _fusions(self, graph: Graph, rule: Rule, example: Example) -> list[Fusion] | Refusal:
         """What the rule fuses in the example, whether or not that gains anything; for other kinds of rules, what the
@@ -127,56 +132,3 @@ class Computer:
                 found.append(fusion)
                 taken |= set(one.nodes)
         return found
-
-
-def example_inputs(graph: Graph, example: Example) -> dict[str, NDArray[Any]]:
-    """Random inputs of an example: uniform between the bounds that it gives; other integers are small indices, and
-    all else is drawn by ``make_inputs``."""
-    sizes = bind(graph, example.dims)
-    generator = np.random.default_rng(SEED)
-    given = {}
-    for value in graph.inputs:
-        shape = shape_of(value, sizes)
-        if value.name in example.inputs and shape is not None and value.dtype is not None:
-            low, high = example.inputs[value.name]
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.dtype))
-            whole = dtype.kind in "iu"
-            made = generator.integers(int(low), int(high), shape, endpoint=True) if whole else generator.uniform(
-                low, high, shape)
-            given[value.name] = np.asarray(made).astype(dtype)
-        elif value.dtype in (onnx.TensorProto.INT32, onnx.TensorProto.INT64) and shape is not None:
-            whole_type = helper.tensor_dtype_to_np_dtype(value.dtype)
-            given[value.name] = generator.integers(0, INDICES, shape).astype(whole_type)
-    return make_inputs(graph, example.dims, given, SEED)
-
-
-def compare(original: onnx.ModelProto, fused: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> str | None:
-    """Whether two models give the same bits on the CPU provider with the runtime's optimisations off.
-
-    Returns a sentence where they differ; None where they agree, or where the provider cannot run the original.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    try:
-        first = _session(original, options)
-        names = [output.name for output in first.get_outputs()]
-        wanted = first.run(names, inputs)
-    except Exception as error:  # ONNX Runtime has an exception type per status
-        if "NOT_IMPLEMENTED" in str(error):
-            return None
-        reason = str(error).splitlines()[0]
-        return f"ONNX Runtime cannot run the example itself; give it dims or inputs that suit it: {reason}"
-    found = _session(fused, options).run(names, inputs)
-    for name, left, right in zip(names, wanted, found, strict=True):
-        if left.shape != right.shape or left.tobytes() != right.tobytes():
-            return f"The output {name} of the fused model differs from the original's on the CPU."
-    return None
-
-
-def _session(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

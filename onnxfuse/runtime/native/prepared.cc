@@ -1,0 +1,158 @@
+#include "prepared.h"
+
+#include <algorithm>
+
+#include "ort_api.h"
+
+namespace onnxfuse {
+namespace {
+
+// An absent input in the key, where a rank or a count stands else.
+constexpr int64_t kAbsent = -1;
+
+int64_t element(const HostView& host, int64_t index) {
+  return host.wide ? static_cast<const int64_t*>(host.data)[index] : static_cast<const int32_t*>(host.data)[index];
+}
+
+}  // namespace
+
+Prepared::Prepared(const Plan& plan, int capability, int multiprocessors)
+    : inputs(plan.inputs), outputs(plan.outputs.size()), plan_(plan), symbols_(plan.symbols.size()),
+      launches_(plan.variants.size()) {
+  size_t axes = 0;
+  for (const Output& output : plan.outputs) {
+    first_size_.push_back(axes);
+    axes += output.shape.size();
+  }
+  output_sizes_.resize(axes + 1);  // never empty: a scalar's sizes have an address too
+  for (size_t v = 0; v < plan.variants.size(); ++v) {
+    const Variant& variant = plan.variants[v];
+    launches_[v].scratch.resize(variant.scratch.size());
+    launches_[v].buffers.resize(plan.scratch.size());
+    launches_[v].steps.resize(variant.steps.size());
+    for (size_t s = 0; s < variant.steps.size(); ++s) {
+      Launch& launch = launches_[v].steps[s];
+      launch.values.resize(variant.steps[s].arguments.size());
+      for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
+    }
+  }
+  situation_.inputs = inputs.data();
+  situation_.hosts = hosts;
+  situation_.symbols = symbols_.data();
+  situation_.output_addresses = outputs.data();
+  situation_.capability = capability;
+  situation_.multiprocessors = multiprocessors;
+}
+
+bool Prepared::unchanged() const {
+  const int64_t* known = key_.data();
+  for (const uint32_t index : plan_.sized) {
+    const TensorView& input = inputs[index];
+    if (*known++ != (input.present ? static_cast<int64_t>(input.rank) : kAbsent)) return false;
+    for (size_t axis = 0; axis < input.rank; ++axis) {
+      if (*known++ != input.sizes[axis]) return false;
+    }
+  }
+  for (const uint32_t index : plan_.hosted) {
+    const HostView& host = hosts[index];
+    if (*known++ != (host.present ? host.count : kAbsent)) return false;
+    const int64_t read = std::min(host.count, plan_.reads.hosts[index]);
+    for (int64_t at = 0; at < read; ++at) {
+      if (*known++ != element(host, at)) return false;
+    }
+  }
+  return true;
+}
+
+void Prepared::remember() {
+  key_.clear();
+  for (const uint32_t index : plan_.sized) {
+    const TensorView& input = inputs[index];
+    key_.push_back(input.present ? static_cast<int64_t>(input.rank) : kAbsent);
+    key_.insert(key_.end(), input.sizes, input.sizes + input.rank);
+  }
+  for (const uint32_t index : plan_.hosted) {
+    const HostView& host = hosts[index];
+    key_.push_back(host.present ? host.count : kAbsent);
+    const int64_t read = std::min(host.count, plan_.reads.hosts[index]);
+    for (int64_t at = 0; at < read; ++at) key_.push_back(element(host, at));
+  }
+}
+
+void Prepared::update() {
+  if (valid_ && plan_.repeats && unchanged()) return;
+  valid_ = false;
+  for (Launches& launches : launches_) launches.ready = false;
+  evaluate();
+  remember();
+  valid_ = true;
+}
+
+void Prepared::evaluate() {
+  for (size_t index = 0; index < symbols_.size(); ++index) symbols_[index] = plan_.symbols[index].evaluate(situation_);
+  for (const Check& check : plan_.checks) {
+    if (check.condition.evaluate(situation_) == 0) throw Error(check.message);
+  }
+  for (size_t index = 0; index < plan_.outputs.size(); ++index) {
+    const std::vector<Expression>& shape = plan_.outputs[index].shape;
+    int64_t* sizes = output_sizes_.data() + first_size_[index];
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+      sizes[axis] = shape[axis].evaluate(situation_);
+      if (sizes[axis] < 0) {
+        throw Error("axis " + std::to_string(axis) + " of output " + std::to_string(index) + " would have size " +
+                    std::to_string(sizes[axis]));
+      }
+    }
+  }
+  eligible_.clear();
+  for (size_t v = 0; v < plan_.variants.size(); ++v) {
+    const Variant& variant = plan_.variants[v];
+    const auto holds = [&](const Expression& guard) { return guard.evaluate(situation_) != 0; };
+    if (!std::all_of(variant.guards.begin(), variant.guards.end(), holds)) continue;
+    eligible_.push_back(static_cast<uint32_t>(v));
+    if (variant.alignments.empty() && variant.address_guards.empty()) break;
+  }
+}
+
+size_t Prepared::choose() const {
+  for (const uint32_t index : eligible_) {
+    const Variant& variant = plan_.variants[index];
+    const auto aligned = [&](const Alignment& alignment) {
+      const uint64_t address = alignment.output ? outputs[alignment.index] : inputs[alignment.index].address;
+      return (address & alignment.mask) == 0;
+    };
+    const auto holds = [&](const Expression& guard) { return guard.evaluate(situation_) != 0; };
+    if (std::all_of(variant.alignments.begin(), variant.alignments.end(), aligned) &&
+        std::all_of(variant.address_guards.begin(), variant.address_guards.end(), holds)) {
+      return index;
+    }
+  }
+  return plan_.variants.size() - 1;
+}
+
+void Prepared::fill(size_t index, Launches* out) {
+  const Variant& variant = plan_.variants[index];
+  for (size_t buffer = 0; buffer < variant.scratch.size(); ++buffer) {
+    const int64_t size = plan_.scratch[variant.scratch[buffer]].evaluate(situation_);
+    if (size < 0) {
+      throw Error("scratch buffer " + std::to_string(variant.scratch[buffer]) + " would have size " +
+                  std::to_string(size));
+    }
+    out->scratch[buffer] = size;
+  }
+  for (size_t s = 0; s < variant.steps.size(); ++s) {
+    const Step& step = variant.steps[s];
+    Launch& launch = out->steps[s];
+    launch.empty = !step.geometry(situation_, &launch.size);
+    if (launch.empty) continue;
+    for (size_t a = 0; a < step.arguments.size(); ++a) {
+      const Argument& argument = step.arguments[a];
+      if (argument.kind == Argument::Kind::kInt32 || argument.kind == Argument::Kind::kInt64) {
+        launch.values[a] = integer_argument(argument, situation_);  // little-endian: 32 bits lie first
+      }
+    }
+  }
+  out->ready = true;
+}
+
+}  // namespace onnxfuse

@@ -1,0 +1,69 @@
+// What a launch plan comes to for the sizes of a run, kept for the runs after it that have the same.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan.h"
+
+namespace onnxfuse {
+
+// One thread's; the plan must outlive it.  Order of use in a run: fill `inputs` and `hosts`, update(), fill `outputs`,
+// choose(), launches().
+class Prepared {
+ public:
+  Prepared(const Plan& plan, int capability, int multiprocessors);
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+
+  struct Launch {
+    bool empty = true;  // nothing is to be launched
+    Geometry size;
+    std::vector<uint64_t> values;  // those of addresses are the caller's to fill in
+    std::vector<void*> arguments;  // one pointer for each value
+  };
+  struct Launches {
+    bool ready = false;
+    std::vector<Launch> steps;
+    std::vector<int64_t> scratch;   // bytes of the variant's buffers, in their order
+    std::vector<uint64_t> buffers;  // room for the addresses of all buffers of the plan
+  };
+
+  std::vector<TensorView> inputs;
+  HostView hosts[kHostInputs];
+  std::vector<uint64_t> outputs;       // addresses
+  std::vector<int64_t> input_sizes;    // room, where the sizes of inputs have to be copied
+
+  // Evaluates symbols, checks, output sizes and guards where this run's sizes and host inputs differ from the last
+  // run's.  Throws Error where a check does not hold; the next run evaluates again.
+  void update();
+
+  const std::vector<int64_t>& symbols() const { return symbols_; }
+  const int64_t* output_sizes(size_t index) const { return output_sizes_.data() + first_size_[index]; }
+
+  // The first variant whose guards all hold.
+  size_t choose() const;
+  // Its launches.
+  Launches& launches(size_t variant) {
+    Launches& out = launches_[variant];
+    if (!out.ready || !plan_.repeats) fill(variant, &out);
+    return out;
+  }
+
+ private:
+  bool unchanged() const;
+  void remember();
+  void evaluate();
+  void fill(size_t variant, Launches* out);
+
+  const Plan& plan_;
+  Situation situation_;
+  bool valid_ = false;         // the rest belongs to the sizes and host inputs in key_
+  std::vector<int64_t> key_;
+  std::vector<int64_t> symbols_, output_sizes_;
+  std::vector<size_t> first_size_;   // of an output in output_sizes_
+  std::vector<uint32_t> eligible_;   // variants whose guards on sizes hold, up to the first with no further guard
+  std::vector<Launches> launches_;
+};
+
+}  // namespace onnxfuse
