@@ -1,62 +1,76 @@
-"""Faults of one percent planted in the kernel text of fused models."""
+"""Faults of one percent planted in the kernels of fused models.
+
+A kernel that spoils the outputs is added to the text, and a step that launches it to the launch plan: whatever
+schedule or user wrote the text, it is wrong by as much.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx
+from onnx import TensorProto
 
-from onnxfuse.lowering.launch import DOMAIN
+from onnxfuse.lowering.launch import DOMAIN, LaunchPlan, Step
 from onnxfuse.rewriting import Rewritten, read_fused
 
-_STORE = re.compile(r"of::Store<((?:[^<>]|<[^<>]*>)*)>::from\(")
-_FLOATS = ("float", "double", "__half", "__nv_bfloat16")
-_BODY = "\n}\n// "
-"""End of the shared header and start of the kernel's own text."""
+_TYPES = {
+    TensorProto.FLOAT: "float", TensorProto.DOUBLE: "double", TensorProto.FLOAT16: "__half",
+    TensorProto.BFLOAT16: "__nv_bfloat16", TensorProto.BOOL: "bool", TensorProto.INT8: "signed char",
+    TensorProto.UINT8: "unsigned char", TensorProto.INT16: "short", TensorProto.UINT16: "unsigned short",
+    TensorProto.INT32: "int", TensorProto.UINT32: "unsigned int", TensorProto.INT64: "long long",
+    TensorProto.UINT64: "unsigned long long",
+}
+_SPOILED = {
+    TensorProto.FLOAT: "y[i] * 1.01f", TensorProto.DOUBLE: "y[i] * 1.01", TensorProto.BOOL: "!y[i]",
+    TensorProto.FLOAT16: "__float2half_rn(__half2float(y[i]) * 1.01f)",
+    TensorProto.BFLOAT16: "__float2bfloat16_rn(__bfloat162float(y[i]) * 1.01f)",
+}
+"""A hundredth more; an integer is one more."""
 
 
-def with_fault(source: str, factor: str = "1.01f") -> str:
-    """The text with every float result a hundredth too large and every other one wrong by one or inverted.
-
-    Raises:
-        AssertionError: nothing is stored as far as can be seen.
-    """
-    start = source.rindex(_BODY)
-    head, body = source[:start], source[start:]
-    parts, at, planted = [], 0, 0
-    for match in _STORE.finditer(body):
-        end = _closing(body, match.end())
-        inner = body[match.end():end]
-        wrong = f"({inner}) * ({factor})" if match[1] in _FLOATS else f"!({inner})" if match[1] == "bool" else (
-            f"({inner}) + 1")
-        parts += [body[at:match.end()], wrong]
-        at, planted = end, planted + 1
-    assert planted, body
-    return head + "".join(parts) + body[at:]
+def spoiled(plan: LaunchPlan, source: str, variants: Collection[int] | None = None) -> tuple[LaunchPlan, str]:
+    """A plan and its text with every output spoiled, in these variants or in all."""
+    text = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n" + source
+    steps = []
+    for place, output in enumerate(plan.outputs):
+        kind, count = _TYPES[output.dtype], " ".join(["1", *(f"{size} *" for size in output.shape)])
+        name = f"planted_fault_{place}"
+        text += (f'\nextern "C" __global__ void {name}({kind}* __restrict__ y, const long long n) {{\n'
+                 f"  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
+                 f"  if (i < n) y[i] = {_SPOILED.get(output.dtype, 'y[i] + 1')};\n}}\n")
+        steps.append(Step(name, (f"{count} 256 ceil", "1", "1"), ("256", "1", "1"), (f"o{place}", f"i64:{count}")))
+    changed = [replace(variant, steps=(*variant.steps, *steps)) if variants is None or place in variants else variant
+               for place, variant in enumerate(plan.variants)]
+    return replace(plan, variants=tuple(changed)), text
 
 
-def plant(rewritten: Rewritten, op: str, factor: str = "1.01f") -> Rewritten:
+def plant(rewritten: Rewritten, op: str, variants: Collection[int] | None = None) -> Rewritten:
     """The fused model with a fault in the kernel of an operator type, in every node that has it."""
+    model = onnx.ModelProto()
+    model.CopyFrom(rewritten.model)
+    for node in model.graph.node:
+        if node.domain == DOMAIN and node.op_type == op:
+            attributes = {attribute.name: attribute for attribute in node.attribute}
+            plan, text = spoiled(LaunchPlan.from_json(attributes["plan"].s.decode()),
+                                 attributes["source"].s.decode(), variants)
+            attributes["plan"].s, attributes["source"].s = plan.to_json().encode(), text.encode()
+    return replace(rewritten, model=model)
+
+
+def broken(rewritten: Rewritten, op: str) -> Rewritten:
+    """The fused model with a text that does not compile in every node of an operator type."""
     model = onnx.ModelProto()
     model.CopyFrom(rewritten.model)
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type == op:
             for attribute in node.attribute:
                 if attribute.name == "source":
-                    attribute.s = with_fault(attribute.s.decode(), factor).encode()
+                    attribute.s += b"\nint broken = nowhere;\n"
     return replace(rewritten, model=model)
 
 
 def kernels(rewritten: Rewritten) -> list[str]:
     """Operator types of the fused nodes, each once."""
     return list(dict.fromkeys(node.op for node in read_fused(rewritten.model)))
-
-
-def _closing(text: str, start: int) -> int:
-    depth = 1
-    for place in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[place], 0)
-        if depth == 0:
-            return place
-    raise AssertionError(f"no closing bracket after {text[start:start + 40]!r}")

@@ -32,7 +32,7 @@ NEWEST_OPSET = 21
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of models, fused and not, with inputs: encoders, and every rule example that is fused."""
+    """A folder of models, fused and not, with inputs: encoders, and an example of every rule that fuses."""
     folder = tmp_path_factory.mktemp("pairs")
     for dtype in ("float32", "float16"):
         model = encoder(2, dtype=dtype)
@@ -42,18 +42,22 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, example in enumerate(rule.examples):
             model = example_model(example)
             versions = {entry.domain: entry.version for entry in model.opset_import}
-            if example.refused is None and versions.get("", 0) <= NEWEST_OPSET and model.ir_version <= 10:
-                write(folder, f"{rule.id}-{number}", model, example_inputs(load_graph(model), example))
+            if (example.refused is None and versions.get("", 0) <= NEWEST_OPSET and model.ir_version <= 10
+                    and write(folder, f"{rule.id}-{number}", model, example_inputs(load_graph(model), example))):
+                break
     return folder
 
 
-def write(folder: Path, name: str, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> None:
+def write(folder: Path, name: str, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> bool:
+    """Write a pair; False where nothing is fused, or NumPy has no such type to write."""
     fused = onnxfuse.optimize(model, verify=False).model
-    if any(node.domain == "onnxfuse" for node in fused.graph.node) and all(
-            array.dtype.kind in "fiub" for array in inputs.values()):
-        onnx.save(model, folder / f"{name}.onnx")
-        onnx.save(fused, folder / f"{name}.fused.onnx")
-        np.savez(folder / f"{name}.npz", **inputs)
+    if all(node.domain != "onnxfuse" for node in fused.graph.node) or any(
+            array.dtype.kind not in "fiub" for array in inputs.values()):
+        return False
+    onnx.save(model, folder / f"{name}.onnx")
+    onnx.save(fused, folder / f"{name}.fused.onnx")
+    np.savez(folder / f"{name}.npz", **inputs)
+    return True
 
 
 def run_plain(python: str, folder: Path) -> list[str]:

@@ -62,7 +62,9 @@ def node_facts(node: Node, graph: Graph, placement: Placement, sizes: Mapping[st
         if not isinstance(tensor, Reduce):
             continue
         shape, first = tensor.operand.shape, min(tensor.axes)
-        found = Rows(product(shape[:first]), product(shape[first:]))
+        # The program speaks of sizes by names of its own; nodes are compared by the graph's.
+        count, length = (product(part).substitute(lowered.binding.names) for part in (shape[:first], shape[first:]))
+        found = Rows(count, length)
         if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(first, len(shape))):
             return Refusal(
                 "reduction-axis",

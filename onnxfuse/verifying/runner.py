@@ -140,26 +140,27 @@ class CudaRunner:
         import onnxruntime
 
         binding = session.io_binding()
+        kept: list[Array] = []  # in host memory ONNX Runtime works in the arrays themselves
         for name, array in plain_feeds(feeds, kinds).items():
             where = "cpu" if name.startswith("h") else self.memory
+            kept.append(np.ascontiguousarray(array))
             binding.bind_ortvalue_input(
-                name, onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), where, self.device))
+                name, onnxruntime.OrtValue.ortvalue_from_numpy(kept[-1], where, self.device))
         names = [output.name for output in session.get_outputs()]
         for place, (name, kind) in enumerate(zip(names, outputs, strict=True)):
             if shapes is not None and kind != TensorProto.BFLOAT16 and 0 not in shapes[place]:
                 poison = np.full(int(np.prod(shapes[place])) * array_type(kind).itemsize, _POISON, np.uint8)
-                value = onnxruntime.OrtValue.ortvalue_from_numpy(
-                    poison.view(array_type(kind)).reshape(shapes[place]), self.memory, self.device)
+                kept.append(poison.view(array_type(kind)).reshape(shapes[place]))
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(kept[-1], self.memory, self.device)
                 binding.bind_ortvalue_output(name, value)
             else:
                 binding.bind_output(name, self.memory, self.device)
         try:
             session.run_with_iobinding(binding)
-            results = [value.numpy() for value in binding.get_outputs()]
+            results = [np.array(value.numpy()) for value in binding.get_outputs()]
         except Exception as error:
             raise KernelError(f"a run failed: {error}") from error
-        return [np.asarray(result).astype(array_type(kind), copy=False)
-                for result, kind in zip(results, outputs, strict=True)]
+        return [result.astype(array_type(kind), copy=False) for result, kind in zip(results, outputs, strict=True)]
 
 
 def element_type(array: Array) -> int:

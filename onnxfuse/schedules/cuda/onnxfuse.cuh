@@ -24,12 +24,19 @@ template <> struct Store<__nv_bfloat16> {
 };
 template <typename T> __device__ __forceinline__ float round_to(float x) { return value(Store<T>::from(x)); }
 
-// As the GPU converts: what is out of range of 32 or 64 bits gives the nearest limit and NaN gives 0; shorter integers
-// keep the lowest bits of the 32-bit one.
+// As the GPU converts: what is out of range of 32 or 64 bits gives the nearest limit; shorter integers keep the lowest
+// bits of the 32-bit one.  A C++ cast would be the same instruction, but leaves such values undefined.
+#define OF_TRUNCATE(type, name)                                                                        \
+  __device__ __forceinline__ type truncate(float x, type) { return __float2##name##_rz(x); }           \
+  __device__ __forceinline__ type truncate(double x, type) { return __double2##name##_rz(x); }
+OF_TRUNCATE(int, int)
+OF_TRUNCATE(unsigned int, uint)
+OF_TRUNCATE(long long, ll)
+OF_TRUNCATE(unsigned long long, ull)
 template <typename T, typename U> __device__ __forceinline__ T to_integer(U x) {
-  if constexpr (sizeof(T) >= 4) return (T)x;
-  else if constexpr ((T)-1 < (T)0) return (T)(int)x;
-  else return (T)(unsigned int)x;
+  if constexpr (sizeof(T) >= 4) return truncate(x, T());
+  else if constexpr ((T)-1 < (T)0) return (T)truncate(x, int());
+  else return (T)truncate(x, 0u);
 }
 
 template <typename T, typename U> constexpr bool is_same = false;

@@ -1,0 +1,182 @@
+"""The models of the zoo with weights, fused at the sizes of their rows, and kernels that are run on the emulator."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from emulated import EmulatedRunner
+from numpy.typing import NDArray
+from planted import with_fault
+
+from onnxfuse.errors import KernelError
+from onnxfuse.graph import LoadedModel, bind
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.rewriting import FusedNode, read_fused
+from onnxfuse.runtime.compile import architectures, compile_cubin
+from onnxfuse.verifying import RunInputs
+from onnxfuse.verifying.capture import capture
+from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.nodes import NodeVerifier
+from onnxfuse.verifying.runs import Run
+from onnxfuse.verifying.sharing import sharing
+
+Array = NDArray[Any]
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+FOLDER = BENCHMARKS / "zoo"
+ZOO: dict[str, dict[str, Any]] = json.loads((FOLDER / "zoo.json").read_text())
+MODELS = sorted(ZOO, key=lambda name: -ZOO[name]["nodes"])
+"""Names, those that take longest first."""
+
+TARGET = "H100"
+SMALL = {1: (1,), 2: (2, 24)}
+"""Sizes to run at on the CPU, by the number of symbolic axes."""
+OWN_SIZES = {"llama_fp16": (1, 24), "tower_fp32": (24,)}
+
+
+def script(path: Path) -> ModuleType:
+    """A module that is no part of a package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hydrating = script(FOLDER / "hydrate.py")
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A model fused for one row of the zoo; ``seconds`` of CPU time it took, loading included."""
+
+    dims: Mapping[str, int]
+    optimised: Optimised
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A model of the zoo; ``path`` is its file with weights."""
+
+    name: str
+    path: Path
+
+    @classmethod
+    def hydrate(cls, name: str, folder: Path) -> ZooModel:
+        """Write the model's file into a folder; the same bytes each time."""
+        path = folder / f"{name}.onnx"
+        path.write_bytes(hydrating.hydrate(FOLDER / f"{name}.onnx.xz").SerializeToString())
+        return cls(name, path)
+
+    def dims(self, sizes: Sequence[int]) -> dict[str, int]:
+        """Sizes of the symbols, given by the place of the axis."""
+        return {size: sizes[axis] for spec in ZOO[self.name]["inputs"].values()
+                for axis, size in enumerate(spec["shape"]) if isinstance(size, str)}
+
+    @cached_property
+    def rows(self) -> tuple[Sized, ...]:
+        """The model fused for each of its rows."""
+        return tuple(self.fused(self.dims(sizes)) for sizes in ZOO[self.name]["sizes"])
+
+    def fused(self, dims: Mapping[str, int]) -> Sized:
+        """The model fused without verification."""
+        # CPU time of the one thread that works, because others may keep the machine busy.
+        start = time.process_time()
+        optimised = optimise(self.path, Options(dims=dims, target=TARGET, verify=False))
+        return Sized(dims, optimised, time.process_time() - start)
+
+    @property
+    def small(self) -> tuple[int, ...]:
+        """Sizes to run at on the CPU, by the place of the axis."""
+        return OWN_SIZES.get(self.name) or SMALL[len(ZOO[self.name]["sizes"][0])]
+
+    def feeds(self) -> dict[str, Array]:
+        """Inputs of the small sizes; the last quarter of each mask's last row is masked."""
+        made: dict[str, Array] = hydrating.feeds(ZOO[self.name], self.small)
+        for name, array in made.items():
+            if "mask" in name:
+                array[-1, -(array.shape[1] // 4):] = 0
+        return made
+
+
+def distinct(models: Sequence[Optimised]) -> dict[str, tuple[Optimised, FusedNode]]:
+    """By kernel text, the first fused node that has it and its model."""
+    found: dict[str, tuple[Optimised, FusedNode]] = {}
+    for model in models:
+        for node in read_fused(model.model):
+            found.setdefault(node.source, (model, node))
+    return found
+
+
+def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]]) -> list[str]:
+    """Kernels that do not compile, with the compiler's log.
+
+    Args:
+        kernels: by text, what to call it and its plan's compiler options.
+    """
+
+    def attempt(text: str, architecture: int) -> str | None:
+        name, options = kernels[text]
+        try:
+            image = compile_cubin(text, f"sm_{architecture}", options)
+        except KernelError as error:
+            return f"{name}: {error}"
+        return None if image[:4] == b"\x7fELF" else f"{name}: no image for sm_{architecture}"
+
+    jobs = [(text, architecture) for text in kernels for architecture in architectures()]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return [failure for failure in pool.map(lambda job: attempt(*job), jobs) if failure is not None]
+
+
+def captured(model: Optimised, nodes: Sequence[FusedNode], run: Mapping[str, Array], dims: Mapping[str, int]
+             ) -> Iterator[tuple[FusedNode, dict[str, Array]]]:
+    """What nodes read when ONNX Runtime's CPU provider runs the original on these inputs."""
+    loaded: LoadedModel = model.loaded
+    with sharing(loaded, model.model) as (original, _):
+        sizes = bind(model.graph, dims)
+        for taken in capture(nodes, loaded, model.graph, original, Run(RunInputs("made"), dict(run)), sizes, CPU):
+            yield taken.node, dict(taken.feeds)
+
+
+@dataclass
+class Emulation:
+    """Kernels of one model against their bodies in float64, and against themselves with a fault of one percent.
+
+    Every variant that holds runs on the inputs given, the first of them on edge inputs too (``verifying.feeds``).
+    Tolerances are those of ``verifying.tolerances``.
+    """
+
+    verifier: NodeVerifier
+    runner: EmulatedRunner
+
+    @classmethod
+    def of(cls, model: Optimised) -> Emulation:
+        runner = EmulatedRunner()
+        return cls(NodeVerifier(model.model, runner), runner)
+
+    def failures(self, node: FusedNode, feeds: Mapping[str, Array]) -> list[str]:
+        """What is wrong with a kernel, and whether its fault is missed."""
+        shapes = {name: (str(array.dtype), array.shape) for name, array in feeds.items()}
+        about = f"{node.name} ({node.rule}, {shapes})"
+        result = self.verifier.verify(node, feeds, "given")
+        if result.verdict != "passed":
+            return [f"{about}: {result.verdict}: {result.message}"]
+        wrong = self.verifier.verify(replace(node, source=with_fault(node.source)), feeds, "given")
+        return [] if wrong.verdict == "failed" else [f"{about}: a fault of one percent is {wrong.verdict}"]
+
+
+def bits(array: Array) -> tuple[str, tuple[int, ...], bytes]:
+    """An array's type, shape and bytes."""
+    return str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes()
