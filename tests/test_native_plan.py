@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,17 +28,25 @@ from onnxfuse.runtime import cache, library, nodes
 UNARY, BINARY = ["not"], ["+", "-", "*", "//", "%", "min", "max", "==", "!=", "<", "<=", "and", "or", "ceil", "bcast"]
 
 
-def native(plan: LaunchPlan | str, situation: Situation) -> dict[str, Any]:
-    """What the library says; raises ValueError with its message."""
+def native_runs(plan: LaunchPlan | str, situations: Sequence[Situation]) -> list[dict[str, Any]]:
+    """What the library says of runs one after the other on one GPU; raises ValueError where the plan is wrong."""
     text = plan if isinstance(plan, str) else plan.to_json()
-    raw = {
+    runs = [{
         "inputs": [list(shape) for shape in situation.inputs], "hosts": [list(host) for host in situation.hosts],
         "input_addresses": list(situation.input_addresses), "output_addresses": list(situation.output_addresses),
-        "sm": situation.sm, "sms": situation.multiprocessors,
-    }
-    result: dict[str, Any] = json.loads(
+    } for situation in situations]
+    raw = {"sm": situations[0].sm, "sms": situations[0].multiprocessors, "runs": runs}
+    result: list[dict[str, Any]] = json.loads(
         library.read_checked(library.load().onnxfuse_evaluate_plan, text.encode(), json.dumps(raw).encode())
     )
+    return result
+
+
+def native(plan: LaunchPlan | str, situation: Situation) -> dict[str, Any]:
+    """The same of one run; raises ValueError with its message."""
+    (result,) = native_runs(plan, [situation])
+    if "error" in result:
+        raise ValueError(result["error"])
     return result
 
 
@@ -58,9 +68,14 @@ def python(plan: LaunchPlan, situation: Situation) -> dict[str, Any]:
         }
 
     used = {text for step in variant.steps for text in step.arguments}
+    outputs = [[situation.evaluate(size) for size in output.shape] for output in plan.outputs]
+    for index, shape in enumerate(outputs):
+        for axis, size in enumerate(shape):
+            if size < 0:
+                raise ValueError(f"axis {axis} of output {index} would have size {size}")
     return {
         "symbols": situation.symbols,
-        "outputs": [[situation.evaluate(size) for size in output.shape] for output in plan.outputs],
+        "outputs": outputs,
         "variant": plan.variants.index(variant),
         "scratch": [situation.evaluate(size) for i, size in enumerate(plan.scratch) if f"t{i}" in used],
         "steps": [launch(step) for step in variant.steps],
@@ -99,7 +114,9 @@ def plans(draw: st.DrawFn) -> LaunchPlan:
     three = st.tuples(late, late, late)
     step = st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), three, three, arguments.map(tuple), late)
     steps = st.lists(step, max_size=2).map(tuple)
-    guards = st.lists(expressions(AFTER), min_size=1, max_size=2).map(tuple)
+    alignments = st.sampled_from(["i0.addr 16 % 0 ==", "i1.addr 2 % 0 ==", "o0.addr 4 % 0 ==", "o0.addr 3 % 0 ==",
+                                  "o0.addr 8 % 1 ==", "i0.addr 512 % 0 =="])
+    guards = st.lists(expressions(AFTER) | alignments, min_size=1, max_size=3).map(tuple)
     guarded = st.builds(Variant, st.just("guarded"), steps, guards)
     return LaunchPlan(
         "region \"x\"\n", 2, (draw(expressions(BEFORE)), draw(expressions([*BEFORE, "s0"]))),
@@ -133,14 +150,30 @@ def test_plans_mean_the_same_in_both_languages(plan: LaunchPlan, situation: Situ
         assert native(plan, situation) == expected
 
 
+@given(plans(), st.lists(situations(), min_size=2, max_size=5), st.sampled_from([75, 80, 90]))
+@settings(max_examples=120, deadline=None)
+def test_what_is_kept_from_run_to_run_changes_nothing(plan: LaunchPlan, runs: list[Situation], sm: int) -> None:
+    """Each run twice, the second time at other addresses, in any order: as if it were the only one."""
+    sequence = []
+    for run in runs:
+        run.sm = sm
+        moved = replace(run, input_addresses=run.input_addresses[::-1], output_addresses=(run.output_addresses[0] + 8,))
+        sequence += [run, moved, replace(run)]
+    seen = native_runs(plan, sequence)
+    assert seen == [native_runs(plan, [run])[0] for run in sequence]
+    for run, result in zip(sequence, seen, strict=True):
+        if "error" not in result:
+            assert result == python(plan, run)
+
+
 def one(expression: str, **attributes: Any) -> LaunchPlan:
-    """A plan whose only output has the expression as its size."""
-    return LaunchPlan("r", 1, (), (), (Output(1, (expression,)),), (Variant("v", ()),), **attributes)
+    """A plan whose only symbol is the expression."""
+    return LaunchPlan("r", 1, (expression,), (), (), (Variant("v", ()),), **attributes)
 
 
 def evaluate(expression: str, situation: Situation | None = None) -> int:
     """One expression by the library."""
-    result: int = native(one(expression), situation or Situation(((4, 6),)))["outputs"][0][0]
+    result: int = native(one(expression), situation or Situation(((4, 6),)))["symbols"][0]
     return result
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from planted import broken, kernels, plant
 
-from onnxfuse.errors import ModelError
+from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.runtime import Gpu
@@ -286,6 +286,26 @@ def test_the_runners_own_result_of_the_original_is_asked_for(transformer: Optimi
     assert result.passed and runner.asked >= 2 * len(result.nodes)
 
 
+class _Dies(EmulatedRunner):
+    """A runner that does not survive the first kernel."""
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        raise KernelError("a run failed: an illegal memory access was encountered")
+
+    def alive(self) -> bool:
+        return False
+
+
+def test_a_kernel_that_takes_the_gpu_along_condemns_no_other(transformer: Optimised) -> None:
+    result = verify(transformer, _Dies())
+    (failed,) = result.failed
+    assert failed.message.endswith(": a run failed: an illegal memory access was encountered")
+    assert [node.verdict for node in result.nodes if node.op != failed.op] == ["not run"] * (len(result.nodes) - 1)
+    assert result.notes == (f"Nodes were left out in run 1: the GPU stopped answering when {failed.node} ran",)
+    assert not result.kernels_run
+
+
 def test_no_runner_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
     assert find_runner() is None
@@ -303,6 +323,9 @@ class _OnCpu(CudaRunner):
 
     def prepare(self, model: onnx.ModelProto) -> None:
         pass
+
+    def alive(self) -> bool:
+        return True
 
 
 def test_the_gpus_runner_as_far_as_it_goes_without_one(transformer: Optimised) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from emulated import EmulatedRunner
 from numpy.typing import NDArray
-from planted import with_fault
+from planted import spoiled
 
 from onnxfuse.errors import KernelError
 from onnxfuse.graph import LoadedModel, bind
@@ -173,7 +173,8 @@ class Emulation:
         result = self.verifier.verify(node, feeds, "given")
         if result.verdict != "passed":
             return [f"{about}: {result.verdict}: {result.message}"]
-        wrong = self.verifier.verify(replace(node, source=with_fault(node.source)), feeds, "given")
+        plan, source = spoiled(node.plan, node.source)
+        wrong = self.verifier.verify(replace(node, plan=plan, source=source), feeds, "given")
         return [] if wrong.verdict == "failed" else [f"{about}: a fault of one percent is {wrong.verdict}"]
 
 

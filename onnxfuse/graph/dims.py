@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from math import gcd
 from operator import mul
 from typing import Union
@@ -68,9 +68,15 @@ DimLike = Union["Dim", int]
 
 def dim(value: DimLike) -> Dim:
     """A size from an integer, or the size itself."""
-    return value if isinstance(value, Dim) else Dim({(): int(value)})
+    return value if isinstance(value, Dim) else _number(int(value))
 
 
+@lru_cache(4096)
+def _number(value: int) -> Dim:
+    return Dim({(): value})
+
+
+@lru_cache(4096)
 def symbol(name: str) -> Dim:
     """The size that ``name`` stands for."""
     return Dim({((Atom("symbol", name), 1),): 1})
@@ -163,7 +169,8 @@ class Dim:
     __slots__ = ("_hash", "_text", "terms")
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
-        self.terms: dict[Monomial, int] = {m: c for m, c in sorted(terms.items(), key=_order) if c}
+        ordered = terms.items() if len(terms) < 2 else sorted(terms.items(), key=_order)
+        self.terms: dict[Monomial, int] = {m: c for m, c in ordered if c}
         self._hash: int | None = None
         self._text: str | None = None
 
@@ -189,8 +196,13 @@ class Dim:
         return frozenset(names)
 
     def __add__(self, other: DimLike) -> Dim:
+        other = dim(other)
+        if not other.terms:
+            return self
+        if not self.terms:
+            return other
         terms = dict(self.terms)
-        for monomial, factor in dim(other).terms.items():
+        for monomial, factor in other.terms.items():
             terms[monomial] = terms.get(monomial, 0) + factor
         return Dim(terms)
 
@@ -199,6 +211,10 @@ class Dim:
 
     def __mul__(self, other: DimLike) -> Dim:
         other = dim(other)
+        if other.value == 1:
+            return self
+        if self.value == 1:
+            return other
         terms: dict[Monomial, int] = {}
         for m1, c1 in self.terms.items():
             for m2, c2 in other.terms.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.lowering.ir import Reduce, postorder
@@ -25,14 +25,14 @@ SCATTERED_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Fusion:
-    """A region that can be one node.
+class Region:
+    """Nodes that could be one, and what that would gain.
 
     Attributes:
         rule: id of the rule it is due to.
         nodes: the original nodes, in graph order; view: the nodes of the canonical view.
         tensors, hosts, inlined, outputs: values of the original graph, as ``rewriting.FusedRegion`` has them.
-        kernel: what runs; cost: what it gains.
+        cost: what it gains.
     """
 
     rule: str
@@ -42,8 +42,14 @@ class Fusion:
     hosts: tuple[Value, ...]
     inlined: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    kernel: Kernel
     cost: RegionCost
+
+
+@dataclass(frozen=True)
+class Fusion(Region):
+    """A region with the kernel that runs it."""
+
+    kernel: Kernel
 
     @property
     def fused(self) -> Fused:
@@ -64,29 +70,33 @@ class Maker:
     graph: Graph
     view: Graph
     costs: CostModel
-    made: dict[frozenset[Node], Fusion | Refusal] = field(default_factory=dict)
+
+    def lowered(self, members: Collection[Node]) -> Lowered | Refusal:
+        """Nodes of the canonical view as tensors, or why they cannot be."""
+        return lower(sorted(members, key=lambda node: node.index), escaping(set(members)), self.view)
+
+    def region(self, members: Collection[Node], rule: str) -> tuple[Region, Lowered] | Refusal:
+        """Nodes of the canonical view as a region with its cost, or why they are none.  No kernel is made yet."""
+        lowered = self.lowered(members)
+        if isinstance(lowered, Refusal):
+            return lowered
+        ordered = sorted(members, key=lambda node: node.index)
+        names = [value.name for value in size_operands(lowered.sized)]
+        region = self._bound(ordered, rule, lowered.tensors, escaping(set(members)), names)
+        return region if isinstance(region, Refusal) else (region, lowered)
 
     def fusion(self, members: Collection[Node], rule: str) -> Fusion | Refusal:
         """The fusion of nodes of the canonical view, or why there is none."""
-        key = frozenset(members)
-        if key not in self.made:
-            self.made[key] = self._make(sorted(members, key=lambda node: node.index), rule)
-        return self.made[key]
+        found = self.region(members, rule)
+        return found if isinstance(found, Refusal) else self.with_kernel(*found)
 
-    def _make(self, members: Sequence[Node], rule: str) -> Fusion | Refusal:
-        outputs = escaping(set(members))
-        lowered = lower(members, outputs, self.view)
-        if isinstance(lowered, Refusal):
-            return lowered
+    def with_kernel(self, region: Region, lowered: Lowered) -> Fusion | Refusal:
+        """The region with its kernel, or why no schedule has one."""
         has_rows = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
-        kernel = make_kernel(lowered, rule, "rows" if has_rows else "pointwise", self.costs.ledger.sizes)
+        kernel = make_kernel(lowered, region.rule, "rows" if has_rows else "pointwise", self.costs.ledger.sizes)
         if isinstance(kernel, Refusal):
             return kernel
-        refusal = self._scattered(kernel, lowered)
-        if refusal is not None:
-            return refusal
-        names = [value.name for value in size_operands(lowered.sized)]
-        return self._bound(members, rule, kernel, lowered.tensors, outputs, names)
+        return self._scattered(kernel, lowered) or _with(region, kernel)
 
     def custom(self, match: Match) -> Fusion | Refusal:
         """The fusion of a match whose rule brings its own kernel."""
@@ -103,15 +113,17 @@ class Maker:
                 match.nodes[-1].label,
                 match.rule.id,
             )
-        fusion = self._bound(match.nodes, match.rule.id, kernel, tensors, outputs, [])
-        if isinstance(fusion, Fusion) and fusion.hosts:
+        region = self._bound(match.nodes, match.rule.id, tensors, outputs, [])
+        if isinstance(region, Refusal):
+            return region
+        if region.hosts:
             return Refusal(
                 "kernel-operand",
-                f"the pattern also reads '{fusion.hosts[0].name}', and the kernel does not",
+                f"the pattern also reads '{region.hosts[0].name}', and the kernel does not",
                 match.nodes[-1].label,
                 match.rule.id,
             )
-        return fusion
+        return _with(region, kernel)
 
     def _scattered(self, kernel: Kernel, lowered: Lowered) -> Refusal | None:
         sizes = self.costs.ledger.sizes
@@ -131,11 +143,10 @@ class Maker:
         self,
         members: Sequence[Node],
         rule: str,
-        kernel: Kernel,
         read: Sequence[Value],
         written: Sequence[Value],
         sizes: Sequence[str],
-    ) -> Fusion | Refusal:
+    ) -> Region | Refusal:
         """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants."""
         originals = tuple(sorted((node for member in members for node in member.originals), key=lambda n: n.index))
         values = self.graph.values
@@ -154,5 +165,9 @@ class Maker:
         if refusal is not None:
             return refusal
         outputs = tuple(values[value.name] for value in written)
-        cost = self.costs.region(Fused(originals, tensors, outputs, len(kernel.plan.variants[0].steps)))
-        return Fusion(rule, originals, tuple(members), tensors, hosts, inlined, outputs, kernel, cost)
+        cost = self.costs.region(Fused(originals, tensors, outputs))
+        return Region(rule, originals, tuple(members), tensors, hosts, inlined, outputs, cost)
+
+
+def _with(region: Region, kernel: Kernel) -> Fusion:
+    return Fusion(**vars(region), kernel=kernel)

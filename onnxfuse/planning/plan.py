@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.planning.candidates import Fusion, Maker
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.candidates import Fusion, Maker, Region
+from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.facts import Facts, node_facts
 from onnxfuse.planning.grow import Group, Growth, trimmed
 from onnxfuse.planning.hardware import Profile
@@ -84,12 +84,9 @@ class _Planner:
         # A user who brings a kernel has decided: it is not weighed.
         fusions, candidates = list(self.custom), len(self.custom)
         for group in sorted(groups.values(), key=lambda group: min(node.index for node in group.nodes)):
-            for fusion in self._fusions(group):
-                candidates += 1
-                if fusion.cost.estimated_speedup > least_gain:
-                    fusions.append(fusion)
-                elif fusion.cost.kernels_before > 1:
-                    self.refusals.append(_no_gain(fusion, least_gain))
+            found, weighed = self._fusions(group, least_gain)
+            fusions += found
+            candidates += weighed
         fusions.sort(key=lambda fusion: fusion.nodes[0].index)
         return Plan(tuple(fusions), tuple(dict.fromkeys(self.refusals)), candidates)
 
@@ -119,9 +116,9 @@ class _Planner:
         assert isinstance(match.rule, FuseRule)
         if match.rule.kernel is not None:
             return self._take_custom(match)
-        fusion = self.maker.fusion(match.nodes, rule)
-        if isinstance(fusion, Refusal):
-            return fusion
+        lowered = self.maker.lowered(match.nodes)
+        if isinstance(lowered, Refusal):
+            return lowered
         names = {value: name for name, value in match.bindings.items() if isinstance(value, Value)}
         seeded = self.growth.seed(match.nodes, match.rule, names)
         return seeded if isinstance(seeded, Refusal) else None
@@ -138,22 +135,41 @@ class _Planner:
                 self.facts.pop(node, None)
         return refusal
 
-    def _fusions(self, group: Group) -> Iterable[Fusion]:
-        """The fusion of a group; where it has none as a whole, those of the parts that are left after cuts."""
-        waiting, cuts = [group.nodes], 0
+    def _fusions(self, group: Group, least_gain: float) -> tuple[list[Fusion], int]:
+        """The fusion of a group; where it has none as a whole, those of the parts that are left after cuts.
+
+        Regions that gain too little are left out; how many were weighed comes along.
+        """
+        waiting, cuts, weighed = [group.nodes], 0, 0
+        fusions: list[Fusion] = []
         while waiting:
             members = trimmed(waiting.pop(), self.facts)
             if all(self.facts[node].view for node in members):
                 continue
             rule = group.rule.id if group.rule is not None else self._rule_of(members)
-            fusion = self.forbidden.refuses(members) or self.maker.fusion(members, rule)
+            fusion = self.forbidden.refuses(members) or self._worthwhile(members, rule, least_gain)
+            weighed += isinstance(fusion, Fusion | RegionCost)
             if isinstance(fusion, Fusion):
-                yield fusion
-                continue
-            self.refusals.append(fusion)
-            if cuts < MOST_CUTS and len(members) > 2:
-                cuts += 1
-                waiting += self._cut(members, fusion)
+                fusions.append(fusion)
+            elif isinstance(fusion, Refusal):
+                self.refusals.append(fusion)
+                if cuts < MOST_CUTS and len(members) > 2:
+                    cuts += 1
+                    waiting += self._cut(members, fusion)
+        return fusions, weighed
+
+    def _worthwhile(self, members: set[Node], rule: str, least_gain: float) -> Fusion | RegionCost | Refusal:
+        """The fusion of a set of nodes; its cost alone where that says no; or why there is none."""
+        found = self.maker.region(members, rule)
+        if isinstance(found, Refusal):
+            return found
+        region, lowered = found
+        if region.cost.estimated_speedup > least_gain:
+            return self.maker.with_kernel(region, lowered)
+        # One kernel that stays one kernel is nothing to explain.
+        if region.cost.kernels_before > 1:
+            self.refusals.append(_no_gain(region, least_gain))
+        return region.cost
 
     def _cut(self, members: set[Node], refusal: Refusal) -> list[set[Node]]:
         """The set without the node at which it stopped, or without its last one, in connected parts."""
@@ -184,7 +200,7 @@ def connected(members: set[Node]) -> list[set[Node]]:
     return parts
 
 
-def _no_gain(fusion: Fusion, least_gain: float) -> Refusal:
+def _no_gain(fusion: Region, least_gain: float) -> Refusal:
     cost = fusion.cost
     return Refusal(
         "no-gain",

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.rewriting import FusedNode, body_model
-from onnxfuse.verifying.evaluate import Evaluator, array_type, value_types
+from onnxfuse.verifying.evaluate import Evaluator, value_types
 from onnxfuse.verifying.tolerances import WIDTHS
 
 Array = NDArray[Any]
@@ -89,11 +88,6 @@ class Reference:
     def exponentiates(self) -> bool:
         """Whether minus infinity and the like are to be expected among the inputs: softmax in some form."""
         return any("Softmax" in node.op_type or node.op_type == "Exp" for node in self.body.graph.node)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal names of the inputs, host inputs first."""
-        return tuple(info.name for info in self.body.graph.input)
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Every output in float64, integers and booleans as they are.
@@ -270,11 +264,6 @@ def _moved(name: str, target: str, share: float) -> list[onnx.NodeProto]:
     ]
 
 
-def in_type(array: Array, kind: int) -> Array:
-    """An array in the NumPy type of an element type."""
-    return array.astype(array_type(kind), copy=False)
-
-
 def lengths(arrays: Mapping[str, Array], outputs: list[Array]) -> int:
     """An upper estimate of the terms in the body's longest sum, from the sizes of what it reads and writes."""
     largest = max((array.size for array in arrays.values()), default=1)
@@ -282,7 +271,3 @@ def lengths(arrays: Mapping[str, Array], outputs: list[Array]) -> int:
     least = max(min((output.size for output in outputs), default=1), 1)
     return max(1, axis, -(-largest // least))
 
-
-def same_feeds(feeds: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
-    """The arrays of these inputs, C-contiguous."""
-    return {name: np.ascontiguousarray(feeds[name]) for name in names}

@@ -35,6 +35,10 @@ class KernelRunner(Protocol):
     providers: Sequence[Any]
     """ONNX Runtime's providers for runs of the original from which inputs are taken."""
 
+    def alive(self) -> bool:
+        """Whether it can go on after a run that failed: a kernel that broke its memory takes the GPU's context along."""
+        ...
+
     def prepare(self, model: onnx.ModelProto) -> None:
         """Called once before a model's nodes are run; a kernel that cannot be had is no error yet."""
         ...
@@ -73,11 +77,12 @@ class CudaRunner:
     """Where tensors lie, in ONNX Runtime's words."""
 
     def __init__(self, device: int = 0) -> None:
-        """Find the GPU.
+        """Find the GPU and start ONNX Runtime's CUDA provider on it.
 
         Raises:
-            KernelError: there is no driver or no such GPU.
+            KernelError: there is no driver or no such GPU, or the provider does not start.
         """
+        from onnxfuse.measuring.machine import find_machine
         from onnxfuse.runtime import gpus
 
         found = gpus()
@@ -88,6 +93,19 @@ class CudaRunner:
         self.providers: Sequence[Any] = [(CUDA, {"device_id": device}), "CPUExecutionProvider"]
         self._one_node = lru_cache(_KEPT)(self._session)
         self._bodies = lru_cache(_KEPT)(self._body_session)
+        find_machine(device)  # lets the provider find cuBLAS and cuDNN
+        self._probe = self._body_session(_probe_model())
+        if self._probe.get_providers()[0] != CUDA:  # all that ONNX Runtime does without them is to warn
+            raise KernelError("ONNX Runtime's CUDA provider does not start: its libraries (cuBLAS, cuDNN) are missing",
+                              remedy="Install them: pip install 'onnxfuse[cuda]'.")
+
+    def alive(self) -> bool:
+        """See ``KernelRunner``."""
+        try:
+            self._probe.run(None, {"x": np.ones(1, np.float32)})
+        except Exception:  # ONNX Runtime has an exception type per status
+            return False
+        return True
 
     def prepare(self, model: onnx.ModelProto) -> None:
         """Compile the model's distinct kernels in parallel, into the cache that sessions look into."""
@@ -161,6 +179,13 @@ class CudaRunner:
         except Exception as error:
             raise KernelError(f"a run failed: {error}") from error
         return [result.astype(array_type(kind), copy=False) for result, kind in zip(results, outputs, strict=True)]
+
+
+def _probe_model() -> bytes:
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "probe", infos[:1], infos[1:])
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
 def element_type(array: Array) -> int:

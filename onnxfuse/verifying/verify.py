@@ -191,10 +191,14 @@ def _verify_nodes(subject: Subject, original: Slim, runs: Sequence[Run], nodes: 
                 if earlier is not None and earlier.verdict == "failed":
                     continue
                 results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, label))
+                if results[node.name].verdict == "failed" and not runner.alive():
+                    raise VerificationError(f"the GPU stopped answering when {node.name} ran")
         except VerificationError as error:
-            notes.append(f"Inputs of the fused nodes could not be captured in run {number + 1}: {error.message}")
+            notes.append(f"Nodes were left out in run {number + 1}: {error.message}")
             for node in nodes:
                 results.setdefault(node.name, _not_run((node,), error.message)[0])
+            if not runner.alive():
+                break
     return tuple(condemned([results[node.name] for node in nodes]))
 
 

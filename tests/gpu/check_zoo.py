@@ -71,7 +71,6 @@ def _check(name: str, full: bool, faults: bool, emulate: bool, start: float, par
     from onnxfuse.errors import KernelError
     from onnxfuse.pipeline import Options, optimise
     from onnxfuse.rewriting import read_fused
-    from onnxfuse.runtime.sessions import _preload
     from onnxfuse.verifying import find_runner, runs, verify
 
     def lap(part: str) -> None:
@@ -91,9 +90,6 @@ def _check(name: str, full: bool, faults: bool, emulate: bool, start: float, par
 
         runner: Any = EmulatedRunner()
     else:
-        import onnxruntime
-
-        _preload(onnxruntime)
         runner = find_runner()
         if runner is None:
             raise KernelError("there is no GPU that ONNX Runtime can use")

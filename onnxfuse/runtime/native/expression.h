@@ -47,8 +47,8 @@ struct Scope {
 
 // What expressions read, for the caller to fetch no more than that.
 struct Reads {
-  std::vector<bool> sizes;        // by tensor input
-  int64_t hosts[kHostInputs] = {};  // how many leading elements of a host input; the count alone is 0
+  std::vector<char> sizes;          // by tensor input
+  int64_t hosts[kHostInputs] = {};  // how many leading elements of a host input
   bool host[kHostInputs] = {};
   bool addresses = false;
 };

@@ -11,7 +11,7 @@
 #include "kernel.h"
 #include "op.h"
 #include "ort_api.h"
-#include "plan.h"
+#include "prepared.h"
 
 #ifndef ONNXFUSE_VERSION
 #error "the build passes -DONNXFUSE_VERSION"

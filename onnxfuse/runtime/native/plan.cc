@@ -6,7 +6,6 @@
 
 #include "json.h"
 #include "ort_api.h"
-#include "prepared.h"
 
 namespace onnxfuse {
 namespace {
@@ -182,80 +181,6 @@ void Plan::specialise(int capability, int multiprocessors) {
     guards.erase(std::remove_if(guards.begin(), guards.end(), [](const Expression& guard) { return guard.fixed(); }),
                  guards.end());
   }
-}
-
-std::string evaluate_plan(std::string_view plan_text, std::string_view situation_text) {
-  const Plan plan = Plan::parse(plan_text);
-  const Json json = Json::parse(situation_text);
-  const auto lists = [&](const char* key) {
-    std::vector<std::vector<int64_t>> out;
-    for (const Json& item : json.member(key).list(key)) out.push_back(item.integers(key));
-    return out;
-  };
-  const auto addresses = [&](const char* key, size_t count) {
-    auto out = json.member(key).integers(key);
-    out.resize(count);
-    return out;
-  };
-  const auto inputs = lists("inputs"), hosts = lists("hosts");
-  const auto input_addresses = addresses("input_addresses", plan.inputs);
-  const auto signed_addresses = addresses("output_addresses", plan.outputs.size());
-  const std::vector<uint64_t> output_addresses(signed_addresses.begin(), signed_addresses.end());
-  Prepared prepared(plan, static_cast<int>(json.member("sm").integer("'sm'")),
-                    static_cast<int>(json.member("sms").integer("'sms'")));
-  for (size_t i = 0; i < plan.inputs && i < inputs.size(); ++i) {
-    prepared.inputs[i] = {inputs[i].data(), inputs[i].size(), static_cast<uint64_t>(input_addresses[i]), true};
-  }
-  for (size_t i = 0; i < hosts.size() && i < kHostInputs; ++i) {
-    prepared.hosts[i] = {hosts[i].data(), static_cast<int64_t>(hosts[i].size()), true, true};
-  }
-  prepared.update();
-
-  const auto list = [](const auto& items, const auto& text) {
-    std::string out;
-    for (const auto& item : items) out += (out.empty() ? "" : ",") + text(item);
-    return "[" + out + "]";
-  };
-  const auto number = [](int64_t value) { return std::to_string(value); };
-  std::string out = "{\"symbols\":" + list(prepared.symbols(), number);
-  std::string shapes;
-  for (size_t index = 0; index < plan.outputs.size(); ++index) {
-    const int64_t* sizes = prepared.output_sizes(index);
-    const std::vector<int64_t> shape(sizes, sizes + plan.outputs[index].shape.size());
-    shapes += (index == 0 ? "" : ",") + list(shape, number);
-  }
-  out += ",\"outputs\":[" + shapes + "]";
-  std::copy(output_addresses.begin(), output_addresses.end(), prepared.outputs.begin());
-  const size_t chosen = prepared.choose();
-  const Variant& variant = plan.variants[chosen];
-  const Prepared::Launches& launches = prepared.launches(chosen);
-  out += ",\"variant\":" + number(static_cast<int64_t>(chosen));
-  out += ",\"scratch\":" + list(launches.scratch, number) + ",\"steps\":[";
-  for (size_t s = 0; s < variant.steps.size(); ++s) {
-    const Step& step = variant.steps[s];
-    const Prepared::Launch& launch = launches.steps[s];
-    if (s > 0) out += ",";
-    if (launch.empty) {
-      out += "null";
-      continue;
-    }
-    std::string arguments;
-    for (size_t a = 0; a < step.arguments.size(); ++a) {
-      const Argument& argument = step.arguments[a];
-      const std::string index = number(argument.index);
-      if (a > 0) arguments += ",";
-      switch (argument.kind) {
-        case Argument::Kind::kInput: arguments += "\"i" + index + "\""; break;
-        case Argument::Kind::kOutput: arguments += "\"o" + index + "\""; break;
-        case Argument::Kind::kScratch: arguments += "\"t" + index + "\""; break;
-        default: arguments += number(static_cast<int64_t>(launch.values[a])); break;
-      }
-    }
-    out += "{\"kernel\":" + quoted(step.kernel) + ",\"grid\":" + list(launch.size.grid, number) +
-           ",\"block\":" + list(launch.size.block, number) + ",\"shared\":" + number(launch.size.shared) +
-           ",\"args\":[" + arguments + "]}";
-  }
-  return out + "]}";
 }
 
 }  // namespace onnxfuse

@@ -78,8 +78,4 @@ struct Plan {
 // The value of an argument that is no address.
 uint64_t integer_argument(const Argument& argument, const Situation& situation);
 
-// What the plan does for given sizes, as JSON: for tests, without a GPU.  `situation` has "inputs" and "hosts" (lists
-// of integers), "input_addresses", "output_addresses", "sm" and "sms".
-std::string evaluate_plan(std::string_view plan, std::string_view situation);
-
 }  // namespace onnxfuse

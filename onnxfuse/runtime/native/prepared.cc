@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "json.h"
 #include "ort_api.h"
 
 namespace onnxfuse {
@@ -153,6 +154,85 @@ void Prepared::fill(size_t index, Launches* out) {
     }
   }
   out->ready = true;
+}
+
+namespace {
+
+std::string number(int64_t value) { return std::to_string(value); }
+
+template <class Items, class Text>
+std::string list(const Items& items, const Text& text) {
+  std::string out;
+  for (const auto& item : items) out += (out.empty() ? "" : ",") + text(item);
+  return "[" + out + "]";
+}
+
+std::string describe(const Step& step, const Prepared::Launch& launch) {
+  if (launch.empty) return "null";
+  size_t position = 0;
+  const auto argument = [&](const Argument& item) -> std::string {
+    const int64_t value = static_cast<int64_t>(launch.values[position++]);
+    switch (item.kind) {
+      case Argument::Kind::kInput: return "\"i" + number(item.index) + "\"";
+      case Argument::Kind::kOutput: return "\"o" + number(item.index) + "\"";
+      case Argument::Kind::kScratch: return "\"t" + number(item.index) + "\"";
+      default: return number(value);
+    }
+  };
+  return "{\"kernel\":" + quoted(step.kernel) + ",\"grid\":" + list(launch.size.grid, number) +
+         ",\"block\":" + list(launch.size.block, number) + ",\"shared\":" + number(launch.size.shared) +
+         ",\"args\":" + list(step.arguments, argument) + "}";
+}
+
+std::string evaluate_run(const Plan& plan, const Json& run, Prepared* prepared) {
+  const auto lists = [&](const char* key) {
+    std::vector<std::vector<int64_t>> out;
+    for (const Json& item : run.member(key).list(key)) out.push_back(item.integers(key));
+    return out;
+  };
+  const auto addresses = [&](const char* key, size_t count) {
+    auto out = run.member(key).integers(key);
+    out.resize(count);
+    return out;
+  };
+  const auto inputs = lists("inputs"), hosts = lists("hosts");
+  const auto input_addresses = addresses("input_addresses", plan.inputs);
+  const auto output_addresses = addresses("output_addresses", plan.outputs.size());
+  for (size_t i = 0; i < plan.inputs && i < inputs.size(); ++i) {
+    prepared->inputs[i] = {inputs[i].data(), inputs[i].size(), static_cast<uint64_t>(input_addresses[i]), true};
+  }
+  for (size_t i = 0; i < hosts.size() && i < kHostInputs; ++i) {
+    prepared->hosts[i] = {hosts[i].data(), static_cast<int64_t>(hosts[i].size()), true, true};
+  }
+  prepared->update();
+  std::copy(output_addresses.begin(), output_addresses.end(), prepared->outputs.begin());
+  const size_t chosen = prepared->choose();
+  const Prepared::Launches& launches = prepared->launches(chosen);
+  size_t index = 0, step = 0;
+  const auto shape = [&](const Output& output) {
+    const int64_t* sizes = prepared->output_sizes(index++);
+    return list(std::vector<int64_t>(sizes, sizes + output.shape.size()), number);
+  };
+  const auto launch = [&](const Step& item) { return describe(item, launches.steps[step++]); };
+  return "{\"symbols\":" + list(prepared->symbols(), number) + ",\"outputs\":" + list(plan.outputs, shape) +
+         ",\"variant\":" + std::to_string(chosen) + ",\"scratch\":" + list(launches.scratch, number) +
+         ",\"steps\":" + list(plan.variants[chosen].steps, launch) + "}";
+}
+
+}  // namespace
+
+std::string evaluate_plan(std::string_view plan_text, std::string_view situation_text) {
+  const Plan plan = Plan::parse(plan_text);
+  const Json json = Json::parse(situation_text);
+  Prepared prepared(plan, static_cast<int>(json.member("sm").integer("'sm'")),
+                    static_cast<int>(json.member("sms").integer("'sms'")));
+  return list(json.member("runs").list("'runs'"), [&](const Json& run) {
+    try {
+      return evaluate_run(plan, run, &prepared);
+    } catch (const Error& error) {
+      return "{\"error\":" + quoted(error.what()) + "}";
+    }
+  });
 }
 
 }  // namespace onnxfuse

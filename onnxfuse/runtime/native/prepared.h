@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan.h"
@@ -65,5 +67,10 @@ class Prepared {
   std::vector<uint32_t> eligible_;   // variants whose guards on sizes hold, up to the first with no further guard
   std::vector<Launches> launches_;
 };
+
+// What the plan does in runs one after the other, as a JSON list: for tests, without a GPU.  `situation` has "sm", "sms"
+// and "runs"; a run has "inputs" and "hosts" (lists of integers), "input_addresses" and "output_addresses".  A run that
+// fails gives {"error"}.
+std::string evaluate_plan(std::string_view plan, std::string_view situation);
 
 }  // namespace onnxfuse

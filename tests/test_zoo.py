@@ -1,0 +1,160 @@
+"""Bars on real models: those of benchmarks/zoo, with random weights, fused at the sizes of their rows.
+
+One model is on disk at a time for each worker; a model's tests run one after the other.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+from emulator import prepare
+from zoo_models import (
+    BENCHMARKS,
+    MODELS,
+    TARGET,
+    Array,
+    Emulation,
+    ZooModel,
+    bits,
+    captured,
+    compile_failures,
+    distinct,
+    script,
+)
+
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.plan import LEAST_GAIN
+from onnxfuse.reporting import report_of
+from onnxfuse.reporting.report import as_json
+from onnxfuse.rewriting import read_fused, save, unfuse
+
+LONGEST = 5.0
+"""Seconds that optimising one model may take, loading included."""
+
+MANY = 2_000_000
+"""Elements of a kernel's largest input or output from which on edge inputs are left to --slow."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(f"zoo-{name}")) for name in MODELS])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooModel]:
+    folder = tmp_path_factory.mktemp("zoo")
+    yield ZooModel.hydrate(request.param, folder)
+    shutil.rmtree(folder)
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def fused_file(model: ZooModel) -> Path:
+    """The model fused for its first row, saved."""
+    path = model.path.with_suffix(".fused.onnx")
+    optimised = model.rows[0].optimised
+    save(optimised.model, path, source=optimised.loaded)
+    return path
+
+
+def test_optimising_is_quick(model: ZooModel) -> None:
+    assert [row.dims for row in model.rows if row.seconds >= LONGEST] == []
+
+
+def test_every_fusion_gains(model: ZooModel) -> None:
+    for row in model.rows:
+        assert row.optimised.plan.fusions
+        for fusion in row.optimised.plan.fusions:
+            cost, node = fusion.cost, fusion.nodes[0].label
+            assert cost.estimated_speedup > LEAST_GAIN, (row.dims, fusion.rule, node)
+            assert cost.bytes_after <= cost.bytes_before, (row.dims, fusion.rule, node)
+
+
+def test_plain_runtime_gives_the_originals_bits(model: ZooModel, fused_file: Path) -> None:
+    """The fused file passes the checker and equals the original in every bit, on the CPU provider with nothing of
+    onnxfuse and with the runtime's optimisations off.  Types: the model's own; tolerance: none."""
+    onnx.checker.check_model(str(fused_file))
+    feeds = model.feeds()
+    found = run(fused_file, feeds)
+    wanted = run(model.path, feeds)
+    assert wanted.keys() == found.keys()
+    for name, array in wanted.items():
+        assert array.size
+        assert bits(array) == bits(found[name]), name
+
+
+def run(path: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Every output of a model in plain ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def test_optimising_again_changes_nothing(model: ZooModel, fused_file: Path) -> None:
+    first = model.rows[0]
+    again = optimise(fused_file, Options(dims=first.dims, target=TARGET, verify=False))
+    assert [fusion.rule for fusion in again.plan.fusions] == []
+    assert len(read_fused(again.model)) == len(first.optimised.plan.fusions)
+    assert again.model.SerializeToString(deterministic=True) == (
+        first.optimised.model.SerializeToString(deterministic=True))
+
+
+def test_unfuse_gives_the_original_back(model: ZooModel) -> None:
+    optimised = model.rows[0].optimised
+    restored, original = unfuse(optimised.model), optimised.loaded.proto
+    assert [node.SerializeToString(deterministic=True) for node in restored.graph.node] == [
+        node.SerializeToString(deterministic=True) for node in original.graph.node]
+    assert restored.SerializeToString(deterministic=True) == original.SerializeToString(deterministic=True)
+
+
+def test_an_independent_recount_agrees(model: ZooModel) -> None:
+    """Bytes within 2% of the report's, kernels the same; counted from the two models by benchmarks/recount.py."""
+    recount = script(BENCHMARKS / "recount.py")
+    for row in model.rows:
+        report = as_json(report_of(row.optimised))
+        before, after = (
+            recount.count(proto, dict(row.dims)) for proto in (row.optimised.loaded.proto, row.optimised.model))
+        assert (before.unknown, after.unknown, report["unknown"]) == (set(), set(), [])
+        found = {"bytes_products": before.products, "bytes_before": before.other,
+                 "bytes_products_after": after.products, "bytes_after": after.other}
+        for figure, counted in found.items():
+            assert counted == pytest.approx(report[figure], rel=0.02), (figure, row.dims)
+        assert (before.kernels, after.kernels) == (report["kernels_before"], report["kernels_after"])
+
+
+def test_kernels_compile_for_every_architecture(model: ZooModel) -> None:
+    kernels = distinct([row.optimised for row in model.rows])
+    named = {text: (f"{node.name} ({node.rule})", node.plan.options) for text, (_, node) in kernels.items()}
+    failures = compile_failures(named)
+    assert not failures, "\n".join(failures)
+
+
+def test_kernels_pass_the_emulator(
+    model: ZooModel, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each distinct kernel, made for the sizes of the zoo's rows, on what it reads in a run at small sizes: every
+    variant that holds, aligned memory.  Reference: the region's body in float64; tolerances and types:
+    ``verifying.tolerances``.  A fault of one percent in it must be found."""
+    kernels = distinct([row.optimised for row in model.rows])
+    prepare(list(kernels))
+    dims, feeds, failures = model.dims(model.small), model.feeds(), []
+    for row in model.rows:
+        emulation = Emulation.of(row.optimised)
+        nodes = [node for owner, node in kernels.values() if owner is row.optimised]
+        for node, arrays in captured(row.optimised, nodes, feeds, dims):
+            with monkeypatch.context() as patch:
+                if not request.config.getoption("--slow") and max(map(prod, shapes(arrays))) >= MANY:
+                    patch.setattr("onnxfuse.verifying.nodes.edges", lambda feeds, masks: iter(()))
+                failures += emulation.failures(node, arrays)
+    assert not failures, "\n".join(failures)
+
+
+def shapes(arrays: Mapping[str, Array]) -> list[tuple[int, ...]]:
+    """Of the arrays."""
+    return [array.shape for array in arrays.values()]
