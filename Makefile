@@ -17,11 +17,14 @@ demo: .venv/ready
 	.venv/bin/onnxfuse optimize $(OUT)/encoder.onnx $(DIMS) --report $(OUT)/report.json
 	$(if $(GPU),.venv/bin/onnxfuse bench $(OUT)/encoder.onnx $(DIMS))
 
-test: .venv-test/ready .venv-oldest/ready lint
-	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python .venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup
+# All three run, so that one look shows everything that is wrong.
+test: .venv-test/ready .venv-oldest/ready
+	@failed=0; $(MAKE) --no-print-directory lint || failed=1; \
+	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python \
+	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup || failed=1; exit $$failed
 
 lint: .venv-test/ready
-	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff check --quiet --output-format concise .
 	.venv-test/bin/mypy
 
 # What only a GPU can show; the machine needs the CUDA libraries: pip install 'onnxfuse[cuda]'.

@@ -77,6 +77,15 @@ def add_one(images: Mapping[str, bytes] | None = None, source: str = ADD_ONE) ->
     return Fused(plan, source, body, images=images or {})
 
 
+def add_aligned(images: Mapping[str, bytes] | None = None) -> Fused:
+    """y = x + 1 with a variant for addresses that are multiples of 16."""
+    step = elementwise("add_one", ("i0", "o0", "i64:s0"))
+    plan = LaunchPlan("add-aligned", 1, ("i0.0",), (), (Output(FLOAT, ("s0",)),),
+                      (Variant("wide", (step,), ("s0 1000 <", "i0.addr 16 % 0 ==", "o0.addr 16 % 0 ==")),
+                       Variant("odd", (step,), ("i0.addr 8 % 4 ==",)), Variant("rest", (step,))))
+    return Fused(plan, ADD_ONE, add_one().body, images=images or {})
+
+
 def add_two() -> Fused:
     """y = x + 1 + 1 through a scratch buffer."""
     plan = LaunchPlan(

@@ -439,21 +439,20 @@ def filled(b: Builder, name: str) -> Known | None:
     return b.add("Add", [ones, x], x.shape, x.bound, exact=x.exact)
 
 
-@grows("Softmax", "LogSoftmax", "com.microsoft.SimplifiedLayerNormalization", "LayerNormalization", "LpNormalization")
+@grows("Softmax", "LogSoftmax", "LayerNormalization", "LpNormalization")
 def normalised(b: Builder, name: str) -> Known | None:
     x = b.floating(rank=2)
     if x is None:
         return None
     x = b.moderate(x)
-    domain, _, op = name.rpartition(".")
     size = x.shape[-1].evaluate(b.sizes)
-    if op in ("Softmax", "LogSoftmax", "LpNormalization"):
+    if name != "LayerNormalization":
         # A norm of zero is left to tests of its own: what is near it is anything at all.
-        x = b.positive(x, 0.5) if op == "LpNormalization" else x
-        return b.add(op, [x], x.shape, 2 * x.bound + 10)
+        x = b.positive(x, 0.5) if name == "LpNormalization" else x
+        return b.add(name, [x], x.shape, 2 * x.bound + 10)
     if x.shape[-1].value is None:
         return None
-    return b.add(op, [x, b.vector(size)], x.shape, sqrt(size), domain=domain, epsilon=0.1)
+    return b.add(name, [x, b.vector(size)], x.shape, sqrt(size), epsilon=0.1)
 
 
 @grows("InstanceNormalization", "BatchNormalization", "GroupNormalization")

@@ -33,7 +33,7 @@ COUNT = int(os.environ.get("ONNXFUSE_GRAPHS", "60"))
 
 ELSEWHERE = {
     "PRelu", "Swish", "RMSNormalization", "SimplifiedLayerNormalization", "NegativeLogLikelihoodLoss", "Range",
-    "onnxfuse.canonical.Silu", "onnxfuse.canonical.SafeSoftmax",
+    "com.microsoft.SimplifiedLayerNormalization", "onnxfuse.canonical.Silu", "onnxfuse.canonical.SafeSoftmax",
 }
 """Operators that no random graph has: not of opset 20, not of the CPU provider, or of the canonical view alone."""
 

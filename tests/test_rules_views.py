@@ -276,10 +276,14 @@ kernel:
   block: 256
 """
 
+KERNEL = """\
+extern "C" __global__ void bias_relu(const float* x, const float* bias, float* y, long long count, int columns) {}
+"""
+
 
 def test_a_kernel_s_launch_sizes_become_the_plan_s_notation(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(KERNEL_RULE)
-    (tmp_path / "k.cu").write_text('extern "C" __global__ void bias_relu(const float* x) {}')
+    (tmp_path / "k.cu").write_text(KERNEL)
     (rule,) = load_rules([tmp_path / "r.yaml"]).fuse
     assert isinstance(rule, FuseRule) and rule.kernel is not None
     kernel = rule.kernel
@@ -309,7 +313,8 @@ k.cu has no function bias_rleu.
   |
 8 |   entry: bias_rleu
   |          ^^^^^^^^^
-help: Declare extern "C" __global__ void bias_rleu(...) in it."""),
+help: Declare extern "C" __global__ void bias_rleu(...) in it, with a pointer for each input and output, in this \
+order, and then the arguments."""),
     ("inputs: [x, bias]", "inputs: [x, bais]", """\
 bais is none of the pattern's inputs.
 --> r.yaml:9:15
@@ -341,7 +346,7 @@ help: Add y to its outputs."""),
 ])
 def test_what_is_wrong_with_a_kernel(tmp_path: Path, old: str, new: str, message: str) -> None:
     (tmp_path / "r.yaml").write_text(KERNEL_RULE.replace(old, new))
-    (tmp_path / "k.cu").write_text('extern "C" __global__ void bias_relu(const float* x) {}')
+    (tmp_path / "k.cu").write_text(KERNEL)
     with pytest.raises(RuleError) as raised:
         load_rules([tmp_path / "r.yaml"])
     assert str(raised.value).replace(f"{tmp_path}/", "") == message

@@ -234,6 +234,14 @@ def test_weights_in_another_file_stay_there(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == before
 
 
+def test_a_full_disk_is_no_obstacle(transformer: Optimised, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("onnxfuse.verifying.sharing.tempfile.TemporaryDirectory", full)
+    assert verify(transformer).summary == "graph verified, kernels not run"
+
+
 def test_large_sizes_are_halved_together() -> None:
     subject = fused(encoder(1), dims={"batch": 64, "sequence": 512})
     sizes = shrunk(subject.ledger, subject.ledger.sizes, flops=10**8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from onnxfuse.cli.output import console, progress
+from onnxfuse.cli.output import console, hush_runtime, progress
 from onnxfuse.cli.parameters import FILE, dim_option, model_argument, read_settings
 
 
@@ -39,6 +39,7 @@ def bench(
     from onnxfuse import api, measuring
     from onnxfuse.reporting import measured
 
+    hush_runtime()
     if fused is None:
         beside = api.default_output(model)
         fused = beside if beside.is_file() else None

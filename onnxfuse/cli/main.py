@@ -14,15 +14,13 @@ import click
 
 from onnxfuse.cli.bench import bench
 from onnxfuse.cli.optimize import optimize
+from onnxfuse.cli.output import DEBUG
 from onnxfuse.cli.report import report
 from onnxfuse.cli.rules import rules
 from onnxfuse.cli.targets import targets
 from onnxfuse.cli.unfuse import unfuse
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.version import __version__
-
-DEBUG = "ONNXFUSE_DEBUG"
-"""Environment variable that asks for tracebacks."""
 
 INTERRUPTED = 130
 

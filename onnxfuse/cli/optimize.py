@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxfuse.cli.output import Tell, check_folder, console, progress, write_text
+from onnxfuse.cli.output import Tell, check_folder, console, hush_runtime, progress, write_text
 from onnxfuse.cli.parameters import FILE, model_argument, planning_options, read_architectures
 from onnxfuse.cli.targets import gpus_present
 
@@ -65,6 +65,7 @@ def optimize(
     from onnxfuse import api, measuring
     from onnxfuse.reporting import as_json, text
 
+    hush_runtime()
     check_folder(report_file)
     target_file = None if dry_run else output or api.default_output(model)
     check_folder(target_file)

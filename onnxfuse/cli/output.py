@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Tell = Callable[[str, int, int], None]
 """Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
 
+DEBUG = "ONNXFUSE_DEBUG"
+"""Environment variable that asks for tracebacks and all messages."""
+
 PLAIN_WIDTH = 4000
 """Width of output that no terminal shows: one line a message."""
 
@@ -47,6 +50,14 @@ def progress(quiet: bool = False) -> Iterator[Tell]:
             live.update(task, description=stage, completed=done, total=of or None)
 
         yield tell
+
+
+def hush_runtime() -> None:
+    """Keep ONNX Runtime's warnings about sessions that are made on the way from the terminal; its errors stay."""
+    import onnxruntime
+
+    if not os.environ.get(DEBUG):
+        onnxruntime.set_default_logger_severity(3)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxfuse.cli.output import console
+from onnxfuse.cli.output import console, hush_runtime
 from onnxfuse.cli.parameters import FILE
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def list_rules(paths: tuple[Path, ...], as_data: bool) -> None:
 
     from onnxfuse.reporting.text import plain_table
 
-    table = plain_table("id", "kind", "summary", left=(0, 1, 2))
+    table = plain_table("id", "kind", "summary", left=(0, 1, 2), wrap=(2,))
     for rule in found:
         table.add_row(rule.id, rule.kind, escape(_line(rule.summary)))
     console().print(table)
@@ -75,6 +75,7 @@ def check(paths: tuple[Path, ...], as_data: bool) -> None:
     """
     from onnxfuse.checking import check_rules
 
+    hush_runtime()
     checked = check_rules(paths)
     if as_data:
         click.echo(json.dumps(_outcomes(checked), indent=1))

@@ -10,6 +10,7 @@ from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant, expressi
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, postfix
+from onnxfuse.rules.kernels import axes
 from onnxfuse.schedules import Kernel
 
 
@@ -39,6 +40,13 @@ def custom_kernel(match: Match) -> tuple[Kernel, tuple[Value, ...], tuple[Value,
     for value in outputs:
         if any(not size.symbols <= binding.symbols.keys() for size in value.shape or ()):
             return _refuse(match, "unbound-size", f"the sizes of '{value.name}' cannot be computed from the inputs")
+
+    asked = (*spec.grid, *spec.block, spec.shared, *(tree for _, tree in spec.arguments))
+    for name, axis in (pair for tree in asked for pair in axes(tree)):
+        rank = len(values[name].shape or ())
+        if not -rank <= axis < rank:
+            said = f"the kernel's launch asks for axis {axis} of '{name}', which has {rank} axes here"
+            return _refuse(match, "rank", said)
 
     def atom(name: str, axis: int | None) -> str:
         return _atom(values[name], spec.inputs.index(name) if name in spec.inputs else None, axis, binding)

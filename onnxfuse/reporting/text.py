@@ -7,13 +7,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.report import FusionEntry, Report
 
 SHOWN = 24
 """Kernels and reasons listed without --explain."""
+
+OTHER_COLUMNS = 62
+"""Characters of a line of the table of kernels beside its rule and operators."""
 
 NAMES = 8
 """Nodes named per near miss of one wording before the line goes on below."""
@@ -65,12 +70,13 @@ def _fusions(report: Report, console: Console) -> None:
     console.print(f"[bold]Fused:[/] {count(replaced, 'node')} into {len(report.fusions)}, "
                   f"{count(len(kernels), 'distinct kernel')}")
     table = plain_table("times", "rule", "schedule", "operators", "bytes before", "after", "predicted", left=(1, 2, 3))
+    room = max(20, console.width - max(len(entry.rule) for entry in report.fusions) - OTHER_COLUMNS)
     order = sorted(kernels.values(), key=lambda entries: -sum(e.bytes_before - e.bytes_after for e in entries))
     for entries in order[:SHOWN]:
         before, after = sum(e.bytes_before for e in entries), sum(e.bytes_after for e in entries)
         speedup = min(entry.estimated_speedup for entry in entries)
         table.add_row(str(len(entries)), escape(entries[0].rule), entries[0].schedule,
-                      escape(operators(entries[0])), size(before), size(after), f"{speedup:.2f}x")
+                      escape(operators(entries[0], min(room, 60))), size(before), size(after), f"{speedup:.2f}x")
     console.print(table)
     if len(order) > SHOWN:
         console.print(f"and {count(len(order) - SHOWN, 'kernel')} more; the JSON report lists all of them")
@@ -83,10 +89,11 @@ def _reasons(refusals: Sequence[Refusal], console: Console) -> None:
     order = sorted(groups.values(), key=lambda group: -len(group))
     for group in order[:SHOWN]:
         first = group[0]
-        console.print(f"{len(group):>6}  {_reason(first)}  [dim]{escape(first.message)}[/]")
+        console.print(f"{len(group):>6}  {_reason(first)}")
+        _indented(console, first.message)
         remedy = next((refusal.remedy for refusal in group if refusal.remedy), "")
         if remedy:
-            console.print(f"        [dim]help: {escape(remedy)}[/]")
+            _indented(console, f"help: {remedy}", "dim")
     if len(order) > SHOWN:
         console.print(f"        and {count(len(order) - SHOWN, 'reason')} more")
 
@@ -101,10 +108,15 @@ def _explain(refusals: Sequence[Refusal], console: Console) -> None:
             nodes = list(dict.fromkeys(refusal.node or "the model" for refusal in same))
             for start in range(0, len(nodes), NAMES):
                 more = "," if start + NAMES < len(nodes) else ":"
-                console.print(f"        [cyan]{escape(', '.join(nodes[start:start + NAMES]))}[/]{more}")
-            console.print(f"            {escape(same[0].message)}")
+                _indented(console, ", ".join(nodes[start:start + NAMES]) + more, "cyan")
+            _indented(console, same[0].message, by=12)
             if same[0].remedy:
-                console.print(f"            [dim]help: {escape(same[0].remedy)}[/]")
+                _indented(console, f"help: {same[0].remedy}", "dim", by=12)
+
+
+def _indented(console: Console, words: str, style: str = "", by: int = 8) -> None:
+    """A paragraph whose every line is indented."""
+    console.print(Padding(Text(words, style), (0, 0, 0, by), expand=False))
 
 
 def _ending(report: Report, console: Console) -> None:
@@ -140,11 +152,11 @@ def _reason(refusal: Refusal) -> str:
     return f"[bold]{escape(refusal.code)}[/]{rule}"
 
 
-def plain_table(*heads: str, left: Sequence[int] = (0,)) -> Table:
-    """A table without lines; the columns ``left`` are aligned to the left."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+def plain_table(*heads: str, left: Sequence[int] = (0,), wrap: Sequence[int] = ()) -> Table:
+    """A table without lines; the columns ``left`` are aligned to the left, the columns ``wrap`` may be narrowed."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place in left else "right", overflow="fold")
+        table.add_column(head, justify="left" if place in left else "right", no_wrap=place not in wrap)
     return table
 
 

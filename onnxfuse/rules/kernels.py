@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from onnxfuse.rules import syntax
 from onnxfuse.rules.pattern import suggestion
@@ -58,6 +58,16 @@ def _check(tree: Tree, names: Collection[str]) -> None:
         case _:
             raise TextError("A launch size is made of integers, dim(...), size(...), ceil(...), min, max and "
                             "+ - * // %.", tree.start, tree.end)
+
+
+def axes(tree: Tree) -> Iterator[tuple[str, int]]:
+    """The values and axes that a size from ``parse_size`` asks about by ``dim``."""
+    match tree:
+        case Call(name="dim", arguments=(Name(name=name), Number(value=axis))):
+            yield name, int(axis)
+        case Call(arguments=arguments):
+            for argument in arguments:
+                yield from axes(argument)
 
 
 def postfix(tree: Tree, atom: Callable[[str, int | None], str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from onnxfuse.errors import RuleError
-from onnxfuse.rules import conditions, kernels, schema, syntax, yamlfile
+from onnxfuse.rules import conditions, cuda, kernels, schema, syntax, yamlfile
 from onnxfuse.rules.attempt import ESCAPE_CODES
 from onnxfuse.rules.classes import CLASSES
 from onnxfuse.rules.compiler import FUNCTIONS, compile_pattern
@@ -332,11 +332,6 @@ def _fuse(document: Document, part: schema.FusePart, common: _Common) -> FuseRul
 def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPattern) -> Kernel:
     file = _inside(document, ("kernel", "file"), part.file)
     source = file.read_text(encoding="utf-8", errors="replace")
-    if part.entry not in source:
-        raise document.error(
-            ("kernel", "entry"), f"{part.file} has no function {part.entry}.",
-            f'Declare extern "C" __global__ void {part.entry}(...) in it.',
-        )
     for key, chosen, allowed in (
         ("inputs", part.inputs, pattern.inputs), ("outputs", part.outputs, pattern.results)
     ):
@@ -352,6 +347,13 @@ def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPatter
             raise document.error(
                 ("kernel", "outputs"), f"The kernel does not write the result {name}.", f"Add {name} to its outputs."
             )
+    fault = cuda.fault(source, part.entry, len(part.inputs) + len(part.outputs), len(part.arguments))
+    if fault is not None:
+        raise document.error(
+            ("kernel", "entry"), f"{part.file} {fault}.",
+            f'Declare extern "C" __global__ void {part.entry}(...) in it, with a pointer for each input and output, in '
+            "this order, and then the arguments.",
+        )
     names = (*part.inputs, *part.outputs)
 
     def size(path: Path_, text: str) -> syntax.Tree:

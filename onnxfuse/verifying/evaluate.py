@@ -101,6 +101,8 @@ def with_plain_borders(model: onnx.ModelProto) -> onnx.ModelProto:
     for info in graph.output:
         if info.type.tensor_type.elem_type == TensorProto.BFLOAT16:
             after.append(helper.make_node("Cast", [info.name], [info.name + _SUFFIX], to=TensorProto.FLOAT))
+            # Inside the graph now, and a fused node's outputs have their types from nowhere else.
+            graph.value_info.add().CopyFrom(info)
             info.name, info.type.tensor_type.elem_type = info.name + _SUFFIX, TensorProto.FLOAT
     nodes = [*before, *graph.node, *after]
     del graph.node[:]

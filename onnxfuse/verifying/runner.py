@@ -36,7 +36,7 @@ class KernelRunner(Protocol):
     """ONNX Runtime's providers for runs of the original from which inputs are taken."""
 
     def alive(self) -> bool:
-        """Whether it can go on after a run that failed: a kernel that broke its memory takes the GPU's context along."""
+        """Whether it can go on after a failed run: a kernel that broke its memory takes the GPU's context along."""
         ...
 
     def prepare(self, model: onnx.ModelProto) -> None:
@@ -122,7 +122,8 @@ class CudaRunner:
         plan = node.plan if variant is None else single_variant(node.plan, variant)
         raw = node_model(node, model, plan, feeds).SerializeToString()
         kinds = {name: element_type(array) for name, array in feeds.items()}
-        session = self._one_node(raw)
+        # A single variant runs once; what nodes share runs again and again.
+        session = self._one_node(raw) if variant is None else self._session(raw)
         shapes = output_shapes(node.plan, feeds, self.gpu.capability[0] * 10 + self.gpu.capability[1])
         return self._run(session, feeds, kinds, [output.dtype for output in node.plan.outputs], shapes)
 

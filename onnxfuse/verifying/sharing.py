@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,21 +82,21 @@ class Slim:
 def sharing(loaded: LoadedModel, fused: onnx.ModelProto) -> Iterator[tuple[Slim, Slim]]:
     """The original and the fused model with the weights of both in one place, while the context lasts.
 
-    Weights that the original keeps in files stay there.
-
-    Raises:
-        OSError: there is no room for the weights in the temporary folder.
+    Weights that the original keeps in files stay there.  Where the temporary folder has no room for the others, each
+    session copies them.
     """
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in loaded.proto.graph.initializer):
         yield Slim(loaded.proto, loaded.folder), Slim(fused, loaded.folder)
         return
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as name:
-        folder = Path(name)
-        known: dict[str, tuple[onnx.TensorProto, int]] = {}
-        with (folder / _WEIGHTS).open("wb") as file:
-            first, second = (_slim(model, file, known) for model in (loaded.proto, fused))
-        known.clear()
-        yield Slim(first, folder), Slim(second, folder)
+    with ExitStack() as stack:
+        pair = Slim(loaded.proto, None), Slim(fused, None)
+        with suppress(OSError):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
+            known: dict[str, tuple[onnx.TensorProto, int]] = {}
+            with (folder / _WEIGHTS).open("wb") as file:
+                first, second = (_slim(model, file, known) for model in (loaded.proto, fused))
+            pair = Slim(first, folder), Slim(second, folder)
+        yield pair
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -24,7 +24,8 @@ MODELS = {
         a = Sigmoid(x) m = Mul(x, a) n = Neg(m) y = Tanh(n) }""",
     "row": """g (float[b, s, 16] x, float[16] bias, float[b, s, 16] residual, float[16] scale, float[16] shift,
         float[b, s, 16] gate) => (float[b, s, 16] y) {
-        a = Add(x, bias) r = Add(a, residual) l = LayerNormalization <axis = -1> (r, scale, shift) y = Mul(l, gate) }""",
+        a = Add(x, bias) r = Add(a, residual) n = LayerNormalization <axis = -1> (r, scale, shift)
+        y = Mul(n, gate) }""",
 }
 
 CHILD = """
@@ -123,7 +124,8 @@ def main() -> None:
             costs = measured(arguments.python, folder, model, library, arguments.size, arguments.changing)
             costs.pop("fake_cuda.so", None)
             ours = costs.get(library.name, 0)
-            shown = ", ".join(f"{key} {cost:.0f}" for key, cost in sorted(costs.items(), key=lambda item: -item[1]) if cost >= 1)
+            places = sorted(costs, key=lambda key: -costs[key])
+            shown = ", ".join(f"{key} {costs[key]:.0f}" for key in places if costs[key] >= 1)
             print(f"{model}: {ours:.0f} in the library, {sum(costs.values()):.0f} in all ({shown})", flush=True)
 
 

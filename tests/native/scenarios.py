@@ -34,6 +34,7 @@ def write(folder: Path) -> None:
     models = {
         "one": make.chain(make.add_one(embedded), 1),
         "chain": make.chain(make.add_one(embedded), 20),
+        "aligned": make.chain(make.add_aligned(embedded), 1),
         "compiled": make.chain(make.add_one(), 3),
         "lower": make.chain(make.add_one({"sm_86": IMAGE, "sm_80": b"FAKE\n\0", "sm_89": b"FAKE\n\0"}), 1),
         "torn": make.chain(make.add_one({"sm_90": b"\x7fELF"}), 1),
@@ -246,6 +247,37 @@ def variants() -> None:
     expect('"images":{"embedded":1,"cached":0,"compiled":0}' in text, text)
 
 
+def alignment() -> None:
+    """Guards on addresses are held against every run, also where its sizes are those of the run before."""
+    library = ctypes.CDLL(str(LIBRARY))
+    library.onnxfuse_set_recording(1)
+    made = session("aligned")
+    buffer = ctypes.create_string_buffer(4096)
+    runs = [0, 0, 0]
+    steps = [(40, 0, 0), (40, 4, 1), (40, 0, 0), (40, 8, 2), (2000, 0, 2), (40, 0, 0), (2000, 12, 1)]
+    for size, skew, variant in steps:
+        memory = np.zeros(size * 4 + 32, np.uint8)
+        first = -memory.ctypes.data % 16 + skew
+        x = memory[first:first + size * 4].view(np.float32)
+        x[:] = np.arange(size)
+        expect(np.array_equal(made.run(None, {"x": x})[0], x + 1), size, skew)
+        runs[variant] += 1
+        library.onnxfuse_statistics(buffer, 4096)
+        expect(f'"runs":{runs}'.replace(" ", "") in buffer.value.decode(), size, skew, buffer.value)
+
+
+def places() -> None:
+    """What a thread keeps for a node is never taken for that of a later session's node."""
+    x = np.arange(300, dtype=np.float32)
+    kinds = {"one": 1, "scratch": 6, "chain": 20, "aligned": 1}
+    for turn in range(12):
+        for name in list(kinds)[turn % 4:] + list(kinds)[: turn % 4]:
+            made = session(name)
+            sizes = (300, 7) if turn % 2 else (7, 300)
+            for size in sizes:
+                expect(np.array_equal(made.run(None, {"x": x[:size]})[0], _plus(x[:size], kinds[name])), name, size)
+
+
 def threads() -> None:
     """Sixteen threads run one session, the parallel executor's workers among them."""
     settings = options()
@@ -275,9 +307,44 @@ def threads() -> None:
     expect(counter("fake_allocated", ctypes.c_long).value == 0)
 
 
+def churn() -> None:
+    """Threads begin and end, and sessions are made and dropped, while others run."""
+    shared = session("chain")
+    wrong: list[object] = []
+    end = time.monotonic() + 1.5
+
+    def once(name: str, size: int) -> None:
+        try:
+            made, count = (shared, 20) if name == "chain" else (session(name), 6)
+            x = np.arange(size, dtype=np.float32)
+            for part in (x, x[: size // 2], x):
+                if not np.array_equal(made.run(None, {"x": part})[0], _plus(part, count)):
+                    wrong.append((name, size))
+        except Exception as error:
+            wrong.append(error)
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        while time.monotonic() < end and not wrong:
+            thread = threading.Thread(target=once, args=(["chain", "scratch"][seed % 2], int(random.integers(0, 600))))
+            thread.start()
+            thread.join()
+
+    pool = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+    expect(not wrong, wrong)
+    expect(counter("fake_allocated", ctypes.c_long).value == 0)
+
+
 SCENARIOS = {
     function.__name__: function
-    for function in (embedded, lower, torn, missing_image, callback, cache, scratch, no_pools, hosts, variants, threads)
+    for function in (
+        embedded, lower, torn, missing_image, callback, cache, scratch, no_pools, hosts, variants, alignment, places,
+        threads, churn,
+    )
 }
 
 if __name__ == "__main__":

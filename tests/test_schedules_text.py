@@ -1,0 +1,136 @@
+"""The texts of kernels: a planted error is found, NVRTC takes them, and they depend on nothing but the computation."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from kernel_harness import Made, failures, make, random_inputs
+from onnx import TensorProto
+from reference import difference, tolerance
+
+from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.runtime.compile import compile_cubin
+from onnxfuse.schedules.kernel import INDEX_LIMIT
+
+SAMPLES = {
+    "bias": "g (float16[B,S,768] x, float16[768] b) => (float16[B,S,768] y) { y = Add(x, b) }",
+    "norm": "g (float16[B,S,64] x, float16[B,S,64] r, float16[64] w, float16[64] b) => (float16[B,S,64] y, float16[B,S,64] s) "
+            "{ s = Add(x, r) y = LayerNormalization(s, w, b) }",
+    "softmax": "g (float[R,C] x) => (float[R,C] y) { y = Softmax(x) }",
+    "heads": "g (bfloat16[B,S,96] x) => (bfloat16[B,12,S,8] y) <int64[4] t = {0,0,12,8}> "
+             "{ r = Reshape(x, t) y = Transpose<perm=[0,2,1,3]>(r) }",
+    "loss": "g (float[N,C] x, int64[N,1] l) => (float[N,1] y) { p = LogSoftmax(x) q = GatherElements<axis=1>(p, l) y = Neg(q) }",
+    "integers": "g (int8[N] x, uint8[N] z) => (int32[N] y) { a = Cast<to=6>(x) b = Cast<to=6>(z) c = Mul(a, b) y = Mod(c, a) }",
+    "short maximum": "g (int8[R,C] x) => (int8[R,1] y) <int64[1] a = {1}> { y = ReduceMax(x, a) }",
+    "double": "g (double[N] x) => (double[N] y) { a = Erf(x) b = Gelu(a) y = Elu(b) }",
+    "parts": "g (float[R,8,1] x, float[R,128] z) => (float[R,256] y) <int64[3] e = {1,1,16}, int64[2] s = {-1,128}> "
+             "{ a = Expand(x, e) b = Reshape(a, s) y = Concat<axis=1>(z, b) }",
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_nvrtc_compiles_it(name: str) -> None:
+    """Compiled for sm_90; other architectures are compiled elsewhere."""
+    kernel = make(SAMPLES[name]).kernel
+    assert compile_cubin(kernel.source, "sm_90", kernel.plan.options)[:4] == b"\x7fELF"
+
+
+def inputs_of(made: Made) -> dict[str, np.ndarray]:
+    return random_inputs(made, {"B": 1, "S": 4, "R": 3, "C": 40, "N": 64})
+
+
+@pytest.mark.parametrize("name", ["bias", "norm", "softmax", "double", "parts"])
+def test_an_error_of_one_percent_is_found(name: str) -> None:
+    """Of every store in turn, in every variant."""
+    made = make(SAMPLES[name])
+    inputs = inputs_of(made)
+    assert not failures(made, inputs, length=64)
+    stores = list(re.finditer(r"\bw\d+\[v\] = (\w+);", made.kernel.source))
+    assert stores
+    for store in stores:
+        faulty = made.kernel.source[: store.start(1)] + f"1.01f * {store[1]}" + made.kernel.source[store.end(1):]
+        assert failures(made, inputs, length=64, source=faulty), store[0]
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [
+    ("norm", "of::reduce<of::Sum", "of::reduce<of::Max"),
+    ("softmax", "__syncthreads();", ""),
+    ("softmax", "of::reduce<of::Sum", "of::reduce<of::Min"),
+])
+def test_other_errors_are_found(name: str, right: str, wrong: str) -> None:
+    made = make(SAMPLES[name])
+    assert right in made.kernel.source
+    faulty = made.kernel.source.replace(right, wrong)
+    assert faulty != made.kernel.source
+    assert failures(made, random_inputs(made, {"B": 1, "S": 4, "R": 3, "C": 3000}), length=64, source=faulty,
+                    orders=("forward", "backward", 3))
+
+
+def test_tolerances_are_no_wider_than_stated() -> None:
+    one = np.ones(3)
+    for dtype, kind, step in ((TensorProto.FLOAT, np.float32, 1.1e-5), (TensorProto.FLOAT16, np.float16, 3 * 2.0**-10)):
+        assert not difference(np.ones(3, kind), one, dtype)
+        assert difference(np.array([1, 1 + step, 1], kind), one, dtype)
+        assert difference(np.array([1, np.nan, 1], kind), one, dtype)
+        assert difference(np.array([1, np.inf, 1], kind), one, dtype)
+        assert not difference(np.array([1, np.nan, np.inf], kind), np.array([1, np.nan, np.inf]), dtype)
+        assert difference(np.array([1, np.nan, np.inf], kind), np.array([1, np.nan, -np.inf]), dtype)
+    assert tolerance(TensorProto.FLOAT) < 1.01e-5 and tolerance(TensorProto.FLOAT, 1024) < 8e-5
+    assert difference(np.array([1, 2]), np.array([1, 3]), TensorProto.INT64) == (
+        "1 of 2 elements differ, the first at (1,): np.int64(2) instead of np.int64(3)")
+
+
+def test_texts_name_nothing_of_the_model() -> None:
+    """Other names of values, nodes and sizes give the same text and the same plan but for its messages."""
+    text = SAMPLES["norm"]
+    other = re.sub(r"\b(x|r|w|b|s|y|B|S)\b", lambda match: f"other_{match[0]}", text)
+    one, two = make(text).kernel, make(other).kernel
+    assert one.source == two.source
+    assert one.plan.variants == two.plan.variants and one.plan.symbols == two.plan.symbols
+    # Names that sort the other way round.
+    mixed = make("g (float[Z,A] x, float[A] b) => (float[Z,A] y) { a = Add(x, b) y = Softmax(a) }").kernel
+    plain = make("g (float[A,Z] x, float[Z] b) => (float[A,Z] y) { a = Add(x, b) y = Softmax(a) }").kernel
+    assert mixed.source == plain.source and mixed.plan.variants == plain.plan.variants
+
+
+def test_texts_are_the_same_each_time() -> None:
+    for text in SAMPLES.values():
+        assert make(text).kernel == make(text).kernel
+
+
+def test_plans_survive_being_written_down() -> None:
+    for text in SAMPLES.values():
+        plan = make(text).kernel.plan
+        assert LaunchPlan.from_json(plan.to_json()) == plan
+
+
+def test_long_chains_of_shared_values_are_quick() -> None:
+    """40 doublings are 40 lines, not 2**40 visits."""
+    steps = " ".join(f"t{place} = Add(t{place - 1}, t{place - 1})" for place in range(1, 40))
+    made = make(f"g (float[N] x) => (float[N] y) {{ t0 = Neg(x) {steps} y = Mul(t39, t39) }}")
+    assert made.kernel.source.count("+ v") < 100
+    made = make(f"g (float[N,8] x) => (float[N,8] y) {{ t0 = Softmax(x) {steps.replace('[N]', '[N,8]')} y = Softmax(t39) }}")
+    assert len(made.kernel.source) < 40_000
+
+
+@pytest.mark.parametrize("text", [
+    "g (float[N,1] x, float[1,M] z) => (float[N,1] y) <int64[1] a = {1}> { s = Add(x, z) y = ReduceMax(s, a) }",
+    "g (float[N,1] x, float[1,M] z) => (float y) { s = Add(x, z) y = ReduceMax<keepdims=0>(s) }",
+])
+def test_what_is_only_counted_must_fit_32_bits_too(text: str) -> None:
+    """65,536 + 65,536 numbers are read, but 2**32 sums are counted through: not with 32-bit indices."""
+    plan = make(text).kernel.plan
+    counted = {guard for variant in plan.variants if variant.name.endswith("_32") for guard in variant.guards
+               if guard.endswith(f"{INDEX_LIMIT} <")}
+    assert any("*" in guard for guard in counted)
+    assert not plan.variants[-1].guards
+
+
+def test_variants_end_with_one_that_runs_anything() -> None:
+    for text in SAMPLES.values():
+        plan = make(text).kernel.plan
+        assert not plan.variants[-1].guards
+        assert all(one.name != two.name for one, two in pairwise(plan.variants))
