@@ -9,8 +9,14 @@ from hypothesis import HealthCheck, Phase, settings
 
 # The same examples every time; the search for what a failure has in common (Phase.explain) costs more than it tells.
 settings.register_profile(
-    "ci", derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True,
-    phases=[Phase.explicit, Phase.generate, Phase.shrink])
+    "ci",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+)
 settings.register_profile("explore", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.register_profile("first", parent=settings.get_profile("explore"), phases=[Phase.generate])
 settings.load_profile(os.environ.get("ONNXFUSE_HYPOTHESIS", "ci"))

@@ -7,133 +7,53 @@ whether its elements are ``exact`` (the same in any precision): only such ones r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from math import exp, sqrt
 
 import numpy as np
 import onnx
+from graph_builder import (
+    BOOL,
+    FAR,
+    FLOAT,
+    GROWERS,
+    INT32,
+    MOST_ELEMENTS,
+    OPSET,
+    UINT32,
+    Builder,
+    Known,
+    RandomGraph,
+    grows,
+)
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-from reference import FLOATS, numpy_type
+from onnx import TensorProto, helper
+from reference import numpy_type
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 
-FLOAT, INT32, INT64, UINT32, BOOL = (
-    TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.BOOL)
-OPSET = 20
-MOST_ELEMENTS = 3000
-FAR = 100.0
 
-
-@dataclass(frozen=True)
-class Known:
-    """A value of the graph that is growing."""
-
-    name: str
-    dtype: int
-    shape: tuple[Dim, ...]
-    bound: float
-    exact: bool
-
-
-@dataclass(frozen=True)
-class RandomGraph:
-    """A model, its inputs, and what its symbols are in them."""
-
-    model: onnx.ModelProto
-    inputs: Mapping[str, NDArray[np.generic]]
-    sizes: Mapping[str, int]
-
-
-@dataclass
-class Builder:
-    """A graph that is growing."""
-
-    draw: st.DrawFn
-    kind: int
-    sizes: dict[str, int]
-    known: list[Known] = field(default_factory=list)
-    inputs: list[Known] = field(default_factory=list)
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: list[TensorProto] = field(default_factory=list)
-
-    def actual(self, shape: Sequence[Dim]) -> list[int]:
-        return [size.evaluate(self.sizes) for size in shape]
-
-    def choose(self, accept: Callable[[Known], bool]) -> Known | None:
-        """A value that is acceptable, later ones more often, or None."""
-        found = [value for value in self.known if accept(value)]
-        return self.draw(st.sampled_from(found[-6:] if self.draw(st.booleans()) else found)) if found else None
-
-    def floating(self, rank: int = 0, exact: bool = False) -> Known | None:
-        return self.choose(lambda v: v.dtype == self.kind and len(v.shape) >= rank and (v.exact or not exact))
-
-    def of_type(self, dtype: int) -> Known | None:
-        return self.choose(lambda v: v.dtype == dtype)
-
-    def constant(self, array: NDArray[np.generic]) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(array, name))
-        return name
-
-    def number(self, value: float) -> str:
-        return self.constant(np.array(value, FLOATS[self.kind]))
-
-    def vector(self, size: int) -> str:
-        return self.constant(np.linspace(0.5, 1.0, size).astype(FLOATS[self.kind]))
-
-    def ints(self, *values: int) -> str:
-        return self.constant(np.array(values, np.int64))
-
-    def add(self, op: str, operands: Sequence[Known | str], shape: Sequence[Dim], bound: float, *, dtype: int | None = None,
-            exact: bool = False, outputs: int = 1, domain: str = "", **attributes: object) -> Known:
-        """A node; its (first) output."""
-        stem = f"v{len(self.nodes)}"
-        names = [stem] + [f"{stem}_{place}" for place in range(1, outputs)]
-        read = [operand if isinstance(operand, str) else operand.name for operand in operands]
-        self.nodes.append(helper.make_node(op, read, names, domain=domain, **attributes))
-        made = Known(stem, self.kind if dtype is None else dtype, tuple(shape), bound, exact)
-        self.known.append(made)
-        return made
-
-    def tamed(self, value: Known, bound: float) -> Known:
-        """The value, or one made of it that is within the bound (at most 1)."""
-        if value.bound <= bound:
-            return value
-        small = self.add("Tanh", [value], value.shape, 1.0)
-        return small if bound >= 1 else self.add("Mul", [small, self.number(bound)], small.shape, bound)
-
-    def moderate(self, value: Known) -> Known:
-        return value if value.bound <= FAR else self.tamed(value, 1.0)
-
-    def positive(self, value: Known, least: float) -> Known:
-        size = self.add("Abs", [self.moderate(value)], value.shape, min(value.bound, FAR))
-        return self.add("Add", [size, self.number(least)], value.shape, size.bound + least)
-
-
-Grow = Callable[[Builder], "Known | None"]
-GROWERS: dict[str, Grow] = {}
-
-
-def grows(*names: str) -> Callable[[Callable[[Builder, str], Known | None]], Callable[[Builder, str], Known | None]]:
-    """Register a grower under operators' names; it is told which."""
-
-    def register(grow: Callable[[Builder, str], Known | None]) -> Callable[[Builder, str], Known | None]:
-        for name in names:
-            GROWERS[name] = lambda builder, name=name: grow(builder, name)  # type: ignore[misc]
-        return grow
-
-    return register
-
-
-@grows("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "HardSwish", "Gelu", "Mish", "Softplus", "Asinh", "com.microsoft.Gelu",
-       "com.microsoft.FastGelu", "com.microsoft.QuickGelu")
+@grows(
+    "Relu",
+    "LeakyRelu",
+    "Elu",
+    "Selu",
+    "Celu",
+    "HardSwish",
+    "Gelu",
+    "Mish",
+    "Softplus",
+    "Asinh",
+    "com.microsoft.Gelu",
+    "com.microsoft.FastGelu",
+    "com.microsoft.QuickGelu",
+)
 def activation(b: Builder, name: str) -> Known | None:
     x = b.floating()
     domain, _, op = name.rpartition(".")
-    return x and b.add(op, [b.moderate(x)], x.shape, 2 * min(x.bound, FAR) + 2, domain=domain)
+    if x is None or ((domain or op == "Celu") and b.kind != FLOAT):
+        return None
+    return b.add(op, [b.moderate(x)], x.shape, 2 * min(x.bound, FAR) + 2, domain=domain)
 
 
 @grows("Sigmoid", "HardSigmoid", "Softsign", "Tanh", "Erf", "Sin", "Cos", "Atan")
@@ -190,8 +110,13 @@ def together(b: Builder, *values: Known | None) -> tuple[Dim, ...] | None:
 
 def partner(b: Builder, value: Known, dtype: int | None = None, exact: bool = False) -> Known | None:
     """Another value that broadcasts with this one."""
-    return b.choose(lambda v: v.dtype == (value.dtype if dtype is None else dtype) and (v.exact or not exact)
-                    and together(b, v, value) is not None)
+    return b.choose(
+        lambda v: (
+            v.dtype == (value.dtype if dtype is None else dtype)
+            and (v.exact or not exact)
+            and together(b, v, value) is not None
+        )
+    )
 
 
 @grows("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean")
@@ -203,7 +128,11 @@ def binary(b: Builder, name: str) -> Known | None:
     x, z = b.moderate(x), b.moderate(z)
     shape = together(b, x, z)
     bound = x.bound * z.bound if name == "Mul" else x.bound + z.bound
-    return None if shape is None else b.add(name, [x, z], shape, bound, exact=name in ("Max", "Min") and x.exact and z.exact)
+    return (
+        None
+        if shape is None
+        else b.add(name, [x, z], shape, bound, exact=name in ("Max", "Min") and x.exact and z.exact)
+    )
 
 
 @grows("Div")
@@ -211,7 +140,11 @@ def quotient(b: Builder, name: str) -> Known | None:
     x = b.floating()
     z = x and partner(b, x)
     shape = together(b, x, z)
-    return None if x is None or z is None or shape is None else b.add(name, [b.moderate(x), b.positive(z, 1.0)], shape, FAR)
+    return (
+        None
+        if x is None or z is None or shape is None
+        else b.add(name, [b.moderate(x), b.positive(z, 1.0)], shape, FAR)
+    )
 
 
 @grows("Pow")
@@ -221,7 +154,7 @@ def power(b: Builder, name: str) -> Known | None:
     if x is None:
         return None
     base = b.tamed(x, 1.0) if exponent in (2.0, 3.0, 1.0) else b.positive(b.tamed(x, 1.0), 1.0)
-    return b.add(name, [base, b.number(exponent)], x.shape, base.bound**abs(exponent))
+    return b.add(name, [base, b.number(exponent)], x.shape, base.bound ** abs(exponent))
 
 
 @grows("Clip")
@@ -311,9 +244,18 @@ def shift(b: Builder, name: str) -> Known | None:
     x = b.of_type(INT32)
     if x is None:
         return None
-    wide = b.add("Cast", [b.add("Abs", [x], x.shape, x.bound, dtype=INT32, exact=True)], x.shape, x.bound,
-                 dtype=UINT32, exact=True, to=UINT32)
-    shifted = b.add(name, [wide, b.constant(np.array(2, np.uint32))], x.shape, x.bound, dtype=UINT32, exact=True, direction="RIGHT")
+    wide = b.add(
+        "Cast",
+        [b.add("Abs", [x], x.shape, x.bound, dtype=INT32, exact=True)],
+        x.shape,
+        x.bound,
+        dtype=UINT32,
+        exact=True,
+        to=UINT32,
+    )
+    shifted = b.add(
+        name, [wide, b.constant(np.array(2, np.uint32))], x.shape, x.bound, dtype=UINT32, exact=True, direction="RIGHT"
+    )
     b.known.remove(wide)
     b.known.remove(shifted)
     return b.add("Cast", [shifted], x.shape, x.bound, dtype=INT32, exact=True, to=INT32)
@@ -337,14 +279,20 @@ def reshape(b: Builder, name: str) -> Known | None:
     place = b.draw(st.integers(0, len(x.shape) - 2))
     size = x.shape[place]
     if size.value is not None and size.value % 4 == 0 and b.draw(st.booleans()):
-        shape = (*x.shape[:place], dim(4), dim(size.value // 4), *x.shape[place + 1:])
+        shape = (*x.shape[:place], dim(4), dim(size.value // 4), *x.shape[place + 1 :])
     else:
-        shape = (*x.shape[:place], product(x.shape[place:place + 2]), *x.shape[place + 2:])
+        shape = (*x.shape[:place], product(x.shape[place : place + 2]), *x.shape[place + 2 :])
     target = [0 if axis < place and size == x.shape[axis] else size.value for axis, size in enumerate(shape)]
     if target.count(None) > 1 or len(shape) > 5:
         return None
-    return b.add(name, [x, b.ints(*(-1 if size is None else size for size in target))], shape, x.bound, dtype=x.dtype,
-                 exact=x.exact)
+    return b.add(
+        name,
+        [x, b.ints(*(-1 if size is None else size for size in target))],
+        shape,
+        x.bound,
+        dtype=x.dtype,
+        exact=x.exact,
+    )
 
 
 @grows("Unsqueeze", "Squeeze", "Flatten")
@@ -370,7 +318,7 @@ def expand(b: Builder, name: str) -> Known | None:
 
 @grows("Tile")
 def tile(b: Builder, name: str) -> Known | None:
-    x = b.choose(lambda v: 1 <= len(v.shape) and product(v.shape).evaluate(b.sizes) * 2 <= MOST_ELEMENTS)
+    x = b.choose(lambda v: len(v.shape) >= 1 and product(v.shape).evaluate(b.sizes) * 2 <= MOST_ELEMENTS)
     if x is None:
         return None
     repeats = [2] + [1] * (len(x.shape) - 1)
@@ -382,9 +330,11 @@ def part(b: Builder, name: str) -> Known | None:
     x = b.choose(lambda v: any((size.value or 0) >= 4 and (size.value or 1) % 2 == 0 for size in v.shape))
     if x is None:
         return None
-    axis = b.draw(st.sampled_from([a for a, s in enumerate(x.shape) if (s.value or 0) >= 4 and (s.value or 1) % 2 == 0]))
+    axis = b.draw(
+        st.sampled_from([a for a, s in enumerate(x.shape) if (s.value or 0) >= 4 and (s.value or 1) % 2 == 0])
+    )
     size = x.shape[axis].value or 0
-    shape = (*x.shape[:axis], dim(size // 2), *x.shape[axis + 1:])
+    shape = (*x.shape[:axis], dim(size // 2), *x.shape[axis + 1 :])
     keep = {"dtype": x.dtype, "exact": x.exact}
     if name == "Split":
         made = b.add(name, [x], shape, x.bound, outputs=2, axis=axis, num_outputs=2, **keep)
@@ -392,7 +342,13 @@ def part(b: Builder, name: str) -> Known | None:
         return made
     start, step = b.draw(st.sampled_from(((0, 1), (size // 2, 1), (1, 2), (size - 1, -2))))
     end = start + step * (size // 2)
-    return b.add(name, [x, b.ints(start), b.ints(end if end >= 0 else -size - 1), b.ints(axis), b.ints(step)], shape, x.bound, **keep)
+    return b.add(
+        name,
+        [x, b.ints(start), b.ints(end if end >= 0 else -size - 1), b.ints(axis), b.ints(step)],
+        shape,
+        x.bound,
+        **keep,
+    )
 
 
 @grows("Concat")
@@ -402,7 +358,7 @@ def concat(b: Builder, name: str) -> Known | None:
         return None
     z = b.choose(lambda v: v.dtype == x.dtype and v.shape == x.shape)
     axis = b.draw(st.integers(0, len(x.shape) - 1))
-    shape = (*x.shape[:axis], x.shape[axis] * 2, *x.shape[axis + 1:])
+    shape = (*x.shape[:axis], x.shape[axis] * 2, *x.shape[axis + 1 :])
     return z and b.add(name, [x, z], shape, max(x.bound, z.bound), dtype=x.dtype, exact=x.exact and z.exact, axis=axis)
 
 
@@ -414,8 +370,13 @@ def trilu(b: Builder, name: str) -> Known | None:
 
 @grows("DepthToSpace", "SpaceToDepth")
 def blocks(b: Builder, name: str) -> Known | None:
-    x = b.choose(lambda v: v.dtype == FLOAT and len(v.shape) == 4 and all(
-        (size.value or 1) % 4 == 0 for size in ((v.shape[1],) if name == "DepthToSpace" else v.shape[2:])))
+    x = b.choose(
+        lambda v: (
+            v.dtype == FLOAT
+            and len(v.shape) == 4
+            and all((size.value or 1) % 4 == 0 for size in ((v.shape[1],) if name == "DepthToSpace" else v.shape[2:]))
+        )
+    )
     if x is None:
         return None
     n, c, h, w = x.shape
@@ -467,8 +428,12 @@ def per_channel(b: Builder, name: str) -> Known | None:
     return b.add(name, [x, *(b.vector(size) for _ in range(count))], x.shape, 200.0, epsilon=0.1, **groups)
 
 
-@grows("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization", "com.microsoft.BiasGelu",
-       "com.microsoft.BiasAdd")
+@grows(
+    "com.microsoft.SkipLayerNormalization",
+    "com.microsoft.SkipSimplifiedLayerNormalization",
+    "com.microsoft.BiasGelu",
+    "com.microsoft.BiasAdd",
+)
 def biased(b: Builder, name: str) -> Known | None:
     x = b.choose(lambda v: v.dtype == FLOAT and len(v.shape) == 3 and v.shape[-1].value is not None)
     z = x and b.choose(lambda v: v.dtype == FLOAT and v.shape == x.shape)
@@ -483,8 +448,18 @@ def biased(b: Builder, name: str) -> Known | None:
     return b.add(op, [x, z, scale], x.shape, 100.0, domain="com.microsoft", epsilon=0.1)
 
 
-@grows("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
-       "ReduceLogSum", "ReduceLogSumExp")
+@grows(
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceSumSquare",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+)
 def reduction(b: Builder, name: str) -> Known | None:
     x = b.floating(rank=1)
     if x is None:
@@ -497,19 +472,30 @@ def reduction(b: Builder, name: str) -> Known | None:
     axes = b.ints(*range(len(x.shape) - count, len(x.shape)))
     shape = (*x.shape[:-count], *((dim(1),) * count if keepdims else ()))
     chooses = name in ("ReduceMax", "ReduceMin")
-    return b.add(name, [x, axes], shape, x.bound if chooses else x.bound * length + 10, exact=chooses and x.exact, keepdims=keepdims)
+    return b.add(
+        name,
+        [x, axes],
+        shape,
+        x.bound if chooses else x.bound * length + 10,
+        exact=chooses and x.exact,
+        keepdims=keepdims,
+    )
 
 
 @st.composite
-def graphs(draw: st.DrawFn, most: int = 25, kinds: Sequence[int] = (FLOAT, FLOAT, FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16),
-           names: Sequence[str] = tuple(GROWERS)) -> RandomGraph:
+def graphs(
+    draw: st.DrawFn,
+    most: int = 25,
+    kinds: Sequence[int] = (FLOAT, FLOAT, FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16),
+    names: Sequence[str] = tuple(GROWERS),
+) -> RandomGraph:
     """Models of up to about ``most`` nodes."""
     sizes = {name: draw(st.integers(1, 9)) for name in ("N", "L")}
     b = Builder(draw, draw(st.sampled_from(kinds)), sizes)
     axis = st.sampled_from([symbol("N"), symbol("L"), dim(1), dim(3), dim(4), dim(8), dim(12)])
     shape = tuple(draw(st.lists(axis, min_size=1, max_size=4)))
     for place in range(draw(st.integers(1, 3))):
-        own = shape if place == 0 else shape[draw(st.integers(0, len(shape) - 1)):]
+        own = shape if place == 0 else shape[draw(st.integers(0, len(shape) - 1)) :]
         b.inputs.append(Known(f"x{place}", b.kind, own, 2.0, True))
     b.known += b.inputs
     target = draw(st.integers(1, most))
@@ -533,15 +519,23 @@ def finished(b: Builder) -> RandomGraph:
     used = [value for value in b.inputs if value.name in read]
     model = helper.make_model(
         helper.make_graph(
-            b.nodes, "random", [info(value) for value in used], [info(value) for value in outputs], b.constants),
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
+            b.nodes, "random", [info(value) for value in used], [info(value) for value in outputs], b.constants
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,
+    )
     rng = np.random.default_rng(b.draw(st.integers(0, 2**32 - 1)))
     # Quarters between -2 and 2: exact in every type, and equal often enough.
-    arrays = {value.name: (rng.integers(-8, 9, b.actual(value.shape)) / 4).astype(numpy_type(value.dtype)) for value in used}
+    arrays = {
+        value.name: (rng.integers(-8, 9, b.actual(value.shape)) / 4).astype(numpy_type(value.dtype)) for value in used
+    }
     named = {name for value in used for size in value.shape for name in size.symbols}
     return RandomGraph(model, arrays, {name: number for name, number in b.sizes.items() if name in named})
 
 
 def info(value: Known) -> onnx.ValueInfoProto:
-    plain = [size.value if size.value is not None else str(size) if str(size).isidentifier() else None for size in value.shape]
+    plain = [
+        size.value if size.value is not None else str(size) if str(size).isidentifier() else None
+        for size in value.shape
+    ]
     return helper.make_tensor_value_info(value.name, value.dtype, plain)

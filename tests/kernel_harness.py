@@ -19,10 +19,19 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, make_kernel
 
 NAMES = {
-    "float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
-    "double": TensorProto.DOUBLE, "int8": TensorProto.INT8, "int16": TensorProto.INT16, "int32": TensorProto.INT32,
-    "int64": TensorProto.INT64, "uint8": TensorProto.UINT8, "uint16": TensorProto.UINT16,
-    "uint32": TensorProto.UINT32, "uint64": TensorProto.UINT64, "bool": TensorProto.BOOL,
+    "float": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "double": TensorProto.DOUBLE,
+    "int8": TensorProto.INT8,
+    "int16": TensorProto.INT16,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "uint8": TensorProto.UINT8,
+    "uint16": TensorProto.UINT16,
+    "uint32": TensorProto.UINT32,
+    "uint64": TensorProto.UINT64,
+    "bool": TensorProto.BOOL,
 }
 FLOATING = ("float", "float16", "bfloat16", "double")
 SIGNED = ("int8", "int16", "int32", "int64")
@@ -50,7 +59,9 @@ def parse(text: str, opset: int = 20) -> onnx.ModelProto:
         if tensor.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
             # The parser takes the numbers for bit patterns.
             whole = np.array(tensor.int32_data, FLOATS[tensor.data_type]).reshape(tuple(tensor.dims))
-            tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, tensor.data_type, tensor.dims, whole.tobytes(), raw=True))
+            tensor.CopyFrom(
+                onnx.helper.make_tensor(tensor.name, tensor.data_type, tensor.dims, whole.tobytes(), raw=True)
+            )
     return model
 
 
@@ -94,8 +105,7 @@ def compile_all(made: Sequence[Made]) -> None:
 def shapes_of(made: Made, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes of the model's inputs for sizes of its symbols."""
     return {
-        value.name: tuple(size.evaluate(sizes) for size in value.declared or value.shape)
-        for value in made.graph.inputs
+        value.name: tuple(size.evaluate(sizes) for size in value.declared or value.shape) for value in made.graph.inputs
     }
 
 
@@ -119,14 +129,28 @@ def random_inputs(made: Made, sizes: Mapping[str, int], seed: int = 0) -> dict[s
 def arguments(made: Made, inputs: Mapping[str, Array]) -> list[Array]:
     """The kernel's tensor inputs."""
     constants = {tensor.name: tensor for tensor in made.model.graph.initializer}
-    return [inputs[value.name] if value.name in inputs else
-            value.constant if value.name not in constants else numpy_helper.to_array(constants[value.name])
-            for value in made.lowered.tensors]
+    return [
+        inputs[value.name]
+        if value.name in inputs
+        else value.constant
+        if value.name not in constants
+        else numpy_helper.to_array(constants[value.name])
+        for value in made.lowered.tensors
+    ]
 
 
-def failures(made: Made, inputs: Mapping[str, Array], *, length: int = 1, slack: float = 1.0,
-             scales: Mapping[str, float] | None = None, orders: Sequence[str | int] = ("forward",),
-             misalign: bool = True, source: str | None = None, limit: int | None = None) -> list[str]:
+def failures(
+    made: Made,
+    inputs: Mapping[str, Array],
+    *,
+    length: int = 1,
+    slack: float = 1.0,
+    scales: Mapping[str, float] | None = None,
+    orders: Sequence[str | int] = ("forward",),
+    misalign: bool = True,
+    source: str | None = None,
+    limit: int | None = None,
+) -> list[str]:
     """What is wrong with a kernel on these inputs: every variant that holds, aligned and not, in several orders.
 
     Args:
@@ -145,10 +169,13 @@ def failures(made: Made, inputs: Mapping[str, Array], *, length: int = 1, slack:
         for variant, order in product(variants_that_hold(plan, given, host, misalign=placement)[:limit], orders):
             actual = run_plan(plan, text, given, host, variant=variant, order=order, misalign=placement)
             for (name, dtype), array in zip(outputs, actual, strict=True):
-                wrong = difference(array, expected[name], dtype, length=length, slack=slack,
-                                   scale=(scales or {}).get(name))
+                wrong = difference(
+                    array, expected[name], dtype, length=length, slack=slack, scale=(scales or {}).get(name)
+                )
                 if wrong:
-                    found.append(f"output {name}, variant {variant}, misaligned {sorted(placement)}, order {order}: {wrong}")
+                    found.append(
+                        f"output {name}, variant {variant}, misaligned {sorted(placement)}, order {order}: {wrong}"
+                    )
     return found
 
 

@@ -39,14 +39,52 @@ hundreds of roundings, for float16 and bfloat16 two units in the last place."""
 REDUCTION_ROUNDINGS = 2.0**-24
 """What each further element of a long sum may add to a float32's tolerance (a tenth of the worst case)."""
 
-JUMPING = frozenset((
-    "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "Floor", "Ceil", "Round", "Sign", "Mod",
-))
+JUMPING = frozenset(
+    (
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+        "IsNaN",
+        "IsInf",
+        "Floor",
+        "Ceil",
+        "Round",
+        "Sign",
+        "Mod",
+    )
+)
 
 EXACT = JUMPING | {
-    "Identity", "Neg", "Abs", "Relu", "Max", "Min", "Clip", "Where", "Cast", "CastLike", "Reshape", "Transpose",
-    "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile", "Slice", "Split", "Concat", "Trilu", "GatherElements",
-    "DepthToSpace", "SpaceToDepth", "ConstantOfShape", "Dropout", "ReduceMax", "ReduceMin",
+    "Identity",
+    "Neg",
+    "Abs",
+    "Relu",
+    "Max",
+    "Min",
+    "Clip",
+    "Where",
+    "Cast",
+    "CastLike",
+    "Reshape",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Expand",
+    "Tile",
+    "Slice",
+    "Split",
+    "Concat",
+    "Trilu",
+    "GatherElements",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "ConstantOfShape",
+    "Dropout",
+    "ReduceMax",
+    "ReduceMin",
 }
 """Operators whose result is as exact as what they read."""
 
@@ -66,8 +104,12 @@ def evaluate(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, A
     return evaluate_nodes(model, model.graph.node, {**given, **inputs})
 
 
-def evaluate_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], given: Mapping[str, Array],
-                   noise: np.random.Generator | None = None) -> dict[str, Array]:
+def evaluate_nodes(
+    model: onnx.ModelProto,
+    nodes: Iterable[onnx.NodeProto],
+    given: Mapping[str, Array],
+    noise: np.random.Generator | None = None,
+) -> dict[str, Array]:
     """The same for some nodes of a model.
 
     Args:
@@ -113,7 +155,9 @@ def rounded(array: Array, dtype: int) -> Array:
 def _node(node: onnx.NodeProto, opset: int, types: Mapping[str, int], values: Mapping[str, Array]) -> list[Array]:
     read = [values[name] if name else None for name in node.input]
     if node.op_type in ("Cast", "CastLike"):
-        target = types[node.input[1]] if node.op_type == "CastLike" else next(a.i for a in node.attribute if a.name == "to")
+        target = (
+            types[node.input[1]] if node.op_type == "CastLike" else next(a.i for a in node.attribute if a.name == "to")
+        )
         source = rounded(read[0], types[node.input[0]])
         return [rounded(source.astype(np.float64), target) if target in FLOATS else source.astype(numpy_type(target))]
     if node.op_type in JUMPING:
@@ -177,7 +221,9 @@ def _from(axis: int, x: Array) -> tuple[int, ...]:
     return tuple(range(axis % x.ndim, x.ndim))
 
 
-def _layer_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, ...]:
+def _layer_norm(
+    attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array | None = None
+) -> tuple[Array, ...]:
     normal, mean, inverse = _normal(x, _from(attributes.get("axis", -1), x), attributes.get("epsilon", 1e-5))
     return normal * scale + (0 if bias is None else bias), mean, inverse
 
@@ -233,15 +279,23 @@ def _safe_softmax(attributes: Mapping, opset: int, x: Array) -> Array:
     return np.where(np.isnan(result), 0.0, result)
 
 
-def _skip_layer_norm(attributes: Mapping, opset: int, x: Array, skip: Array, scale: Array, bias: Array | None = None,
-                     added: Array | None = None) -> tuple[Array, ...]:
+def _skip_layer_norm(
+    attributes: Mapping,
+    opset: int,
+    x: Array,
+    skip: Array,
+    scale: Array,
+    bias: Array | None = None,
+    added: Array | None = None,
+) -> tuple[Array, ...]:
     total = x + skip + (0 if added is None else added)
     normal, mean, inverse = _normal(total, (-1,), attributes.get("epsilon", 1e-12))
     return normal * scale + (0 if bias is None else bias), mean, inverse, total
 
 
-def _skip_rms_norm(attributes: Mapping, opset: int, x: Array, skip: Array, scale: Array,
-                   added: Array | None = None) -> tuple[Array | None, ...]:
+def _skip_rms_norm(
+    attributes: Mapping, opset: int, x: Array, skip: Array, scale: Array, added: Array | None = None
+) -> tuple[Array | None, ...]:
     total = x + skip + (0 if added is None else added)
     return _root_mean_square(total, (-1,), attributes.get("epsilon", 1e-12)) * scale, np.zeros(()), np.zeros(()), total
 
@@ -356,8 +410,10 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "Unsqueeze"): _unsqueeze,
     ("", "Elu"): lambda a, o, x: np.where(x < 0, a.get("alpha", 1.0) * np.expm1(x), x),
     ("", "Celu"): lambda a, o, x: np.where(x < 0, a.get("alpha", 1.0) * np.expm1(x / a.get("alpha", 1.0)), x),
-    ("", "Selu"): lambda a, o, x: a.get("gamma", 1.05070102214813232421875) * np.where(
-        x <= 0, a.get("alpha", 1.67326319217681884765625) * np.expm1(x), x),
+    ("", "Selu"): lambda a, o, x: (
+        a.get("gamma", 1.05070102214813232421875)
+        * np.where(x <= 0, a.get("alpha", 1.67326319217681884765625) * np.expm1(x), x)
+    ),
     ("", "Sign"): lambda a, o, x: np.where(x > 0, 1, np.where(x < 0, -1, x)).astype(x.dtype),
     ("", "Pow"): _power,
     ("", "Div"): _quotient,
@@ -396,8 +452,16 @@ def tolerance(dtype: int, length: int = 1) -> float:
     return TOLERANCES[dtype] + (length * REDUCTION_ROUNDINGS if dtype == TensorProto.FLOAT else 0.0)
 
 
-def difference(actual: Array, expected: Array, dtype: int, *, length: int = 1, scale: float | Array | None = None,
-               slack: float = 1.0, original: Array | None = None) -> str:
+def difference(
+    actual: Array,
+    expected: Array,
+    dtype: int,
+    *,
+    length: int = 1,
+    scale: float | Array | None = None,
+    slack: float = 1.0,
+    original: Array | None = None,
+) -> str:
     """What is wrong with an output, or "".
 
     Args:
@@ -432,12 +496,19 @@ def difference(actual: Array, expected: Array, dtype: int, *, length: int = 1, s
         # What rounds to infinity may stay just below it, and the other way round.
         edge = float(ml_dtypes.finfo(FLOATS[dtype]).max)
         near = np.minimum(np.abs(expected), edge) - np.minimum(np.abs(found), edge)
-        wrong &= ~(~np.isnan(found) & ~np.isnan(declared) & (np.sign(found) == np.sign(expected))
-                   & (np.abs(expected) > 0.99 * edge) & (np.abs(near) <= allowed))
+        wrong &= ~(
+            ~np.isnan(found)
+            & ~np.isnan(declared)
+            & (np.sign(found) == np.sign(expected))
+            & (np.abs(expected) > 0.99 * edge)
+            & (np.abs(near) <= allowed)
+        )
     return _first(wrong, actual, expected, f", allowed {np.max(allowed):.3g}") if np.any(wrong) else ""
 
 
 def _first(wrong: Array, actual: Array, expected: Array, note: str = "") -> str:
     place = tuple(int(index) for index in np.argwhere(wrong)[0])
-    return (f"{int(np.count_nonzero(wrong))} of {prod(wrong.shape)} elements differ, the first at {place}: "
-            f"{actual[place]!r} instead of {expected[place]!r}{note}")
+    return (
+        f"{int(np.count_nonzero(wrong))} of {prod(wrong.shape)} elements differ, the first at {place}: "
+        f"{actual[place]!r} instead of {expected[place]!r}{note}"
+    )

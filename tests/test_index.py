@@ -48,7 +48,8 @@ class Situation(dict[str, int]):
 def holds(condition: Condition, at: Situation) -> bool:
     index = condition.index.evaluate(at)
     return (condition.low is None or index >= condition.low.evaluate(at)) and (
-        condition.high is None or index < condition.high.evaluate(at))
+        condition.high is None or index < condition.high.evaluate(at)
+    )
 
 
 def read(scalar: Scalar, at: Situation, size: int) -> int:
@@ -81,9 +82,11 @@ class View:
 def inputs(draw: st.DrawFn) -> View:
     sizes = {name: draw(st.integers(1, 4), label=name) for name in SYMBOLS}
     shape = tuple(
-        symbol(draw(st.sampled_from(SYMBOLS))) * draw(st.sampled_from((1, 1, 2, 4))) if draw(st.booleans())
+        symbol(draw(st.sampled_from(SYMBOLS))) * draw(st.sampled_from((1, 1, 2, 4)))
+        if draw(st.booleans())
         else dim(draw(st.sampled_from((1, 2, 3, 4, 6, 8))))
-        for _ in range(draw(st.integers(1, 4))))
+        for _ in range(draw(st.integers(1, 4)))
+    )
     actual = tuple(size.evaluate(sizes) for size in shape)
     return View(Input(TensorProto.FLOAT, shape, 0), np.arange(prod(actual)).reshape(actual), sizes)
 
@@ -99,7 +102,7 @@ def merged(view: View, draw: st.DrawFn) -> View:
         return view
     first = draw(st.integers(0, view.contents.ndim - 2))
     last = draw(st.integers(first + 2, view.contents.ndim))
-    shape = view.tensor.shape[:first] + (product(view.tensor.shape[first:last]),) + view.tensor.shape[last:]
+    shape = (*view.tensor.shape[:first], product(view.tensor.shape[first:last]), *view.tensor.shape[last:])
     return reshaped(view, shape)
 
 
@@ -107,8 +110,11 @@ def split(view: View, draw: st.DrawFn) -> View:
     """One axis becomes two (or a one is added): a factor that provably divides it, inside or outside."""
     axis = draw(st.integers(0, view.contents.ndim - 1))
     size = view.tensor.shape[axis]
-    factors = [dim(1)] + [dim(n) for n in (2, 3, 4, 8) if size.multiple_of() % n == 0] + [
-        symbol(name) for name in SYMBOLS if size.divide(symbol(name)) is not None]
+    factors = (
+        [dim(1)]
+        + [dim(n) for n in (2, 3, 4, 8) if size.multiple_of() % n == 0]
+        + [symbol(name) for name in SYMBOLS if size.divide(symbol(name)) is not None]
+    )
     factor = draw(st.sampled_from(factors))
     rest = size.divide(factor)
     assert rest is not None
@@ -118,7 +124,8 @@ def split(view: View, draw: st.DrawFn) -> View:
 
 def reshaped(view: View, shape: tuple[Dim, ...]) -> View:
     return view.with_tensor(
-        Reshape(1, shape, view.tensor), view.contents.reshape([size.evaluate(view.sizes) for size in shape]))
+        Reshape(1, shape, view.tensor), view.contents.reshape([size.evaluate(view.sizes) for size in shape])
+    )
 
 
 def sliced(view: View, draw: st.DrawFn) -> View:
@@ -138,21 +145,30 @@ def sliced(view: View, draw: st.DrawFn) -> View:
     indices = begin + step * np.arange(count)
     rank = view.contents.ndim
     tensor = Slice(
-        1, view.tensor.shape[:axis] + (length,) + view.tensor.shape[axis + 1 :], view.tensor,
+        1,
+        (*view.tensor.shape[:axis], length, *view.tensor.shape[axis + 1 :]),
+        view.tensor,
         tuple(start if place == axis else dim(0) for place in range(rank)),
-        tuple(step if place == axis else 1 for place in range(rank)))
+        tuple(step if place == axis else 1 for place in range(rank)),
+    )
     return view.with_tensor(tensor, view.contents.take(indices, axis))
 
 
 def joined(view: View, draw: st.DrawFn) -> View:
     """The view beside a cut or turned copy of itself."""
     other = sliced(view, draw)
-    different = [place for place, (a, b) in enumerate(zip(view.tensor.shape, other.tensor.shape, strict=True)) if a != b]
+    different = [
+        place for place, (a, b) in enumerate(zip(view.tensor.shape, other.tensor.shape, strict=True)) if a != b
+    ]
     axis = different[0] if different else draw(st.integers(0, view.contents.ndim - 1))
     parts = (view, other) if draw(st.booleans()) else (other, view)
     length = parts[0].tensor.shape[axis] + parts[1].tensor.shape[axis]
-    tensor = Concat(1, view.tensor.shape[:axis] + (length,) + view.tensor.shape[axis + 1 :],
-                    tuple(part.tensor for part in parts), axis)
+    tensor = Concat(
+        1,
+        (*view.tensor.shape[:axis], length, *view.tensor.shape[axis + 1 :]),
+        tuple(part.tensor for part in parts),
+        axis,
+    )
     return view.with_tensor(tensor, np.concatenate([part.contents for part in parts], axis))
 
 

@@ -3,6 +3,8 @@
 float32 throughout, against float64, with the tolerance of ``reference.TOLERANCES``.
 """
 
+# ruff: noqa: E501 (a model is one line)
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -97,7 +99,7 @@ def test_sizes_that_do_not_fit(text: str, sizes: Mapping[str, int] | None, messa
         assert refusal_of(made, sizes) == message
         return
     inputs = {"x": np.zeros((5, 3), np.float32), "z": np.zeros((4, 5), np.float32)}
-    with pytest.raises(EmulatorError, match="^region test: axis 0 of input 1 is not N as the model states$"):
+    with pytest.raises(EmulatorError, match=r"^region test: axis 0 of input 1 is not N as the model states$"):
         run_plan(made.kernel.plan, made.kernel.source, arguments(made, inputs))
 
 

@@ -1,5 +1,7 @@
 """Special values, small values, and what is refused."""
 
+# ruff: noqa: E501 (a model is one line)
+
 from __future__ import annotations
 
 from itertools import product

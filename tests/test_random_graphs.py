@@ -32,19 +32,66 @@ from onnxfuse.schedules import Kernel
 COUNT = int(os.environ.get("ONNXFUSE_GRAPHS", "60"))
 
 ELSEWHERE = {
-    "PRelu", "Swish", "RMSNormalization", "SimplifiedLayerNormalization", "NegativeLogLikelihoodLoss", "Range",
-    "com.microsoft.SimplifiedLayerNormalization", "onnxfuse.canonical.Silu", "onnxfuse.canonical.SafeSoftmax",
+    "PRelu",
+    "Swish",
+    "RMSNormalization",
+    "SimplifiedLayerNormalization",
+    "NegativeLogLikelihoodLoss",
+    "Range",
+    "com.microsoft.SimplifiedLayerNormalization",
+    "onnxfuse.canonical.Silu",
+    "onnxfuse.canonical.SafeSoftmax",
 }
 """Operators that no random graph has: not of opset 20, not of the CPU provider, or of the canonical view alone."""
 
-VIEWS = ("Transpose", "Reshape", "Unsqueeze", "Slice", "Split", "Concat", "Tile", "Expand", "Flatten", "Trilu", "Add", "Where",
-         "Greater", "Cast", "Neg", "DepthToSpace", "SpaceToDepth", "GatherElements")
-ROWS = ("Softmax", "LayerNormalization", "ReduceMax", "ReduceMean", "ReduceSum", "LogSoftmax", "Add", "Sub", "Mul", "Exp",
-        "Concat", "Slice", "Reshape", "Neg", "Gelu")
+VIEWS = (
+    "Transpose",
+    "Reshape",
+    "Unsqueeze",
+    "Slice",
+    "Split",
+    "Concat",
+    "Tile",
+    "Expand",
+    "Flatten",
+    "Trilu",
+    "Add",
+    "Where",
+    "Greater",
+    "Cast",
+    "Neg",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "GatherElements",
+)
+ROWS = (
+    "Softmax",
+    "LayerNormalization",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceSum",
+    "LogSoftmax",
+    "Add",
+    "Sub",
+    "Mul",
+    "Exp",
+    "Concat",
+    "Slice",
+    "Reshape",
+    "Neg",
+    "Gelu",
+)
 
 
-def compare(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], values: Mapping[str, Array],
-            outputs: Mapping[str, int], kernel: Kernel, given_arrays: list[Array], host: list[Array]) -> None:
+def compare(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, Array],
+    outputs: Mapping[str, int],
+    kernel: Kernel,
+    given_arrays: list[Array],
+    host: list[Array],
+) -> None:
     """Assert that a kernel computes what the nodes do."""
     exact = evaluate_nodes(model, nodes, values)
     disturbed = [evaluate_nodes(model, nodes, values, np.random.default_rng(seed)) for seed in range(3)]
@@ -52,12 +99,23 @@ def compare(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], values: Map
         actual = run_plan(kernel.plan, kernel.source, given_arrays, host, variant=variant)
         for (name, dtype), array in zip(outputs.items(), actual, strict=True):
             with np.errstate(all="ignore"):
-                moved = max(float(np.nanmax(np.abs(other[name] - exact[name]), initial=0.0)) for other in disturbed) \
-                    if exact[name].dtype == np.float64 else 0.0
-                largest = float(np.nanmax(np.abs(exact[name]), initial=0.0, where=np.isfinite(exact[name]))) \
-                    if exact[name].dtype == np.float64 else 0.0
-            wrong = difference(array, exact[name], dtype, length=64,
-                               scale=largest + 8 * moved / tolerance(dtype, 64) if dtype in (1, 10, 11, 16) else None)
+                moved = (
+                    max(float(np.nanmax(np.abs(other[name] - exact[name]), initial=0.0)) for other in disturbed)
+                    if exact[name].dtype == np.float64
+                    else 0.0
+                )
+                largest = (
+                    float(np.nanmax(np.abs(exact[name]), initial=0.0, where=np.isfinite(exact[name])))
+                    if exact[name].dtype == np.float64
+                    else 0.0
+                )
+            wrong = difference(
+                array,
+                exact[name],
+                dtype,
+                length=64,
+                scale=largest + 8 * moved / tolerance(dtype, 64) if dtype in (1, 10, 11, 16) else None,
+            )
             assert not wrong, f"{name}, variant {variant}: {wrong}"
 
 
@@ -137,8 +195,15 @@ def check_model(graph: RandomGraph) -> None:
         inside = {name for node in nodes for name in node.output}
         outside = {name: array for name, array in declared.items() if name not in inside}
         outputs = {value.name: types[value.name] for value in fusion.outputs}
-        compare(graph.model, nodes, outside, outputs, fusion.kernel,
-                [declared[value.name] for value in fusion.tensors], [declared[value.name] for value in fusion.hosts])
+        compare(
+            graph.model,
+            nodes,
+            outside,
+            outputs,
+            fusion.kernel,
+            [declared[value.name] for value in fusion.tensors],
+            [declared[value.name] for value in fusion.hosts],
+        )
 
 
 @settings(max_examples=COUNT)

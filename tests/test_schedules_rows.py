@@ -4,6 +4,8 @@ All variants that hold, aligned and not; where threads meet at barriers, in seve
 the tolerance of its reductions' length, float16 and bfloat16 with two units in the last place of the largest output.
 """
 
+# ruff: noqa: E501 (a model is one line)
+
 from __future__ import annotations
 
 import numpy as np

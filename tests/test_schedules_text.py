@@ -1,5 +1,7 @@
 """The texts of kernels: a planted error is found, NVRTC takes them, and they depend on nothing but the computation."""
 
+# ruff: noqa: E501 (a model is one line)
+
 from __future__ import annotations
 
 import re

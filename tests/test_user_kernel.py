@@ -142,7 +142,7 @@ def test_a_kernel_with_sizes_and_shared_memory(folder: Path) -> None:
 
 @pytest.mark.parametrize(("old", "new", "code"), [
     ("float16[n] bias", "float16[4, n] bias", "rank"),
-    ("y = Mul(r, r)", "q = Neg(r) y = Mul(r, q)", "operator"),
+    ("y = Mul(r, r)", "q = Neg(r) y = Mul(r, q)", "different-value"),
     ("float16", "float", "type"),
 ])
 def test_what_the_rule_refuses_stays(folder: Path, old: str, new: str, code: str) -> None:

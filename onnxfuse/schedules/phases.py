@@ -120,7 +120,7 @@ class Phases:
         if scalar not in self._reading:
             self._reading[scalar] = (
                 self.lanes.stride(scalar.offset) != 0 if isinstance(scalar, Load)
-                else not isinstance(scalar, Reduced) and any([self._reads(child) for child in children(scalar)])
+                else not isinstance(scalar, Reduced) and any(self._reads(child) for child in children(scalar))
             )
         return self._reading[scalar]
 

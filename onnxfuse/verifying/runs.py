@@ -19,8 +19,8 @@ Array = NDArray[Any]
 FLOPS, BYTES = 4 * 10**9, 10**9
 """Work of one run of the original past which symbolic sizes are halved: some seconds on two cores."""
 
-_LEAST = 16
-"""Nothing is halved to less than this."""
+_LEAST, _LEAST_BATCH = 16, 2
+"""Nothing is halved to less than this; nor is what is only ever the first axis of an input."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,16 @@ def shrunk(ledger: Ledger, sizes: Mapping[str, int], flops: int | None = None,
     """Sizes for a run, the wanted ones first and each after it smaller: the last is below both limits, or as small as
     halving makes it.  Symbols of one size are halved together: they may have to be equal."""
     flops, traffic = FLOPS if flops is None else flops, BYTES if traffic is None else traffic
+    least = _least(ledger.graph)
     current = dict(sizes)
     found = [dict(current)]
     while True:
         total = Ledger(ledger.graph, current, ledger.placement).total()
-        largest = max((size for name, size in current.items() if name in _free(ledger.graph)), default=0)
-        if (total.flops <= flops and total.bytes_products + total.bytes_other <= traffic) or largest < 2 * _LEAST:
+        free = {name for name in least if current[name] >= 2 * least[name]}
+        if not free or (total.flops <= flops and total.bytes_products + total.bytes_other <= traffic):
             return found
-        current = {name: size // 2 if size == largest and name in _free(ledger.graph) else size
-                   for name, size in current.items()}
+        largest = max(current[name] for name in free)
+        current = {name: size // 2 if name in free and size == largest else size for name, size in current.items()}
         found.append(dict(current))
 
 
@@ -77,6 +78,12 @@ def _padded(array: Array) -> Array:
     row = result.reshape(-1, array.shape[-1])[-1]
     row[row.size - row.size // 4 :] = np.zeros((), array.dtype)
     return result
+
+
+def _least(graph: Graph) -> dict[str, int]:
+    """How small each symbol of the inputs may become."""
+    inner = {name for value in graph.inputs for size in (value.shape or ())[1:] for name in size.symbols}
+    return {name: _LEAST if name in inner else _LEAST_BATCH for name in _free(graph)}
 
 
 def _free(graph: Graph) -> frozenset[str]:
