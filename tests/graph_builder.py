@@ -21,7 +21,7 @@ FLOAT, INT32, INT64, UINT32, BOOL = (
     TensorProto.UINT32,
     TensorProto.BOOL,
 )
-OPSET = 20
+OPSET = 21
 MOST_ELEMENTS = 3000
 FAR = 100.0
 

@@ -423,9 +423,8 @@ def per_channel(b: Builder, name: str) -> Known | None:
         return None
     x, channels = b.moderate(x), x.shape[1].value or 0
     count = {"BatchNormalization": 4, "GroupNormalization": 2, "InstanceNormalization": 2}[name]
-    size = 2 if name == "GroupNormalization" else channels
     groups = {"num_groups": 2} if name == "GroupNormalization" else {}
-    return b.add(name, [x, *(b.vector(size) for _ in range(count))], x.shape, 200.0, epsilon=0.1, **groups)
+    return b.add(name, [x, *(b.vector(channels) for _ in range(count))], x.shape, 200.0, epsilon=0.1, **groups)
 
 
 @grows(

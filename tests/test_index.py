@@ -298,3 +298,16 @@ def test_a_size_called_like_a_loop_variable_is_a_size() -> None:
     row, column = space.delinear(place, (symbol("L"), dim(4)))
     at = Situation(space, {"L": 3, "@L": 7})
     assert (row.evaluate(at), column.evaluate(at)) == (1, 3)
+
+
+def test_interleaved_pairs_are_read_side_by_side() -> None:
+    """Every other element, stacked with the rest on a new last axis, as interleaved rotary embeddings do."""
+    space = IndexSpace()
+    size = symbol("S")
+    x = Input(1, (size, dim(64)), 0)
+    halves = [Slice(1, (size, dim(32)), x, (dim(0), dim(start)), (1, 2)) for start in (1, 0)]
+    columns = tuple(Reshape(1, (size, dim(32), dim(1)), half) for half in halves)
+    pairs = Reshape(1, (size, dim(64)), Concat(1, (size, dim(32), dim(2)), columns, 2))
+    scalar = Puller(space).element(pairs, space.delinear(space.base("@L", size * 64), pairs.shape))
+    offsets = {str(load.offset) for load in walk([scalar]) if isinstance(load, Load)}
+    assert offsets == {"2*(@L / 2)", "2*(@L / 2) + 1"}

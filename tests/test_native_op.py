@@ -18,7 +18,7 @@ from onnxfuse.runtime import cache
 
 NATIVE = Path(scenarios.__file__).parent
 
-OLDEST = os.environ.get("ONNXFUSE_TEST_OLDEST_PYTHON")
+OLDEST = os.environ.get("ONNXFUSE_OLDEST_PYTHON")
 """A Python that has NumPy and ONNX Runtime 1.20: the scenarios run there too."""
 
 
@@ -39,7 +39,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", scenarios.SCENARIOS)
 @pytest.mark.parametrize("python", [
     sys.executable,
-    pytest.param(OLDEST, marks=pytest.mark.skipif(OLDEST is None, reason="ONNXFUSE_TEST_OLDEST_PYTHON is not set")),
+    pytest.param(OLDEST, marks=pytest.mark.skipif(OLDEST is None, reason="ONNXFUSE_OLDEST_PYTHON is not set")),
 ], ids=["this", "oldest"])
 def test_scenario(name: str, python: str, stand_in: Path, tmp_path: Path) -> None:
     if name == "cache":

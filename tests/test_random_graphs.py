@@ -4,7 +4,8 @@ Kernels are compared with float64: two units in the last place of float16, 1e-5 
 output's magnitude, and what a few roundings of float32 at every operator change in that output (the graph may be badly
 conditioned).  Fused models must equal their originals bit for bit where no kernels are registered.
 
-``ONNXFUSE_GRAPHS`` sets how many of each are drawn, 60 by default; ``ONNXFUSE_HYPOTHESIS=explore`` draws new ones.
+``ONNXFUSE_GRAPHS`` sets how many regions of each sort are drawn, 60 by default, and twice the number of models;
+``ONNXFUSE_HYPOTHESIS=explore`` draws new ones, ``first`` does so without shrinking.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ELSEWHERE = {
     "onnxfuse.canonical.Silu",
     "onnxfuse.canonical.SafeSoftmax",
 }
-"""Operators that no random graph has: not of opset 20, not of the CPU provider, or of the canonical view alone."""
+"""Operators that no random graph has: not of opset 21, not of the CPU provider, or of the canonical view alone."""
 
 VIEWS = (
     "Transpose",
@@ -190,6 +191,7 @@ def check_model(graph: RandomGraph) -> None:
     types = element_types(graph.model)
     declared = {name: array.astype(numpy_type(types[name])) for name, array in everything.items()}
     makers = {name: node for node in graph.model.graph.node for name in node.output}
+    prepare([fusion.kernel.source for fusion in result.plan.fusions])
     for fusion in result.plan.fusions:
         nodes = [makers[next(value.name for value in node.outputs if value is not None)] for node in fusion.nodes]
         inside = {name for node in nodes for name in node.output}
@@ -206,7 +208,7 @@ def check_model(graph: RandomGraph) -> None:
         )
 
 
-@settings(max_examples=COUNT)
+@settings(max_examples=max(COUNT // 2, 1))
 @given(graphs(most=25))
 def test_models(graph: RandomGraph) -> None:
     check_model(graph)

@@ -205,7 +205,7 @@ def test_the_version_of_the_library_is_the_packages() -> None:
     assert f"version = {library.load().onnxfuse_version().decode()}\n" in text
 
 
-OLDEST = os.environ.get("ONNXFUSE_TEST_OLDEST_PYTHON")
+OLDEST = os.environ.get("ONNXFUSE_OLDEST_PYTHON")
 
 PLAIN_SCRIPT = """
 import json, sys, numpy, onnxruntime
@@ -223,7 +223,7 @@ except Exception as error:
 
 @pytest.mark.parametrize("python", [
     sys.executable,
-    pytest.param(OLDEST, marks=pytest.mark.skipif(OLDEST is None, reason="ONNXFUSE_TEST_OLDEST_PYTHON is not set")),
+    pytest.param(OLDEST, marks=pytest.mark.skipif(OLDEST is None, reason="ONNXFUSE_OLDEST_PYTHON is not set")),
 ], ids=["this", "oldest"])
 def test_plain_onnx_runtime_with_and_without_the_library(python: str, tmp_path: Path) -> None:
     path = tmp_path / "chain.onnx"

@@ -91,7 +91,8 @@ class IndexSpace:
         """Row-major place of an element in a tensor of this shape."""
         total, stride = dim(0), dim(1)
         for coordinate, size in zip(reversed(coordinates), reversed(shape), strict=True):
-            total = total + coordinate * stride
+            # The only coordinate of an axis of size one is 0, though a concatenation may have written it otherwise.
+            total = total + coordinate * stride if size != 1 else total
             stride = stride * size
         return self.merge(total)
 

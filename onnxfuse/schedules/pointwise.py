@@ -41,7 +41,8 @@ def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> K
     outputs = lowered.program.outputs
     total = product(outputs[0].shape)
     if any(product(output.shape) != total for output in outputs):
-        shapes = ", ".join(str([str(size.substitute(lowered.binding.names)) for size in output.shape]) for output in outputs)
+        names = lowered.binding.names
+        shapes = ", ".join(str([str(size.substitute(names)) for size in output.shape]) for output in outputs)
         return Refusal("iteration-shape", f"the outputs have different numbers of elements: {shapes}")
     space = IndexSpace()
     place = space.base("@L", total)

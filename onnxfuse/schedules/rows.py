@@ -102,8 +102,9 @@ def row_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel 
             elif size == count:
                 where, whole = row, False
             else:
+                named = size.substitute(lowered.binding.names)
                 return Refusal(
-                    "iteration-shape", f"an output of {size.substitute(lowered.binding.names)} elements fits neither the rows nor their elements"
+                    "iteration-shape", f"an output of {named} elements fits neither the rows nor their elements"
                 )
             scalar = puller.element(tensor, space.delinear(where, tensor.shape))
             outputs.append(Output(index, tensor.dtype, scalar, whole))

@@ -1,7 +1,7 @@
 """Running small models on the CPU: ONNX Runtime with its optimisations off, so that it computes what is written.
 
 An operator that its CPU provider lacks in float64 (Erf, Softplus and some more) is computed in float32 between two
-casts.
+casts; InstanceNormalization, a sum that float32 would spoil, is spelled out instead.
 """
 
 from __future__ import annotations
@@ -142,6 +142,8 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
             tuple(types.get(name, 0) for name in node.output), opsets,
         ):
             nodes.append(node)
+        elif node.op_type == "InstanceNormalization" and not node.domain:
+            nodes.extend(_instance_normalization(node, f"norm{place}", dict(opsets).get("", 1)))
         else:
             nodes.extend(_in_single(node, doubles, f"single{place}"))
             downgraded[node.op_type] = None
@@ -196,3 +198,37 @@ def _in_single(node: onnx.NodeProto, doubles: set[str], stem: str) -> list[onnx.
             inner.output[place] = f"{stem}.o{place}"
             after.append(helper.make_node("Cast", [inner.output[place]], [name], to=TensorProto.DOUBLE))
     return [*before, inner, *after]
+
+
+def _instance_normalization(node: onnx.NodeProto, stem: str, opset: int) -> list[onnx.NodeProto]:
+    """The node as the standard defines it, in float64: scale * (x - mean) / sqrt(variance + epsilon) + bias."""
+    epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), 1e-5)
+    nodes: list[onnx.NodeProto] = []
+
+    def step(op: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, inputs, [f"{stem}.{len(nodes)}"], **attributes))
+        return str(nodes[-1].output[0])
+
+    def constant(kind: int, values: list[float]) -> str:
+        return step("Constant", value=helper.make_tensor("value", kind, [len(values)], values))
+
+    def mean(of: str) -> str:
+        if opset >= 18:
+            return step("ReduceMean", of, constant(TensorProto.INT64, [-1]), keepdims=1)
+        return step("ReduceMean", of, axes=[-1], keepdims=1)
+
+    x, scale, bias = node.input
+    shape = step("Shape", x)
+    rows = step("Gather", shape, constant(TensorProto.INT64, [0, 1]))
+    # Sizes are multiplied: -1 cannot stand for the length of rows of an empty tensor.
+    inner = step("Slice", shape, constant(TensorProto.INT64, [2]), constant(TensorProto.INT64, [1 << 30]))
+    length = step("ReduceProd", inner, keepdims=1)
+    apart = step("Reshape", x, step("Concat", rows, length, axis=0))
+    centred = step("Sub", apart, mean(apart))
+    variance = step("Add", mean(step("Mul", centred, centred)), constant(TensorProto.DOUBLE, [epsilon]))
+    normal = step("Div", centred, step("Sqrt", variance))
+    column = constant(TensorProto.INT64, [-1, 1])
+    scaled = step("Mul", normal, step("Reshape", scale, column))
+    shifted = step("Add", scaled, step("Reshape", bias, column))
+    nodes.append(helper.make_node("Reshape", [shifted, shape], [node.output[0]]))
+    return nodes

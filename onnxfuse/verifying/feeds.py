@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-LARGE, TINY = 2.0**10, 2.0**-12
-"""Largest magnitude that the floats are scaled to: squares of the first overflow float16, those of the second vanish
-in it."""
+LARGE, TINY = 2.0**9, 2.0**-12
+"""Largest magnitude that the floats are scaled to: squares of the first overflow float16, its exponential is still a
+number in float64; squares of the second vanish in float16."""
 
 MASKED = 3
 """Tensors of which rows are masked, one at a time, at most."""
@@ -36,7 +36,7 @@ class Feeds:
 def edges(feeds: Mapping[str, Array], masks: bool) -> Iterator[Feeds]:
     """Edge inputs of the same shapes and types as those of a run.
 
-    - zeros: every float is zero; large, tiny: floats are scaled to 2^10 and 2^-12 at most;
+    - zeros: every float is zero; large, tiny: floats are scaled to 2^9 and 2^-12 at most;
     - negative: every float changes its sign;
     - false, true: every boolean is that, floats stay;
     - masked, with ``masks``: two rows of one float tensor are minus infinity and the type's lowest number, tensor by
