@@ -70,7 +70,8 @@ def test_small_work_is_not_worth_a_kernel_of_its_own() -> None:
 
 @pytest.mark.parametrize("gain, count", [(1.2, 1), (100.0, 0)])
 def test_a_region_must_gain_enough(gain: float, count: int) -> None:
-    made = fuse("g (float[N, 4096] x) => (float[N, 4096] y) { a = Exp(x) y = Neg(a) }", dims={"N": 4096}, least_gain=gain)
+    text = "g (float[N, 4096] x) => (float[N, 4096] y) { a = Exp(x) y = Neg(a) }"
+    made = fuse(text, dims={"N": 4096}, least_gain=gain)
     assert len(made.plan.fusions) == count
 
 

@@ -295,17 +295,8 @@ class Puller:
         return self.element(tensor.operand, moved, (*conditions, inside))
 
     def _share(self, scalar: Scalar) -> Scalar:
-        key = (type(scalar),) + tuple(
-            tuple(map(id, field_value))
-            if name == "operands"
-            else id(field_value)
-            if name == "element"
-            # True == 1 == 1.0 as a key, but not as a number in a text.
-            else (type(field_value), repr(field_value))
-            if name == "number"
-            else field_value
-            for name, field_value in vars(scalar).items()
-        )
+        fields = (_key(name, content) for name, content in vars(scalar).items())
+        key = (type(scalar), *fields)
         return self._shared.setdefault(key, scalar)
 
 
@@ -322,6 +313,16 @@ def require_last_axes(tensor: Reduce) -> None:
             f"axes {list(tensor.axes)} of a tensor of rank {len(shape)} are not its last ones",
             "transpose before the reduction so that its axes are the last",
         )
+
+
+def _key(name: str, content: object) -> object:
+    """What of a field tells expressions apart."""
+    if name == "operands":
+        return tuple(map(id, content))  # type: ignore[call-overload]
+    if name == "element":
+        return id(content)
+    # True == 1 == 1.0 as a key, but not as a number in a text.
+    return (type(content), repr(content)) if name == "number" else content
 
 
 def children(scalar: Scalar) -> tuple[Scalar, ...]:

@@ -150,9 +150,13 @@ def _bound(value: Value) -> int:
 
 def _table(node: Node, indices: Value) -> int | None:
     """How many entries of its data ``node`` can reach with these indices, where that is a known number."""
-    if node.op not in ("Gather", "GatherElements") or len(node.inputs) < 2 or node.inputs[1] is not indices:
+    if len(node.inputs) < 2 or node.inputs[1] is not indices:
         return None
     data = node.inputs[0]
     if data is None or not data.shape:
         return None
-    return data.shape[int(node.attributes.get("axis", 0))].value
+    if node.op in ("Gather", "GatherElements"):
+        return data.shape[int(node.attributes.get("axis", 0))].value
+    # Labels of a loss name a class, and classes lie along axis 1.
+    labels = node.op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and len(data.shape) > 1
+    return data.shape[1].value if labels else None

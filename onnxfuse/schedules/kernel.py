@@ -149,7 +149,7 @@ def _inner_sizes(lowered: Lowered) -> list[Dim]:
 
 
 def vector_guards(lowered: Lowered, lanes: Lanes, vectors: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Guards of a variant with vectors: sizes that divide, and pointers (name, bytes of an element) that are aligned."""
+    """Guards of a variant with vectors: sizes divide, and pointers (name, bytes of an element) are aligned."""
     symbols = lowered.binding.symbols
     guards = [f"{expression(size, symbols)} {lanes.width} % 0 ==" for size in lanes.multiples]
     for name, size in dict.fromkeys(vectors):
