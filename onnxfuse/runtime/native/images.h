@@ -21,12 +21,14 @@ struct Reply {
   std::string error;
 };
 
+// Reads an attribute of the node; false where it has none of that name.
+using ImageAttribute = std::function<bool(const char* name, std::string* bytes)>;
+
 struct ImageRequest {
   const std::string& source;
   const std::vector<std::string>& options;
   const std::vector<std::string>& kernels;
-  // Reads an attribute of the node; false where it has none of that name.
-  std::function<bool(const char* name, std::string* bytes)> attribute;
+  const ImageAttribute& attribute;
 };
 
 // Name of the cache entry, without folders.  onnxfuse/runtime/cache.py computes the same.

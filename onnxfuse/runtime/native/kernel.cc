@@ -1,25 +1,16 @@
 #include "kernel.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <set>
 #include <utility>
 
-#include "images.h"
 #include "json.h"
-#include "prepared.h"
 
 namespace onnxfuse {
 
 namespace {
-
-// Room for the axes of an input, where the runtime is too old to show its shape without a copy.
-constexpr size_t kMostAxes = 32;
-
-// CUfunction_attribute: dynamic and static shared memory of a block, in bytes.
-constexpr int kStaticShared = 1, kLargestDynamicShared = 8;
 
 std::atomic<bool> recording{false};
 
@@ -33,45 +24,7 @@ std::mutex live_mutex;
 // Never destroyed: sessions may end after the library's statics.
 std::set<const Kernel*>& live = *new std::set<const Kernel*>;
 
-std::mutex places_mutex;
-std::vector<uint32_t>& free_places = *new std::vector<uint32_t>;
-uint32_t places = 0;
-uint64_t generations = 0;
-
-// What a thread has prepared, by the kernel's place.  The two variables that every run reads need no initialisation;
-// the owner of the memory is touched where the table grows.
-struct Entry {
-  uint64_t generation = 0;
-  std::unique_ptr<Prepared> prepared;
-};
-thread_local Entry* table = nullptr;
-thread_local size_t table_size = 0;
-
-struct TableOwner {
-  std::vector<Entry> entries;
-  ~TableOwner() {
-    table = nullptr;
-    table_size = 0;
-  }
-};
-thread_local TableOwner owner;
-
 }  // namespace
-
-Place::Place() : Place(take()) {}
-
-std::pair<uint32_t, uint64_t> Place::take() {
-  const std::lock_guard<std::mutex> lock(places_mutex);
-  if (free_places.empty()) return {places++, ++generations};
-  const uint32_t index = free_places.back();
-  free_places.pop_back();
-  return {index, ++generations};
-}
-
-Place::~Place() {
-  const std::lock_guard<std::mutex> lock(places_mutex);
-  free_places.push_back(index);
-}
 
 Kernel::Kernel(const Api& api, const OrtKernelInfo* info, const std::string& op)
     : api(api), node_(api.node_name(info)), op_(op) {
@@ -93,76 +46,32 @@ void Kernel::create(const OrtKernelInfo* info) {
   std::string text, source;
   if (!api.string_attribute(info, "plan", &text)) throw Error("the node has no attribute 'plan'");
   if (!api.string_attribute(info, "source", &source)) throw Error("the node has no attribute 'source'");
-  plan_ = Plan::parse(text);
-  region_ = plan_.region;
-  device_ = &Device::at(api.device(info));
-  const Driver& driver = device_->driver;
-  plan_.specialise(device_->capability(), device_->gpu.multiprocessors);
-  if (!plan_.scratch.empty()) pool_.push_back(device_->scratch_pool());
-  runs_.resize(plan_.variants.size());
+  Device& device = Device::at(api.device(info));
+  const auto attribute = [&](const char* name, std::string* bytes) { return api.bytes_attribute(info, name, bytes); };
+  const char* origin = nullptr;
+  try {
+    program_ = Program::of(&device, text, source, attribute, &origin);
+  } catch (const Error&) {
+    region_ = Plan::region_of(text);
+    throw;
+  }
+  const Plan& plan = program_->plan;
+  region_ = plan.region;
+  runs_.resize(plan.variants.size());
   // A node has as many inputs and outputs in every run as it has here.
   const size_t inputs = api.node_inputs(info), outputs = api.node_outputs(info);
-  if (inputs != kHostInputs + plan_.inputs) {
+  if (inputs != kHostInputs + plan.inputs) {
     throw Error("the node has " + std::to_string(inputs) + " inputs; its launch plan wants " +
-                std::to_string(kHostInputs) + " host inputs and " + std::to_string(plan_.inputs) + " tensors");
+                std::to_string(kHostInputs) + " host inputs and " + std::to_string(plan.inputs) + " tensors");
   }
-  if (outputs != plan_.outputs.size()) {
+  if (outputs != plan.outputs.size()) {
     throw Error("the node has " + std::to_string(outputs) + " outputs; its launch plan wants " +
-                std::to_string(plan_.outputs.size()));
+                std::to_string(plan.outputs.size()));
   }
-
-  std::vector<std::string> names;
-  for (const Variant& variant : plan_.variants) {
-    for (const Step& step : variant.steps) names.push_back(step.kernel);
+  if (verbose() && program_->kernels > 0) {
+    std::fprintf(stderr, "onnxfuse: %s: %zu kernels for %s, %s\n", label().c_str(), program_->kernels,
+                 device.architecture().c_str(), origin);
   }
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  functions_.resize(plan_.variants.size());
-  if (names.empty()) return;
-
-  const std::string key = cache_key(source, plan_.options, device_->architecture());
-  module_ = device_->find(key);
-  const char* origin = "loaded before";
-  if (module_ == nullptr) {
-    const auto attribute = [&](const char* name, std::string* bytes) { return api.bytes_attribute(info, name, bytes); };
-    const Image image = find_image(*device_, {source, plan_.options, names, attribute});
-    module_ = device_->keep(key, std::make_shared<LoadedModule>(driver, device_->context, image.bytes));
-    origin = image.origin;
-  }
-  if (verbose()) {
-    std::fprintf(stderr, "onnxfuse: %s: %zu kernels for %s, %s\n", label().c_str(), names.size(),
-                 device_->architecture().c_str(), origin);
-  }
-  Current current(driver, device_->context);
-  for (size_t v = 0; v < plan_.variants.size(); ++v) {
-    for (const Step& step : plan_.variants[v].steps) {
-      const Function function = module_->function(step.kernel);
-      if (!step.shared.is_zero()) {
-        int fixed = 0;
-        driver.check(driver.function_attribute(&fixed, kStaticShared, function), "read a kernel's shared memory");
-        driver.check(
-            driver.set_function_attribute(function, kLargestDynamicShared, device_->gpu.largest_shared - fixed),
-            "set a kernel's shared memory");
-      }
-      functions_[v].push_back(function);
-    }
-  }
-}
-
-Prepared& Kernel::prepared() const {
-  const size_t index = place_.index;
-  if (index >= table_size) {
-    owner.entries.resize(index + 1);
-    table = owner.entries.data();
-    table_size = owner.entries.size();
-  }
-  Entry& entry = table[index];
-  if (entry.generation != place_.generation) {
-    entry.prepared = std::make_unique<Prepared>(plan_, device_->capability(), device_->gpu.multiprocessors);
-    if (!api.shape_reference()) entry.prepared->input_sizes.resize(plan_.sized.size() * kMostAxes);
-    entry.generation = place_.generation;
-  }
-  return *entry.prepared;
 }
 
 void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const {
@@ -171,7 +80,7 @@ void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Prep
   if (value == nullptr) return;
   view.present = true;
   view.address = reinterpret_cast<uint64_t>(api.data(value));
-  if (!plan_.reads.sizes[index]) return;
+  if (!program_->plan.reads.sizes[index]) return;
   if (api.shape_reference()) {
     api.shape_of(value, &view.sizes, &view.rank);
     return;
@@ -215,36 +124,36 @@ void Kernel::read_host(OrtKernelContext* context, size_t index, HostView* out) c
 }
 
 void Kernel::read_inputs(OrtKernelContext* context, Prepared* now) const {
-  for (const uint32_t index : plan_.hosted) {
+  for (const uint32_t index : program_->plan.hosted) {
     now->hosts[index] = HostView{};
     read_host(context, index, &now->hosts[index]);
   }
   size_t used = 0;
-  for (size_t index = 0; index < plan_.inputs; ++index) {
+  for (size_t index = 0; index < program_->plan.inputs; ++index) {
     read_tensor(api.input(context, kHostInputs + index), index, &used, now);
   }
 }
 
 void Kernel::run(OrtKernelContext* context) {
-  Prepared& now = prepared();
+  Prepared& now = program_->prepared();
   read_inputs(context, &now);
   now.update();
-  for (size_t index = 0; index < plan_.outputs.size(); ++index) {
-    OrtValue* value = api.output(context, index, now.output_sizes(index), plan_.outputs[index].shape.size());
+  for (size_t index = 0; index < program_->plan.outputs.size(); ++index) {
+    OrtValue* value = api.output(context, index, now.output_sizes(index), program_->plan.outputs[index].shape.size());
     if (value == nullptr) throw Error("output " + std::to_string(index) + " is absent");
     now.outputs[index] = reinterpret_cast<uint64_t>(api.data(value));
   }
   const size_t variant = now.choose();
   if (recording.load(std::memory_order_relaxed)) runs_[variant].fetch_add(1, std::memory_order_relaxed);
-  if (!functions_[variant].empty()) launch(variant, static_cast<Stream>(api.stream(context)), &now);
+  if (!program_->functions[variant].empty()) launch(variant, static_cast<Stream>(api.stream(context)), &now);
 }
 
 void Kernel::launch(size_t chosen, Stream stream, Prepared* now) const {
-  const Driver& driver = device_->driver;
-  const Variant& variant = plan_.variants[chosen];
+  const Driver& driver = program_->device.driver;
+  const Variant& variant = program_->plan.variants[chosen];
   Prepared::Launches& launches = now->launches(chosen);
   // A worker of ONNX Runtime's parallel executor may never have seen this GPU.
-  const Current current(driver, device_->context);
+  const Current current(driver, program_->device.context);
 
   // Scratch is ordered on the stream, so that runs on other streams never share it, and becomes part of a captured
   // graph like the launches themselves.
@@ -262,7 +171,7 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now) const {
     const int64_t size = launches.scratch[buffer];
     if (size == 0) continue;
     Address* address = &scratch.addresses[variant.scratch[buffer]];
-    driver.check(driver.allocate(address, static_cast<size_t>(size), pool_[0], stream), "allocate scratch memory");
+    driver.check(driver.allocate(address, static_cast<size_t>(size), program_->pool, stream), "allocate scratch memory");
   }
 
   for (size_t s = 0; s < variant.steps.size(); ++s) {
@@ -279,8 +188,8 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now) const {
     }
     const Geometry& size = launch.size;
     const Result result =
-        driver.launch(functions_[chosen][s], size.grid[0], size.grid[1], size.grid[2], size.block[0], size.block[1],
-                      size.block[2], size.shared, stream, launch.arguments.data(), nullptr);
+        driver.launch(program_->functions[chosen][s], size.grid[0], size.grid[1], size.grid[2], size.block[0],
+                      size.block[1], size.block[2], size.shared, stream, launch.arguments.data(), nullptr);
     if (result != 0) {
       const auto three = [](const uint32_t* n) {
         return std::to_string(n[0]) + "x" + std::to_string(n[1]) + "x" + std::to_string(n[2]);
@@ -296,7 +205,9 @@ std::string Kernel::describe() const {
   std::string runs;
   for (const auto& count : runs_) runs += (runs.empty() ? "" : ",") + std::to_string(count.load());
   std::string variants;
-  for (const Variant& variant : plan_.variants) variants += (variants.empty() ? "" : ",") + quoted(variant.name);
+  for (const Variant& variant : program_->plan.variants) {
+    variants += (variants.empty() ? "" : ",") + quoted(variant.name);
+  }
   return "{\"node\":" + quoted(node_) + ",\"op\":" + quoted(op_) + ",\"region\":" + quoted(region_) +
          ",\"variants\":[" + variants + "],\"runs\":[" + runs + "]}";
 }

@@ -5,32 +5,11 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "driver.h"
 #include "ort_api.h"
-#include "plan.h"
+#include "program.h"
 
 namespace onnxfuse {
-
-class Prepared;
-
-// A place in every thread's table of prepared launches, held while a kernel lives.
-class Place {
- public:
-  Place();
-  ~Place();
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-
-  const uint32_t index;       // used again once it is free
-  const uint64_t generation;  // used once
-
- private:
-  static std::pair<uint32_t, uint64_t> take();
-  explicit Place(std::pair<uint32_t, uint64_t> taken) : index(taken.first), generation(taken.second) {}
-};
 
 class Kernel {
  public:
@@ -51,7 +30,6 @@ class Kernel {
 
  private:
   void create(const OrtKernelInfo* info);
-  Prepared& prepared() const;
   void read_inputs(OrtKernelContext* context, Prepared* now) const;
   void read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const;
   void read_host(OrtKernelContext* context, size_t index, HostView* out) const;
@@ -59,13 +37,8 @@ class Kernel {
 
   const Api& api;
   std::string node_, op_, region_;
-  Plan plan_;
-  Device* device_ = nullptr;
-  Place place_;
-  std::shared_ptr<const LoadedModule> module_;
-  std::vector<std::vector<Function>> functions_;  // by variant, then step
-  std::vector<Pool> pool_;                        // one, where the plan has scratch
-  std::deque<std::atomic<uint64_t>> runs_;        // by variant
+  std::shared_ptr<const Program> program_;
+  std::deque<std::atomic<uint64_t>> runs_;  // by variant
 };
 
 // Whether runs are counted per node and variant (off at first), and all live kernels with their counts, as JSON.

@@ -166,6 +166,14 @@ Plan Plan::parse(std::string_view text) {
   return plan;
 }
 
+std::string Plan::region_of(std::string_view text) {
+  try {
+    return parse(text).region;
+  } catch (const Error&) {
+    return "";
+  }
+}
+
 void Plan::specialise(int capability, int multiprocessors) {
   Situation gpu;
   gpu.capability = capability;

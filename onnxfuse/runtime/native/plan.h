@@ -71,6 +71,9 @@ struct Plan {
   // Throws Error where the text is no launch plan of this version.
   static Plan parse(std::string_view text);
 
+  // What the text calls its region; empty where it is no launch plan.
+  static std::string region_of(std::string_view text);
+
   // Drops the variants that this GPU never runs, and the guards that always hold on it.
   void specialise(int capability, int multiprocessors);
 };

@@ -18,35 +18,38 @@ int64_t element(const HostView& host, int64_t index) {
 }  // namespace
 
 Prepared::Prepared(const Plan& plan, int capability, int multiprocessors)
-    : inputs(plan.inputs), outputs(plan.outputs.size()), plan_(plan), symbols_(plan.symbols.size()),
-      launches_(plan.variants.size()) {
-  size_t axes = 0;
+    : inputs(plan.inputs), outputs(plan.outputs.size()), input_sizes(plan.sized.size() * kMostAxes), plan_(plan) {
   for (const Output& output : plan.outputs) {
-    first_size_.push_back(axes);
-    axes += output.shape.size();
-  }
-  output_sizes_.resize(axes + 1);  // never empty: a scalar's sizes have an address too
-  for (size_t v = 0; v < plan.variants.size(); ++v) {
-    const Variant& variant = plan.variants[v];
-    launches_[v].scratch.resize(variant.scratch.size());
-    launches_[v].buffers.resize(plan.scratch.size());
-    launches_[v].steps.resize(variant.steps.size());
-    for (size_t s = 0; s < variant.steps.size(); ++s) {
-      Launch& launch = launches_[v].steps[s];
-      launch.values.resize(variant.steps[s].arguments.size());
-      for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
-    }
+    first_size_.push_back(axes_);
+    axes_ += output.shape.size();
   }
   situation_.inputs = inputs.data();
   situation_.hosts = hosts;
-  situation_.symbols = symbols_.data();
   situation_.output_addresses = outputs.data();
   situation_.capability = capability;
   situation_.multiprocessors = multiprocessors;
 }
 
-bool Prepared::unchanged() const {
-  const int64_t* known = key_.data();
+void Prepared::make(State* state) const {
+  state->symbols.resize(plan_.symbols.size());
+  state->output_sizes.resize(axes_ + 1);  // never empty: a scalar's sizes have an address too
+  state->launches.resize(plan_.variants.size());
+  for (size_t v = 0; v < plan_.variants.size(); ++v) {
+    const Variant& variant = plan_.variants[v];
+    Launches& launches = state->launches[v];
+    launches.scratch.resize(variant.scratch.size());
+    launches.buffers.resize(plan_.scratch.size());
+    launches.steps.resize(variant.steps.size());
+    for (size_t s = 0; s < variant.steps.size(); ++s) {
+      Launch& launch = launches.steps[s];
+      launch.values.resize(variant.steps[s].arguments.size());
+      for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
+    }
+  }
+}
+
+bool Prepared::matches(const State& state) const {
+  const int64_t* known = state.key.data();
   for (const uint32_t index : plan_.sized) {
     const TensorView& input = inputs[index];
     if (*known++ != (input.present ? static_cast<int64_t>(input.rank) : kAbsent)) return false;
@@ -65,38 +68,54 @@ bool Prepared::unchanged() const {
   return true;
 }
 
-void Prepared::remember() {
-  key_.clear();
+void Prepared::remember(State* state) const {
+  std::vector<int64_t>& key = state->key;
+  key.clear();
   for (const uint32_t index : plan_.sized) {
     const TensorView& input = inputs[index];
-    key_.push_back(input.present ? static_cast<int64_t>(input.rank) : kAbsent);
-    key_.insert(key_.end(), input.sizes, input.sizes + input.rank);
+    key.push_back(input.present ? static_cast<int64_t>(input.rank) : kAbsent);
+    key.insert(key.end(), input.sizes, input.sizes + input.rank);
   }
   for (const uint32_t index : plan_.hosted) {
     const HostView& host = hosts[index];
-    key_.push_back(host.present ? host.count : kAbsent);
+    key.push_back(host.present ? host.count : kAbsent);
     const int64_t read = std::min(host.count, plan_.reads.hosts[index]);
-    for (int64_t at = 0; at < read; ++at) key_.push_back(element(host, at));
+    for (int64_t at = 0; at < read; ++at) key.push_back(element(host, at));
   }
 }
 
-void Prepared::update() {
-  if (valid_ && plan_.repeats && unchanged()) return;
-  valid_ = false;
-  for (Launches& launches : launches_) launches.ready = false;
-  evaluate();
-  remember();
-  valid_ = true;
+void Prepared::enter(State* state) {
+  now_ = state;
+  situation_.symbols = state->symbols.data();
 }
 
-void Prepared::evaluate() {
-  for (size_t index = 0; index < symbols_.size(); ++index) symbols_[index] = plan_.symbols[index].evaluate(situation_);
+void Prepared::update() {
+  if (plan_.repeats) {
+    if (now_->valid && matches(*now_)) return;
+    for (State& state : states_) {
+      if (&state != now_ && state.valid && matches(state)) return enter(&state);
+    }
+  }
+  State* const next = plan_.repeats && now_->valid ? &states_[(now_ - states_ + 1) % kKept] : now_;
+  next->valid = false;
+  if (next->launches.empty()) make(next);
+  for (Launches& launches : next->launches) launches.ready = false;
+  enter(next);
+  evaluate(next);
+  remember(next);
+  next->valid = true;
+}
+
+void Prepared::evaluate(State* state) const {
+  for (size_t index = 0; index < state->symbols.size(); ++index) {
+    state->symbols[index] = plan_.symbols[index].evaluate(situation_);
+  }
   for (const Check& check : plan_.checks) {
     if (check.condition.evaluate(situation_) == 0) throw Error(check.message);
   }
   for (size_t index = 0; index < plan_.outputs.size(); ++index) {
     const std::vector<Expression>& shape = plan_.outputs[index].shape;
-    int64_t* sizes = output_sizes_.data() + first_size_[index];
+    int64_t* sizes = state->output_sizes.data() + first_size_[index];
     for (size_t axis = 0; axis < shape.size(); ++axis) {
       sizes[axis] = shape[axis].evaluate(situation_);
       if (sizes[axis] < 0) {
@@ -105,18 +124,18 @@ void Prepared::evaluate() {
       }
     }
   }
-  eligible_.clear();
+  state->eligible.clear();
   for (size_t v = 0; v < plan_.variants.size(); ++v) {
     const Variant& variant = plan_.variants[v];
     const auto holds = [&](const Expression& guard) { return guard.evaluate(situation_) != 0; };
     if (!std::all_of(variant.guards.begin(), variant.guards.end(), holds)) continue;
-    eligible_.push_back(static_cast<uint32_t>(v));
+    state->eligible.push_back(static_cast<uint32_t>(v));
     if (variant.alignments.empty() && variant.address_guards.empty()) break;
   }
 }
 
 size_t Prepared::choose() const {
-  for (const uint32_t index : eligible_) {
+  for (const uint32_t index : now_->eligible) {
     const Variant& variant = plan_.variants[index];
     const auto aligned = [&](const Alignment& alignment) {
       const uint64_t address = alignment.output ? outputs[alignment.index] : inputs[alignment.index].address;

@@ -1,4 +1,4 @@
-// What a launch plan comes to for the sizes of a run, kept for the runs after it that have the same.
+// What a launch plan comes to for the sizes of a run, kept for later runs that have the same.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,9 @@
 #include "plan.h"
 
 namespace onnxfuse {
+
+// Room for the axes of an input, where the runtime is too old to show its shape without a copy.
+constexpr size_t kMostAxes = 32;
 
 // One thread's; the plan must outlive it.  Order of use in a run: fill `inputs` and `hosts`, update(), fill `outputs`,
 // choose(), launches().
@@ -34,38 +37,48 @@ class Prepared {
   std::vector<TensorView> inputs;
   HostView hosts[kHostInputs];
   std::vector<uint64_t> outputs;       // addresses
-  std::vector<int64_t> input_sizes;    // room, where the sizes of inputs have to be copied
+  std::vector<int64_t> input_sizes;    // room for kMostAxes of each input whose sizes are read
 
-  // Evaluates symbols, checks, output sizes and guards where this run's sizes and host inputs differ from the last
-  // run's.  Throws Error where a check does not hold; the next run evaluates again.
+  // Evaluates symbols, checks, output sizes and guards where this run's sizes and host inputs are those of none of the
+  // runs that are kept.  Throws Error where a check does not hold.
   void update();
 
-  const std::vector<int64_t>& symbols() const { return symbols_; }
-  const int64_t* output_sizes(size_t index) const { return output_sizes_.data() + first_size_[index]; }
+  const std::vector<int64_t>& symbols() const { return now_->symbols; }
+  const int64_t* output_sizes(size_t index) const { return now_->output_sizes.data() + first_size_[index]; }
 
   // The first variant whose guards all hold.
   size_t choose() const;
   // Its launches.
   Launches& launches(size_t variant) {
-    Launches& out = launches_[variant];
+    Launches& out = now_->launches[variant];
     if (!out.ready || !plan_.repeats) fill(variant, &out);
     return out;
   }
 
  private:
-  bool unchanged() const;
-  void remember();
-  void evaluate();
+  // Nodes that share a plan may each see sizes of their own.
+  static constexpr int kKept = 4;
+
+  struct State {
+    bool valid = false;  // the rest belongs to the sizes and host inputs in `key`
+    std::vector<int64_t> key, symbols, output_sizes;
+    std::vector<uint32_t> eligible;  // variants whose guards on sizes hold, up to the first with no further guard
+    std::vector<Launches> launches;
+  };
+
+  bool matches(const State& state) const;
+  void enter(State* state);
+  void make(State* state) const;
+  void remember(State* state) const;
+  void evaluate(State* state) const;
   void fill(size_t variant, Launches* out);
 
   const Plan& plan_;
   Situation situation_;
-  bool valid_ = false;         // the rest belongs to the sizes and host inputs in key_
-  std::vector<int64_t> key_;
-  std::vector<int64_t> symbols_, output_sizes_;
-  std::vector<size_t> first_size_;   // of an output in output_sizes_
-  std::vector<uint32_t> eligible_;   // variants whose guards on sizes hold, up to the first with no further guard
-  std::vector<Launches> launches_;
+  std::vector<size_t> first_size_;  // of an output among all output sizes
+  size_t axes_ = 0;                 // of all outputs
+  State states_[kKept];
+  State* now_ = states_;
 };
 
 // What the plan does in runs one after the other, as a JSON list: for tests, without a GPU.  `situation` has "sm", "sms"

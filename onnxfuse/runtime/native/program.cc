@@ -1,0 +1,135 @@
+#include "program.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "ort_api.h"
+
+namespace onnxfuse {
+namespace {
+
+// CUfunction_attribute: dynamic and static shared memory of a block, in bytes.
+constexpr int kStaticShared = 1, kLargestDynamicShared = 8;
+
+// These are never destroyed: sessions may end after the library's statics.
+std::mutex& mutex = *new std::mutex;
+auto& programs = *new std::unordered_map<std::string, std::weak_ptr<const Program>>;
+auto& free_places = *new std::vector<uint32_t>;
+uint32_t places = 0;
+uint64_t generations = 0;
+
+// What a thread has prepared, by the program's place.  The two variables that every run reads need no initialisation;
+// the owner of the memory is touched where the table grows.
+struct Entry {
+  uint64_t generation = 0;
+  std::unique_ptr<Prepared> prepared;
+};
+thread_local Entry* table = nullptr;
+thread_local size_t table_size = 0;
+
+struct TableOwner {
+  std::vector<Entry> entries;
+  ~TableOwner() {
+    table = nullptr;
+    table_size = 0;
+  }
+};
+thread_local TableOwner owner;
+
+Plan read_plan(const std::string& text, const Device& device) {
+  Plan plan = Plan::parse(text);
+  plan.specialise(device.capability(), device.gpu.multiprocessors);
+  return plan;
+}
+
+}  // namespace
+
+std::pair<uint32_t, uint64_t> Place::take() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (free_places.empty()) return {places++, ++generations};
+  const uint32_t index = free_places.back();
+  free_places.pop_back();
+  return {index, ++generations};
+}
+
+Place::~Place() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  free_places.push_back(index);
+}
+
+std::shared_ptr<const Program> Program::of(Device* device, const std::string& plan, const std::string& source,
+                                           const ImageAttribute& attribute, const char** origin) {
+  const std::string key = std::to_string(device->ordinal) + ' ' + std::to_string(plan.size()) + ' ' + plan + source;
+  std::shared_ptr<const Program> out;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = programs.find(key);
+    if (found != programs.end()) out = found->second.lock();
+  }
+  *origin = "loaded before";
+  if (out != nullptr) return out;
+  out = std::make_shared<const Program>(device, plan, source, attribute, origin);
+  std::shared_ptr<const Program> winner;  // outlives the lock, since the end of a program takes it
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (auto entry = programs.begin(); entry != programs.end();) {
+    entry = entry->second.expired() ? programs.erase(entry) : std::next(entry);
+  }
+  std::weak_ptr<const Program>& slot = programs[key];
+  winner = slot.lock();
+  if (winner == nullptr) slot = winner = out;
+  return winner;
+}
+
+Program::Program(Device* on, const std::string& text, const std::string& source, const ImageAttribute& attribute,
+                 const char** origin)
+    : device(*on), plan(read_plan(text, *on)), functions(plan.variants.size()) {
+  const Driver& driver = device.driver;
+  if (!plan.scratch.empty()) pool = device.scratch_pool();
+  std::vector<std::string> names;
+  for (const Variant& variant : plan.variants) {
+    for (const Step& step : variant.steps) names.push_back(step.kernel);
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  kernels = names.size();
+  if (names.empty()) return;
+
+  const std::string key = cache_key(source, plan.options, device.architecture());
+  module_ = device.find(key);
+  if (module_ == nullptr) {
+    const Image image = find_image(device, {source, plan.options, names, attribute});
+    module_ = device.keep(key, std::make_shared<LoadedModule>(driver, device.context, image.bytes));
+    *origin = image.origin;
+  }
+  Current current(driver, device.context);
+  for (size_t v = 0; v < plan.variants.size(); ++v) {
+    for (const Step& step : plan.variants[v].steps) {
+      const Function function = module_->function(step.kernel);
+      if (!step.shared.is_zero()) {
+        int fixed = 0;
+        driver.check(driver.function_attribute(&fixed, kStaticShared, function), "read a kernel's shared memory");
+        driver.check(driver.set_function_attribute(function, kLargestDynamicShared, device.gpu.largest_shared - fixed),
+                     "set a kernel's shared memory");
+      }
+      functions[v].push_back(function);
+    }
+  }
+}
+
+Prepared& Program::prepared() const {
+  const size_t index = place_.index;
+  if (index >= table_size) {
+    owner.entries.resize(index + 1);
+    table = owner.entries.data();
+    table_size = owner.entries.size();
+  }
+  Entry& entry = table[index];
+  if (entry.generation != place_.generation) {
+    entry.prepared = std::make_unique<Prepared>(plan, device.capability(), device.gpu.multiprocessors);
+    entry.generation = place_.generation;
+  }
+  return *entry.prepared;
+}
+
+}  // namespace onnxfuse
