@@ -119,6 +119,7 @@ FUNCTIONS: dict[str, Function] = {
     "quick_exp": _unary("quick_exp", 2),
     "exp_difference": Function("of::exp_difference({0}, {1})", None, flops=3),
     "gelu": _unary("gelu", 22, quick=True),
+    "mish": _unary("mish", 14),
     "expm1": _unary("expm1", 10),
     "log": _unary("log", 4),
     "log1p": _unary("log1p", 8),

@@ -45,9 +45,7 @@ def lower_swish(node: Node, context: Context) -> Tensor:
 
 @lowers("Mish")
 def lower_mish(node: Node, context: Context) -> Tensor:
-    source = operand(node, context, 0)
-    x = wide(source)
-    return declare(apply("mul", x, apply("tanh", apply("softplus", x))), source.dtype)
+    return apply("mish", operand(node, context, 0))
 
 
 @lowers("HardSigmoid")

@@ -139,6 +139,17 @@ __device__ __forceinline__ float exp_difference(float a, float b) {
   return exp2_approximate(::fmaf(a, log2_e, -(b * log2_e)));
 }
 
+// x * tanh(log(1 + exp(x))): with n = e * (e + 2), e = exp(x), the hyperbolic tangent is n / (n + 2).  From 20 (in
+// double, 40) on it rounds to one.
+__device__ __forceinline__ float mish(float x) {
+  const float e = ::expf(::fminf(x, 20.0f)), n = e * (e + 2.0f);
+  return x * (n / (n + 2.0f));
+}
+__device__ __forceinline__ double mish(double x) {
+  const double e = ::exp(::fmin(x, 40.0)), n = e * (e + 2.0);
+  return x * (n / (n + 2.0));
+}
+
 // ---- Quicker forms for results that are rounded to half or bfloat16. ----
 
 __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
