@@ -14,6 +14,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxfuse.graph import load_graph
+from onnxfuse.resources import rules_folder
 from onnxfuse.rules import (
     Example,
     Rule,
@@ -23,13 +24,12 @@ from onnxfuse.rules import (
     example_model,
     find_matches,
     load_rules,
-    shipped_folder,
 )
 
 
 @cache
 def shipped() -> RuleSet:
-    return load_rules([shipped_folder()])
+    return load_rules([rules_folder()])
 
 
 CASES = [(rule.id, position) for rule in shipped().all for position in range(len(rule.examples))]

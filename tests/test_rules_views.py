@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnxfuse.errors import RuleError
 from onnxfuse.graph import load_graph
 from onnxfuse.graph.model import Graph
+from onnxfuse.resources import rules_folder
 from onnxfuse.rules import (
     CanonicalGraph,
     FuseRule,
@@ -25,13 +26,12 @@ from onnxfuse.rules import (
     load_rules,
     postfix,
     prohibitions,
-    shipped_folder,
 )
 
 
 @cache
 def shipped() -> RuleSet:
-    return load_rules([shipped_folder()])
+    return load_rules([rules_folder()])
 
 
 def graph(text: str, opset: int = 17) -> Graph:
@@ -124,7 +124,7 @@ def test_without_rules_the_view_is_the_graph() -> None:
 
 
 def test_disabling_a_rule_leaves_its_spelling() -> None:
-    rules = load_rules([shipped_folder()], disable=["mish"])
+    rules = load_rules([rules_folder()], disable=["mish"])
     ops = [node.op for node in canonicalise(graph(MISH), rules.canonical).graph.nodes]
     assert ops == ["Softplus", "Tanh", "Mul", "Identity"]
 
@@ -215,7 +215,7 @@ def test_an_edge_is_refused_through_members_only() -> None:
     searched = graph("""g (float[b, 3, 8, 8] x, float[4, 3, 1, 1] w, float[b, 4, 8, 8] z) => (float[b, 4, 8, 8] y) {
         c = Conv(x, w) a = Add(c, z) y = Softmax <axis = -1> (a) }""")
     conv, add, softmax = searched.nodes
-    said = prohibitions(searched, load_rules([shipped_folder()], disable=["runtime-conv-relu"]))
+    said = prohibitions(searched, load_rules([rules_folder()], disable=["runtime-conv-relu"]))
     assert said.refuses([conv, add]) is None
     assert said.refuses([add, softmax]) is None
     refusal = said.refuses([conv, add, softmax])

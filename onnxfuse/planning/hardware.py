@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from onnxfuse.errors import Place, RuleError, TargetError
+from onnxfuse.resources import rules_folder
 
 KIB, GIB = 1024, 1024**3
 
@@ -127,9 +128,7 @@ class Profile(_Model):
 
 def shipped_profiles() -> Path:
     """The folder of the profiles that ship with the package."""
-    package = Path(__file__).resolve().parent.parent
-    installed = package / "_rules" / "hardware"
-    return installed if installed.is_dir() else package.parent / "rules" / "hardware"
+    return rules_folder() / "hardware"
 
 
 def load_profiles(paths: Iterable[Path | str] = ()) -> tuple[Profile, ...]:

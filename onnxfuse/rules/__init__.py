@@ -29,7 +29,7 @@ from onnxfuse.rules.kinds import (
     Rule,
     RuleSet,
 )
-from onnxfuse.rules.load import load_rules, shipped_folder
+from onnxfuse.rules.load import load_rules
 from onnxfuse.rules.matcher import match
 from onnxfuse.rules.matches import Match, MatchResult, NodeIndex
 
@@ -37,7 +37,7 @@ __all__ = [
     "CLASSES", "CanonicalGraph", "CanonicalRule", "Component", "Example", "ExampleOutcome", "ForbidRule", "FuseRule",
     "GrowRule", "Growth", "Kernel", "Match", "MatchResult", "NodeIndex", "PatternRule", "Prohibition", "Prohibitions",
     "Rule", "RuleSet", "canonicalise", "check_examples", "components", "example_model", "find_matches", "load_rules",
-    "match", "postfix", "prohibitions", "shipped_folder",
+    "match", "postfix", "prohibitions",
 ]
 
 

@@ -35,11 +35,6 @@ _Common = dict[str, Any]
 """What every rule has, as keywords of its class."""
 
 
-def shipped_folder() -> Path:
-    """The folder of the rules that come with onnxfuse."""
-    return Path(__file__).resolve().parents[2] / "rules"
-
-
 def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> RuleSet:
     """Read rule files.
 
