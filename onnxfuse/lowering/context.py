@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -207,6 +207,3 @@ def like(value: Number, tensor: Tensor) -> Fill:
 def accumulate(tensor: Tensor) -> Tensor:
     """The tensor in the type that sums are taken in: float32 at least."""
     return tensor if tensor.dtype == DOUBLE else wide(tensor)
-
-
-Attributes = Mapping[str, object]

@@ -83,18 +83,17 @@ class Sort(Enum):
 @dataclass(frozen=True)
 class Function:
     """A scalar function: its text over operands ``{0}``, ``{1}``, ... in floating point and in integers (None where
-    it has no meaning there), its sort, its rough cost in single-precision operations, and a quicker text whose error
-    is far under the rounding of float16 and bfloat16, for results declared in those."""
+    it has no meaning there), its sort, and a quicker text whose error is far under the rounding of float16 and
+    bfloat16, for results declared in those."""
 
     floating: str | None
     integer: str | None = None
     sort: Sort = Sort.SMOOTH
-    flops: int = 1
     narrow: str | None = None
 
 
-def _unary(name: str, flops: int = 1, sort: Sort = Sort.SMOOTH, quick: bool = False) -> Function:
-    return Function(f"of::{name}({{0}})", None, sort, flops, f"of::quick_{name}({{0}})" if quick else None)
+def _unary(name: str, sort: Sort = Sort.SMOOTH, quick: bool = False) -> Function:
+    return Function(f"of::{name}({{0}})", None, sort, f"of::quick_{name}({{0}})" if quick else None)
 
 
 def _compare(operator: str) -> Function:
@@ -105,42 +104,42 @@ FUNCTIONS: dict[str, Function] = {
     "add": Function("({0} + {1})", "({0} + {1})"),
     "sub": Function("({0} - {1})", "({0} - {1})"),
     "mul": Function("({0} * {1})", "({0} * {1})"),
-    "div": Function("of::divide({0}, {1})", "of::quotient({0}, {1})", flops=4),
-    "mod": Function(None, "of::modulo({0}, {1})", Sort.JUMPING, 4),
-    "fmod": Function("of::fmod({0}, {1})", "of::remainder({0}, {1})", Sort.JUMPING, 8),
-    "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})", flops=20),
+    "div": Function("of::divide({0}, {1})", "of::quotient({0}, {1})"),
+    "mod": Function(None, "of::modulo({0}, {1})", Sort.JUMPING),
+    "fmod": Function("of::fmod({0}, {1})", "of::remainder({0}, {1})", Sort.JUMPING),
+    "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})"),
     "min": Function("of::min({0}, {1})", "({0} < {1} ? {0} : {1})", Sort.CHOOSING),
     "max": Function("of::max({0}, {1})", "({0} > {1} ? {0} : {1})", Sort.CHOOSING),
     "neg": Function("(-{0})", "(-{0})", Sort.CHOOSING),
     "abs": Function("of::abs({0})", "of::iabs({0})", Sort.CHOOSING),
     "where": Function("({0} ? {1} : {2})", "({0} ? {1} : {2})", Sort.CHOOSING),
-    "copy": Function("{0}", "{0}", Sort.CHOOSING, 0),
-    "exp": _unary("exp", 4, quick=True),
-    "quick_exp": _unary("quick_exp", 2),
-    "exp_difference": Function("of::exp_difference({0}, {1})", None, flops=3),
-    "gelu": _unary("gelu", 22, quick=True),
-    "mish": _unary("mish", 14),
-    "expm1": _unary("expm1", 10),
-    "log": _unary("log", 4),
-    "log1p": _unary("log1p", 8),
-    "sqrt": _unary("sqrt", 4),
-    "rsqrt": _unary("rsqrt", 4),
-    "reciprocal": _unary("reciprocal", 4),
-    "sin": _unary("sin", 10),
-    "cos": _unary("cos", 10),
-    "tan": _unary("tan", 20),
-    "asin": _unary("asin", 20),
-    "acos": _unary("acos", 20),
-    "atan": _unary("atan", 20),
-    "sinh": _unary("sinh", 20),
-    "cosh": _unary("cosh", 20),
-    "tanh": _unary("tanh", 10),
-    "asinh": _unary("asinh", 20),
-    "acosh": _unary("acosh", 20),
-    "atanh": _unary("atanh", 20),
-    "erf": _unary("erf", 20),
-    "sigmoid": _unary("sigmoid", 8, quick=True),
-    "softplus": _unary("softplus", 12),
+    "copy": Function("{0}", "{0}", Sort.CHOOSING),
+    "exp": _unary("exp", quick=True),
+    "quick_exp": _unary("quick_exp"),
+    "exp_difference": Function("of::exp_difference({0}, {1})", None),
+    "gelu": _unary("gelu", quick=True),
+    "mish": _unary("mish"),
+    "expm1": _unary("expm1"),
+    "log": _unary("log"),
+    "log1p": _unary("log1p"),
+    "sqrt": _unary("sqrt"),
+    "rsqrt": _unary("rsqrt"),
+    "reciprocal": _unary("reciprocal"),
+    "sin": _unary("sin"),
+    "cos": _unary("cos"),
+    "tan": _unary("tan"),
+    "asin": _unary("asin"),
+    "acos": _unary("acos"),
+    "atan": _unary("atan"),
+    "sinh": _unary("sinh"),
+    "cosh": _unary("cosh"),
+    "tanh": _unary("tanh"),
+    "asinh": _unary("asinh"),
+    "acosh": _unary("acosh"),
+    "atanh": _unary("atanh"),
+    "erf": _unary("erf"),
+    "sigmoid": _unary("sigmoid", quick=True),
+    "softplus": _unary("softplus"),
     "relu": Function("of::max({0}, 0.0f)", "({0} > 0 ? {0} : 0)", Sort.CHOOSING),
     "floor": _unary("floor", sort=Sort.JUMPING),
     "ceil": _unary("ceil", sort=Sort.JUMPING),

@@ -27,8 +27,8 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto | None:
     if len(UnknownFieldSet(model)) or len(UnknownFieldSet(model.graph)):
         return None
     shell = onnx.ModelProto()
-    _copy(model, shell, "graph")
-    _copy(model.graph, shell.graph, "initializer")
+    copy_fields(model, shell, "graph")
+    copy_fields(model.graph, shell.graph, "initializer")
     return shell
 
 
@@ -41,7 +41,7 @@ class Layout:
         frames = [_tag(_INITIALIZER, length) for length, _ in weights]
         graph = sum(map(len, inner)) + sum(map(len, frames)) + sum(length for length, _ in weights)
         outer = onnx.ModelProto()
-        _copy(shell, outer, "graph")
+        copy_fields(shell, outer, "graph")
         before, after = _split(outer, _GRAPH)
         self.frames = frames
         self.head = before + _tag(_GRAPH, graph) + inner[0]
@@ -71,7 +71,8 @@ def _tag(field: int, length: int) -> bytes:
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(length)
 
 
-def _copy(source: Any, target: Any, skip: str) -> None:
+def copy_fields(source: Any, target: Any, skip: str) -> None:
+    """Copy every field of a message that is set, but for one, which is not touched."""
     for descriptor, value in source.ListFields():
         if descriptor.name == skip:
             continue

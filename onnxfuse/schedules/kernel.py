@@ -12,8 +12,8 @@ from onnxfuse.graph.dims import Dim, product, symbol
 from onnxfuse.lowering.ir import Input, Reduce, Reshape, postorder
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, expression
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Load, Puller, Reduced, Scalar, children
-from onnxfuse.lowering.scalars import BOOL, FUNCTIONS, TYPES
+from onnxfuse.lowering.pull import Load, Puller, Scalar, children
+from onnxfuse.lowering.scalars import BOOL, TYPES
 from onnxfuse.schedules.text import Lanes
 
 INDEX_LIMIT = 2**31 - 2**22
@@ -32,14 +32,12 @@ class Kernel:
         plan: how it is launched.
         scattered: inputs (by place) that neighbouring threads read far apart, so that most of every memory
             transaction is wasted.
-        flops: operations an element, roughly, for the cost model.
     """
 
     schedule: str
     source: str
     plan: LaunchPlan
     scattered: tuple[int, ...] = ()
-    flops: int = 1
 
 
 @cache
@@ -230,12 +228,3 @@ def _steps(load: Load, lanes: Lanes) -> list[Dim]:
                 if scale is not None:
                     steps.append(scale)
     return steps
-
-
-def flops(roots: Iterable[Scalar]) -> int:
-    """Operations an element, roughly."""
-    total = 0
-    for scalar in walk(roots):
-        name = getattr(scalar, "function", None)
-        total += FUNCTIONS[name].flops if name in FUNCTIONS else 1 if isinstance(scalar, Reduced) else 0
-    return max(total, 1)

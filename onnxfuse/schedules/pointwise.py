@@ -22,7 +22,6 @@ from onnxfuse.schedules.kernel import (
     Signature,
     best_width,
     fits_narrow,
-    flops,
     header,
     is_vector,
     make_plan,
@@ -85,7 +84,7 @@ def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> K
         step = Step(name, (grid, "1", "1"), (str(THREADS), "1", "1"), signature.arguments(used, bits))
         variants.append(Variant(f"width {lane_count}, {bits}-bit", (step,), guards))
     plan = make_plan(lowered, rule, puller, variants)
-    return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of), flops(roots))
+    return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of))
 
 
 def _body(writer: Writer, roots: list[Scalar], lowered: Lowered) -> str:

@@ -28,7 +28,6 @@ from onnxfuse.schedules.kernel import (
     Signature,
     best_width,
     fits_narrow,
-    flops,
     header,
     is_vector,
     make_plan,
@@ -176,7 +175,7 @@ def _assemble(lowered: Lowered, rule: str, puller: Puller, outputs: list[Output]
     plan = make_plan(lowered, rule, puller, variants)
     comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
     return Kernel(
-        "rows", "".join([header(), comment, *bodies, *source]), plan, scattered_inputs(loads, lanes_of), flops(roots)
+        "rows", "".join([header(), comment, *bodies, *source]), plan, scattered_inputs(loads, lanes_of)
     )
 
 

@@ -14,6 +14,7 @@ import onnxruntime
 
 from onnxfuse.errors import VerificationError
 from onnxfuse.graph.load import LoadedModel
+from onnxfuse.rewriting.wire import copy_fields
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
 
 _SHARED_BYTES = 1024
@@ -136,18 +137,6 @@ def _slim(model: onnx.ModelProto, file: Any, known: dict[str, tuple[onnx.TensorP
 def _shell(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without the main graph's initialisers, made without copying them."""
     result = onnx.ModelProto()
-    _copy(model, result, "graph")
-    _copy(model.graph, result.graph, "initializer")
+    copy_fields(model, result, "graph")
+    copy_fields(model.graph, result.graph, "initializer")
     return result
-
-
-def _copy(source: Any, target: Any, skip: str) -> None:
-    for descriptor, value in source.ListFields():
-        if descriptor.name == skip:
-            continue
-        if hasattr(value, "extend"):
-            getattr(target, descriptor.name).extend(value)
-        elif descriptor.message_type is not None:
-            getattr(target, descriptor.name).CopyFrom(value)
-        else:
-            setattr(target, descriptor.name, value)
