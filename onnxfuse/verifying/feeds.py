@@ -75,10 +75,13 @@ def is_float(array: Array) -> bool:
 def _scaled(array: Array, to: float) -> Array:
     """The floats with a largest magnitude of ``to``; what is not finite becomes that."""
     wide = array.astype(np.float64)
-    known = np.where(np.isfinite(wide), wide, 0.0)
-    largest = float(np.abs(known).max(initial=0.0))
-    scaled = np.where(np.isfinite(wide), known * (to / largest if largest else 1.0), np.copysign(to, wide))
-    result: Array = scaled.astype(array.dtype)
+    finite = np.isfinite(wide)
+    endless = np.copysign(to, wide[~finite])
+    wide[~finite] = 0.0
+    largest = float(np.abs(wide).max(initial=0.0))
+    wide *= to / largest if largest else 1.0
+    wide[~finite] = endless
+    result: Array = wide.astype(array.dtype)
     return result
 
 

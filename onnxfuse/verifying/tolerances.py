@@ -76,6 +76,9 @@ _LARGEST: dict[int, float] = {
 }
 """Largest finite number of each type."""
 
+_FRACTION_BITS, _BIAS = 52, 1023
+"""Of float64."""
+
 
 def reduction_factor(length: int) -> float:
     """What the share of the scale is multiplied with for sums of ``length`` terms."""
@@ -84,11 +87,16 @@ def reduction_factor(length: int) -> float:
 
 def ulp(values: Array, dtype: int) -> Array:
     """The unit in the last place of a float type at each value, as float64."""
-    wide = values.astype(np.float64)
-    _, exponent = np.frexp(wide)
-    least = _LEAST[dtype]
-    spacing: Array = np.ldexp(1.0, np.where(wide == 0, least, np.maximum(exponent - _DIGITS[dtype], least)))
-    return spacing
+    wide = np.abs(values.astype(np.float64))
+    # A power of two is its exponent's bits alone: shifting them is many times faster than frexp and ldexp.
+    exponent = (wide.view(np.int64) >> _FRACTION_BITS) - (_BIAS - 1) - _DIGITS[dtype]
+    np.maximum(exponent, _LEAST[dtype], out=exponent)
+    if _LEAST[dtype] <= -_BIAS:  # below float64's own normal numbers
+        spacing: Array = np.ldexp(1.0, exponent)
+        return spacing
+    exponent += _BIAS
+    exponent <<= _FRACTION_BITS
+    return exponent.view(np.float64)
 
 
 @dataclass(frozen=True)
@@ -143,20 +151,23 @@ def judge(
     if dtype not in TABLE:
         return _exact(got, wanted)
     limits = EXACT if arithmetic is None else TABLE[arithmetic]
-    scale = _scale(reference)
+    wide, exact = got.astype(np.float64), reference.astype(np.float64)
+    other = None if own is None else own.astype(np.float64)
+    error, own_error = _error(wide, exact), None if other is None else _error(other, exact)
+    scale = _largest(np.abs(exact))
     floor = limits.scale * reduction_factor(length) * scale
-    mine = floor if own is None else max(floor, limits.own * _largest(_error(own, reference)))
-    best = _compare(got, reference, own, types, mine)
+    mine = floor if own_error is None else max(floor, limits.own * _largest(own_error))
+    best = _compare(wide, exact, other, types, mine)
     steady = True
-    for other in wanted[1:]:
+    for side in wanted[1:]:
         if not (best > 1).any():
             break
         steady = False
-        best = np.minimum(best, _compare(got, other, own, types, mine))
-    wrong = int((best > 1).sum())
-    error, ratio = _error(got, reference), float(best.max(initial=0.0))
+        best = np.minimum(best, _compare(wide, side.astype(np.float64), other, types, mine))
+    wrong = int(np.count_nonzero(best > 1))
+    ratio = float(best.max(initial=0.0))
     if arithmetic is not None and limits.spread is not None and not wrong and steady:
-        ratio = max(ratio, _spread(error, own, reference, arithmetic, floor, limits))
+        ratio = max(ratio, _spread(error, own_error, ulp(exact, arithmetic), floor, limits))
     place = np.unravel_index(int(best.argmax()), best.shape)
     share = 1 / scale if scale else 1.0
     worst = _largest(error)
@@ -182,64 +193,90 @@ def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
                      _text(wanted[0], place) if count else "", steady)
 
 
-def _compare(got: Array, reference: Array, own: Array | None, types: tuple[int, int | None], mine: float) -> Array:
-    """Error over limit of each element; ``mine`` is the limit that all have in common."""
+def _compare(wide: Array, exact: Array, own: Array | None, types: tuple[int, int | None], mine: float) -> Array:
+    """Error over limit of each element, all in float64; ``mine`` is the limit that all have in common."""
     dtype, arithmetic = types
-    wide, exact = got.astype(np.float64), reference.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        limit = np.full(exact.shape, mine)
-        if arithmetic is not None:
-            limit = np.maximum(limit, np.maximum(TABLE[arithmetic].ulps * ulp(exact, arithmetic), ulp(exact, dtype)))
         error = np.abs(wide - exact)
-        ratio = np.where(error == 0, 0.0, error / limit)
+        limit: Array | float = mine
+        if arithmetic is not None:
+            ulps = TABLE[arithmetic].ulps
+            if ulps:
+                limit = np.maximum(ulps * ulp(exact, arithmetic), mine)
+            if dtype != arithmetic or ulps < 1:
+                limit = np.maximum(ulp(exact, dtype), limit)
+        ratio: Array = error / limit
+        ratio[error == 0] = 0.0
+    finite = np.isfinite(error)
+    if own is not None:
+        finite &= np.isfinite(own)
+    if not finite.all():
+        rest = ~finite
+        theirs = None if own is None else own[rest]
+        ratio[rest] = _unfinished(wide[rest], exact[rest], theirs, ratio[rest], (dtype, mine))
+    return ratio
+
+
+def _unfinished(wide: Array, exact: Array, own: Array | None, ratio: Array, limit: tuple[int, float]) -> Array:
+    """Error over limit of elements of which the kernel's, the reference's or the original's number is not finite.
+
+    ``limit``: the output's type, and the limit that all elements have in common.
+    """
+    dtype, mine = limit
     finite = np.isfinite(wide) & np.isfinite(exact)
     # Infinite where the reference rounds to that, or comes as near to it as the common limit allows.
     brink = _LARGEST[dtype] * (1 + 2.0 ** -(_DIGITS[dtype] + 1)) - mine
-    over = np.isinf(wide) & (np.sign(wide) == np.sign(exact)) & (np.abs(exact) >= brink)
-    agrees = over | (np.isnan(wide) & np.isnan(exact))
+    agrees = (np.isinf(wide) & (np.sign(wide) == np.sign(exact)) & (np.abs(exact) >= brink)) | (
+        np.isnan(wide) & np.isnan(exact))
     if own is not None:
-        other = own.astype(np.float64)
-        agrees |= ~np.isfinite(other) & ((wide == other) | (np.isnan(wide) & np.isnan(other)))
+        agrees |= ~np.isfinite(own) & ((wide == own) | (np.isnan(wide) & np.isnan(own)))
         # Where the original has no number at all, a near one is better than what it gives.
-        agrees |= ~np.isfinite(other) & finite & (error <= _NEAR * np.abs(exact))
+        with np.errstate(invalid="ignore", over="ignore"):
+            agrees |= ~np.isfinite(own) & finite & (np.abs(wide - exact) <= _NEAR * np.abs(exact))
     result: Array = np.where(agrees, 0.0, np.where(finite, ratio, np.inf))
     return result
 
 
-def _spread(error: Array, own: Array | None, reference: Array, arithmetic: int, floor: float,
-            limits: Tolerance) -> float:
-    """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds."""
-    finite = np.isfinite(error)
-    if own is not None:
-        finite &= np.isfinite(own.astype(np.float64))
-    if not finite.any():
+def _spread(error: Array, own: Array | None, unit: Array, floor: float, limits: Tolerance) -> float:
+    """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds.
+
+    Args:
+        error: of the kernel; own: of the original, where known; both not a number where nothing can be said.
+        unit: of the last place, in the type that is computed in.
+    """
+    finite = np.isfinite(error) if own is None else np.isfinite(error) & np.isfinite(own)
+    if not finite.all():
+        error, unit, own = error[finite], unit[finite], None if own is None else own[finite]
+    if not error.size:
         return 0.0
-    limit = max(floor, (limits.spread or 0.0) * _rms(ulp(reference[finite], arithmetic)))
+    limit = max(floor, (limits.spread or 0.0) * _rms(unit))
     if own is not None:
-        limit = max(limit, limits.own * _rms(_error(own, reference)[finite]))
-    return _rms(error[finite]) / limit if limit else 0.0
+        limit = max(limit, limits.own * _rms(own))
+    return _rms(error) / limit if limit else 0.0
 
 
 def _rms(values: Array) -> float:
     largest = float(np.abs(values).max(initial=0.0))
-    return largest * float(np.sqrt(np.mean((values / largest) ** 2))) if largest else 0.0
+    if not largest:
+        return 0.0
+    scaled = (values / largest).reshape(-1)
+    return largest * sqrt(float(scaled @ scaled) / scaled.size)
 
 
 def _error(values: Array, reference: Array) -> Array:
     """Absolute difference; not a number where either is not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
-        error: Array = np.abs(values.astype(np.float64) - reference.astype(np.float64))
-    error[~np.isfinite(error)] = np.nan
+        error: Array = np.abs(values - reference)
+    finite = np.isfinite(error)
+    if not finite.all():
+        error[~finite] = np.nan
     return error
 
 
 def _largest(error: Array) -> float:
-    finite = error[np.isfinite(error)]
-    return float(finite.max(initial=0.0))
-
-
-def _scale(reference: Array) -> float:
-    return _largest(np.abs(reference.astype(np.float64)))
+    """The largest finite number of an array of numbers that are not negative."""
+    largest = float(error.max(initial=0.0))
+    return largest if np.isfinite(largest) else float(error[np.isfinite(error)].max(initial=0.0))
 
 
 def _text(values: Array, place: tuple[Any, ...]) -> str:
