@@ -13,6 +13,9 @@ from onnxfuse.schedules.text import Lanes, Scope, Writer
 EARLY_BYTES = 128
 """Bytes a thread may hold of what only later phases read."""
 
+_EARLY = "early"
+"""Stands where the first phase has asked for its own vectors; what is asked for there is known at the end."""
+
 
 @dataclass(frozen=True)
 class Output:
@@ -165,26 +168,24 @@ class _RowText:
         name = self.writer.define(("vector", load), Scope.VECTOR, vector, f"early ? {self.early[load]}[item] : {late}")
         return self.writer.define(load, Scope.LANE, TYPES[load.dtype].compute, f"of::value({name}.at[v])")
 
-    def _early_loop(self) -> list[str]:
-        """Ask for the vectors of later phases, where a thread has registers for them."""
+    def _early_loads(self) -> list[str]:
+        """Ask for the vectors of later phases right after those of the first, where a thread has registers for them."""
         if not self.early:
             return []
-        sizes = " + ".join(str(TYPES[load.dtype].size) for load in self.early)
-        lines = [f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};"]
         writer = Writer(self.phases.lanes, self.writer.symbols)
         loads = [f"{name}[item] = of::load<width>(i{load.input} + ({writer.index(load.offset)}));"
                  for load, name in self.early.items()]
-        for load, name in self.early.items():
-            lines.append(f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];")
-        lines += [
-            "  if constexpr (early) {",
-            "#pragma unroll",
-            "    for (int item = 0; item < items; ++item) {",
-            "      const idx e = ((idx)item * threads + lane) * width;",
-            f"      if (e < {self.length}) {{",
-        ]
         inner = [line for scope in Scope for line in writer.lines[scope]]
-        return [*lines, *(f"        {line}" for line in [*inner, *loads]), "      }", "    }", "  }"]
+        return ["      if constexpr (early) {", *(f"        {line}" for line in [*inner, *loads]), "      }"]
+
+    def _early_vectors(self) -> list[str]:
+        """Room for them."""
+        if not self.early:
+            return []
+        sizes = " + ".join(str(TYPES[load.dtype].size) for load in self.early)
+        vectors = [f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];"
+                   for load, name in self.early.items()]
+        return [f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors]
 
     def text(self) -> Text:
         """The whole body."""
@@ -199,7 +200,9 @@ class _RowText:
         for phase in range(self.phases.count):
             self.phase = phase
             phases += self._phase()
-        lines += self._early_loop() + phases + self._row_outputs()
+        place = phases.index(_EARLY) if _EARLY in phases else len(phases)
+        phases[place:place + 1] = self._early_loads()
+        lines += self._early_vectors() + phases + self._row_outputs()
         return Text("rows_in_registers" if self.keep else "rows_streaming", "\n".join(lines) + "\n")
 
     def _phase(self) -> list[str]:
@@ -208,9 +211,11 @@ class _RowText:
         for number, reduction in enumerate(reductions):
             kind, accumulator = TYPES[reduction.dtype].compute, f"a{self.phase}_{number}"
             functor, neutral = REDUCTIONS[reduction.kind]
-            before.append(f"{kind} {accumulator} = {_neutral(neutral, reduction.dtype)};")
+            # One accumulator a lane: a single one would make every element wait for the one before it.
+            before.append(f"{kind} {accumulator}[width];")
+            before.append(f"of::fill({accumulator}, {_neutral(neutral, reduction.dtype)});")
             inner.append(
-                f"{accumulator} = {functor}::of<{kind}>({accumulator}, {self.writer.scalar(reduction.element)});"
+                f"{accumulator}[v] = {functor}::of({accumulator}[v], {self.writer.scalar(reduction.element)});"
             )
         for scalar, first in self.phases.kept.items():
             if self.keep and first == self.phase:
@@ -250,7 +255,9 @@ class _RowText:
             ]
         else:
             lines = [f"  for (idx e = (idx)lane * width; e < {self.length}; e += threads * width) {{", "    {"]
-        lines += [f"      {line}" for line in [*vector_lines, *vectors]]
+        lines += [f"      {line}" for line in vector_lines]
+        lines += [_EARLY] if self.phase == 0 else []
+        lines += [f"      {line}" for line in vectors]
         lines += ["#pragma unroll", "      for (int v = 0; v < width; ++v) {"]
         lines += [f"        {line}" for line in [*lane_lines, *inner]]
         return [*lines, "      }", *(f"      {line}" for line in after), "    }", "  }"]
@@ -258,11 +265,12 @@ class _RowText:
     def _reduce(self, number: int, reduction: Reduced) -> list[str]:
         kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
         name, partial = f"r{self.phase}_{number}", f"p{self.partials}"
+        mine = f"of::fold<{functor}>(a{self.phase}_{number})"
         self.partials += 1
         self.names[reduction] = name
         return [
             f"  __shared__ {kind} {partial}[32];",
-            f"  const {kind} {name} = of::reduce<{functor}, threads>(a{self.phase}_{number}, {partial});",
+            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {partial});",
         ]
 
     def _row_outputs(self) -> list[str]:

@@ -42,7 +42,7 @@ from onnxfuse.schedules.text import Lanes, Writer
 KEPT_LIMIT = 32
 """Elements of a row that a thread keeps in registers, at most; more of them cost occupancy."""
 
-ENOUGH_THREADS = 24_000
+ENOUGH_THREADS = 8_000
 """Threads under which a GPU of a hundred multiprocessors waits for memory rather than moves it."""
 
 BLOCK = 128

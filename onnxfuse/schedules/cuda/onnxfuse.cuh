@@ -202,10 +202,28 @@ template <typename T, typename U> __device__ __forceinline__ T ipow(T a, U b) {
 
 struct Sum { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a + b; } };
 struct Prod { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a * b; } };
-struct Max { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a > b || a != a ? a : b; } };
+struct Max {
+  template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a > b || a != a ? a : b; }
+#if !defined(ONNXFUSE_EMULATOR) && __CUDA_ARCH__ >= 800
+  static __device__ __forceinline__ float of(float a, float b) {  // one instruction instead of three
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+  }
+#endif
+};
 // The larger of two numbers, passing over NaN.
 struct MaxNumber { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return ::fmax(a, b); } };
-struct Min { template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a < b || a != a ? a : b; } };
+struct Min {
+  template <typename T> static __device__ __forceinline__ T of(T a, T b) { return a < b || a != a ? a : b; }
+#if !defined(ONNXFUSE_EMULATOR) && __CUDA_ARCH__ >= 800
+  static __device__ __forceinline__ float of(float a, float b) {
+    float smaller;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
+    return smaller;
+  }
+#endif
+};
 
 // Neutral elements of Max and Min over integers.
 template <typename T> __device__ __forceinline__ T lowest() {
@@ -213,6 +231,20 @@ template <typename T> __device__ __forceinline__ T lowest() {
 }
 template <typename T> __device__ __forceinline__ T highest() {
   return (T)((T)-1 < (T)0 ? (1ULL << (sizeof(T) * 8 - 1)) - 1 : ~0ULL);
+}
+
+template <typename T, int count> __device__ __forceinline__ void fill(T (&values)[count], T value) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) values[i] = value;
+}
+
+// The values of one thread, a power of two of them, in as few steps as there can be.
+template <typename Op, typename T, int count> __device__ __forceinline__ T fold(T (&values)[count]) {
+#pragma unroll
+  for (int half = count / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) values[i] = Op::of(values[i], values[i + half]);
+  return values[0];
 }
 
 // Over `threads` neighbouring lanes of a warp, a power of two; every lane gets the result.
