@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -154,6 +155,15 @@ def show(results: Sequence[Checked], faults: bool) -> str:
     return "\n".join(lines)
 
 
+def take_cores(cores: Sequence[int], jobs: int, turns: Any) -> None:
+    """Keep this process on cores of its own: ONNX Runtime's threads wait by spinning, a pool for every session."""
+    share = max(1, len(cores) // jobs)
+    with turns.get_lock():
+        first = turns.value * share % len(cores)
+        turns.value += 1
+    os.sched_setaffinity(0, [cores[(first + place) % len(cores)] for place in range(share)])
+
+
 def main() -> int:
     """Check the rows, in several processes, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -177,7 +187,9 @@ def main() -> int:
     faults = not arguments.no_faults
     start = time.perf_counter()
     results: dict[str, Checked] = {}
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    cores, turns = sorted(os.sched_getaffinity(0)), get_context("spawn").Value("i", 0)
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1,
+                             initializer=take_cores, initargs=(cores, arguments.jobs, turns)) as pool:
         waiting = {pool.submit(check, row.name, arguments.full, faults, arguments.emulate): row.name
                    for row in sorted(rows, key=lambda row: (not row.model.startswith(("unet", "llama")), row.name))}
         for future in as_completed(waiting):
