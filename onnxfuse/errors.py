@@ -7,6 +7,7 @@
     ├── TargetError               an unknown GPU, hardware profile or architecture
     ├── OutputError               the result cannot be written; nothing was left behind
     ├── KernelError               a kernel cannot be compiled or had for the GPU present
+    ├── MeasurementError          a database of measurements, or a profile of a run, cannot be used
     ├── RuntimeLibraryError       the native library is missing, too old, or refused by ONNX Runtime
     └── VerificationError         a fused model that must not be delivered
 
@@ -85,6 +86,10 @@ class OutputError(OnnxfuseError):
 
 class KernelError(OnnxfuseError):
     """A kernel cannot be compiled, or had, for the GPU present."""
+
+
+class MeasurementError(OnnxfuseError):
+    """A database of measurements, or ONNX Runtime's profile of a run, cannot be used."""
 
 
 class RuntimeLibraryError(OnnxfuseError):

@@ -5,6 +5,7 @@ References are NumPy's float32 sums of the same order, compared bit for bit.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,14 +27,22 @@ OLDEST = os.environ.get("ONNXFUSE_OLDEST_PYTHON")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built stand-in beside the models."""
     folder = tmp_path_factory.mktemp("native")
-    library = folder / "fake_cuda.so"
-    subprocess.run(
-        ["g++", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC",
-         str(NATIVE / "fake_cuda.c"), "-o", str(library)],
-        check=True,
-    )
+    for name in ("fake_cuda", "fake_profiler"):
+        subprocess.run(
+            ["g++", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC",
+             str(NATIVE / f"{name}.c"), "-o", str(folder / f"{name}.so")],
+            check=True,
+        )
     scenarios.write(folder)
-    return library
+    return folder / "fake_cuda.so"
+
+
+def environment(stand_in: Path, folder: Path, **more: str) -> dict[str, str]:
+    """What a scenario needs; ``folder`` is its own."""
+    return os.environ | {
+        "ONNXFUSE_LIBCUDA": str(stand_in), "SCENARIO_MODELS": str(stand_in.parent), "ONNXFUSE_CACHE_DIR": str(folder),
+        "NVTX_INJECTION64_PATH": str(stand_in.with_name("fake_profiler.so")), **more,
+    }
 
 
 @pytest.mark.parametrize("name", scenarios.SCENARIOS)
@@ -46,17 +55,21 @@ def test_scenario(name: str, python: str, stand_in: Path, tmp_path: Path) -> Non
         cache.Cache(tmp_path, "nvrtc-1.0").write(cache.key(ADD_ONE, (), "sm_90a"), scenarios.IMAGE)
     done = subprocess.run(
         [python, str(NATIVE / "scenarios.py"), name], capture_output=True, text=True, timeout=120,
-        env=os.environ | {"ONNXFUSE_LIBCUDA": str(stand_in), "SCENARIO_MODELS": str(stand_in.parent),
-                          "ONNXFUSE_CACHE_DIR": str(tmp_path)},
+        env=environment(stand_in, tmp_path),
     )
     assert done.returncode == 0, done.stderr
+    if name == "statistics_at_exit":
+        (node,) = json.loads((tmp_path / "left.json").read_text())["nodes"]
+        assert [(run["calls"], run["timed"], run["total_ns"]) for run in node["runs"]] == [(1, 1, 5000)]
+    if name == "statistics_unwritable":
+        path = tmp_path / "statistics" / "gone.json"
+        assert done.stderr == f"onnxfuse: the statistics cannot be written to '{path}': No such file or directory\n"
 
 
 def test_verbose_nodes_say_where_their_kernels_come_from(stand_in: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(NATIVE / "scenarios.py"), "hosts"], capture_output=True, text=True, check=True,
-        env=os.environ | {"ONNXFUSE_LIBCUDA": str(stand_in), "SCENARIO_MODELS": str(stand_in.parent),
-                          "ONNXFUSE_CACHE_DIR": str(tmp_path), "ONNXFUSE_VERBOSE": "1"},
+        env=environment(stand_in, tmp_path, ONNXFUSE_VERBOSE="1"),
     )
     assert sorted(line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")) == [
         "onnxfuse: node 'node0' (Region0, add-host): 1 kernels for sm_90a, embedded",
@@ -68,8 +81,8 @@ def test_the_script_for_the_gpu_rehearses(stand_in: Path) -> None:
     script = NATIVE.parent / "gpu" / "check_runtime.py"
     done = subprocess.run(
         [sys.executable, str(script), "--rehearse", str(stand_in), "--seconds", "0.3",
-         "--only", "sizes", "host_inputs", "scratch", "embedded", "threads"],
+         "--only", "sizes", "host_inputs", "scratch", "embedded", "threads", "recorded_runs"],
         capture_output=True, text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 5
+    assert done.stdout.count(" ok ") == 6

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fused_models import ADD_ONE
 
-from onnxfuse.errors import KernelError
+from onnxfuse.errors import KernelError, OutputError
 from onnxfuse.runtime import cache, compile, library, nvrtc
 from onnxfuse.runtime.compile import Compiler, KernelSource, compile_cubin
 
@@ -119,6 +119,55 @@ def test_a_corrupt_entry_is_compiled_again(tmp_path: Path, monkeypatch: pytest.M
         assert store.read(path.name) is None
         assert Compiler(store).image(kernel, "sm_80") == b"\x7fELF image"
         assert path.read_bytes() == whole
+
+
+def test_kernels_are_dumped_with_line_information(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text and image lie in the folder; the machine code has the text's lines, and an entry of its own in the cache."""
+    store, kernel = cache.Cache(tmp_path / "cache", "test-1"), KernelSource(ADD_ONE, ("-DX",), ("add_one",))
+    plain = Compiler(store).image(kernel, "sm_80")
+    assert (b".debug_line" in plain, len(list((tmp_path / "cache" / "test-1").iterdir()))) == (False, 1)
+    folder = tmp_path / "a folder"
+    monkeypatch.setenv("ONNXFUSE_DUMP", str(folder))
+    traced = Compiler(store).image(kernel, "sm_80")
+    name = f"add_one-{cache.digest(ADD_ONE, ('-DX',))[:16]}"
+    assert {path.name for path in folder.iterdir()} == {f"{name}.cu", f"{name}.sm_80.cubin"}
+    assert (folder / f"{name}.cu").read_text() == ADD_ONE
+    assert (folder / f"{name}.sm_80.cubin").read_bytes() == traced
+    assert b".debug_line" in traced and str(folder).encode() in traced and f"{name}.cu".encode() in traced
+    assert len(list((tmp_path / "cache" / "test-1").iterdir())) == 2
+    # From the cache it is dumped again, and into another folder compiled again, since the lines name the folder.
+    monkeypatch.setattr(compile, "compile_cubin", lambda source, architecture, options: source.encode())
+    (folder / f"{name}.sm_80.cubin").unlink()
+    assert Compiler(store).image(kernel, "sm_80") == traced
+    assert (folder / f"{name}.sm_80.cubin").read_bytes() == traced
+    monkeypatch.chdir(tmp_path)
+    for hard in ('a "folder"', "a földer", "a\\folder", "a\nfolder"):
+        monkeypatch.setenv("ONNXFUSE_DUMP", hard)
+        assert Compiler(store).image(kernel, "sm_80").startswith(f'#line 1 "{name}.cu"\n'.encode())
+    monkeypatch.setenv("ONNXFUSE_DUMP", "other")
+    assert Compiler(store).image(kernel, "sm_80") == f'#line 1 "{tmp_path}/other/{name}.cu"\n{ADD_ONE}'.encode()
+
+
+def test_a_dumped_kernel_that_does_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is there, and the log points at it."""
+    monkeypatch.setenv("ONNXFUSE_DUMP", str(tmp_path))
+    with pytest.raises(KernelError) as error:
+        Compiler(cache.Cache(None, "")).image(KernelSource("nonsense"), "sm_80")
+    (path,) = tmp_path.iterdir()
+    assert f"\n{path}(1): error:" in str(error.value)
+    assert path.read_text() == "nonsense"
+
+
+def test_a_folder_for_dumps_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("ONNXFUSE_DUMP", str(tmp_path / "file"))
+    with pytest.raises(OutputError) as error:
+        Compiler(cache.Cache(None, "")).image(KernelSource(ADD_ONE, (), ("add_one",)), "sm_80")
+    path = tmp_path / "file" / f"add_one-{cache.digest(ADD_ONE, ())[:16]}.cu"
+    assert str(error.value) == (
+        f"A kernel cannot be dumped: File exists.\n--> {path}\n"
+        "help: Set ONNXFUSE_DUMP to a folder that can be written, or unset it."
+    )
 
 
 def test_concurrent_writers_and_readers_meet_whole_entries(tmp_path: Path) -> None:

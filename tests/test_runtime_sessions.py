@@ -265,6 +265,11 @@ def test_kernels_with_an_image_for_the_gpu_are_not_compiled() -> None:
     assert set(kernel_sources(nested(), "sm_90a")) == twice | {KernelSource(ADD_ONE, (), ("add_one",))}
 
 
+def test_dumped_kernels_are_compiled_whatever_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXFUSE_DUMP", "/somewhere")
+    assert KernelSource(ADD_ONE, (), ("add_one",)) in kernel_sources(nested(), "sm_86")
+
+
 @pytest.mark.parametrize("raw", [b"", b"\x3a", b"\x3a\xff\xff\x7f", b"\x0b", b"\xff" * 20])
 def test_bytes_that_are_no_model(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.onnx"

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from onnxfuse.cli.output import check_folder, console, progress, write_text
-from onnxfuse.cli.parameters import FILE, model_argument, planning_options
+from onnxfuse.cli.parameters import FILE, model_argument, objective_options, planning_options
 
 
 @click.command(short_help="Show what optimize would do, or what a fused model holds.")
 @model_argument
 @planning_options
+@objective_options
 @click.option("--explain", is_flag=True, help="Show every near miss: node, condition and remedy.")
 @click.option("--json", "as_data", is_flag=True, help="Print the report as JSON.")
+@click.option("--profile", "statistics", type=FILE, metavar="FILE",
+              help="Show what the fused nodes took in a run, beside what was predicted: the file that the run wrote "
+                   "with ONNXFUSE_STATISTICS=FILE in its environment.")
 @click.option("--html", "html_file", type=FILE, metavar="FILE", help="Write the report as one HTML page.")
 def report(
     model: Path,
@@ -25,15 +30,28 @@ def report(
     target: str | None,
     explain: bool,
     as_data: bool,
+    statistics: Path | None,
     html_file: Path | None,
+    wanted: dict[str, Any],
 ) -> None:
-    """Show what `optimize` would do to MODEL; where MODEL is fused, what it holds, read from the file itself."""
+    """Show what `optimize` would do to MODEL; where MODEL is fused, what it holds, read from the file itself.
+
+    \b
+    onnxfuse report model.onnx --dim batch=8 --explain
+    onnxfuse report model.fused.onnx --html report.html
+    onnxfuse report model.fused.onnx --profile statistics.json
+    """
     from onnxfuse import api
     from onnxfuse.reporting import as_json, text
 
+    if statistics is not None:
+        if explain or html_file is not None:
+            raise click.UsageError("--profile shows a table of its own: leave --explain and --html out.")
+        _profile(model, statistics, as_data, target=target, rules=rules, dims=dims)
+        return
     check_folder(html_file)
     with progress(as_data) as tell:
-        found = api.report(model, rules=rules, disable=disable, dims=dims, target=target, tell=tell)
+        found = api.report(model, rules=rules, disable=disable, dims=dims, target=target, tell=tell, **wanted)
     if html_file is not None:
         from onnxfuse.reporting.html import page
 
@@ -42,3 +60,14 @@ def report(
         click.echo(json.dumps(as_json(found), indent=1))
     else:
         text.show(found, console(), explain=explain)
+
+
+def _profile(model: Path, statistics: Path, as_data: bool, **options: Any) -> None:
+    """Show a recorded run."""
+    from onnxfuse.reporting import profile, profile_text
+
+    found = profile.profile_of_run(model, statistics, **options)
+    if as_data:
+        click.echo(json.dumps(profile.as_json(found), indent=1))
+    else:
+        profile_text.show(found, console())

@@ -30,10 +30,31 @@ def default_folder() -> Path | None:
     return None
 
 
+def digest(source: str, options: Sequence[str]) -> str:
+    """Name of a kernel text with its options, 64 hexadecimal digits; native/images.cc computes the same."""
+    return hashlib.sha256(("\n".join(options) + "\0" + source).encode()).hexdigest()
+
+
 def key(source: str, options: Sequence[str], architecture: str) -> str:
     """File name of an entry; native/images.cc computes the same."""
-    text = "\n".join(options) + "\0" + source
-    return f"{architecture}-{hashlib.sha256(text.encode()).hexdigest()}.cubin"
+    return f"{architecture}-{digest(source, options)}.cubin"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, all of it or nothing, and the folders above it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 _warned: set[Path] = set()
@@ -68,16 +89,9 @@ class Cache:
         path = self.path(name)
         if path is None:
             return False
-        temporary = ""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(_header(image) + image)
-            os.replace(temporary, path)
+            write_whole(path, _header(image) + image)
         except OSError as error:
-            if temporary:
-                Path(temporary).unlink(missing_ok=True)
             if path.parent not in _warned:
                 _warned.add(path.parent)
                 warnings.warn(

@@ -17,12 +17,13 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxfuse.errors import KernelError
 from onnxfuse.runtime.cache import Cache, default_folder, key
+from onnxfuse.runtime.dump import LINE_INFORMATION, Dump
 from onnxfuse.runtime.nvrtc import binding, compiler, headers
 
 if TYPE_CHECKING:
@@ -103,9 +104,22 @@ class Compiler:
     def image(self, kernel: KernelSource, architecture: str) -> bytes:
         """The image of one kernel; several threads that ask for the same one compile it once.
 
+        Where ``ONNXFUSE_DUMP`` names a folder, it has line information, and text and image are written there.
+
         Raises:
             KernelError: as ``compile_cubin``.
+            OutputError: the kernel cannot be dumped.
         """
+        dump = Dump.wanted(kernel.source, kernel.options, kernel.kernels)
+        if dump is None:
+            return self._image(kernel, architecture)
+        dump.write_source(kernel.source)
+        options = (*kernel.options, LINE_INFORMATION)
+        image = self._image(replace(kernel, source=dump.traced(kernel.source), options=options), architecture)
+        dump.write_image(image, architecture)
+        return image
+
+    def _image(self, kernel: KernelSource, architecture: str) -> bytes:
         name = key(kernel.source, kernel.options, architecture)
         with self._guard:
             lock = self._locks.setdefault(name, threading.Lock())
@@ -121,7 +135,7 @@ class Compiler:
         """The images of several kernels, compiled in parallel: NVRTC runs without Python's lock.
 
         Raises:
-            KernelError: as ``compile_cubin``, for the first kernel that fails.
+            KernelError, OutputError: as ``image``, for the first kernel that fails.
         """
         with ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1), "onnxfuse-compile") as pool:
             return list(pool.map(lambda kernel: self.image(kernel, architecture), kernels))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxfuse.errors import KernelError, RuntimeLibraryError
+from onnxfuse.errors import KernelError, OutputError, RuntimeLibraryError
 
 CompileCallback = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p
@@ -63,6 +63,7 @@ def load() -> ctypes.CDLL:
         text, size = ctypes.c_char_p, ctypes.c_size_t
         signatures: dict[str, tuple[Any, list[Any]]] = {
             "onnxfuse_version": (text, []),
+            "onnxfuse_expect_names": (None, [ctypes.c_int]),
             "onnxfuse_set_compile_callback": (None, [ctypes.c_void_p]),
             "onnxfuse_reply_image": (None, [ctypes.c_void_p, text, size]),
             "onnxfuse_reply_error": (None, [ctypes.c_void_p, text]),
@@ -72,6 +73,7 @@ def load() -> ctypes.CDLL:
             "onnxfuse_devices": (size, [text, size]),
             "onnxfuse_set_recording": (None, [ctypes.c_int]),
             "onnxfuse_statistics": (size, [text, size]),
+            "onnxfuse_write_statistics": (size, [text, size]),
             "onnxfuse_evaluate_plan": (size, [text, text, text, size]),
             "onnxfuse_read_json": (size, [text, size, text, size]),
         }
@@ -140,3 +142,20 @@ def statistics() -> dict[str, Any]:
     """
     statistics: dict[str, Any] = json.loads(read_text(load().onnxfuse_statistics))
     return statistics
+
+
+def write_statistics() -> tuple[Path, ...]:
+    """Write the statistics files of this process now, with what is known by then; their paths.
+
+    Each is written anyway when the last session that adds to it ends, and when the process does.  There is none where
+    ``ONNXFUSE_STATISTICS`` was not set when a session was created.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    try:
+        return tuple(map(Path, json.loads(read_checked(load().onnxfuse_write_statistics))))
+    except ValueError as error:
+        raise OutputError(
+            str(error), remedy="Choose a file whose folder is there and has room: ONNXFUSE_STATISTICS=FILE.",
+        ) from error

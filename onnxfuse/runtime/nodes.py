@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxfuse.runtime.compile import KernelSource
+from onnxfuse.runtime.dump import VARIABLE as DUMP
 
 DOMAIN = "onnxfuse"  # lowering.launch.DOMAIN, which a deployment need not import
 _GRAPH, _FUNCTIONS, _NODES = 7, 25, 1  # field numbers: ModelProto.graph, ModelProto.functions, GraphProto.node
@@ -41,8 +43,20 @@ def fused_nodes(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> list
             return list(_read(data))
 
 
+def names_needed(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> int:
+    """How many names of the library's pool, counted from its first, hold all fused operators of a model.
+
+    Raises:
+        OSError, ValueError: as ``fused_nodes``.
+    """
+    numbers = [re.fullmatch(r"Region(\d+)", node.op_type) for node in fused_nodes(model)]
+    return 1 + max((int(found[1]) for found in numbers if found is not None), default=-1)
+
+
 def kernel_sources(model: str | os.PathLike[str] | bytes | onnx.ModelProto, architecture: str) -> list[KernelSource]:
-    """The distinct kernel texts of a model that have no embedded image for an architecture ("sm_90a").
+    """The distinct kernel texts of a model that must be compiled for an architecture ("sm_90a").
+
+    Those with an embedded image need not, unless kernels are dumped.
 
     Raises:
         OSError, ValueError: as ``fused_nodes``.
@@ -50,7 +64,9 @@ def kernel_sources(model: str | os.PathLike[str] | bytes | onnx.ModelProto, arch
     distinct: dict[KernelSource, None] = {}
     for node in fused_nodes(model):
         attributes = {attribute.name: attribute for attribute in node.attribute}
-        if "plan" not in attributes or "source" not in attributes or _embedded(set(attributes), architecture):
+        if "plan" not in attributes or "source" not in attributes:
+            continue
+        if _embedded(set(attributes), architecture) and not os.environ.get(DUMP):
             continue
         try:
             plan = json.loads(attributes["plan"].s)

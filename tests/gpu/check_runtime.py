@@ -575,9 +575,95 @@ def creation() -> str:
     return text
 
 
+def recorded_runs() -> str:
+    """Statistics of a session that four threads run: every call, with times that a copy of that size takes; nothing of
+    sessions that do not ask, and a captured call has no time."""
+    runs, count, threads = 50, 5, 4
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "statistics.json"
+        os.environ["ONNXFUSE_STATISTICS"] = str(path)
+        try:
+            watched = session(make.chain(with_images(make.add_one()), count))
+        finally:
+            del os.environ["ONNXFUSE_STATISTICS"]
+        silent = session(make.chain(with_images(make.add_two()), count))
+        sizes = (1 << 10, 1 << 24)
+        wrong: list[object] = []
+
+        def work(made: onnxruntime.InferenceSession) -> None:
+            for number in range(runs):
+                x = np.full(sizes[number % 2], number, np.float32)
+                if not np.array_equal(made.run(None, {"x": x})[0], plus(x, count)):
+                    wrong.append(number)
+
+        pool = [threading.Thread(target=work, args=(watched,)) for _ in range(threads)]
+        for thread in pool:
+            thread.start()
+        silent.run(None, {"x": np.zeros(7, np.float32)})
+        for thread in pool:
+            thread.join()
+        expect(not wrong and not path.exists(), "wrong results", wrong)
+        del watched, pool
+        found = json.loads(path.read_text())
+        expect(len(list(Path(folder).iterdir())) == 1, "more than the file")
+    nodes = found["nodes"]
+    expect(found["notes"] == [] and len(nodes) == count, found)
+    expect({node["region"] for node in nodes} == {"add-one"}, "nodes that did not ask", found)
+    medians: dict[int, list[int]] = {size: [] for size in sizes}
+    for node in nodes:
+        expect([run["inputs"] for run in node["runs"]] == [[[size]] for size in sizes], node)
+        for size, run in zip(sizes, node["runs"], strict=True):
+            calls = runs * threads // 2
+            expect((run["calls"], run["timed"], run["captured"]) == (calls, calls, 0), run)
+            expect(run["least_ns"] <= run["median_ns"] and calls * run["least_ns"] <= run["total_ns"], run)
+            medians[size].append(run["median_ns"])
+    small, large = (statistics.median(medians[size]) / 1e3 for size in sizes)
+    # 128 MiB through device memory, at 0.2 to 20 TB/s; a small kernel within what a busy GPU may add to it.
+    expect(REHEARSAL or (6 < large < 700 and 0.5 < small < 100), f"{small} us, {large} us")
+    return f"{runs * threads} calls of each node; {small:.1f} us for 1024 elements, {large:.1f} us for 16777216"
+
+
+def recorded_graph() -> str:
+    """Calls that are captured into a CUDA graph are counted, break no capture, and have no time."""
+    if REHEARSAL:
+        return "not in a rehearsal"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "statistics.json"
+        os.environ["ONNXFUSE_STATISTICS"] = str(path)
+        try:
+            x = np.arange(1000, dtype=np.float32)
+            bound = Bound(session(make.chain(make.add_two(), 5, size=1000), enable_cuda_graph="1"), x)
+        finally:
+            del os.environ["ONNXFUSE_STATISTICS"]
+        for factor in range(1, 20):
+            expect(np.array_equal(bound.result(x * factor), plus(x * factor, 10)), "wrong at replay", factor)
+        del bound
+        found = json.loads(path.read_text())
+    runs = [run for node in found["nodes"] for run in node["runs"]]
+    expect(len(runs) == 5 and all(run["captured"] == 1 for run in runs), found)
+    expect(all(run["timed"] == run["calls"] - 1 for run in runs) and len(found["notes"]) == 1, found)
+    return f"{runs[0]['calls']} calls of each node, 1 of them captured"
+
+
+def watched_dispatch() -> str:
+    """What statistics cost a node; the bar of ``dispatch`` holds without them."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ONNXFUSE_STATISTICS"] = f"{folder}/statistics.json"
+        try:
+            watched = PerNode(fused_chain)
+        finally:
+            del os.environ["ONNXFUSE_STATISTICS"]
+        plain = PerNode(fused_chain)
+        found = figures_of({"with statistics": watched.measure, "without": plain.measure}, blocks=5)
+        expect(watched.right and plain.right, "wrong result of a chain")
+        del watched
+    return f"us: {shown(found)}"
+
+
 CHECKS: list[Callable[[], str]] = [
-    figures, sizes, host_inputs, scratch, large_shared_memory, dispatch, cuda_graph, cuda_graph_scratch, callback,
-    broken_kernel, host_only_node, embedded, creation, cold_start, threads,
+    figures, sizes, host_inputs, scratch, large_shared_memory, dispatch, recorded_runs, recorded_graph,
+    watched_dispatch, cuda_graph, cuda_graph_scratch, callback, broken_kernel, host_only_node, embedded, creation,
+    cold_start, threads,
 ]
 
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 typedef int Result;
-enum { kOk = 0, kInvalidValue = 1, kInvalidImage = 200, kNotFound = 500 };
+enum { kOk = 0, kInvalidValue = 1, kInvalidImage = 200, kNotFound = 500, kNotReady = 600, kUnsupported = 900 };
 
 const int onnxfuse_host_memory = 1;
 
@@ -14,7 +14,10 @@ const int onnxfuse_host_memory = 1;
 int fake_major = 9, fake_minor = 0, fake_pools = 1, fake_launch_error = 0, fake_allocate_error = 0, fake_modules = 0;
 long fake_launches = 0, fake_allocated = 0, fake_shared_attribute = 0;
 unsigned fake_last[7];
+int fake_reached = 1, fake_capturing = 0, fake_event_error = 0, fake_events = 0;
 static __thread void* current = NULL;
+static __thread int capture_mode = 0;
+static __thread long clock_us = 0; /* every launch takes 5 */
 
 Result cuInit(unsigned flags) { return flags == 0 ? kOk : kInvalidValue; }
 Result cuDriverGetVersion(int* version) { *version = 13000; return kOk; }
@@ -96,6 +99,7 @@ Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, uns
   const unsigned sizes[7] = {gx, gy, gz, bx, by, bz, shared};
   memcpy(fake_last, sizes, sizeof sizes);
   ((Kernel)function)(arguments);
+  clock_us += 5;
   __atomic_add_fetch(&fake_launches, 1, __ATOMIC_SEQ_CST);
   return kOk;
 }
@@ -119,6 +123,49 @@ Result cuMemFreeAsync(uint64_t address, void* stream) {
   (void)stream;
   free((void*)address);
   __atomic_sub_fetch(&fake_allocated, 1, __ATOMIC_SEQ_CST);
+  return kOk;
+}
+
+/* An event holds the time at which it was recorded; one that was not, or was not reached, is not ready. */
+typedef struct { long time; } Event;
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+  const int former = capture_mode;
+  capture_mode = *mode;
+  *mode = former;
+  return kOk;
+}
+Result cuStreamIsCapturing(void* stream, int* status) {
+  (void)stream;
+  *status = fake_capturing;
+  return kOk;
+}
+Result cuEventCreate(Event** event, unsigned flags) {
+  if (current == NULL || flags != 0) return kInvalidValue;
+  if (capture_mode != 2) return kUnsupported;
+  if (fake_event_error != 0) return fake_event_error;
+  *event = malloc(sizeof(Event));
+  (*event)->time = -1;
+  __atomic_add_fetch(&fake_events, 1, __ATOMIC_SEQ_CST);
+  return kOk;
+}
+Result cuEventDestroy_v2(Event* event) {
+  free(event);
+  __atomic_sub_fetch(&fake_events, 1, __ATOMIC_SEQ_CST);
+  return kOk;
+}
+Result cuEventRecord(Event* event, void* stream) {
+  (void)stream;
+  if (fake_capturing != 0) return kUnsupported;
+  event->time = clock_us;
+  return kOk;
+}
+Result cuEventQuery(Event* event) {
+  if (capture_mode != 2) return kUnsupported;
+  return event->time < 0 || !fake_reached ? kNotReady : kOk;
+}
+Result cuEventSynchronize(Event* event) { return event->time < 0 ? kInvalidValue : kOk; }
+Result cuEventElapsedTime(float* milliseconds, Event* start, Event* end) {
+  *milliseconds = (float)(end->time - start->time) * 1e-3f;
   return kOk;
 }
 Result cuGetErrorName(Result result, const char** text) {

@@ -63,6 +63,14 @@ Driver::Driver() {
   find(&pool_set, "cuMemPoolSetAttribute");
   find(&allocate, "cuMemAllocFromPoolAsync");
   find(&free, "cuMemFreeAsync");
+  find(&event_create, "cuEventCreate");
+  find(&event_destroy, "cuEventDestroy_v2");
+  find(&event_record, "cuEventRecord");
+  find(&event_query, "cuEventQuery");
+  find(&event_wait, "cuEventSynchronize");
+  find(&event_elapsed, "cuEventElapsedTime");
+  find(&stream_capturing, "cuStreamIsCapturing");
+  find(&exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   find(&error_name, "cuGetErrorName");
   find(&error_text, "cuGetErrorString");
   function_load = reinterpret_cast<decltype(function_load)>(dlsym(library, "cuFuncLoad"));
@@ -75,14 +83,18 @@ const Driver& Driver::get() {
   return driver;
 }
 
-void Driver::fail(Result result, const char* what) const {
+std::string Driver::describe(Result result) const {
   const char* name = nullptr;
   const char* text = nullptr;
-  std::string message = std::string("could not ") + what + ": ";
-  if (error_name(result, &name) == 0 && name != nullptr) message += name;
-  else message += "CUDA error " + std::to_string(result);
-  if (error_text(result, &text) == 0 && text != nullptr) message += std::string(" (") + text + ")";
-  throw Error(message);
+  std::string out;
+  if (error_name(result, &name) == 0 && name != nullptr) out = name;
+  else out = "CUDA error " + std::to_string(result);
+  if (error_text(result, &text) == 0 && text != nullptr) out += std::string(" (") + text + ")";
+  return out;
+}
+
+void Driver::fail(Result result, const char* what) const {
+  throw Error(std::string("could not ") + what + ": " + describe(result));
 }
 
 LoadedModule::LoadedModule(const Driver& driver, Context context, const std::string& image)

@@ -20,6 +20,7 @@ using Module = struct ModuleTag*;
 using Function = struct FunctionTag*;
 using Stream = struct StreamTag*;
 using Pool = struct PoolTag*;
+using Event = struct EventTag*;
 using Address = uint64_t;
 
 struct Driver {
@@ -32,6 +33,8 @@ struct Driver {
     if (result != 0) fail(result, what);
   }
   [[noreturn]] void fail(Result result, const char* what) const;
+  // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+  std::string describe(Result result) const;
   // The newest CUDA that the driver runs, as 13000.
   int version() const;
 
@@ -56,6 +59,14 @@ struct Driver {
   Result (*pool_set)(Pool pool, int attribute, void* value);
   Result (*allocate)(Address* address, size_t size, Pool pool, Stream stream);
   Result (*free)(Address address, Stream stream);
+  Result (*event_create)(Event* event, unsigned flags);
+  Result (*event_destroy)(Event event);
+  Result (*event_record)(Event event, Stream stream);
+  Result (*event_query)(Event event);
+  Result (*event_wait)(Event event);
+  Result (*event_elapsed)(float* milliseconds, Event start, Event end);
+  Result (*stream_capturing)(Stream stream, int* status);
+  Result (*exchange_capture_mode)(int* mode);
   Result (*error_name)(Result result, const char** text);
   Result (*error_text)(Result result, const char** text);
 

@@ -91,11 +91,32 @@ std::string cached_image(const std::string& key) {
   return "";
 }
 
+// Whether the compiler keeps kernels for a look at them, with line information.
+bool dumps() {
+  const char* folder = std::getenv("ONNXFUSE_DUMP");
+  return folder != nullptr && *folder != '\0';
+}
+
+Image compiled_image(const Device& device, const ImageRequest& request, CompileCallback callback) {
+  // No lock is held here: the callback may take Python's.
+  Reply reply;
+  callback(request.source.c_str(), lines(request.options).c_str(), lines(request.kernels).c_str(),
+           device.architecture().c_str(), device.ordinal, &reply);
+  if (!reply.error.empty()) throw Error(reply.error);
+  if (reply.image.empty()) throw Error("the compile callback gave no image");
+  ++settings().compiled;
+  return {reply.image, "compiled"};
+}
+
 }  // namespace
+
+std::string kernel_digest(const std::string& source, const std::vector<std::string>& options) {
+  return sha256(lines(options) + '\0' + source);
+}
 
 std::string cache_key(const std::string& source, const std::vector<std::string>& options,
                       const std::string& architecture) {
-  return architecture + "-" + sha256(lines(options) + '\0' + source) + ".cubin";
+  return architecture + "-" + kernel_digest(source, options) + ".cubin";
 }
 
 std::string read_cache_entry(const std::string& path) {
@@ -120,38 +141,34 @@ std::string cache_folder() {
   return settings().cache_set ? settings().folder : default_folder();
 }
 
+std::string compiler_name() {
+  const std::lock_guard<std::mutex> lock(settings().mutex);
+  return settings().compiler;
+}
+
 void set_compile_callback(CompileCallback callback) { settings().callback = callback; }
 
 ImageCounts image_counts() { return {settings().embedded, settings().cached, settings().compiled}; }
 
 Image find_image(const Device& device, const ImageRequest& request) {
+  const CompileCallback callback = settings().callback;
+  if (callback != nullptr && dumps()) return compiled_image(device, request, callback);
   std::string image = embedded_image(device, request);
   if (!image.empty()) {
     ++settings().embedded;
     return {image, "embedded"};
   }
-  const std::string architecture = device.architecture();
-  image = cached_image(cache_key(request.source, request.options, architecture));
+  image = cached_image(cache_key(request.source, request.options, device.architecture()));
   if (!image.empty()) {
     ++settings().cached;
     return {image, "cached"};
   }
-  const CompileCallback callback = settings().callback;
-  if (callback == nullptr) {
-    const std::string plain = "sm_" + std::to_string(device.capability());
-    throw Error("no kernel for " + device.gpu.name + " (" + plain + "): the node embeds none, the cache " +
-                (cache_folder().empty() ? "is off" : "'" + cache_folder() + "' has none") +
-                " and no compiler is registered; write the model with 'onnxfuse optimize --embed " + plain +
-                "', or call onnxfuse.register(session_options) from Python");
-  }
-  // No lock is held here: the callback may take Python's.
-  Reply reply;
-  callback(request.source.c_str(), lines(request.options).c_str(), lines(request.kernels).c_str(),
-           architecture.c_str(), device.ordinal, &reply);
-  if (!reply.error.empty()) throw Error(reply.error);
-  if (reply.image.empty()) throw Error("the compile callback gave no image");
-  ++settings().compiled;
-  return {reply.image, "compiled"};
+  if (callback != nullptr) return compiled_image(device, request, callback);
+  const std::string plain = "sm_" + std::to_string(device.capability());
+  throw Error("no kernel for " + device.gpu.name + " (" + plain + "): the node embeds none, the cache " +
+              (cache_folder().empty() ? "is off" : "'" + cache_folder() + "' has none") +
+              " and no compiler is registered; write the model with 'onnxfuse optimize --embed " + plain +
+              "', or call onnxfuse.register(session_options) from Python");
 }
 
 }  // namespace onnxfuse

@@ -31,6 +31,9 @@ struct ImageRequest {
   const ImageAttribute& attribute;
 };
 
+// Names a kernel text with its options: 64 hexadecimal digits.  onnxfuse/runtime/cache.py computes the same.
+std::string kernel_digest(const std::string& source, const std::vector<std::string>& options);
+
 // Name of the cache entry, without folders.  onnxfuse/runtime/cache.py computes the same.
 std::string cache_key(const std::string& source, const std::vector<std::string>& options,
                       const std::string& architecture);
@@ -41,6 +44,8 @@ std::string read_cache_entry(const std::string& path);
 // `folder`: root of the cache, "" for none; `compiler`: the subfolder of the compiler in use, "" to look in all.
 void set_cache(const std::string& folder, const std::string& compiler);
 std::string cache_folder();
+// The compiler in use, as "nvrtc-13.0.88"; "" where none was set.
+std::string compiler_name();
 void set_compile_callback(CompileCallback callback);
 
 // How often each source gave an image, for statistics.
@@ -54,7 +59,9 @@ struct Image {
   const char* origin;  // "embedded", "cached" or "compiled"
 };
 
-// An image that runs on the device.  Throws Error where none can be had.
+// An image that runs on the device: embedded, cached or compiled, in this order; while kernels are dumped
+// (ONNXFUSE_DUMP) the compiler is asked first, since only what it makes then has line information.  Throws Error where
+// none can be had.
 Image find_image(const Device& device, const ImageRequest& request);
 
 }  // namespace onnxfuse

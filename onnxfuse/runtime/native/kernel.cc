@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "json.h"
+#include "ranges.h"
+#include "sha256.h"
 
 namespace onnxfuse {
 
@@ -72,6 +74,13 @@ void Kernel::create(const OrtKernelInfo* info) {
     std::fprintf(stderr, "onnxfuse: %s: %zu kernels for %s, %s\n", label().c_str(), program_->kernels,
                  device.architecture().c_str(), origin);
   }
+  std::vector<std::string> variants;
+  for (const Variant& variant : plan.variants) variants.push_back(variant.name);
+  NodeFacts facts{node_, op_, region_, kernel_digest(source, plan.options), sha256(text), std::move(variants),
+                  plan.inputs};
+  statistics_ = NodeStatistics::wanted(std::move(facts), device);
+  range_ = node_ + " (" + region_ + ")";
+  watched_ = statistics_ != nullptr || ranges_wanted();
 }
 
 void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const {
@@ -145,10 +154,45 @@ void Kernel::run(OrtKernelContext* context) {
   }
   const size_t variant = now.choose();
   if (recording.load(std::memory_order_relaxed)) runs_[variant].fetch_add(1, std::memory_order_relaxed);
-  if (!program_->functions[variant].empty()) launch(variant, static_cast<Stream>(api.stream(context)), &now);
+  if (program_->functions[variant].empty()) return;
+  const auto stream = static_cast<Stream>(api.stream(context));
+  if (watched_) launch_watched(context, variant, stream, &now);
+  else launch(variant, stream, &now, nullptr);
 }
 
-void Kernel::launch(size_t chosen, Stream stream, Prepared* now) const {
+void Kernel::launch_watched(OrtKernelContext* context, size_t variant, Stream stream, Prepared* now) const {
+  const Range range(range_);
+  if (statistics_ == nullptr) return launch(variant, stream, now, nullptr);
+  const Current current(program_->device.driver, program_->device.context);
+  NodeStatistics::Call call(*statistics_, variant, shapes(context, *now), stream);
+  launch(variant, stream, now, &call);
+}
+
+Shapes Kernel::shapes(OrtKernelContext* context, const Prepared& now) const {
+  Shapes out;
+  for (size_t index = 0; index < program_->plan.inputs; ++index) {
+    const OrtValue* value = api.input(context, kHostInputs + index);
+    if (value == nullptr) {
+      out.push_back(-1);
+      continue;
+    }
+    OrtTensorTypeAndShapeInfo* info = api.shape_info(value);
+    const size_t rank = api.rank(info), first = out.size() + 1;
+    out.push_back(static_cast<int64_t>(rank));
+    out.resize(first + rank);
+    api.sizes(info, out.data() + first, rank);
+    api.release(info);
+  }
+  for (size_t index = 0; index < program_->plan.outputs.size(); ++index) {
+    const size_t rank = program_->plan.outputs[index].shape.size();
+    const int64_t* sizes = now.output_sizes(index);
+    out.push_back(static_cast<int64_t>(rank));
+    out.insert(out.end(), sizes, sizes + rank);
+  }
+  return out;
+}
+
+void Kernel::launch(size_t chosen, Stream stream, Prepared* now, NodeStatistics::Call* call) const {
   const Driver& driver = program_->device.driver;
   const Variant& variant = program_->plan.variants[chosen];
   Prepared::Launches& launches = now->launches(chosen);
@@ -186,6 +230,7 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now) const {
         default: launch.values[a] = scratch.addresses[argument.index]; break;
       }
     }
+    if (call != nullptr) call->start();
     const Geometry& size = launch.size;
     const Result result =
         driver.launch(program_->functions[chosen][s], size.grid[0], size.grid[1], size.grid[2], size.block[0],
@@ -199,6 +244,7 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now) const {
                               .c_str());
     }
   }
+  if (call != nullptr) call->stop();
 }
 
 std::string Kernel::describe() const {

@@ -8,6 +8,7 @@
 
 #include "ort_api.h"
 #include "program.h"
+#include "statistics.h"
 
 namespace onnxfuse {
 
@@ -20,7 +21,8 @@ class Kernel {
   Kernel& operator=(const Kernel&) = delete;
 
   // Launches the node on the stream of the context; throws Error.  Safe from many threads at once: it takes no lock,
-  // shares nothing that changes, and allocates nothing on the heap but what its first runs in a thread need.
+  // shares nothing that changes, and allocates nothing on the heap but what its first runs in a thread need.  Where
+  // statistics are kept it does all of that, for its own node.
   void run(OrtKernelContext* context);
 
   // The node, its operator and its runs per variant, as JSON.
@@ -33,12 +35,18 @@ class Kernel {
   void read_inputs(OrtKernelContext* context, Prepared* now) const;
   void read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const;
   void read_host(OrtKernelContext* context, size_t index, HostView* out) const;
-  void launch(size_t variant, Stream stream, Prepared* now) const;
+  void launch(size_t variant, Stream stream, Prepared* now, NodeStatistics::Call* call) const;
+  // The same with a range for profilers and with statistics.
+  void launch_watched(OrtKernelContext* context, size_t variant, Stream stream, Prepared* now) const;
+  Shapes shapes(OrtKernelContext* context, const Prepared& now) const;
 
   const Api& api;
   std::string node_, op_, region_;
   std::shared_ptr<const Program> program_;
   std::deque<std::atomic<uint64_t>> runs_;  // by variant
+  bool watched_ = false;                    // whether there is a range or there are statistics
+  std::string range_;
+  std::unique_ptr<NodeStatistics> statistics_;
 };
 
 // Whether runs are counted per node and variant (off at first), and all live kernels with their counts, as JSON.

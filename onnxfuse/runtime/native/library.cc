@@ -3,7 +3,9 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
+#include <utility>
 
 #include "driver.h"
 #include "images.h"
@@ -12,6 +14,7 @@
 #include "op.h"
 #include "ort_api.h"
 #include "prepared.h"
+#include "statistics.h"
 
 #ifndef ONNXFUSE_VERSION
 #error "the build passes -DONNXFUSE_VERSION"
@@ -29,18 +32,26 @@ uint32_t api_version(const char* release) {
   return first > 1 ? UINT32_MAX : second;
 }
 
-// Operators and domain live as long as the process, since sessions keep pointers to them.
-OrtCustomOpDomain* domain(const Api& api) {
-  static OrtCustomOpDomain* const domain = [&] {
-    set_api(api);
-    OrtCustomOpDomain* out = api.create_domain("onnxfuse");
-    auto& ops = *new std::deque<RegionOp>;
-    for (int number = 0; number < kRegionNames; ++number) {
-      for (const bool cpu : {false, true}) api.add_op(out, &ops.emplace_back(number, cpu));
-    }
-    return out;
-  }();
-  return domain;
+// How many names the next registration on this thread needs: ONNX Runtime makes a schema of each for every session.
+thread_local int names_needed = kRegionNames;
+
+// The domain with the first so many names, rounded up to a power of two.  Operators and domains live as long as the
+// process, since sessions keep pointers to them.
+OrtCustomOpDomain* domain(const Api& api, const char* release, int names) {
+  static std::map<int, OrtCustomOpDomain*> domains;
+  static auto& ops = *new std::deque<RegionOp>;
+  int count = kLeastNames;
+  while (count < names && count < kRegionNames) count *= 2;
+  OrtCustomOpDomain*& out = domains[count];
+  if (out != nullptr) return out;
+  set_api(api);
+  set_runtime_release(release);
+  for (int number = static_cast<int>(ops.size()) / 2; number < count; ++number) {
+    for (const bool cpu : {false, true}) ops.emplace_back(number, cpu);
+  }
+  OrtCustomOpDomain* const made = api.create_domain("onnxfuse");
+  for (int place = 0; place < 2 * count; ++place) api.add_op(made, &ops[place]);
+  return out = made;
 }
 
 // Copies a text into the caller's buffer and returns the size that it needs, with the closing zero.
@@ -85,12 +96,15 @@ ONNXFUSE_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const O
   try {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
-    api.add_domain(options, domain(api));
+    api.add_domain(options, domain(api, release, std::exchange(names_needed, kRegionNames)));
     return nullptr;
   } catch (const std::exception& error) {
     return api.status(kFail, error.what());
   }
 }
+
+// The next registration on this thread is for a model whose fused operators are among the first `names`.
+ONNXFUSE_EXPORT void onnxfuse_expect_names(int names) { names_needed = names; }
 
 ONNXFUSE_EXPORT const char* onnxfuse_version() { return ONNXFUSE_VERSION; }
 
@@ -145,6 +159,11 @@ ONNXFUSE_EXPORT size_t onnxfuse_statistics(char* out, size_t size) {
                   ",\"cached\":" + std::to_string(counts.cached) + ",\"compiled\":" + std::to_string(counts.compiled) +
                   "},\"kernels\":" + live_kernels() + "}",
               out, size);
+}
+
+// See write_statistics.
+ONNXFUSE_EXPORT size_t onnxfuse_write_statistics(char* out, size_t size) {
+  return give_checked([] { return write_statistics(); }, out, size);
 }
 
 // See evaluate_plan.

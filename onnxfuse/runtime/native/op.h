@@ -7,7 +7,8 @@
 
 namespace onnxfuse {
 
-constexpr int kRegionNames = 512;
+// Names of the pool; of a domain, at least: the other domains have powers of two of them.
+constexpr int kRegionNames = 512, kLeastNames = 16;
 
 // An operator of the pool, for the CUDA provider or for the CPU's.
 struct RegionOp : OrtCustomOp {

@@ -1,0 +1,245 @@
+"""What fused nodes took in a run, beside what was predicted for them: ``onnxfuse report --profile``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfuse.errors import MeasurementError, TargetError
+from onnxfuse.graph import LoadedModel, bind, load_graph
+from onnxfuse.pipeline import load
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
+from onnxfuse.planning.placement import place
+from onnxfuse.planning.recorded import solved
+from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.traffic import Fused, Ledger, plan_cost
+from onnxfuse.reporting.gather import name_of, replaced_nodes
+from onnxfuse.rewriting import FusedNode, read_fused, unfuse
+from onnxfuse.runtime.cache import digest
+from onnxfuse.runtime.run_statistics import RecordedGpu, RecordedNode, RecordedRun, RunStatistics, read_statistics
+
+CLOSE = 0.25
+"""How far a prediction may be from what was measured to count as right, as a share of the latter."""
+
+
+@dataclass(frozen=True)
+class ProfiledRun:
+    """A fused node's calls of one variant at one set of shapes.
+
+    Attributes:
+        node, kernel, rule: as in ``FusionEntry``; variant: of the launch plan; gpu: its name.
+        inputs, outputs: shapes of the tensors; None for an absent input.
+        calls, timed, captured: see ``RecordedRun``.
+        predicted_us: GPU time that the cost model predicts for a call at these shapes; None where it cannot.
+        measured_us: median GPU time of a call; least_us: the least; None where none was timed.
+        ratio: measured over predicted; None without either.
+        total_us: the mean GPU time of a call, times the calls that were not captured; share: of the file's total.
+    """
+
+    node: str
+    rule: str
+    kernel: str
+    variant: str
+    gpu: str
+    inputs: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    calls: int
+    timed: int
+    captured: int
+    predicted_us: float | None
+    measured_us: float | None
+    least_us: float | None
+    ratio: float | None
+    total_us: float
+    share: float
+
+
+@dataclass(frozen=True)
+class RunProfile:
+    """A recorded run of a fused model.
+
+    Attributes:
+        model: its path; file: the statistics.
+        gpus: names; targets: the hardware profiles that predictions were made with, in the same order, None where
+            no profile describes the GPU.
+        total_us: GPU time of all calls of fused nodes.
+        runs: the longest in total first.
+        idle: fused nodes of the model that no call was recorded of.
+        notes: what a reader should know.
+    """
+
+    model: str
+    file: str
+    gpus: tuple[str, ...]
+    targets: tuple[str | None, ...]
+    total_us: float
+    runs: tuple[ProfiledRun, ...]
+    idle: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def compared(self) -> tuple[ProfiledRun, ...]:
+        """Runs with a prediction and a measurement."""
+        return tuple(run for run in self.runs if run.ratio is not None)
+
+    @property
+    def close(self) -> tuple[ProfiledRun, ...]:
+        """Those whose prediction is within ``CLOSE`` of what was measured."""
+        return tuple(
+            run for run in self.compared
+            if run.predicted_us is not None and run.measured_us
+            and abs(run.predicted_us / run.measured_us - 1) <= CLOSE
+        )
+
+
+def profile_of_run(
+    model: str | Path | onnx.ModelProto | LoadedModel,
+    file: Path,
+    *,
+    target: str | None = None,
+    rules: Sequence[str | Path] = (),
+    dims: Mapping[str, int] | None = None,
+) -> RunProfile:
+    """What the fused nodes of a model took in a recorded run.
+
+    Args:
+        model: the fused model that ran.
+        file: what ``ONNXFUSE_STATISTICS`` named.
+        target: GPU to predict for; by default the one that the run was on, by its name.
+        rules: folders with further hardware profiles.
+        dims: sizes of symbols that the recorded shapes do not tell.
+
+    Raises:
+        MeasurementError: the file is no statistics file, the model is not fused, or the file is of another model.
+        ModelError, TargetError, RuleError: as ``onnxfuse.report``.
+    """
+    loaded = load(model)
+    nodes = {node.name: node for node in read_fused(loaded.proto)}
+    if not nodes:
+        raise MeasurementError(
+            "The model holds no fused nodes, and statistics are of fused nodes.", place=name_of(loaded),
+            remedy="Give the fused model that ran.",
+        )
+    recorded = read_statistics(file)
+    own = [entry for entry in recorded.nodes if _is_of(entry, nodes.get(entry.node))]
+    if not own:
+        raise MeasurementError(
+            f"The statistics are of another model: none of their {len(recorded.nodes)} fused nodes is in "
+            f"{name_of(loaded)} with the same kernel.", place=str(file),
+            remedy="Give the very model that ran; a model that was fused again may have other kernels.",
+        )
+    targets = {gpu.ordinal: _target(gpu, target, rules) for gpu in recorded.gpus}
+    predictor = _Predictor(loaded, dims or {})
+    total = sum(_total_us(run) for entry in own for run in entry.runs)
+    runs = []
+    for entry in own:
+        node, profile = nodes[entry.node], targets[entry.gpu]
+        for run in entry.runs:
+            seconds = None if profile is None else predictor.seconds(node, run, profile)
+            runs.append(_profiled(entry, node, run, recorded.gpu(entry.gpu).name, seconds, total))
+    ran = {run.node for run in runs}
+    return RunProfile(
+        name_of(loaded), str(file),
+        tuple(gpu.name for gpu in recorded.gpus),
+        tuple(None if (found := targets[gpu.ordinal]) is None else found.name for gpu in recorded.gpus),
+        round(total, 3),
+        tuple(sorted(runs, key=lambda run: (-run.total_us, -run.calls, run.node))),
+        tuple(name for name in nodes if name not in ran),
+        (*recorded.notes, *_notes(recorded, own, targets)),
+    )
+
+
+def as_json(profile: RunProfile) -> dict[str, Any]:
+    """The profile as plain data."""
+    return {**asdict(profile), "compared": len(profile.compared), "close": len(profile.close)}
+
+
+def _is_of(entry: RecordedNode, node: FusedNode | None) -> bool:
+    return node is not None and digest(node.source, node.plan.options) == entry.kernel
+
+
+def _target(gpu: RecordedGpu, target: str | None, rules: Sequence[str | Path]) -> Profile | None:
+    """The hardware profile to predict with; None where none is called like the GPU."""
+    if target is not None:
+        return resolve_profile(target, rules)
+    try:
+        return find_profile(gpu.name, known_profiles(rules))
+    except TargetError:
+        return None
+
+
+def _notes(
+    recorded: RunStatistics, own: Sequence[RecordedNode], targets: Mapping[int, Profile | None]
+) -> tuple[str, ...]:
+    notes = [
+        f"no hardware profile describes {gpu.name}, so nothing is predicted; name one with --target"
+        for gpu in recorded.gpus if targets[gpu.ordinal] is None
+    ]
+    others = len(recorded.nodes) - len(own)
+    if others:
+        notes.append(f"{others} fused nodes in the file are of other models or kernels and are left out")
+    unrecorded = sum(entry.unrecorded for entry in own)
+    if unrecorded:
+        notes.append(f"{unrecorded} calls had shapes past the most that are kept and are left out")
+    return tuple(notes)
+
+
+def _total_us(run: RecordedRun) -> float:
+    """GPU time of all calls, where those that were not timed took what the others did."""
+    mean = run.mean_seconds
+    return 0.0 if mean is None else mean * 1e6 * (run.calls - run.captured)
+
+
+def _profiled(
+    entry: RecordedNode, node: FusedNode, run: RecordedRun, gpu: str, seconds: float | None, total: float
+) -> ProfiledRun:
+    predicted = None if seconds is None else seconds * 1e6
+    measured = run.median_ns * 1e-3 if run.timed else None
+    return ProfiledRun(
+        node=entry.node, rule=node.rule or entry.region, kernel=entry.op, variant=run.variant, gpu=gpu,
+        inputs=run.inputs, outputs=run.outputs, calls=run.calls, timed=run.timed, captured=run.captured,
+        predicted_us=None if predicted is None else round(predicted, 3),
+        measured_us=None if measured is None else round(measured, 3),
+        least_us=round(run.least_ns * 1e-3, 3) if run.timed else None,
+        ratio=round(measured / predicted, 4) if predicted and measured is not None else None,
+        total_us=round(_total_us(run), 3),
+        share=round(_total_us(run) / total, 6) if total else 0.0,
+    )
+
+
+class _Predictor:
+    """The cost model of a fused model's original, at whatever sizes a run had."""
+
+    def __init__(self, loaded: LoadedModel, dims: Mapping[str, int]) -> None:
+        self._graph = load_graph(LoadedModel(loaded.path, unfuse(loaded.proto), loaded.folder))
+        self._defaults = bind(self._graph, dims)
+        self._placement = place(self._graph)
+        self._groups = runtime_groups(self._graph)
+        self._ledgers: dict[tuple[tuple[str, int], ...], Ledger] = {}
+
+    def seconds(self, node: FusedNode, run: RecordedRun, profile: Profile) -> float | None:
+        """Predicted GPU time of a call; None where its sizes are not those of the graph, or one is not known."""
+        tensors = tuple(self._graph.values[name] for name in node.tensors)
+        outputs = tuple(self._graph.values[name] for name in node.outputs)
+        if (len(run.inputs), len(run.outputs)) != (len(tensors), len(outputs)):
+            return None
+        sizes = solved(zip((*tensors, *outputs), (*run.inputs, *run.outputs), strict=True))
+        if sizes is None:
+            return None
+        known = {**self._defaults, **sizes}
+        key = tuple(sorted(known.items()))
+        if key not in self._ledgers:
+            self._ledgers[key] = Ledger(self._graph, known, self._placement)
+        ledger = self._ledgers[key]
+        shapes = [shape for shape in run.inputs if shape is not None]
+        kernels, scratch = (
+            plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors) if len(shapes) == len(tensors) else (1, 0)
+        )
+        region = Fused(replaced_nodes(node, self._graph), tensors, outputs, kernels, scratch)
+        counted = ledger.region(region.nodes, region.inputs, region.outputs, region.kernels, region.scratch)
+        return None if counted.unknown else CostModel(ledger, profile, self._groups).kernel_seconds(region)
