@@ -65,8 +65,11 @@ def parse(text: str, opset: int = 20) -> onnx.ModelProto:
     return model
 
 
-def attempt(model: onnx.ModelProto, planned: Mapping[str, int] | None = None) -> Made | Refusal:
-    """The whole model as one region; ``planned`` are sizes to make variants for."""
+def attempt(
+    model: onnx.ModelProto, planned: Mapping[str, int] | None = None, schedule: str | None = None
+) -> Made | Refusal:
+    """The whole model as one region; ``planned`` are sizes to make variants for; ``schedule`` is "pointwise" or "rows"
+    where it is None."""
     graph = load_graph(model)
     computed = [node for node in graph.nodes if node.op != "Constant"]
     nodes = [node for node in computed if not all(_is_size(value) for value in node.outputs)]
@@ -74,7 +77,7 @@ def attempt(model: onnx.ModelProto, planned: Mapping[str, int] | None = None) ->
     if isinstance(lowered, Refusal):
         return lowered
     reduces = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
-    kernel = make_kernel(lowered, "test", "rows" if reduces else "pointwise", planned)
+    kernel = make_kernel(lowered, "test", schedule or ("rows" if reduces else "pointwise"), planned)
     return kernel if isinstance(kernel, Refusal) else Made(model, graph, lowered, kernel)
 
 
@@ -83,9 +86,11 @@ def _is_size(value: Value | None) -> bool:
     return value is None or (value.elements is not None and not value.is_output)
 
 
-def make(text: str, opset: int = 20, planned: Mapping[str, int] | None = None) -> Made:
-    """The whole model as one region, which must be possible."""
-    made = attempt(parse(text, opset), planned)
+def make(
+    text: str, opset: int = 20, planned: Mapping[str, int] | None = None, schedule: str | None = None
+) -> Made:
+    """The whole model as one region, which must be possible; see ``attempt``."""
+    made = attempt(parse(text, opset), planned, schedule)
     assert isinstance(made, Made), made
     return made
 

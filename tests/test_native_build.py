@@ -41,7 +41,8 @@ def test_the_library_exports_its_entries_and_nothing_else() -> None:
     listed = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
     names = {line.split()[-1].split("@")[0] for line in listed.stdout.splitlines() if line.split()[-2] == "T"}
     assert names == {
-        "RegisterCustomOps", "onnxfuse_cache_key", "onnxfuse_devices", "onnxfuse_evaluate_plan", "onnxfuse_get_cache",
+        "RegisterCustomOps", "onnxfuse_cache_key", "onnxfuse_devices", "onnxfuse_evaluate_plan",
+        "onnxfuse_expect_names", "onnxfuse_get_cache",
         "onnxfuse_read_json", "onnxfuse_reply_error", "onnxfuse_reply_image", "onnxfuse_set_cache",
         "onnxfuse_set_compile_callback", "onnxfuse_set_recording", "onnxfuse_statistics", "onnxfuse_version",
         "onnxfuse_write_statistics",

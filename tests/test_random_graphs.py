@@ -65,6 +65,8 @@ VIEWS = (
     "SpaceToDepth",
     "GatherElements",
 )
+TURNED = ("Transpose", "Transpose", "Transpose", "Reshape", "Slice", "Split", "Concat", "Expand", "Add", "Neg", "Where",
+          "Greater", "Cast", "GatherElements", "DepthToSpace")
 ROWS = (
     "Softmax",
     "LayerNormalization",
@@ -120,14 +122,15 @@ def compare(
             assert not wrong, f"{name}, variant {variant}: {wrong}"
 
 
-def check_region(graph: RandomGraph) -> None:
-    """The whole graph as one kernel, where it can be one."""
+def check_region(graph: RandomGraph, schedule: str | None = None) -> None:
+    """The whole graph as one kernel, where it can be one; see ``attempt``."""
     note(onnx.printer.to_text(graph.model))
     note(str(graph.sizes))
     onnx.checker.check_model(graph.model, full_check=True)
-    made = attempt(graph.model)
+    made = attempt(graph.model, graph.sizes if schedule is not None else None, schedule)
     if isinstance(made, Refusal):
-        assert made.code in ("reduction-structure", "reduction-axis", "iteration-shape", "region-depth"), made
+        known = ("reduction-structure", "reduction-axis", "iteration-shape", "region-depth")
+        assert made.code in (*known, *(("not-transposing",) if schedule == "tiled" else ())), made
         return
     assert isinstance(made, Made)
     outputs = {value.name: value.type.tensor_type.elem_type for value in graph.model.graph.output}
@@ -151,6 +154,12 @@ def test_small_regions(graph: RandomGraph) -> None:
 @given(graphs(most=10, names=VIEWS))
 def test_regions_of_views(graph: RandomGraph) -> None:
     check_region(graph)
+
+
+@settings(max_examples=2 * COUNT)
+@given(graphs(most=8, names=TURNED))
+def test_tiled_regions(graph: RandomGraph) -> None:
+    check_region(graph, "tiled")
 
 
 @settings(max_examples=COUNT)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from onnxfuse.graph.classes import is_same_memory
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.lowering.ir import Reduce, postorder
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
+from onnxfuse.lowering.structure import structure
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.custom import custom_kernel
+from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import boundary, check_host_inputs
 from onnxfuse.planning.sizes import bytes_of
@@ -47,9 +51,13 @@ class Region:
 
 @dataclass(frozen=True)
 class Fusion(Region):
-    """A region with the kernel that runs it."""
+    """A region with the kernel that runs it.
+
+    ``measured`` is what was measured of it on the GPU to plan for, as the report has it (``evidence.Times``).
+    """
 
     kernel: Kernel
+    measured: Mapping[str, Any] | None = None
 
     @property
     def fused(self) -> Fused:
@@ -65,11 +73,14 @@ class Maker:
     Attributes:
         graph: the model's graph; view: its canonical view.
         costs: of the model's graph.
+        nearby: further sizes to make variants of kernels for.
     """
 
     graph: Graph
     view: Graph
     costs: CostModel
+    nearby: tuple[Mapping[str, int], ...] = ()
+    _kernels: dict[Hashable, Kernel] = field(default_factory=dict, repr=False)
 
     def lowered(self, members: Collection[Node]) -> Lowered | Refusal:
         """Nodes of the canonical view as tensors, or why they cannot be."""
@@ -81,6 +92,9 @@ class Maker:
         if isinstance(lowered, Refusal):
             return lowered
         ordered = sorted(members, key=lambda node: node.index)
+        lone = _lone_transpose(ordered)
+        if lone is not None:
+            return lone
         names = [value.name for value in size_operands(lowered.sized)]
         region = self._bound(ordered, rule, lowered.tensors, escaping(set(members)), names)
         return region if isinstance(region, Refusal) else (region, lowered)
@@ -93,10 +107,24 @@ class Maker:
     def with_kernel(self, region: Region, lowered: Lowered) -> Fusion | Refusal:
         """The region with its kernel, or why no schedule has one."""
         has_rows = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
-        kernel = make_kernel(lowered, region.rule, "rows" if has_rows else "pointwise", self.costs.ledger.sizes)
+        kernel = self._kernel(lowered, region.rule, "rows" if has_rows else "pointwise")
         if isinstance(kernel, Refusal):
             return kernel
-        return self._scattered(kernel, lowered) or _with(region, kernel)
+        if not has_rows and self._is_scattered(kernel, lowered):
+            tiled = self._kernel(lowered, region.rule, "tiled")
+            kernel = tiled if isinstance(tiled, Kernel) else kernel
+        return self._refuse_scattered(kernel, region, lowered) or _with(region, kernel)
+
+    def _kernel(self, lowered: Lowered, rule: str, schedule: str) -> Kernel | Refusal:
+        """What a schedule makes of a region; equal regions share it."""
+        key = structure(lowered), rule, schedule
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            made = make_kernel(lowered, rule, schedule, self.costs.ledger.sizes, nearby=self.nearby)
+            if isinstance(made, Refusal):
+                return made
+            kernel = self._kernels[key] = made
+        return kernel
 
     def custom(self, match: Match) -> Fusion | Refusal:
         """The fusion of a match whose rule brings its own kernel."""
@@ -125,17 +153,24 @@ class Maker:
             )
         return _with(region, kernel)
 
-    def _scattered(self, kernel: Kernel, lowered: Lowered) -> Refusal | None:
-        sizes = self.costs.ledger.sizes
-        count = [bytes_of(value, sizes) or 0 for value in lowered.tensors]
-        apart = sum(count[place] for place in kernel.scattered)
-        if apart <= SCATTERED_SHARE * max(sum(count), 1):
+    def _bytes(self, lowered: Lowered) -> list[int]:
+        return [bytes_of(value, self.costs.ledger.sizes) or 0 for value in lowered.tensors]
+
+    def _is_scattered(self, kernel: Kernel, lowered: Lowered) -> bool:
+        """Whether too much is read element by element from far apart."""
+        count = self._bytes(lowered)
+        return sum(count[place] for place in kernel.scattered) > SCATTERED_SHARE * max(sum(count), 1)
+
+    def _refuse_scattered(self, kernel: Kernel, region: Region, lowered: Lowered) -> Refusal | None:
+        if not self._is_scattered(kernel, lowered):
             return None
+        count = self._bytes(lowered)
         worst = lowered.tensors[max(kernel.scattered, key=lambda place: count[place])]
+        moving = [node.label for node in region.view if moves_innermost(node)]
         return Refusal(
             "scattered-access",
             f"neighbouring results need elements of '{worst.name}' that lie far apart",
-            worst.name,
+            moving[-1] if moving else worst.name,
             remedy="leave the transpose of the innermost axis outside",
         )
 
@@ -167,6 +202,18 @@ class Maker:
         outputs = tuple(values[value.name] for value in written)
         cost = self.costs.region(Fused(originals, tensors, outputs))
         return Region(rule, originals, tuple(members), tensors, hosts, inlined, outputs, cost)
+
+
+def _lone_transpose(members: Sequence[Node]) -> Refusal | None:
+    """Nothing is gained where a transpose would stay the one kernel that it is: the runtime has good ones."""
+    working = [node for node in members if not all(is_same_memory(original) for original in node.originals)]
+    if len(working) != 1 or not moves_innermost(working[0]):
+        return None
+    return Refusal(
+        "lone-transpose",
+        "a transpose with nothing that computes beside it stays one kernel, and the runtime has a good one",
+        working[0].label,
+    )
 
 
 def _with(region: Region, kernel: Kernel) -> Fusion:

@@ -4,7 +4,7 @@ Every node that can be fused starts as a group of its own, and every match of a 
 the graph are visited from the largest tensor to the smallest; where an edge joins two groups that fit, they become
 one.  Groups fit where
 
-- their row structures agree (there is one at most),
+- their row structures agree (there is one at most), and none with rows moves the innermost axis,
 - every value that is used outside has as many elements as the group's domain, or one a row,
 - the contracted graph stays free of cycles, and no rule forbids it.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Graph, Node, Value
@@ -30,7 +31,7 @@ class Group:
     """Nodes that are to be one kernel.
 
     Attributes:
-        rows: their row structure, if any.
+        rows: their row structure, if any; transposes: whether one of them moves the innermost axis.
         rule: the fuse rule that named them; names: the values of its pattern.
     """
 
@@ -38,6 +39,7 @@ class Group:
     rows: Rows | None
     rule: FuseRule | None = None
     names: Mapping[Value, str] = field(default_factory=dict)
+    transposes: bool = False
 
 
 @dataclass
@@ -72,7 +74,8 @@ class Growth:
             refusal = self.contraction.contract(members)
             if refusal is not None:
                 return refusal
-        group = Group(members, rows, rule, names or {})
+        transposes = any(self.facts[node].transposes for node in members)
+        group = Group(members, rows, rule, names or {}, transposes)
         self.group.update(dict.fromkeys(members, group))
         return group
 
@@ -93,7 +96,8 @@ class Growth:
             for consumer in value.consumers
             if consumer in self.group
         ]
-        edges.sort(key=lambda edge: (edge[0], edge[2].index, edge[1]))
+        # Transposes last: what joins one is lost to rows.
+        edges.sort(key=lambda edge: (self._transposes(edge[2], edge[3]), edge[0], edge[2].index, edge[1]))
         waiting = edges
         while waiting:
             later, joined = [], False
@@ -121,6 +125,7 @@ class Growth:
             return refusal
         first.nodes |= second.nodes
         first.rows = first.rows or second.rows
+        first.transposes = first.transposes or second.transposes
         if first.rule is None:
             first.rule, first.names = second.rule, second.names
         self.group.update(dict.fromkeys(second.nodes, first))
@@ -145,8 +150,19 @@ class Growth:
                 label,
             )
         rows = first.rows or second.rows
+        if rows is not None and (first.transposes or second.transposes):
+            return Refusal(
+                "transposing",
+                f"a transpose of the innermost axis and rows of {rows.length} elements meet at '{value.name}': "
+                "the rows would be read element by element",
+                label,
+                remedy="keep the innermost axis in place",
+            )
         outputs = escaping(members)
         return _domain(outputs, rows, label)
+
+    def _transposes(self, *nodes: Node) -> bool:
+        return any(self.facts[node].transposes for node in nodes)
 
     def _admitted(self, first: Group, second: Group, value: Value, label: str) -> Refusal | None:
         """Whether a rule lets the groups join: the fuse rule that named one of them, or else a grow rule."""
@@ -166,9 +182,8 @@ class Growth:
                 named.rule.id,
             )
         members = first.nodes | second.nodes
-        for rule in self.rules.grow:
-            if _within(rule, members):
-                return None
+        if admitting(self.rules, members) is not None:
+            return None
         return Refusal(
             "region-size",
             f"no grow rule admits a region of these {len(members)} nodes",
@@ -177,16 +192,20 @@ class Growth:
         )
 
 
+def admitting(rules: RuleSet, members: set[Node]) -> GrowRule | None:
+    """The first grow rule that lets these nodes be one region."""
+    return next((rule for rule in rules.grow if _within(rule, members)), None)
+
+
 def _within(rule: GrowRule, members: set[Node]) -> bool:
     """Whether a grow rule lists all operators of a region, and its limits hold."""
+    if rule.max_nodes is not None and len(members) > rule.max_nodes:
+        return False
     if any((node.domain, node.op) not in rule.operators for node in members):
         return False
-    limits = (
-        (rule.max_nodes, len(members)),
-        (rule.max_inputs, len(entering(members))),
-        (rule.max_outputs, len(escaping(members))),
-    )
-    return all(most is None or count <= most for most, count in limits)
+    if rule.max_inputs is not None and len(entering(members)) > rule.max_inputs:
+        return False
+    return rule.max_outputs is None or len(escaping(members)) <= rule.max_outputs
 
 
 def _domain(outputs: Sequence[Value], rows: Rows | None, label: str) -> Refusal | None:
@@ -207,7 +226,11 @@ def _domain(outputs: Sequence[Value], rows: Rows | None, label: str) -> Refusal 
 
 
 def _elements(value: Value) -> Dim | None:
-    return None if value.shape is None else product(value.shape)
+    return None if value.shape is None else _size(value.shape)
+
+
+_size = lru_cache(maxsize=4096)(product)
+"""Few shapes come again and again."""
 
 
 def escaping(members: set[Node]) -> list[Value]:

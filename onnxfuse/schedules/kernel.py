@@ -14,6 +14,7 @@ from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, express
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
 from onnxfuse.lowering.scalars import BOOL, TYPES
+from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.text import Lanes
 
 INDEX_LIMIT = 2**31 - 2**22
@@ -32,18 +33,22 @@ class Kernel:
         plan: how it is launched.
         scattered: inputs (by place) that neighbouring threads read far apart, so that most of every memory
             transaction is wasted.
+        choice: what its first variant was told to be, or None where the schedule chose by itself.
+        choices: what it could be told instead, for tuning.
     """
 
     schedule: str
     source: str
     plan: LaunchPlan
     scattered: tuple[int, ...] = ()
+    choice: Choice | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 @cache
-def header() -> str:
-    """The text that every kernel begins with, without its comments."""
-    text = files("onnxfuse.schedules").joinpath("cuda/onnxfuse.cuh").read_text(encoding="utf-8")
+def header(name: str = "onnxfuse") -> str:
+    """A header, without its comments; every kernel's text begins with the one called "onnxfuse"."""
+    text = files("onnxfuse.schedules").joinpath(f"cuda/{name}.cuh").read_text(encoding="utf-8")
     lines = (re.sub(r"\s*//.*$", "", line) for line in text.splitlines())
     return "\n".join(line for line in lines if line.strip()) + "\n"
 
@@ -204,21 +209,21 @@ def best_width(lanes_of: dict[int, Lanes], loads: Sequence[Load], extent: Dim, d
 
 
 def scattered_inputs(loads: Iterable[Load], lanes_of: dict[int, Lanes]) -> tuple[int, ...]:
-    """Inputs that neighbouring elements read far apart: the step is neither 0 nor 1 over 32 bytes."""
-    scattered: dict[int, None] = {}
-    for load in loads:
-        lanes = lanes_of[2]
-        if lanes.stride(load.offset) not in (0, 1) and any(
-            factor.value is None or factor.value > 1 for factor in _steps(load, lanes)
-        ):
-            scattered[load.input] = None
-    return tuple(sorted(scattered))
+    """Inputs that neighbouring elements read far apart."""
+    return tuple(sorted({load.input for load in loads if is_scattered(load.offset, lanes_of[2])}))
 
 
-def _steps(load: Load, lanes: Lanes) -> list[Dim]:
+def is_scattered(offset: Dim, lanes: Lanes) -> bool:
+    """Whether neighbouring elements lie far apart: the step is neither 0 nor 1.  ``lanes``: of width two."""
+    return lanes.stride(offset) not in (0, 1) and any(
+        factor.value is None or factor.value > 1 for factor in _steps(offset, lanes)
+    )
+
+
+def _steps(offset: Dim, lanes: Lanes) -> list[Dim]:
     """What each moving digit of step one is multiplied with in an offset."""
     steps = []
-    for monomial, factor in load.offset.terms.items():
+    for monomial, factor in offset.terms.items():
         for atom, _ in monomial:
             if atom.kind != "symbol":
                 continue

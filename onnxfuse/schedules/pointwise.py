@@ -7,9 +7,10 @@ arithmetic says, as vectors where neighbouring outputs need neighbouring element
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from onnxfuse.graph.dims import product
+from onnxfuse.graph.dims import Dim, product
 from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.launch import Step, Variant, expression
@@ -17,6 +18,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Puller, Scalar
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import (
     Kernel,
     Signature,
@@ -34,15 +36,18 @@ from onnxfuse.schedules.text import Lanes, Scope, Writer
 
 THREADS = 256
 
+BLOCKS, ITEMS = (128, 256, 512), (1, 2, 4)
+"""Threads of a block, and vectors a thread, that tuning tries."""
 
-def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
-    """A kernel for a region without reductions, or why there is none."""
+
+def pointwise_kernel(
+    lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None
+) -> Kernel | Refusal:
+    """A kernel for a region without reductions, or why there is none; see ``make_kernel``."""
     outputs = lowered.program.outputs
-    total = product(outputs[0].shape)
-    if any(product(output.shape) != total for output in outputs):
-        names = lowered.binding.names
-        shapes = ", ".join(str([str(size.substitute(names)) for size in output.shape]) for output in outputs)
-        return Refusal("iteration-shape", f"the outputs have different numbers of elements: {shapes}")
+    total = elements(lowered)
+    if isinstance(total, Refusal):
+        return total
     space = IndexSpace()
     place = space.base("@L", total)
     puller = Puller(space)
@@ -57,7 +62,10 @@ def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> K
     lanes = Lanes(space, puller, "@L", "", width)
     lanes._multiple(total)
     signature = Signature(lowered)
-    body = _body(Writer(lanes, signature.sizes), roots, lowered)
+    stores = [Store(index, output.dtype, root, f"o{index} + L")
+              for index, (root, output) in enumerate(zip(roots, outputs, strict=True))]
+    lines = vector_lines(Writer(lanes, signature.sizes), stores)
+    body = "".join(f"{line}\n" if line.startswith("#") else f"  {line}\n" for line in lines)
     size = Writer(lanes, signature.sizes).size(total)
     used = f"{body} {size}"
     source = [
@@ -77,6 +85,17 @@ def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> K
     count, variants = expression(total, lowered.binding.symbols), []
     narrow = narrow_guards(lowered)
     wanted = [(width, 32, narrow + vector_guards(lowered, lanes, vectors))] if fits_narrow(lowered) else []
+    choices = _choices(width, total.substitute(lowered.binding.names), sizes) if wanted else ()
+    if choice is not None and wanted and width % choice.width == 0:
+        guards = wanted[0][2] if choice.width > 1 else narrow
+        source += [_many(signature.parameters(used, "idx"), size, body)]
+        call = f"pointwise_many<{choice.width}, {choice.block}, {choice.items}, int>"
+        source.append(signature.entry(choice.name, call, used, "int", choice.block))
+        grid = f"{count} {choice.block * choice.width * choice.items} ceil"
+        step = Step(choice.name, (grid, "1", "1"), (str(choice.block), "1", "1"), signature.arguments(used, 32))
+        variants.append(Variant(choice.words, (step,), guards))
+    else:
+        choice = None
     for lane_count, bits, guards in [*wanted, (1, 64, ())]:
         name, index = f"pointwise_{lane_count}_{bits}", "int" if bits == 32 else "long long"
         source.append(signature.entry(name, f"pointwise<{lane_count}, {index}>", used, index, THREADS))
@@ -84,24 +103,63 @@ def pointwise_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> K
         step = Step(name, (grid, "1", "1"), (str(THREADS), "1", "1"), signature.arguments(used, bits))
         variants.append(Variant(f"width {lane_count}, {bits}-bit", (step,), guards))
     plan = make_plan(lowered, rule, puller, variants)
-    return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of))
+    return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of), choice, choices)
 
 
-def _body(writer: Writer, roots: list[Scalar], lowered: Lowered) -> str:
-    stores = []
-    for index, (root, output) in enumerate(zip(roots, lowered.program.outputs, strict=True)):
-        stores.append((index, TYPES[output.dtype], writer.scalar(root)))
+def _choices(width: int, total: Dim, sizes: Mapping[str, int]) -> tuple[Choice, ...]:
+    """What may be quicker than the schedule's own choice for so many elements."""
+    if not total.symbols <= sizes.keys():
+        return ()
+    elements = total.evaluate(sizes)
+    found = (Choice("pointwise", block, lanes, items, block)
+             for lanes in (width, width // 2) if lanes
+             for items in ITEMS for block in BLOCKS if block * items * lanes < 2 * elements)
+    return tuple(one for one in found if (one.block, one.width, one.items) != (THREADS, width, 1))
+
+
+def _many(parameters: str, size: str, body: str) -> str:
+    """A function whose threads compute several vectors, a block's width apart."""
+    lines = "".join(f"  {line}\n" for line in body.splitlines())
+    return (
+        f"template <int width, int threads, int items, typename idx> __device__ __forceinline__ void pointwise_many("
+        f"{parameters}) {{\n#pragma unroll\n  for (int item = 0; item < items; ++item) {{\n"
+        "    const idx L = (((idx)blockIdx.x * items + item) * threads + threadIdx.x) * width;\n"
+        f"    if (L < {size}) {{\n{lines}    }}\n  }}\n}}\n"
+    )
+
+
+def elements(lowered: Lowered) -> Dim | Refusal:
+    """How many elements each of the outputs has."""
+    outputs = lowered.program.outputs
+    total = product(outputs[0].shape)
+    if all(product(output.shape) == total for output in outputs):
+        return total
+    names = lowered.binding.names
+    shapes = ", ".join(str([str(size.substitute(names)) for size in output.shape]) for output in outputs)
+    return Refusal("iteration-shape", f"the outputs have different numbers of elements: {shapes}")
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a vector of output ``index`` is stored: ``target``, a pointer to elements of the type."""
+
+    index: int
+    dtype: int
+    scalar: Scalar
+    target: str
+
+
+def vector_lines(writer: Writer, stores: Sequence[Store]) -> list[str]:
+    """Lines that compute a vector of each output and store it; where it is, the text before them says."""
+    values = [writer.scalar(store.scalar) for store in stores]
+    kinds = [TYPES[store.dtype] for store in stores]
     lane = writer.lines[Scope.LANE]
     outer = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
-    outer += [f"{kind.compute} w{index}[width];" for index, kind, _ in stores]
-    inner = [*lane, *(f"w{index}[v] = {text};" for index, _, text in stores)]
-    after = [f"of::store(o{index} + L, of::pack<{kind.storage}>(w{index}));" for index, kind, _ in stores]
-    lines = [
-        *(f"  {line}" for line in outer),
-        "#pragma unroll",
-        "  for (int v = 0; v < width; ++v) {",
-        *(f"    {line}" for line in inner),
-        "  }",
-        *(f"  {line}" for line in after),
+    outer += [f"{kind.compute} w{store.index}[width];" for store, kind in zip(stores, kinds, strict=True)]
+    inner = [*lane, *(f"w{store.index}[v] = {text};" for store, text in zip(stores, values, strict=True))]
+    after = [
+        f"of::store({store.target}, of::pack<{kind.storage}>(w{store.index}));"
+        for store, kind in zip(stores, kinds, strict=True)
     ]
-    return "\n".join(lines) + "\n"
+    loop = ["#pragma unroll", "for (int v = 0; v < width; ++v) {", *(f"  {line}" for line in inner), "}"]
+    return [*outer, *loop, *after]

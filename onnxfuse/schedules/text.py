@@ -36,7 +36,8 @@ class Lanes:
 
     Attributes:
         space: the loop variables; ``puller`` knows which are indices read from memory.
-        element: the base whose neighbours make a vector; ``row`` the base of rows, or "".
+        element: the base whose neighbours make a vector; ``row`` the base of rows, or "".  Where they are the same,
+            the lanes of a vector are of neighbouring rows.
         width: lanes of a vector, a power of two.
         multiples: sizes that must be multiples of the width; guards make sure of those that are not constant.
     """
@@ -48,6 +49,11 @@ class Lanes:
     width: int
     multiples: dict[Dim, None] = field(default_factory=dict)
     _moving: dict[Scalar, bool] = field(default_factory=dict)
+
+    @property
+    def across(self) -> bool:
+        """Whether each lane belongs to a row of its own."""
+        return self.element == self.row
 
     def stride(self, index: Dim) -> Dim | None:
         """By how much an index grows from lane to lane; None where that is no constant step."""
@@ -106,7 +112,7 @@ class Lanes:
         elif isinstance(scalar, Select):
             indices = [scalar.condition.index]
         elif isinstance(scalar, Reduced):
-            return False
+            return self.across
         return any(self._moves(name) for index in indices for name in index.symbols) or any(
             self.moves(child) for child in children(scalar)
         )
@@ -253,8 +259,8 @@ class Writer:
         if name in self.symbols and not lanes.space.is_variable(name):
             return self.symbols[name]
         lane = lane and lanes._moves(name)
-        if name in (lanes.element, lanes.row):
-            text = name.removeprefix("@")
+        if name in lanes.space.extents and name not in lanes.space.derived and name not in lanes.puller.gathered:
+            text = name.removeprefix("@")  # a loop's variable
             return f"({text} + v)" if lane else text
         scope = Scope.LANE if lane else Scope.VECTOR if lanes._moves(name) else Scope.ROW
         key = ("variable", name, lane)
@@ -320,7 +326,7 @@ class Writer:
             case Constant():
                 return Scope.KERNEL
             case Reduced():
-                return Scope.ROW
+                return Scope.LANE if self.lanes.across else Scope.ROW
             case Index():
                 return self.lanes.scope(scalar.index)
             case Load():

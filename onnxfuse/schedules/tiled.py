@@ -1,0 +1,336 @@
+"""The tiled schedule: maps and views where inputs or outputs run along another axis in memory than the outputs do.
+
+The places of the outputs fall apart into three loops: o, r and i, place = (o * R + r) * S + i.  The outputs run along
+i; what is *staged* runs along r, as the source of a transpose does.  A block owns a tile of r and i: it reads staged
+inputs along r into shared memory, computes along i as the pointwise schedule does, and sends staged outputs back along
+r through shared memory too, so that every tensor is moved in whole sectors.  Several inputs may be transposed
+differently, and outputs written in different layouts, as long as each runs along one of the two axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, dim, product
+from onnxfuse.lowering.context import Unlowerable
+from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.lowering.ir import Tensor
+from onnxfuse.lowering.launch import Step, Variant, expression
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.pull import Load, Puller
+from onnxfuse.lowering.scalars import TYPES
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.kernel import (
+    Kernel,
+    Signature,
+    best_width,
+    fits_narrow,
+    header,
+    is_scattered,
+    is_vector,
+    make_plan,
+    moving_loads,
+    narrow_guards,
+    vector_guards,
+)
+from onnxfuse.schedules.layouts import output_coordinates
+from onnxfuse.schedules.pointwise import elements
+from onnxfuse.schedules.text import Lanes
+from onnxfuse.schedules.tiled_text import THREADS, Target, Work, tiled_text
+
+TILE_BYTES = 8192
+"""Bytes of a tile of one tensor: eight blocks a multiprocessor have enough on its way to hide the memory's latency."""
+
+STAGED_BYTES = 32768
+"""Bytes of all tiles of a block together, past which they get smaller."""
+
+SHARED_BYTES = 48 * 1024
+"""Static shared memory of a block, on every GPU."""
+
+SECTOR_BYTES = 32
+"""What device memory is read in."""
+
+VECTOR_BYTES = 8
+"""Bytes of a vector that is turned in registers, at most: 256 a warp fill whole lines already."""
+
+MOST_TURNED = 4
+"""Elements on a side of the square that a thread turns in its registers, at most."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The loops: ``inner`` places lie inside one step along r, which has ``length``."""
+
+    inner: Dim
+    length: Dim
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile: ``batch`` times ``rows`` times ``columns`` places, powers of two; vectors of ``tall`` elements along r
+    and ``width`` along i; bits of an index."""
+
+    batch: int
+    rows: int
+    columns: int
+    tall: int
+    width: int
+    bits: int
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return f"tiled_{self.batch}x{self.rows}x{self.columns}_v{self.tall}x{self.width}_{self.bits}"
+
+    @property
+    def label(self) -> str:
+        """Name of the variant."""
+        tile = f"{self.rows} x {self.columns}" + (f", {self.batch} a block" if self.batch > 1 else "")
+        return f"tile {tile}, vectors {self.tall} x {self.width}, {self.bits}-bit"
+
+    @property
+    def places(self) -> int:
+        """Elements of the tile."""
+        return self.batch * self.rows * self.columns
+
+    def shared(self, size: int) -> int:
+        """Bytes of the tile of a tensor with elements of ``size`` bytes; see cuda/tile.cuh."""
+        pad = max(self.width, 4 // size)
+        return size * (self.places + self.batch * self.rows // self.tall * pad) + 16
+
+
+def tiled_kernel(
+    lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None
+) -> Kernel | Refusal:
+    """A kernel for a region without reductions that moves the innermost axis, or why there is none; see
+    ``make_kernel``.  It offers tuning no choices."""
+    total = elements(lowered)
+    if isinstance(total, Refusal):
+        return total
+    named = lowered.binding.names
+    planned = {name: size.evaluate(sizes) for name, size in named.items() if size.symbols <= sizes.keys()}
+    try:
+        axes = _axes(lowered, total, planned)
+        return axes if isinstance(axes, Refusal) else _Tiling(lowered, total, axes, planned).kernel(rule)
+    except Unlowerable as stopped:
+        return stopped.refusal
+
+
+def _axes(lowered: Lowered, total: Dim, planned: Mapping[str, int]) -> Axes | Refusal:
+    """The axis, of those along which scattered tensors run, on which the most bytes lie."""
+    space = IndexSpace()
+    place, puller = space.base("@L", total), Puller(space)
+    outputs = lowered.program.outputs
+    coordinates = output_coordinates(lowered.program, space, place)
+    roots = [puller.element(output, at) for output, at in zip(outputs, coordinates, strict=True)]
+    lanes = Lanes(space, puller, "@L", "", 2)
+    loads = moving_loads([*roots, *puller.gathered.values()], lanes)
+    moved: list[tuple[Dim, Tensor]] = [(load.offset, lowered.program.inputs[load.input]) for load in loads]
+    moved += [(space.linear(at, output.shape), output) for output, at in zip(outputs, coordinates, strict=True)]
+    weights: dict[Dim, int] = {}
+    lengths: dict[Dim, list[Dim]] = {}
+    for offset, tensor in moved:
+        found = _runs_along(offset, space, total) if is_scattered(offset, lanes) else None
+        if found is not None:
+            size = TYPES[tensor.dtype].size * (_number(product(tensor.shape), planned) or 1)
+            weights[found.inner] = weights.get(found.inner, 0) + size
+            lengths.setdefault(found.inner, []).append(found.length)
+    if not weights:
+        return Refusal("not-transposing", "no tensor runs along another axis than the outputs do")
+    inner = max(weights, key=lambda step: weights[step])
+    return Axes(inner, next(
+        (length for length in lengths[inner] if all(other.divide(length) is not None for other in lengths[inner])),
+        lengths[inner][0],
+    ))
+
+
+def _runs_along(offset: Dim, space: IndexSpace, total: Dim) -> Axes | None:
+    """The axis of the outputs along which neighbouring elements of a tensor lie: its digit has factor one."""
+    for monomial, factor in offset.terms.items():
+        if factor != 1 or len(monomial) != 1 or monomial[0][1] != 1:
+            continue
+        digit = space.variable(monomial[0][0].key)
+        if digit is None or digit.base != "@L" or digit.step == 1:
+            continue
+        length = digit.size if digit.size is not None else total.divide(digit.step)
+        if length is not None and total.divide(digit.step * length) is not None:
+            return Axes(digit.step, length)
+    return None
+
+
+def _number(size: Dim, planned: Mapping[str, int]) -> int | None:
+    """The number that a size is planned to be."""
+    return size.evaluate(planned) if size.symbols <= planned.keys() else None
+
+
+class _Tiling:
+    """The loops over o, r and i, and what is staged in them."""
+
+    def __init__(self, lowered: Lowered, total: Dim, axes: Axes, planned: Mapping[str, int]) -> None:
+        self.lowered = lowered
+        self.planned = planned
+        outer = total.divide(axes.length * axes.inner)
+        assert outer is not None
+        self.extents = outer, axes.length, axes.inner
+        self.space = IndexSpace()
+        o, r, i = (
+            self.space.base(name, extent) if extent != 1 else dim(0)
+            for name, extent in zip(("@o", "@r", "@i"), self.extents, strict=True)
+        )
+        self.place = o * (axes.length * axes.inner) + r * axes.inner + i
+        self.puller = Puller(self.space)
+        self.down, self.across = (Lanes(self.space, self.puller, *of) for of in (("@r", "", 1), ("@i", "", 2)))
+        self.targets = self._targets()
+        roots = [target.scalar for target in self.targets]
+        loads = moving_loads([*roots, *self.puller.gathered.values()], self.across)
+        apart = [load for load in loads if is_scattered(load.offset, self.across)]
+        # Indices that are read from memory are needed where what they lead to is brought into shared memory.
+        indices = moving_loads(self.puller.gathered.values(), self.across)
+        self.staged = [load for load in apart if self.down.stride(load.offset) == 1 and load not in indices]
+        self.scattered = tuple(sorted({
+            load.input for load in apart if load not in self.staged or self._is_short(load)
+        }))
+        self.direct = [load for load in loads if load not in self.staged]
+
+    def _is_short(self, load: Load) -> bool:
+        """Whether a staged input is read in pieces shorter than a sector, with more than they hold between them."""
+        length, stride = _number(self.extents[1], self.planned), self.across.stride(load.offset)
+        if length is None or length * TYPES[load.dtype].size >= SECTOR_BYTES:
+            return False
+        step = _number(stride, self.planned) if stride is not None else None
+        return step is None or step > 2 * length
+
+    def _targets(self) -> list[Target]:
+        """Outputs, each at its own place of the element at hand; one that runs along neither axis is computed apart."""
+        targets = []
+        program = self.lowered.program
+        coordinates = output_coordinates(program, self.space, self.place)
+        for index, (output, at) in enumerate(zip(program.outputs, coordinates, strict=True)):
+            offset = self.space.linear(at, output.shape)
+            staged = offset != self.place
+            if staged and self.down.stride(offset) != 1:
+                at, offset, staged = self.space.delinear(self.place, output.shape), self.place, False
+            targets.append(Target(index, output.dtype, self.puller.element(output, at), offset, staged))
+        return targets
+
+    def kernel(self, rule: str) -> Kernel | Refusal:
+        """The kernel with its variants."""
+        lowered = self.lowered
+        if not self.staged and not any(target.staged for target in self.targets):
+            return Refusal("not-transposing", "no tensor runs along the second axis of a tile")
+        work = Work(self.extents, self.staged, self.targets, self._down(), self._across())
+        signature = Signature(lowered)
+        body = tiled_text(work, signature.sizes)
+        shapes = self._shapes(work)
+        if any(sum(shape.shared(TYPES[dtype].size) for dtype in work.staged) > SHARED_BYTES for shape, _ in shapes):
+            return Refusal("tile-memory", f"{len(work.staged)} transposed tensors do not fit shared memory together")
+        source = [
+            header(),
+            header("tile"),
+            f"// {rule}: {', '.join(lowered.program.operators)}\n",
+            "template <int batch, int rows, int columns, int tall, int width, typename idx>\n"
+            f"__device__ __forceinline__ void tiled({signature.parameters(body, 'idx')}) {{\n{body}}}\n",
+        ]
+        variants = []
+        outer, length, inner = (expression(extent, lowered.binding.symbols) for extent in self.extents)
+        for shape, guards in shapes:
+            index = "int" if shape.bits == 32 else "long long"
+            numbers = (shape.batch, shape.rows, shape.columns, shape.tall, shape.width)
+            call = f"tiled<{', '.join(map(str, numbers))}, {index}>"
+            source.append(signature.entry(shape.name, call, body, index, THREADS))
+            grid = f"{outer} {shape.batch} ceil {length} {shape.rows} ceil * {inner} {shape.columns} ceil *"
+            step = Step(shape.name, (grid, "1", "1"), (str(THREADS), "1", "1"), signature.arguments(body, shape.bits))
+            variants.append(Variant(shape.label, (step,), guards))
+        return Kernel("tiled", "".join(source), make_plan(lowered, rule, self.puller, variants), self.scattered)
+
+    def _down(self) -> Lanes:
+        """Lanes along r: the longest vectors by which every staged tensor can be moved."""
+        for tall in (4, 2):
+            lanes = Lanes(self.space, self.puller, "@r", "", tall)
+            if (
+                tall <= self._most_turned()
+                and lanes._multiple(self.extents[1])
+                and all(is_vector(load, lanes) for load in self.staged)
+                and all(lanes.stride(target.offset) == 1 and lanes.aligned(target.offset)
+                        for target in self.targets if target.staged)
+                and self._divides(lanes)
+            ):
+                return lanes
+        return Lanes(self.space, self.puller, "@r", "", 1)
+
+    def _across(self) -> Lanes:
+        """Lanes along i: the vectors under which the fewest direct loads fall apart."""
+        candidates = {}
+        for width in (1, 2, 4):
+            # Lanes note what must be multiples of the width as they are asked.
+            lanes = Lanes(self.space, self.puller, "@i", "", width)
+            possible = lanes._multiple(self.extents[2])
+            for load in self.direct:
+                is_vector(load, lanes)
+            if width <= self._most_turned() and possible and self._divides(lanes):
+                candidates[width] = lanes
+        dtypes = [target.dtype for target in self.targets] + [load.dtype for load in (*self.direct, *self.staged)]
+        return candidates[best_width(candidates, self.direct, self.extents[2], dtypes)]
+
+    def _most_turned(self) -> int:
+        """Elements on a side of the square that a thread turns, by the longest of their types."""
+        longest = max((TYPES[dtype].size for dtype in self._staged_types()), default=1)
+        return max(1, min(MOST_TURNED, VECTOR_BYTES // longest))
+
+    def _staged_types(self) -> list[int]:
+        return [load.dtype for load in self.staged] + [target.dtype for target in self.targets if target.staged]
+
+    def _divides(self, lanes: Lanes) -> bool:
+        """Whether what must be multiples of the width are, at the planned sizes."""
+        numbers = (_number(size, self.planned) for size in lanes.multiples)
+        return all(number is None or number % lanes.width == 0 for number in numbers)
+
+    def _shapes(self, work: Work) -> list[tuple[Shape, tuple[str, ...]]]:
+        """The variants: tiles with their guards, the quickest first, the last one without guards."""
+        down, across = work.down, work.across
+        narrow = narrow_guards(self.lowered)
+        along_r = [(f"i{load.input}", TYPES[load.dtype].size) for load in work.loads]
+        along_r += [(f"o{target.index}", TYPES[target.dtype].size) for target in work.targets if target.staged]
+        along_i = [(f"o{target.index}", TYPES[target.dtype].size) for target in work.targets if not target.staged]
+        along_i += [
+            (f"i{load.input}", TYPES[load.dtype].size)
+            for load in self.direct
+            if across.stride(load.offset) == 1 and is_vector(load, across)
+        ]
+        guards = {
+            (down.width, 1): vector_guards(self.lowered, down, along_r),
+            (1, across.width): vector_guards(self.lowered, across, along_i),
+            (1, 1): (),
+        }
+        ways = [(down.width, across.width)]
+        # Where one side's sizes are known only when the kernel runs, they need not spoil the other side's vectors.
+        ways += [(down.width, 1)] if across.multiples else []
+        ways += [(1, across.width)] if down.multiples else []
+        found: list[tuple[Shape, tuple[str, ...]]] = []
+        for tall, width in dict.fromkeys([*ways, (1, 1)]) if fits_narrow(self.lowered) else ():
+            needed = tuple(dict.fromkeys((*narrow, *guards[tall, 1], *guards[1, width])))
+            found.append((self._tile(tall, width, 32), needed))
+            if not needed:
+                return found
+        return [*found, (self._tile(1, 1, 64), ())]
+
+    def _tile(self, tall: int, width: int, bits: int) -> Shape:
+        """A tile for the planned sizes: nearly square, longer one way where the other axis is short."""
+        types = [TYPES[dtype].size for dtype in self._staged_types()]
+        places = TILE_BYTES // max(types)
+        while places * sum(types) > STAGED_BYTES and places > 256:
+            places //= 2
+        outer, length, inner = (_power_from(_number(extent, self.planned), places) for extent in self.extents)
+        columns = 1 << (places.bit_length() // 2)
+        columns = max(min(columns, inner), width)
+        rows = max(min(places // columns, length), tall)
+        columns = max(min(places // rows, inner), width)
+        batch = max(min(places // (rows * columns), outer), 1)
+        return Shape(batch, rows, columns, tall, width, bits)
+
+
+def _power_from(size: int | None, most: int) -> int:
+    """The least power of two from a size on, ``most`` at most and where the size is not known."""
+    return most if size is None or size > most else 1 << max(size - 1, 0).bit_length()
