@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from onnxfuse.runtime import library_path, register, session
+    from onnxfuse.scheduler import DynamicFusionScheduler, FusionPlanner, Hints
     from onnxfuse.version import __version__
 
 _HOMES = {
@@ -38,11 +39,15 @@ _HOMES = {
         "RuntimeLibraryError", "TargetError", "VerificationError",
     ),
     "onnxfuse.runtime": ("library_path", "register", "session"),
+    "onnxfuse.scheduler": ("DynamicFusionScheduler", "FusionPlanner", "Hints"),
     "onnxfuse.version": ("__version__",),
 }
 
 __all__ = [
+    "DynamicFusionScheduler",
     "ExternalDataError",
+    "FusionPlanner",
+    "Hints",
     "KernelError",
     "ModelError",
     "OnnxfuseError",

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from onnxfuse.errors import RuleError, TargetError
-from onnxfuse.planning.hardware import find_profile, load_profiles, profile_for_device, read_profiles
+from onnxfuse.pipeline import profile_of
+from onnxfuse.planning.hardware import (
+    find_profile,
+    known_profiles,
+    load_profiles,
+    profile_for_device,
+    read_profiles,
+    resolve_profile,
+)
 
 DATASHEET = {
     "A100 80 GB": (80, 2039, 19.5, 312),
@@ -161,6 +169,32 @@ def test_a_users_file(tmp_path: Path) -> None:
     assert find_profile("T4", profiles).sm == 75
     (tmp_path / "mine.yaml").write_text(PROFILE.replace("Mine", "h200"), encoding="utf-8")
     assert find_profile("H200", load_profiles([tmp_path / "mine.yaml"])).bandwidth_gb_s == 3000
+
+
+def test_a_target_may_be_a_file_or_a_profile_beside_rules(tmp_path: Path) -> None:
+    file = tmp_path / "hardware" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(PROFILE, encoding="utf-8")
+    assert resolve_profile(str(file)).bandwidth_gb_s == 3000
+    assert resolve_profile("Mine", [tmp_path]).bandwidth_gb_s == 3000
+    assert profile_of("mine", [tmp_path]).name == "Mine"
+    assert {profile.name for profile in known_profiles([tmp_path])} > {"Mine", "H200"}
+    assert known_profiles([file]) == known_profiles()
+    with pytest.raises(TargetError, match='no hardware profile is called "mine"'):
+        resolve_profile("mine")
+
+
+@pytest.mark.parametrize(("text", "held"), [("[]\n", "0 (none)"), ("- {x}\n- {y}\n", "2 (Mine, Other)")])
+def test_a_target_file_holds_one_profile(text: str, held: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    one, other = ("\n  ".join(PROFILE.replace("Mine", name).splitlines()) for name in ("Mine", "Other"))
+    file.write_text(text.replace("{x}", one).replace("{y}", other), encoding="utf-8")
+    with pytest.raises(TargetError) as caught:
+        resolve_profile(str(file))
+    assert str(caught.value) == (
+        f"a target is one hardware profile, and the file holds {held}\n--> {file}\nhelp: keep one in the file, or put "
+        "the file into the folder hardware of a rules folder, and give --rules FOLDER --target NAME"
+    )
 
 
 WRONG = {

@@ -18,6 +18,7 @@ from onnxfuse.pipeline import DEFAULT_TARGET, region_of
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import make_plan
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
@@ -120,7 +121,7 @@ class Computer:
         ledger = Ledger(graph, bind(graph, example.dims))
         profile = find_profile(DEFAULT_TARGET)
         if not isinstance(rule, FuseRule):
-            return list(make_plan(graph, view, self.rules, ledger, profile, least_gain=0.0).fusions)
+            return list(make_plan(graph, view, self.rules, ledger, profile, Objective(least_gain=0.0)).fusions)
         maker = Maker(graph, view, CostModel(ledger, profile))
         found: list[Fusion] = []
         taken: set[Node] = set()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from onnxfuse.cli.output import console
+from onnxfuse.cli.parameters import FILE
 
 
 @click.command(short_help="List the GPUs that can be planned for.")
+@click.option("--rules", type=FILE, multiple=True, metavar="FOLDER",
+              help="Folder of rules whose folder hardware holds further profiles; may repeat.")
 @click.option("--json", "as_data", is_flag=True, help="Print the profiles as JSON.")
-def targets(as_data: bool) -> None:
+def targets(rules: tuple[Path, ...], as_data: bool) -> None:
     """List the hardware profiles, and the GPUs present."""
-    from onnxfuse.planning.hardware import load_profiles
+    from onnxfuse.planning.hardware import known_profiles
 
-    profiles = load_profiles()
+    profiles = known_profiles(rules)
     if as_data:
         click.echo(json.dumps([profile.model_dump() for profile in profiles], indent=1))
         return

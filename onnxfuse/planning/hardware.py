@@ -105,6 +105,10 @@ class Profile(_Model):
         """Compute capability as an integer (90 for "sm_90"), 0 for a device that runs no CUDA."""
         return int(self.architecture.removeprefix("sm_") or 0)
 
+    def is_called(self, name: str) -> bool:
+        """Whether a name is this GPU's, or an alias; spelling varies as in ``find_profile``."""
+        return _key(name) in {_key(each) for each in (self.name, *self.aliases)}
+
     @property
     def bandwidth(self) -> float:
         """Bytes a second through device memory that a good kernel reaches: measured, or 0.9 of the peak."""
@@ -264,6 +268,39 @@ def find_profile(name: str, profiles: Sequence[Profile] | None = None) -> Profil
     raise TargetError(f'no hardware profile is called "{name}"', remedy=remedy)
 
 
+def resolve_profile(target: str, rules: Iterable[Path | str] = ()) -> Profile:
+    """The profile that a user asks for: a YAML file of one profile, or a name.
+
+    Args:
+        target: path of a file that ends in .yaml or .yml, or a name or alias.
+        rules: folders of rules; profiles in their folders ``hardware`` are known by name.
+
+    Raises:
+        RuleError: a file cannot be read, or holds what is no profile.
+        TargetError: there is no profile of that name, or not one in the file.
+    """
+    if Path(target).suffix.lower() not in (".yaml", ".yml"):
+        return find_profile(target, known_profiles(rules))
+    found = read_profiles(Path(target))
+    if len(found) != 1:
+        names = ", ".join(profile.name for profile in found) or "none"
+        raise TargetError(
+            f"a target is one hardware profile, and the file holds {len(found)} ({names})", place=target,
+            remedy="keep one in the file, or put the file into the folder hardware of a rules folder, and give "
+                   "--rules FOLDER --target NAME",
+        )
+    return found[0]
+
+
+def known_profiles(rules: Iterable[Path | str] = ()) -> tuple[Profile, ...]:
+    """The shipped profiles and those in the folders ``hardware`` of folders of rules.
+
+    Raises:
+        RuleError: see ``load_profiles``.
+    """
+    return load_profiles(folder for path in rules if (folder := Path(path) / "hardware").is_dir())
+
+
 def profile_for_device(properties: Mapping[str, Any], profiles: Sequence[Profile] | None = None) -> Profile:
     """The profile of a GPU in the machine, from CuPy's ``runtime.getDeviceProperties``.
 
@@ -276,8 +313,7 @@ def profile_for_device(properties: Mapping[str, Any], profiles: Sequence[Profile
     sm = 10 * int(properties["major"]) + int(properties["minor"])
     memory = float(properties["totalGlobalMem"]) / 1e9
     for profile in profiles:
-        names = {_key(each) for each in (profile.name, *profile.aliases)}
-        if profile.sm == sm and _key(name) in names and abs(memory / profile.memory_gb - 1) < 0.1:
+        if profile.sm == sm and profile.is_called(name) and abs(memory / profile.memory_gb - 1) < 0.1:
             return profile
     return _from_driver(name, sm, memory, properties)
 

@@ -1,49 +1,61 @@
 """Which regions to fuse.
 
-Matches of fuse rules come first, as named groups; then all groups grow (``grow``).  Each grown group becomes a kernel,
-or is cut down until it does; it is taken where the cost model predicts that it gains enough.  Whatever is not taken is
-a refusal.
+    named matches ─▶ groups ─ grow ─▶ candidates (weighing) ─ select ─▶ kernels ─▶ plan
+                                           ▲                              │ no kernel: its parts are weighed
+                                           └──────────────────────────────┘
+
+Matches of fuse rules come first, as named groups; then all groups grow (``grow``).  Each group is weighed, and so is
+what may stand in its place (``weighing``).  Of candidates that conflict the best set is taken (``selection``) by what
+the strategy values (``objective``).  Whatever is not taken is a refusal, and every region that was weighed a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from onnxfuse.graph.binding import bind
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.planning.candidates import Fusion, Maker, Region
+from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.facts import Facts, node_facts
-from onnxfuse.planning.grow import Group, Growth, trimmed
+from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.layout import beside_convolutions
+from onnxfuse.planning.legality import is_convex
+from onnxfuse.planning.objective import LEAST_GAIN, Objective
+from onnxfuse.planning.selection import Candidate, joint_cycle, select
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.weighing import Considered, Scales, Weighed, connected, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, Prohibitions, RuleSet, find_matches, prohibitions
 
-LEAST_GAIN = 1.2
-"""Predicted speed-up of a region below which it is left to ONNX Runtime, where nothing was measured."""
-
-MOST_CUTS = 12
-"""How many nodes may be cut off a group before it is given up."""
-
+__all__ = ["LEAST_GAIN", "Considered", "Objective", "Plan", "make_plan"]
 
 @dataclass(frozen=True)
 class Plan:
     """What is fused and what is not.
 
     Attributes:
-        fusions: chosen regions, in graph order of their first nodes.
+        fusions: chosen regions, in graph order of their first nodes, those in bodies after those of the main graph.
         refusals: everything that came near and was not fused, each once.
         candidates: number of regions for which there was a kernel.
+        considered: every region that was weighed, in graph order of their first nodes.
     """
 
     fusions: tuple[Fusion, ...]
     refusals: tuple[Refusal, ...]
     candidates: int
+    considered: tuple[Considered, ...] = ()
 
 
 def make_plan(
-    graph: Graph, view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile, least_gain: float = LEAST_GAIN
+    graph: Graph,
+    view: Graph,
+    rules: RuleSet,
+    ledger: Ledger,
+    profile: Profile,
+    objective: Objective | None = None,
 ) -> Plan:
     """Plan the fusion of a graph.
 
@@ -52,20 +64,49 @@ def make_plan(
         rules: the rules in force.
         ledger: traffic of ``graph`` at the sizes to plan for.
         profile: the GPU to plan for.
-        least_gain: predicted speed-up that a region must pass.
+        objective: what the plan is to be good at; predicted time where None.
     """
-    return _Planner(graph, view, rules, ledger, profile).plan(least_gain)
+    objective = objective or Objective()
+    costs = CostModel(ledger, profile)
+    nearby = _nearby(costs, objective)
+    # A region never spans a body's border: every body is planned by itself.
+    plans = [
+        _Planner(each, of_each, rules, costs, nearby, objective).plan()
+        for each, of_each in zip(graph.walk(), view.walk(), strict=True)
+    ]
+    return Plan(
+        tuple(fusion for plan in plans for fusion in plan.fusions),
+        tuple(dict.fromkeys(refusal for plan in plans for refusal in plan.refusals)),
+        sum(plan.candidates for plan in plans),
+        tuple(record for plan in plans for record in plan.considered),
+    )
+
+
+def _nearby(costs: CostModel, objective: Objective) -> dict[str, CostModel]:
+    """The model's costs at the further sizes that the objective asks for, by their text."""
+    ledger = costs.ledger
+    return {
+        ", ".join(f"{name}={size}" for name, size in sizes.items()): CostModel(
+            Ledger(ledger.graph, bind(ledger.graph, sizes), ledger.placement), costs.profile, costs.groups
+        )
+        for sizes in spread(ledger.graph, ledger.sizes, objective.spread)
+    }
 
 
 class _Planner:
-    def __init__(self, graph: Graph, view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile) -> None:
+    def __init__(
+        self, graph: Graph, view: Graph, rules: RuleSet, costs: CostModel, nearby: Mapping[str, CostModel],
+        objective: Objective,
+    ) -> None:
         self.view = view
         self.rules = rules
-        self.maker = Maker(graph, view, CostModel(ledger, profile))
+        ledger = costs.ledger
+        self.maker = Maker(graph, view, costs)
         self.forbidden: Prohibitions = prohibitions(view, rules)
         self.facts: dict[Node, Facts] = {}
         self.refusals: list[Refusal] = []
         self.custom: list[Fusion] = []
+        self.overlapping: list[Match] = []
         placement = Ledger(view, ledger.sizes).placement
         left = {node for found in self.forbidden.found for node in found.leave}
         for node in view.nodes:
@@ -74,21 +115,33 @@ class _Planner:
                 self.facts[node] = facts
             elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "on-host"):
                 self.refusals.append(facts)
+        if objective.channels_last:
+            for refusal, node in beside_convolutions(view, self.facts):
+                self.refusals.append(refusal)
+                del self.facts[node]
         self.growth = Growth(view, self.facts, rules, ledger.sizes)
+        self.maker.nearby = tuple(costs.ledger.sizes for costs in nearby.values())
+        self.scales = Scales(self.maker, objective, self.facts, rules, self.forbidden, nearby)
 
-    def plan(self, least_gain: float) -> Plan:
+    def plan(self) -> Plan:
         self._seed()
         self.growth.grow()
         self.refusals += self.growth.refusals
-        groups = {id(group): group for group in self.growth.group.values()}
+        groups = sorted(
+            {id(group): group for group in self.growth.group.values()}.values(),
+            key=lambda group: min(node.index for node in group.nodes),
+        )
+        for group in groups:
+            self.scales.offer(group.nodes, group.rule.id if group.rule is not None else None)
+        self._offer_overlapping()
+        self._offer_unions(groups)
+        chosen = self._select()
         # A user who brings a kernel has decided: it is not weighed.
-        fusions, candidates = list(self.custom), len(self.custom)
-        for group in sorted(groups.values(), key=lambda group: min(node.index for node in group.nodes)):
-            found, weighed = self._fusions(group, least_gain)
-            fusions += found
-            candidates += weighed
+        fusions = self.custom + [weighed.fusion for weighed in chosen if weighed.fusion is not None]
         fusions.sort(key=lambda fusion: fusion.nodes[0].index)
-        return Plan(tuple(fusions), tuple(dict.fromkeys(self.refusals)), candidates)
+        refusals = dict.fromkeys(self.refusals + self.scales.refusals)
+        candidates = self.scales.weighed + len(self.custom)
+        return Plan(tuple(fusions), tuple(refusals), candidates, self._considered(chosen))
 
     def _seed(self) -> None:
         """Named groups from fuse rules, largest matches first; every other node that a grow rule lists alone."""
@@ -108,12 +161,15 @@ class _Planner:
         for node in match.nodes:
             if node not in self.facts:
                 return Refusal("not-fusable", f"{node.qualified_op} cannot be part of a region here", node.label, rule)
-            if node in self.growth.group:
-                return Refusal("already-fused", f"{node.label} belongs to another match", node.label, rule)
         refusal = self.forbidden.refuses(match.nodes)
         if refusal is not None:
             return refusal
         assert isinstance(match.rule, FuseRule)
+        taken = next((node for node in match.nodes if node in self.growth.group), None)
+        if taken is not None:
+            if match.rule.kernel is None:
+                self.overlapping.append(match)
+            return Refusal("already-fused", f"{taken.label} belongs to another match", taken.label, rule)
         if match.rule.kernel is not None:
             return self._take_custom(match)
         lowered = self.maker.lowered(match.nodes)
@@ -135,78 +191,102 @@ class _Planner:
                 self.facts.pop(node, None)
         return refusal
 
-    def _fusions(self, group: Group, least_gain: float) -> tuple[list[Fusion], int]:
-        """The fusion of a group; where it has none as a whole, those of the parts that are left after cuts.
-
-        Regions that gain too little are left out; how many were weighed comes along.
-        """
-        waiting, cuts, weighed = [group.nodes], 0, 0
-        fusions: list[Fusion] = []
-        while waiting:
-            members = trimmed(waiting.pop(), self.facts)
-            if all(self.facts[node].view for node in members):
+    def _offer_overlapping(self) -> None:
+        """Matches that lost their nodes to others: they, and what they would leave of those, where that is better."""
+        for match in self.overlapping:
+            if any(node not in self.facts for node in match.nodes):
                 continue
-            rule = group.rule.id if group.rule is not None else self._rule_of(members)
-            fusion = self.forbidden.refuses(members) or self._worthwhile(members, rule, least_gain)
-            weighed += isinstance(fusion, Fusion | RegionCost)
-            if isinstance(fusion, Fusion):
-                fusions.append(fusion)
-            elif isinstance(fusion, Refusal):
-                self.refusals.append(fusion)
-                if cuts < MOST_CUTS and len(members) > 2:
-                    cuts += 1
-                    waiting += self._cut(members, fusion)
-        return fusions, weighed
+            members = set(match.nodes)
+            groups = [group for node in match.nodes if (group := self.growth.group.get(node)) is not None]
+            touched = {id(group): group for group in groups}.values()
+            rest = [part for group in touched for part in connected(group.nodes - members)]
+            instead = self.scales.worth(members) + sum(self.scales.worth(part) for part in rest)
+            if instead > sum(self.scales.worth(group.nodes) for group in touched):
+                self.scales.offer(members, match.rule.id)
+                for part in rest:
+                    self.scales.offer(part, None)
 
-    def _worthwhile(self, members: set[Node], rule: str, least_gain: float) -> Fusion | RegionCost | Refusal:
-        """The fusion of a set of nodes; its cost alone where that says no; or why there is none."""
-        found = self.maker.region(members, rule)
-        if isinstance(found, Refusal):
-            return found
-        region, lowered = found
-        if region.cost.estimated_speedup > least_gain:
-            return self.maker.with_kernel(region, lowered)
-        # One kernel that stays one kernel is nothing to explain.
-        if region.cost.kernels_before > 1:
-            self.refusals.append(_no_gain(region, least_gain))
-        return region.cost
-
-    def _cut(self, members: set[Node], refusal: Refusal) -> list[set[Node]]:
-        """The set without the node at which it stopped, or without its last one, in connected parts."""
-        culprit = next((node for node in members if node.label == refusal.node), max(members, key=lambda n: n.index))
-        return connected(members - {culprit})
-
-    def _rule_of(self, members: Iterable[Node]) -> str:
-        """The first grow rule that lists all of a set's operators."""
-        operators = {(node.domain, node.op) for node in members}
-        return next((rule.id for rule in self.rules.grow if operators <= rule.operators), "grow")
-
-
-def connected(members: set[Node]) -> list[set[Node]]:
-    """Parts of a set that no edge joins."""
-    parts, rest = [], set(members)
-    while rest:
-        part: set[Node] = set()
-        front = [min(rest, key=lambda node: node.index)]
-        while front:
-            node = front.pop()
-            if node in part or node not in rest:
+    def _offer_unions(self, groups: list[Group]) -> None:
+        """Neighbours that stayed apart because rules named them, where a grow rule would have joined them and that is
+        better."""
+        pairs: dict[tuple[int, int], tuple[Group, Group]] = {}
+        for group in groups:
+            for node in group.nodes:
+                for value in node.outputs:
+                    for reader in value.consumers if value is not None else ():
+                        other = self.growth.group.get(reader)
+                        if other is not None and other is not group and (group.rule or other.rule):
+                            pairs[id(group), id(other)] = group, other
+        for first, second in pairs.values():
+            if first.rows is not None and second.rows is not None and first.rows != second.rows:
                 continue
-            part.add(node)
-            front += [value.producer for value in node.reads() if value.producer is not None]
-            front += [consumer for value in node.outputs if value is not None for consumer in value.consumers]
-        parts.append(part)
-        rest -= part
-    return parts
+            members = first.nodes | second.nodes
+            apart = self.scales.worth(first.nodes) + self.scales.worth(second.nodes)
+            if admitting(self.rules, members) and self.scales.worth(members) > apart and not is_convex(members):
+                self.scales.offer(members, None)
+
+    def _select(self) -> list[Weighed]:
+        """The best of the pool, every one with its kernel."""
+        while True:
+            pool = list(self.scales.pool)
+            candidates = [Candidate(frozenset(node.index for node in each.members), each.worth) for each in pool]
+            found = select(candidates, lambda places: self._cycle(pool, places))  # noqa: B023
+            chosen = [pool[place] for place in found.chosen]
+            # Kernels of all of them, so that the rounds are few; each round strikes one from the pool at least.
+            made = [each.fusion is not None or self.scales.make(each) for each in chosen]
+            if all(made):
+                return chosen
+
+    def _cycle(self, pool: Sequence[Weighed], places: Sequence[int]) -> frozenset[int]:
+        """Those of the places whose regions close a cycle, perhaps with regions of kernels that a user brought."""
+        fixed = [fusion.view for fusion in self.custom]
+        found = joint_cycle(self.view, [*fixed, *(pool[place].members for place in places)])
+        return frozenset(places[group - len(fixed)] for group in found if group >= len(fixed))
+
+    def _considered(self, chosen: Sequence[Weighed]) -> tuple[Considered, ...]:
+        """Every region that was weighed and what became of it."""
+        holder = {node: each for each in chosen for node in each.members}
+        records = list(self.scales.records)
+        for fusion in self.custom:
+            records.append(
+                Considered(fusion.view, fusion.rule, fusion.cost, "chosen", "Its rule brings a kernel of its own.", "")
+            )
+        for each in self.scales.pool:
+            region = each.region
+            if each in chosen:
+                records.append(Considered(region.view, region.rule, region.cost, "chosen", _gains(region.cost), ""))
+            else:
+                winners = {id(found): found for node in each.members if (found := holder.get(node)) is not None}
+                records.append(_lost(region.view, region.rule, region.cost, list(winners.values())))
+        for whole, part, cost in self.scales.splits:
+            winner = holder.get(min(part, key=lambda node: node.index))
+            if winner is not None and winner.members == whole:
+                records.append(_lost(ordered(part), self.scales.rule_of(part), cost, [winner]))
+        return tuple(sorted(records, key=lambda record: (record.nodes[0].index, -len(record.nodes))))
 
 
-def _no_gain(fusion: Region, least_gain: float) -> Refusal:
-    cost = fusion.cost
-    return Refusal(
-        "no-gain",
-        f"{len(fusion.nodes)} nodes would run {cost.estimated_speedup:.2f}x as fast, under {least_gain}x: "
-        f"{cost.seconds_before * 1e6:.1f} µs as the runtime runs them ({cost.kernels_before} kernels), "
-        f"{cost.seconds_after * 1e6:.1f} µs fused",
-        fusion.nodes[0].label,
-        fusion.rule,
+def spread(graph: Graph, sizes: Mapping[str, int], factors: Sequence[float]) -> list[dict[str, int]]:
+    """The planned sizes of the inputs' symbols, multiplied; a size is 1 at least."""
+    names = dict.fromkeys(name for value in graph.inputs for size in value.shape or () for name in sorted(size.symbols))
+    return [
+        {name: max(1, round(sizes[name] * factor)) for name in names if name in sizes} for factor in factors if names
+    ]
+
+
+def _gains(cost: RegionCost) -> str:
+    return (
+        f"It is predicted to run {cost.estimated_speedup:.2f}x as fast and to save {cost.seconds_saved * 1e6:.1f} µs "
+        f"and {cost.bytes_before - cost.bytes_after:,} bytes a run."
     )
+
+
+def _lost(nodes: tuple[Node, ...], rule: str, cost: RegionCost, winners: Sequence[Weighed]) -> Considered:
+    """A region that others stand in the way of: those that hold nodes of it, or close a cycle with it."""
+    saved = f"It would save {cost.seconds_saved * 1e6:.1f} µs a run"
+    if not winners:
+        return Considered(nodes, rule, cost, "lost", f"{saved}, but closes a cycle with regions that save more.", "")
+    best = max(winners, key=lambda each: each.worth)
+    more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
+    total = sum(each.region.cost.seconds_saved for each in winners) * 1e6
+    reason = f"{saved}; the region of {best.label}{more}, with the same nodes, {total:.1f} µs."
+    return Considered(nodes, rule, cost, "lost", reason, best.label)

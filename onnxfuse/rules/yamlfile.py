@@ -226,7 +226,7 @@ def rule_files(path: Path) -> Iterator[Path]:
             file for ending in ("*.yaml", "*.yml") for file in path.rglob(ending)
             if "hardware" not in file.relative_to(path).parts
         )
-        if not found:
+        if not found and not (path / "hardware").is_dir():
             raise RuleError("The folder holds no rule files.", place=str(path), remedy="Rule files end in .yaml.")
         yield from found
     elif path.exists():

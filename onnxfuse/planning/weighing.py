@@ -1,0 +1,304 @@
+"""Candidate regions: what each would gain, and which others stand in its place.
+
+A group that was grown is weighed whole.  Others stand in for it where that matters: the two parts of its best cut,
+where they are predicted to gain more; parts that a limit, a rule or the lowering admits, where it does not admit the
+whole.  What is left of a cut is weighed, and cut, in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from onnxfuse.graph.model import Node
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.planning.candidates import Fusion, Maker, Region
+from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.facts import Facts
+from onnxfuse.planning.grow import trimmed
+from onnxfuse.planning.legality import boundary
+from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
+from onnxfuse.planning.objective import REFUSALS, Objective
+from onnxfuse.planning.traffic import Fused
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules import Prohibitions, RuleSet
+
+MOST_CUTS = 12
+"""How many nodes may be cut off a group before it is given up."""
+
+MOST_PLACES = 16
+"""Places of a region at which a cut is tried: those where the fewest bytes would be written and read again."""
+
+LARGE = 20
+"""Nodes past which fewer places are tried, so that the work grows with the nodes and no faster."""
+
+BETTER = 1.02
+"""How much more a cut must be worth than the whole to be taken up: both are estimates."""
+
+Members = frozenset[Node]
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A region that was weighed.
+
+    Attributes:
+        nodes: nodes of the canonical view, in graph order.
+        rule: id of the rule it is due to.
+        cost: what it would gain, or None where that was not counted.
+        verdict: "chosen", "lost" (to a region that is chosen), "no-gain" (gains too little) or "refused".
+        reason: a sentence that says why.
+        lost_to: label of the first node of the region that it lost to; "" for other verdicts.
+    """
+
+    nodes: tuple[Node, ...]
+    rule: str
+    cost: RegionCost | None
+    verdict: str
+    reason: str
+    lost_to: str
+
+
+@dataclass
+class Weighed:
+    """A region that may be chosen, and its kernel once that was made."""
+
+    members: Members
+    region: Region
+    lowered: Lowered
+    worth: float
+    fusion: Fusion | None = None
+
+    @property
+    def label(self) -> str:
+        """Label of its first node."""
+        return self.region.view[0].label
+
+
+@dataclass
+class Scales:
+    """Weighs regions of one graph and keeps what may be chosen (``pool``), what was refused, and every verdict.
+
+    Attributes:
+        nearby: the model's costs at other sizes that matter, by their text.
+        pool: regions that may be chosen; refusals: why others may not; records: verdicts that are final.
+        splits: of regions that won, the parts of their best cut: the whole, the part, what it would gain.
+    """
+
+    maker: Maker
+    objective: Objective
+    facts: Mapping[Node, Facts]
+    rules: RuleSet
+    forbidden: Prohibitions
+    nearby: Mapping[str, CostModel] = field(default_factory=dict)
+    pool: list[Weighed] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    records: list[Considered] = field(default_factory=list)
+    splits: list[tuple[Members, Members, RegionCost]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._seen: set[Members] = set()
+        self._estimates: dict[Members, tuple[float, RegionCost]] = {}
+
+    @property
+    def weighed(self) -> int:
+        """Number of regions whose gain was counted."""
+        return sum(record.cost is not None for record in self.records) + len(self.pool)
+
+    def offer(self, nodes: Collection[Node], rule: str | None) -> None:
+        """Weigh a set of nodes, and what may stand in its place; ``rule`` is what named it, if anything did."""
+        waiting, cuts = [frozenset(nodes)], 0
+        while waiting:
+            members = frozenset(trimmed(set(waiting.pop()), self.facts))
+            if members in self._seen or all(self.facts[node].view for node in members):
+                continue
+            self._seen.add(members)
+            refusal = self._weigh(members, rule if rule is not None else self.rule_of(members))
+            if refusal is None or refusal.code in REFUSALS or refusal.code == "efficiency":
+                waiting += self._better(members, admitted=refusal is None)
+            elif refusal.code == "operators":
+                waiting += self._within_limit(members)
+            elif cuts < MOST_CUTS and len(members) > 2:
+                cuts += 1
+                waiting += without(members, refusal)
+
+    def make(self, weighed: Weighed) -> bool:
+        """Make the kernel of a region; where there is none, strike it from the pool and weigh its parts."""
+        region = weighed.region
+        made = self.maker.with_kernel(region, weighed.lowered)
+        if isinstance(made, Fusion):
+            profile, sizes = self.maker.costs.profile, self.maker.costs.ledger.sizes
+            refusal = too_large(made.kernel.plan, made.tensors, sizes, profile, weighed.label, region.rule)
+            refusal = refusal or inefficient(made.fused, self.maker.costs, weighed.label, region.rule)
+            if refusal is None:
+                weighed.fusion = made
+                return True
+        else:
+            refusal = made
+        self.pool.remove(weighed)
+        self._refuse(weighed.members, region.rule, refusal, region.cost)
+        if len(weighed.members) > 2:
+            for part in without(weighed.members, refusal):
+                self.offer(part, None)
+        return False
+
+    def worth(self, nodes: Collection[Node]) -> float:
+        """About what a set of nodes would be worth, its views at the border left out; nothing is lowered for it."""
+        members = frozenset(trimmed(set(nodes), self.facts))
+        if not members or all(self.facts[node].view for node in members):
+            return 0.0
+        return self._estimate(members)[0]
+
+    def rule_of(self, members: Iterable[Node]) -> str:
+        """The first grow rule that lists all of a set's operators."""
+        found = {(node.domain, node.op) for node in members}
+        return next((rule.id for rule in self.rules.grow if found <= rule.operators), "grow")
+
+    def _weigh(self, members: Members, rule: str) -> Refusal | None:
+        """Put a region into the pool, or say why not."""
+        first = min(members, key=lambda node: node.index).label
+        profile = self.maker.costs.profile
+        refusal = self.forbidden.refuses(members)
+        refusal = refusal or too_many(operators(members, self.facts), profile, first, rule)
+        found = refusal or self.maker.region(members, rule)
+        if isinstance(found, Refusal):
+            self._refuse(members, rule, found)
+            return found
+        region, lowered = found
+        refusal = self._no_gain(region) or inefficient(_counted(region), self.maker.costs, first, rule)
+        if refusal is not None:
+            self._refuse(members, rule, refusal, region.cost)
+            return refusal
+        self.pool.append(Weighed(members, region, lowered, self.objective.worth(region.cost)))
+        return None
+
+    def _no_gain(self, region: Region) -> Refusal | None:
+        label = region.nodes[0].label
+        refusal = self.objective.refuses(region.cost, len(region.nodes), label, region.rule)
+        if refusal is not None or not self.nearby:
+            return refusal
+        there = {text: costs.region(_counted(region)) for text, costs in self.nearby.items()}
+        return self.objective.refuses_elsewhere(there, label, region.rule)
+
+    def _refuse(self, members: Members, rule: str, refusal: Refusal, cost: RegionCost | None = None) -> None:
+        verdict = "no-gain" if refusal.code == "no-gain" else "refused"
+        self.records.append(Considered(ordered(members), rule, cost, verdict, refusal.message, ""))
+        # One kernel that stays one kernel is nothing to explain.
+        if cost is None or cost.kernels_before > 1 or refusal.code not in ("no-gain", "memory-pressure"):
+            self.refusals.append(refusal)
+
+    def _better(self, members: Members, admitted: bool) -> list[Members]:
+        """Parts that are predicted to be worth more than the whole; where it wins, the best cut is kept as a split."""
+        if sum(not self.facts[node].view for node in members) < 3:
+            return []
+        whole, _ = self._estimate(members) if admitted else (0.0, None)
+        best = max(self._cuts(members), key=lambda cut: self.worth(cut[0]) + self.worth(cut[1]), default=None)
+        if best is None:
+            return []
+        if self.worth(best[0]) + self.worth(best[1]) > whole * BETTER:
+            return [part for side in best for part in connected(side)]
+        if admitted:
+            for side in best:
+                for part in connected(side):
+                    kept = frozenset(trimmed(set(part), self.facts))
+                    if operators(kept, self.facts) > 1:
+                        self.splits.append((members, kept, self._estimate(kept)[1]))
+        return []
+
+    def _within_limit(self, members: Members) -> list[Members]:
+        """The best cut one side of which the profile admits; among equals that with the largest such side."""
+        most = self.maker.costs.profile.limits.operators
+        fitting = []
+        for cut in self._cuts(members, everywhere=True):
+            counts = [operators(side, self.facts) for side in cut]
+            if min(counts) <= most:
+                inside = max(count for count in counts if count <= most)
+                fitting.append((self.worth(cut[0]) + self.worth(cut[1]), inside, cut))
+        if not fitting:
+            return []
+        record = max(worth for worth, _, _ in fitting)
+        _, _, best = max(
+            (each for each in fitting if each[0] >= record * (1 - 0.5 / most)), key=lambda each: (each[1], each[0])
+        )
+        return [part for side in best for part in connected(side)]
+
+    def _cuts(self, members: Members, everywhere: bool = False) -> list[tuple[Members, Members]]:
+        """Ways to part a region in two, the first of which reads nothing of the second, cheapest to write first."""
+        nodes = ordered(members)
+        place = {node: each for each, node in enumerate(nodes)}
+        above = [1 << each for each in range(len(nodes))]
+        for each, node in enumerate(nodes):
+            for value in node.reads():
+                if value.producer in place:
+                    above[each] |= above[place[value.producer]]
+        prefixes = [(1 << each) - 1 for each in range(1, len(nodes))]
+        masks = dict.fromkeys(mask for mask in (*above, *prefixes) if mask != (1 << len(nodes)) - 1)
+        bytes_of = self.maker.costs.ledger.bytes_of
+        values = self.maker.graph.values
+
+        def crossing(mask: int) -> int:
+            return sum(
+                bytes_of(values.get(value.name, value)) or 0
+                for each, node in enumerate(nodes) if mask >> each & 1
+                for value in node.outputs
+                if value is not None and any(
+                    reader in place and not mask >> place[reader] & 1 for reader in value.consumers
+                )
+            )
+
+        chosen = sorted(masks, key=crossing)
+        places = max(MOST_PLACES * LARGE // max(len(nodes), LARGE), 1)
+        return [
+            (
+                frozenset(node for each, node in enumerate(nodes) if mask >> each & 1),
+                frozenset(node for each, node in enumerate(nodes) if not mask >> each & 1),
+            )
+            for mask in (chosen if everywhere else chosen[: places])
+        ]
+
+    def _estimate(self, members: Members) -> tuple[float, RegionCost]:
+        """Worth (0 where the objective does not admit it) and cost by the region's border alone."""
+        if members not in self._estimates:
+            originals = sorted((each for node in members for each in node.originals), key=lambda node: node.index)
+            edge = boundary(originals)
+            read = tuple(value for value in edge.inputs if value.constant is None or value.constant.size > 1)
+            cost = self.maker.costs.region(Fused(tuple(originals), read, edge.outputs))
+            admitted = self.objective.refuses(cost, 0, "", "") is None
+            self._estimates[members] = self.objective.worth(cost) if admitted else 0.0, cost
+        return self._estimates[members]
+
+
+def _counted(region: Region) -> Fused:
+    return Fused(region.nodes, region.tensors, region.outputs)
+
+
+def ordered(members: Iterable[Node]) -> tuple[Node, ...]:
+    """Nodes in graph order."""
+    return tuple(sorted(members, key=lambda node: node.index))
+
+
+def without(members: Members, refusal: Refusal) -> list[Members]:
+    """The set without the node at which it stopped, or without its last one, in connected parts."""
+    culprit = next((node for node in members if node.label == refusal.node), max(members, key=lambda n: n.index))
+    return connected(members - {culprit})
+
+
+def connected(members: Collection[Node]) -> list[Members]:
+    """Parts of a set that no edge joins."""
+    parts, rest = [], set(members)
+    for start in ordered(members):
+        if start not in rest:
+            continue
+        part: set[Node] = set()
+        front = [start]
+        while front:
+            node = front.pop()
+            if node in part or node not in rest:
+                continue
+            part.add(node)
+            front += [value.producer for value in node.reads() if value.producer is not None]
+            front += [consumer for value in node.outputs if value is not None for consumer in value.consumers]
+        parts.append(frozenset(part))
+        rest -= part
+    return parts
+
