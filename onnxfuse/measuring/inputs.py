@@ -117,7 +117,7 @@ def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator
     if value.dtype == TensorProto.BOOL:
         return generator.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
-        return generator.integers(0, max(1, min(_bound(value), int(np.iinfo(dtype).max))), shape).astype(dtype)
+        return generator.integers(0, max(1, min(index_bound(value), int(np.iinfo(dtype).max))), shape).astype(dtype)
     return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
 
 
@@ -134,7 +134,7 @@ def _cannot_be_made(value: Value, reason: str) -> ModelError:
     )
 
 
-def _bound(value: Value) -> int:
+def index_bound(value: Value) -> int:
     """Size of the smallest table that the value indexes, at most ``INDICES``."""
     bound, waiting, seen = INDICES, [value], {value}
     while waiting:

@@ -3,7 +3,8 @@
 One kernel takes the GPU's floor plus the longer of its traffic and its arithmetic.  Traffic runs at the bandwidth that
 a good kernel reaches; a kernel whose tensors fit the second-level cache together finds them there, since the kernel
 before has just written them.  The unfused side runs as ONNX Runtime would run it: groups that it fuses itself
-(``runtime_fusions``) are one kernel.
+(``runtime_fusions``) are one kernel.  Where a profile of a run is given, its times stand in place of predictions of
+that side, and how often nodes ran weighs both sides.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved
-from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.runtime_kernels import runtime_efficiency
 from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger
 
@@ -26,6 +28,9 @@ PRODUCT_EFFICIENCY = 0.7
 
 FUSED_EFFICIENCY = 0.9
 """Share of the bandwidth that a generated kernel reaches."""
+
+TILED_EFFICIENCY = 0.8
+"""The same of one that moves the innermost axis: what goes through shared memory waits for its whole block."""
 
 
 def kernel_time(
@@ -83,6 +88,8 @@ class RegionCost:
     ``seconds_before`` and ``kernels_before`` are ONNX Runtime's with its own fusions; ``bytes_before`` counts node by
     node, as the report defines it.  ``memory_saved``: bytes of tensors that are no longer made.
     ``seconds_after`` includes what is left of a runtime fusion that the region breaks.
+    ``executions``: how often the region runs in one run of the model, in both times; 0 where a profile shows that it
+    never does.
     """
 
     bytes_before: int
@@ -92,6 +99,7 @@ class RegionCost:
     seconds_before: float
     seconds_after: float
     memory_saved: int
+    executions: float = 1.0
 
     @property
     def estimated_speedup(self) -> float:
@@ -108,11 +116,12 @@ class CostModel:
     """Predicted times of one graph, at given sizes, on one GPU."""
 
     def __init__(self, ledger: Ledger, profile: Profile, groups: Sequence[frozenset[Node]] | None = None) -> None:
-        """``groups``: what the runtime fuses itself, ``runtime_groups`` of the graph where None."""
+        """``groups``: what the runtime fuses itself, ``groups_of`` the graph where None."""
         self.ledger = ledger
         self.profile = profile
+        self.groups = groups_of(ledger.graph) if groups is None else tuple(groups)
         self._group: dict[Node, frozenset[Node]] = {}
-        for group in runtime_groups(ledger.graph) if groups is None else groups:
+        for group in self.groups:
             self._group.update((node, group) for node in group)
         self._seconds: dict[frozenset[Node], float] = {}
 
@@ -133,15 +142,21 @@ class CostModel:
         return first + more * self.profile.floor_us * 1e-6 + traffic.scratch / self.profile.bandwidth
 
     def group_seconds(self, nodes: frozenset[Node]) -> float:
-        """Predicted time of nodes that ONNX Runtime runs as one kernel, or of one node."""
+        """Time of nodes that ONNX Runtime runs as one kernel, or of one node: observed, else predicted."""
         if nodes not in self._seconds:
+            found = [self.ledger.observed[node].seconds for node in nodes if node in self.ledger.observed]
+            seen = [seconds for seconds in found if seconds is not None]
+            if seen:
+                self._seconds[nodes] = sum(seen)
+                return self._seconds[nodes]
             if len(nodes) == 1:
                 (node,) = nodes
                 counted = self.ledger.node(node)
             else:
                 edge = boundary(nodes)
                 counted = self.ledger.region(nodes, edge.inputs, edge.outputs)
-            self._seconds[nodes] = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
+            once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
+            self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
 
     def unfused(self, nodes: Iterable[Node]) -> tuple[float, int]:
@@ -165,6 +180,7 @@ class CostModel:
             touched |= self._group.get(node, frozenset())
         before, kernels_before = self.unfused(touched)
         left, kernels_left = self.unfused(touched - members)
+        executions = self.ledger.executions(fused.nodes)
         counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
         return RegionCost(
             bytes_before=sum(self.ledger.node(node).bytes for node in fused.nodes),
@@ -172,21 +188,38 @@ class CostModel:
             kernels_before=kernels_before,
             kernels_after=kernels_left + counted.kernels,
             seconds_before=before,
-            seconds_after=left + self.seconds(counted, _product_type(members, self.ledger)),
+            seconds_after=left + executions * self._fused_seconds(counted, members),
             memory_saved=memory_saved(self.ledger, fused),
+            executions=executions,
         )
+
+    def kernel_seconds(self, fused: Fused) -> float:
+        """Predicted time of a region's own kernel, once."""
+        counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
+        return self._fused_seconds(counted, fused.nodes)
+
+    def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
+        efficiency = TILED_EFFICIENCY if any(map(moves_innermost, nodes)) else FUSED_EFFICIENCY
+        return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
+
+    def around(self, nodes: Collection[Node]) -> tuple[float, float]:
+        """Predicted time of what the runtime fuses with some of these nodes and is not among them: as it runs now,
+        beyond the nodes alone, and when they are gone.  Both are 0 where no runtime fusion is broken."""
+        members = set(nodes)
+        touched = members.union(*(self._group.get(node, frozenset()) for node in members))
+        if touched == members:
+            return 0.0, 0.0
+        whole, _ = self.unfused(touched)
+        alone, _ = self.unfused(members)
+        left, _ = self.unfused(touched - members)
+        return whole - alone, left
 
     def total(self, fused: Sequence[Fused] = ()) -> float:
         """Predicted GPU time of one run with these regions fused."""
         inside = {node for region in fused for node in region.nodes}
-        rest, _ = self.unfused(node for node in self.ledger.graph.nodes if node not in inside)
-        return rest + sum(
-            self.seconds(
-                self.ledger.region(f.nodes, f.inputs, f.outputs, f.kernels, f.scratch),
-                _product_type(f.nodes, self.ledger),
-            )
-            for f in fused
-        )
+        nodes = (node for each in self.ledger.graph.walk() for node in each.nodes)
+        rest, _ = self.unfused(node for node in nodes if node not in inside)
+        return rest + sum(self.ledger.executions(region.nodes) * self.kernel_seconds(region) for region in fused)
 
 
 def _product_type(nodes: Collection[Node], ledger: Ledger) -> int | None:

@@ -1,0 +1,64 @@
+"""``onnxfuse tune``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from onnxfuse.cli.output import console, hush_runtime, progress
+from onnxfuse.cli.parameters import FILE, database_option, dim_option, model_argument
+
+
+@click.command(short_help="Measure a model's kernels on this GPU.")
+@model_argument
+@dim_option
+@click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
+              help="Rule file, or folder of them, to use beside the shipped ones; may repeat.")
+@click.option("--disable", multiple=True, metavar="ID", help="Rule to leave out; may repeat.")
+@database_option
+@click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",
+              help="Begin no measurement after so long; regions that take longest come first.")
+@click.option("--force", is_flag=True, help="Measure again what the database holds.")
+@click.option("--json", "as_data", is_flag=True, help="Print the result as JSON.")
+def tune(
+    model: Path,
+    dims: dict[str, int],
+    rules: tuple[Path, ...],
+    disable: tuple[str, ...],
+    database: Path | None,
+    budget: float | None,
+    force: bool,
+    as_data: bool,
+) -> None:
+    """Measure, on the GPU of this machine, the ways to run each kernel that MODEL would be fused with, and what ONNX
+    Runtime takes for the same nodes.
+
+    Results go into a database as they come: a run that was interrupted goes on where it was.  `onnxfuse optimize`
+    takes the fastest schedules from it, and leaves to ONNX Runtime what was measured slower.
+
+    \b
+    Example:
+      onnxfuse tune model.onnx --dim batch=8 --dim sequence=128
+      onnxfuse optimize model.onnx --dim batch=8 --dim sequence=128
+    """
+    from onnxfuse import tuning
+    from onnxfuse.measuring.database import open_database
+    from onnxfuse.reporting import tuned as reported
+
+    hush_runtime()
+    with progress(as_data) as tell:
+        tell("starting the GPU", 0, 0)
+        timer = tuning.find_timer()
+        options = tuning.TuneOptions(rules, disable, dims, budget, force)
+        with open_database(database) as kept:
+            try:
+                found = tuning.tune(model, timer, kept, options, tell)
+            except KeyboardInterrupt:
+                click.echo(f"What was measured is kept in {kept.name}; run the same command again to go on.", err=True)
+                raise
+    if as_data:
+        click.echo(json.dumps(reported.as_json(found), indent=1))
+    else:
+        reported.show(found, console())

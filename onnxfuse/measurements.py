@@ -1,0 +1,176 @@
+"""What was measured, in the planner's terms: the database of measurements, and a profile of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import onnx
+import onnxruntime
+
+from onnxfuse.errors import KernelError, RuntimeLibraryError
+from onnxfuse.graph import Graph
+from onnxfuse.measuring.database import (
+    DEFAULT,
+    RUNTIME,
+    Database,
+    Environment,
+    find_database,
+    shapes_text,
+)
+from onnxfuse.measuring.driver import driver_version
+from onnxfuse.measuring.run_profile import read_run_profile
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.evidence import Times, settled
+from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.identity import Identity
+from onnxfuse.planning.observed import observe
+from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.runtime.cache import digest
+from onnxfuse.runtime.library import gpus
+from onnxfuse.runtime.nvrtc import compiler
+from onnxfuse.schedules import Choice, Kernel, parse_choice
+from onnxfuse.version import __version__
+
+Place = str | Path | Literal[False] | None
+"""Where the database is: a file, the default place (None), or nowhere (False)."""
+
+BETTER = 0.98
+"""Share of the default schedule's time that another must stay under to replace it: less is noise."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """``planning.evidence.Evidence`` from a database, in one environment."""
+
+    database: Database
+    environment: Environment
+
+    def choice(self, what: Identity) -> Choice | None:
+        """See ``Evidence``."""
+        shapes = text_of(what)
+        found = self.database.best(self.environment, what.kernel, shapes)
+        if found is None or found.candidate == DEFAULT:
+            return None
+        rows = self.database.measurements(self.environment, what.kernel, found.shapes)
+        default = rows.get(DEFAULT)
+        if default is not None and default.status == "ok" and found.microseconds > BETTER * default.microseconds:
+            return None
+        return parse_choice(found.candidate)
+
+    def times(self, what: Identity, kernel: Kernel) -> Times | None:
+        """See ``Evidence``: from tuning, else from what the library recorded in production."""
+        shapes = text_of(what)
+        candidate = DEFAULT if kernel.choice is None else str(kernel.choice)
+        fused = self.database.measurements(self.environment, what.kernel, shapes).get(candidate)
+        runtime = self.database.measurements(self.environment, what.nodes, shapes).get(RUNTIME)
+        its = runtime.microseconds if runtime is not None and runtime.status == "ok" else None
+        if fused is not None and fused.status == "ok":
+            return Times(fused.microseconds, its, self.environment.gpu, fused.date)
+        seen = self.database.statistic(self.environment, kernel_digest(kernel), shapes)
+        if seen is not None:
+            return Times(seen.microseconds, its, self.environment.gpu, seen.last_seen, "statistics")
+        return None
+
+
+def text_of(what: Identity) -> str:
+    """A region's shapes as the database writes them."""
+    return shapes_text(what.inputs, what.outputs)
+
+
+def kernel_digest(kernel: Kernel) -> str:
+    """Digest of a kernel's text and compiler options, as the native library computes it for its statistics."""
+    return digest(kernel.source, kernel.plan.options)
+
+
+def find_measurements(profile: Profile, path: Path | None = None) -> tuple[Measurements | None, tuple[str, ...]]:
+    """What was measured on a kind of GPU, None where nothing was; and what there is to say of it.
+
+    With that GPU in the machine only what was measured with its driver and the versions installed counts.  Without
+    it the driver and the compiler may be any: the latest measurements with these releases of onnxfuse and ONNX
+    Runtime count.
+
+    Args:
+        profile: the GPU to plan for.
+        path: of the database; by default the one of ``measuring.database.default_path``, where it is there.
+
+    Raises:
+        MeasurementError: the database is damaged, or there is none at ``path``.
+    """
+    database = find_database(path)
+    if database is None:
+        return None, ()
+    here = _here(profile)
+    known = [environment for environment in database.environments() if profile.is_called(environment.gpu)]
+    for environment in known:
+        if environment == here if here is not None else _same_releases(environment):
+            return Measurements(database, environment), ()
+    database.close()
+    return None, tuple(_stale(environment) for environment in known[:1])
+
+
+def environment_of(gpu: str) -> Environment:
+    """The environment of what is measured in this process on the GPU of that name."""
+    return Environment(gpu, driver_version() or "", __version__, str(onnxruntime.__version__), compiler() or "")
+
+
+def _here(profile: Profile) -> Environment | None:
+    """The environment of this machine, where the GPU to plan for is in it."""
+    try:
+        present = gpus()
+    except (KernelError, RuntimeLibraryError):
+        return None
+    return next((environment_of(gpu.name) for gpu in present if profile.is_called(gpu.name)), None)
+
+
+def _same_releases(known: Environment) -> bool:
+    return (known.onnxfuse, known.onnxruntime) == (__version__, str(onnxruntime.__version__))
+
+
+def _stale(known: Environment) -> str:
+    return (f"database: what was measured on {known.gpu} is not used: it was with driver {known.driver or 'unknown'}, "
+            f"onnxfuse {known.onnxfuse}, ONNX Runtime {known.onnxruntime} and {known.cuda or 'no compiler'}; "
+            "`onnxfuse tune` measures with what is here")
+
+
+def settled_by(
+    database: Place, plan: Plan, view: Graph, costs: CostModel, *, choices: bool
+) -> tuple[Plan, tuple[str, ...]]:
+    """A plan after what a database says of its GPU (``planning.evidence.settled``), and what there is to say of it.
+
+    Raises:
+        MeasurementError: as ``find_measurements``.
+    """
+    if database is False:
+        return plan, ()
+    found, notes = find_measurements(costs.profile, None if database is None else Path(database))
+    if found is None:
+        return plan, notes
+    with found.database:
+        return settled(plan, view, costs, found, choices=choices), notes
+
+
+def observing(
+    ledger: Ledger, profile: Profile, model: onnx.ModelProto, run_profile: str | Path | None
+) -> tuple[Ledger, tuple[str, ...]]:
+    """A ledger that knows what a profile of a run shows, and what there is to say of the profile; the same ledger
+    where there is none.
+
+    Args:
+        model: the ledger's graph comes from it.
+        run_profile: file that ONNX Runtime wrote.
+
+    Raises:
+        MeasurementError: as ``measuring.run_profile.read_run_profile``.
+    """
+    if run_profile is None:
+        return ledger, ()
+    observed = observe(read_run_profile(run_profile).nodes, ledger.graph, model, ledger, profile)
+    inner = {
+        node: observed.bodies[node.name]
+        for body in ledger.graph.walk() for node in body.nodes
+        if body is not ledger.graph and node.name in observed.bodies
+    }
+    return Ledger(ledger.graph, ledger.sizes, ledger.placement, {**inner, **observed.nodes}), observed.notes

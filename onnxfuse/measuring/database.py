@@ -1,0 +1,472 @@
+"""What was measured on GPUs, kept on disk: an SQLite file.
+
+A measurement is one *candidate* for one *subject* at exact shapes in one environment (GPU, driver, versions).  Of a
+kernel the subject is the digest of its text and the candidates are ways to schedule it; of ONNX Runtime the subject
+is the digest of the nodes and the one candidate is ``RUNTIME``.  Each row also has its shapes' bucket, every size
+rounded up to a power of two, under which a schedule that was tuned for other sizes is found.
+
+Every write is a transaction of its own behind a busy timeout, so that several processes may tune into one file and
+whatever was measured before an interruption is there.  The rollback journal is kept, and not the write-ahead log:
+that one needs shared memory, which homes on network file systems do not have.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from onnxfuse.errors import MeasurementError
+from onnxfuse.runtime.cache import default_folder
+
+APPLICATION = 0x6F667573
+"""SQLite's application id of the file: "ofus"."""
+
+BUSY_SECONDS = 30.0
+"""How long a statement waits for another process."""
+
+VARIABLE = "ONNXFUSE_DATABASE"
+"""Environment variable with the file's path."""
+
+DEFAULT, RUNTIME = "default", "runtime"
+"""Candidates besides the schedules that are spelled out: the schedule's own choice, and ONNX Runtime's own nodes."""
+
+Status = Literal["ok", "wrong", "failed"]
+"""Whether a candidate may be used: it was timed; its result was wrong; it did not run."""
+
+_SCHEMA = (
+    """
+    CREATE TABLE environments (
+        id INTEGER PRIMARY KEY, gpu TEXT NOT NULL, driver TEXT NOT NULL, onnxfuse TEXT NOT NULL,
+        onnxruntime TEXT NOT NULL, cuda TEXT NOT NULL,
+        UNIQUE (gpu, driver, onnxfuse, onnxruntime, cuda)
+    );
+    CREATE TABLE measurements (
+        subject TEXT NOT NULL, shapes TEXT NOT NULL, bucket TEXT NOT NULL,
+        environment INTEGER NOT NULL REFERENCES environments(id), candidate TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('ok', 'wrong', 'failed')),
+        microseconds REAL NOT NULL, spread REAL NOT NULL, runs INTEGER NOT NULL,
+        date TEXT NOT NULL, note TEXT NOT NULL,
+        PRIMARY KEY (subject, shapes, environment, candidate)
+    ) WITHOUT ROWID;
+    CREATE INDEX by_bucket ON measurements (subject, bucket, environment);
+    """,
+    """
+    CREATE TABLE statistics (
+        kernel TEXT NOT NULL, shapes TEXT NOT NULL, environment INTEGER NOT NULL REFERENCES environments(id),
+        microseconds REAL NOT NULL, calls INTEGER NOT NULL, last_seen TEXT NOT NULL,
+        PRIMARY KEY (kernel, shapes, environment)
+    ) WITHOUT ROWID;
+    """,
+)
+"""What each version of the file adds to the one before; ``user_version`` is the number of those that it has."""
+
+Shapes = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where something was measured: the GPU's name and driver ("580.65.06"), and versions of onnxfuse, ONNX Runtime
+    and the CUDA compiler ("nvrtc-13.0.88")."""
+
+    gpu: str
+    driver: str
+    onnxfuse: str
+    onnxruntime: str
+    cuda: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One candidate for one subject.
+
+    Attributes:
+        subject: a digest.
+        shapes: see ``shapes_text``.
+        candidate: ``DEFAULT``, ``RUNTIME`` or a schedule's text.
+        status: whether it may be used; note: what is wrong with it.
+        microseconds: median GPU time of a run; spread: distance of the quartiles, in microseconds; runs: how many.
+        date: when, in UTC, as "2026-11-20T12:00:00+00:00".
+    """
+
+    subject: str
+    shapes: str
+    candidate: str
+    microseconds: float
+    spread: float = 0.0
+    runs: int = 1
+    status: Status = "ok"
+    date: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What a fused node's kernel did in production.
+
+    Attributes:
+        kernel: ``runtime.cache.digest`` of the kernel's text and options, as the node carries them.
+        shapes: see ``shapes_text``.
+        microseconds: mean GPU time of a call; calls: how many.
+    """
+
+    kernel: str
+    shapes: str
+    microseconds: float
+    calls: int
+    environment: Environment
+    last_seen: str = ""
+
+
+def shapes_text(inputs: Shapes, outputs: Shapes = ()) -> str:
+    """Shapes in one line: "8x128x768,768>8x128x768", a scalar's is "-"."""
+    def line(shapes: Shapes) -> str:
+        return ",".join("x".join(map(str, shape)) or "-" for shape in shapes)
+
+    return f"{line(inputs)}>{line(outputs)}"
+
+
+def bucket_of(shapes: str) -> str:
+    """The same line with every size rounded up to a power of two."""
+    number, found = "", []
+    for letter in f"{shapes}\0":
+        if letter.isdecimal():
+            number += letter
+            continue
+        if number:
+            size = int(number)
+            found.append(str(1 << (size - 1).bit_length() if size else 0))
+            number = ""
+        found.append(letter)
+    return "".join(found)[:-1]
+
+
+def default_path() -> Path | None:
+    """``$ONNXFUSE_DATABASE``, else ``measurements.sqlite`` in the folder of the kernel cache; None with no home."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    folder = default_folder()
+    return None if folder is None else folder / "measurements.sqlite"
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Database:
+    """The measurements of one file.  Not to be shared between threads; several processes may open one file.
+
+    A database is a context manager; ``close`` ends it.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        """``open_database``, ``find_database`` and ``in_memory`` make one; ``name`` is what messages call it."""
+        self._connection = connection
+        self.name = name
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def record(self, environment: Environment, measurement: Measurement) -> None:
+        """Keep a measurement, in place of an older one of the same candidate.
+
+        Raises:
+            MeasurementError: the file is damaged or cannot be written.
+        """
+        with self._writing():
+            where = self._environment_id(environment)
+            self._connection.execute(
+                "INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (measurement.subject, measurement.shapes, bucket_of(measurement.shapes), where, measurement.candidate,
+                 measurement.status, measurement.microseconds, measurement.spread, measurement.runs,
+                 measurement.date or now(), measurement.note),
+            )
+
+    def record_statistics(self, records: Iterable[Statistic]) -> None:
+        """Add what kernels did in production to what is known of them: calls add up, times are averaged over them.
+
+        Raises:
+            MeasurementError: the file is damaged or cannot be written.
+        """
+        with self._writing():
+            for record in records:
+                where = self._environment_id(record.environment)
+                self._connection.execute(
+                    """
+                    INSERT INTO statistics VALUES (?, ?, ?, ?, ?, ?)
+                    ON CONFLICT DO UPDATE SET
+                        microseconds = (microseconds * calls + excluded.microseconds * excluded.calls)
+                                       / max(calls + excluded.calls, 1),
+                        calls = calls + excluded.calls, last_seen = excluded.last_seen
+                    """,
+                    (record.kernel, record.shapes, where, record.microseconds, record.calls, record.last_seen or now()),
+                )
+
+    def measurements(self, environment: Environment, subject: str, shapes: str) -> dict[str, Measurement]:
+        """What was measured of a subject at these shapes in this environment, by candidate.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        rows = self._rows(
+            f"SELECT {_COLUMNS} FROM measurements JOIN environments ON environment = id "
+            f"WHERE subject = ? AND shapes = ? AND {_HERE}", (subject, shapes, *_values(environment)))
+        return {row.candidate: row for row in map(_measurement, rows)}
+
+    def best(self, environment: Environment, subject: str, shapes: str) -> Measurement | None:
+        """The fastest candidate that was right, at these shapes; else at the latest of their bucket.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        for column, value in (("shapes", shapes), ("bucket", bucket_of(shapes))):
+            rows = self._rows(
+                f"SELECT {_COLUMNS} FROM measurements JOIN environments ON environment = id "
+                f"WHERE subject = ? AND {column} = ? AND {_HERE} AND status = 'ok' AND candidate <> ? "
+                "ORDER BY date DESC, microseconds", (subject, value, *_values(environment), RUNTIME))
+            found = [_measurement(row) for row in rows]
+            if found:
+                latest = [row for row in found if row.shapes == found[0].shapes]
+                return min(latest, key=lambda row: row.microseconds)
+        return None
+
+    def statistic(self, environment: Environment, kernel: str, shapes: str) -> Statistic | None:
+        """What a kernel did in production at these shapes in this environment.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        rows = self._rows(
+            f"SELECT microseconds, calls, last_seen FROM statistics JOIN environments ON environment = id "
+            f"WHERE kernel = ? AND shapes = ? AND {_HERE}", (kernel, shapes, *_values(environment)))
+        return Statistic(kernel, shapes, rows[0][0], rows[0][1], environment, rows[0][2]) if rows else None
+
+    def environments(self) -> tuple[Environment, ...]:
+        """Where anything was measured, the latest first.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        rows = self._rows(
+            "SELECT gpu, driver, onnxfuse, onnxruntime, cuda FROM environments LEFT JOIN measurements "
+            "ON environment = id GROUP BY id ORDER BY max(date) DESC, id DESC", ())
+        return tuple(Environment(*row) for row in rows)
+
+    def __iter__(self) -> Iterator[tuple[Environment, Measurement]]:
+        """Every measurement, the oldest first."""
+        names = ", ".join(entry.name for entry in fields(Environment))
+        rows = self._rows(
+            f"SELECT {names}, {_COLUMNS} FROM measurements JOIN environments ON environment = id "
+            "ORDER BY date, subject, shapes, candidate", ())
+        count = len(fields(Environment))
+        return iter([(Environment(*row[:count]), _measurement(row[count:])) for row in rows])
+
+    def forget(self, environment: Environment | None = None, subject: str | None = None,
+               shapes: str | None = None) -> int:
+        """Drop measurements that were made in an environment, of a subject, at shapes; each counts where it is given.
+
+        Returns how many there were.
+
+        Raises:
+            MeasurementError: the file is damaged or cannot be written.
+        """
+        wanted = "(? IS NULL OR subject = ?) AND (? IS NULL OR shapes = ?)"
+        values: list[Any] = [subject, subject, shapes, shapes]
+        if environment is not None:
+            wanted += f" AND environment IN (SELECT id FROM environments WHERE {_HERE})"
+            values += _values(environment)
+        with self._writing():
+            return self._connection.execute(f"DELETE FROM measurements WHERE {wanted}", values).rowcount
+
+    def _environment_id(self, environment: Environment) -> int:
+        values = _values(environment)
+        self._connection.execute(
+            "INSERT OR IGNORE INTO environments (gpu, driver, onnxfuse, onnxruntime, cuda) VALUES (?, ?, ?, ?, ?)",
+            values)
+        row = self._connection.execute(f"SELECT id FROM environments WHERE {_HERE}", values).fetchone()
+        return int(row[0])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction, whole or not at all."""
+        with _explained(self.name):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with _explained(self.name):
+            return self._connection.execute(query, values).fetchall()
+
+
+def open_database(path: Path | None = None) -> Database:
+    """The database at a path, made where there is none; to write to.
+
+    Args:
+        path: by default ``default_path()``; where that one cannot be written, a database in memory comes back after a
+            warning, as the kernel cache does without.
+
+    Raises:
+        MeasurementError: the file is damaged, of a later release, or no database; or a path that was given cannot be
+            written.
+    """
+    chosen = path or default_path()
+    if chosen is None:
+        return in_memory()
+    try:
+        chosen.parent.mkdir(parents=True, exist_ok=True)
+        return _opened(chosen, write=True)
+    except (OSError, sqlite3.OperationalError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if path is not None:
+            raise MeasurementError(
+                f"The database of measurements cannot be written: {reason}.", place=str(path),
+                remedy="Name a file in a folder that you may write to: --database FILE.",
+            ) from error
+        warnings.warn(
+            f"the database of measurements {chosen} cannot be written ({reason}); what is measured is not kept; set "
+            f"{VARIABLE} to a file that can be written", RuntimeWarning, stacklevel=2)
+        return in_memory()
+
+
+def find_database(path: Path | None = None) -> Database | None:
+    """The database at a path, to read; None where there is none.
+
+    Args:
+        path: by default ``default_path()``; where that one cannot be read, None comes back after a warning.
+
+    Raises:
+        MeasurementError: the file is damaged, of a later release, or no database; or a path that was given is not
+            there or cannot be read.
+    """
+    chosen = path or default_path()
+    try:
+        if chosen is None or (path is None and (not chosen.exists() or chosen.stat().st_size == 0)):
+            return None
+        chosen.open("rb").close()
+        return _opened(chosen, write=False)
+    except (OSError, sqlite3.OperationalError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if path is not None:
+            raise MeasurementError(
+                f"The database of measurements cannot be read: {reason}.", place=str(path),
+                remedy="`onnxfuse tune MODEL --database FILE` makes one.",
+            ) from error
+        warnings.warn(f"the database of measurements {chosen} cannot be read ({reason}); nothing that was measured is "
+                      "used", RuntimeWarning, stacklevel=2)
+        return None
+
+
+def in_memory() -> Database:
+    """A database that goes with the process."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    _migrate(connection)
+    return Database(connection, "memory")
+
+
+def _opened(path: Path, *, write: bool) -> Database:
+    """The database at a path, of this release's version.
+
+    Raises:
+        MeasurementError: as ``open_database``.
+        sqlite3.OperationalError: it cannot be opened.
+    """
+    mode = "rwc" if write else "ro"
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS,
+                                 isolation_level=None)
+    try:
+        with _explained(str(path), opening=True):
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if (application != APPLICATION and (application or version or tables)) or version > len(_SCHEMA):
+            later = application == APPLICATION
+            raise MeasurementError(
+                f"The database of measurements has version {version}; this release reads up to {len(_SCHEMA)}."
+                if later else "The file is a database, and none of onnxfuse's measurements.", place=str(path),
+                remedy="Update onnxfuse, or name another file: --database FILE."
+                if later else "Name another file: --database FILE.",
+            )
+        if version < len(_SCHEMA):
+            if not write:
+                # An older file lacks what later versions added; a copy in memory has it.
+                older, connection = connection, sqlite3.connect(":memory:", isolation_level=None)
+                with _explained(str(path)):
+                    older.backup(connection)
+                older.close()
+            with _explained(str(path), opening=True):
+                _migrate(connection)
+        elif write:
+            connection.execute("BEGIN IMMEDIATE")  # says now whether the file can be written
+            connection.execute("ROLLBACK")
+    except BaseException:
+        connection.close()
+        raise
+    return Database(connection, str(path))
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file to this release's version, in one transaction; another process may have done so meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        for script in _SCHEMA[version:]:
+            for statement in script.split(";"):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {len(_SCHEMA)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _explained(name: str, *, opening: bool = False) -> Iterator[None]:
+    """SQLite's errors in the user's words; while ``opening``, what the caller handles passes."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if opening and "malformed" not in str(error):
+            raise
+        raise MeasurementError(
+            f"The database of measurements cannot be used: {error}.", place=name,
+            remedy="Try again when no other process uses it, or name another file: --database FILE.",
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise MeasurementError(
+            f"The database of measurements is damaged: {error}.", place=name,
+            remedy="Delete it (`onnxfuse tune` measures again what it held), or name another: --database FILE.",
+        ) from error
+
+
+_COLUMNS = ", ".join(("subject", "shapes", "candidate", "microseconds", "spread", "runs", "status", "date", "note"))
+_HERE = " AND ".join(f"{entry.name} = ?" for entry in fields(Environment))
+
+
+def _values(environment: Environment) -> tuple[str, ...]:
+    return tuple(getattr(environment, entry.name) for entry in fields(Environment))
+
+
+def _measurement(row: Sequence[Any]) -> Measurement:
+    return Measurement(*row)

@@ -1,0 +1,138 @@
+"""What measurements say of a plan: tuned schedules taken over, and regions that lose left to ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from onnxfuse.graph.model import Graph, Node
+from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.identity import Identities, Identity
+from onnxfuse.planning.plan import Plan
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import SCHEDULES, Choice, Kernel, make_kernel
+
+
+@dataclass(frozen=True)
+class Times:
+    """Measured GPU time of a region, in microseconds.
+
+    Attributes:
+        fused: of its kernel; runtime: of the nodes as ONNX Runtime runs them, None where only the kernel was measured.
+        gpu: name of the GPU; date: when, as ISO 8601.
+        source: "tune", or "statistics" for what the library recorded in production.
+    """
+
+    fused: float
+    runtime: float | None
+    gpu: str
+    date: str
+    source: str = "tune"
+
+    def as_json(self) -> dict[str, Any]:
+        """As the report has it."""
+        return {
+            "microseconds": round(self.fused, 3),
+            "runtime_microseconds": None if self.runtime is None else round(self.runtime, 3),
+            "speedup": None if self.runtime is None else round(self.runtime / self.fused, 4),
+            "gpu": self.gpu, "date": self.date, "source": self.source,
+        }
+
+
+class Evidence(Protocol):
+    """What was measured on the GPU to plan for."""
+
+    def choice(self, what: Identity) -> Choice | None:
+        """The best way to run a kernel at these sizes, or near them; None for the schedule's own."""
+        ...
+
+    def times(self, what: Identity, kernel: Kernel) -> Times | None:
+        """What a region takes at exactly these sizes with this kernel, where that was measured."""
+        ...
+
+
+def settled(plan: Plan, view: Graph, costs: CostModel, evidence: Evidence, *, choices: bool = True) -> Plan:
+    """A plan after what was measured.
+
+    A region that was measured slower than the runtime's own nodes is left out.  Kernels of a user's own are not
+    weighed.
+
+    Args:
+        view: the canonical view that the plan was made of.
+        costs: of the model's graph.
+        choices: whether tuned schedules are taken over: they hold near the planned sizes, and would be in the way of
+            variants for others.
+    """
+    court = _Court(Maker(costs.ledger.graph, view, costs), evidence, choices,
+                   Identities(costs.ledger.graph, costs.ledger.sizes))
+    fusions: list[Fusion] = []
+    slower: dict[tuple[Node, ...], Refusal] = {}
+    for fusion in plan.fusions:
+        found = court.settled(fusion)
+        if isinstance(found, Refusal):
+            slower[fusion.view] = found
+        else:
+            fusions.append(found)
+    considered = tuple(
+        replace(each, verdict="refused", reason=slower[each.nodes].message)
+        if each.verdict == "chosen" and each.nodes in slower else each
+        for each in plan.considered
+    )
+    return replace(
+        plan, fusions=tuple(fusions), refusals=(*plan.refusals, *slower.values()), considered=considered
+    )
+
+
+@dataclass(frozen=True)
+class _Court:
+    maker: Maker
+    evidence: Evidence
+    choices: bool
+    identities: Identities
+    known: dict[tuple[Identity, str, LaunchPlan], tuple[Kernel, Times | None]] = field(default_factory=dict)
+
+    def settled(self, fusion: Fusion) -> Fusion | Refusal:
+        """A fusion with its best kernel and its times, or why it is left to the runtime."""
+        schedule = fusion.kernel.schedule
+        lowered = self.maker.lowered(fusion.view) if schedule in SCHEDULES else None
+        if lowered is None or isinstance(lowered, Refusal):
+            return fusion
+        what = self.identities.of(fusion, lowered, schedule)
+        if what is None:
+            return fusion
+        key = what, fusion.rule, fusion.kernel.plan
+        if key not in self.known:
+            self.known[key] = self._asked(what, fusion, lowered)
+        kernel, times = self.known[key]
+        fusion = replace(fusion, kernel=kernel, measured=None if times is None else times.as_json())
+        return fusion if times is None else _slower(fusion, times, self.maker.costs) or fusion
+
+    def _asked(self, what: Identity, fusion: Fusion, lowered: Lowered) -> tuple[Kernel, Times | None]:
+        """The best kernel of a region, and what it takes."""
+        kernel: Kernel | Refusal = fusion.kernel
+        choice = self.evidence.choice(what) if self.choices else None
+        if choice is not None:
+            kernel = make_kernel(lowered, fusion.rule, fusion.kernel.schedule, self.identities.sizes, choice)
+        best = kernel if isinstance(kernel, Kernel) else fusion.kernel
+        return best, self.evidence.times(what, best)
+
+
+def _slower(fusion: Fusion, times: Times, costs: CostModel) -> Refusal | None:
+    """Why a region is left to the runtime: its kernel, and what it leaves of a broken runtime fusion, takes longer."""
+    if times.runtime is None:
+        return None
+    whole, left = (1e6 * seconds for seconds in costs.around(fusion.nodes))
+    if times.fused + left <= times.runtime + whole:
+        return None
+    broken = f" (and {left - whole:.1f} µs more for a fusion of the runtime's that it breaks)" if left > whole else ""
+    nodes = sum(node.op != "Constant" for node in fusion.nodes)
+    return Refusal(
+        "measured-slower",
+        f"measured on {times.gpu}: {times.fused:.1f} µs fused{broken}, {times.runtime:.1f} µs as the runtime runs the "
+        f"{nodes} nodes",
+        fusion.nodes[0].label,
+        fusion.rule,
+    )

@@ -1,0 +1,113 @@
+"""What a region is, whatever model it is in: the key under which measurements of it are kept.
+
+A kernel is known by its text with no sizes planned for and no rule named; the nodes that it replaces are known by
+their operators, attributes, constants and wiring.  Neither has a name of the model in it, so that layers of one
+model, and models of one exporter, share what was measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from onnxfuse.graph.model import Graph, Value
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.structure import structure
+from onnxfuse.planning.candidates import Region
+from onnxfuse.planning.sizes import Sizes, shape_of
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import make_kernel
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A region at sizes.
+
+    Attributes:
+        kernel: digest of its kernel; nodes: of the nodes that it replaces.
+        inputs, outputs: shapes of the tensors that it reads and writes.
+    """
+
+    kernel: str
+    nodes: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+
+
+@dataclass
+class Identities:
+    """Tells what regions of a graph are at given sizes; regions of one structure are looked at once."""
+
+    graph: Graph
+    sizes: Sizes
+    _kernels: dict[Hashable, str | None] = field(default_factory=dict, repr=False)
+
+    def of(self, region: Region, lowered: Lowered, schedule: str) -> Identity | None:
+        """What a region is; None where a size is not known, or it has no kernel without planned sizes."""
+        inputs, outputs = (_shapes(values, self.sizes) for values in (region.tensors, region.outputs))
+        key = structure(lowered), schedule
+        if key not in self._kernels:
+            self._kernels[key] = _kernel(lowered, schedule)
+        kernel = self._kernels[key]
+        if inputs is None or outputs is None or kernel is None:
+            return None
+        return Identity(kernel, _nodes(region, self.graph), inputs, outputs)
+
+
+def _kernel(lowered: Lowered, schedule: str) -> str | None:
+    """Digest of the text and plan that a schedule makes of a region with no sizes planned for, if it does."""
+    plain = make_kernel(lowered, "", schedule)
+    if isinstance(plain, Refusal):
+        return None
+    checks = tuple(replace(check, message="") for check in plain.plan.checks)  # messages name the model's sizes
+    return _digest([schedule, plain.source, replace(plain.plan, region="", checks=checks).to_json()])
+
+
+def _shapes(values: Iterable[Value], sizes: Sizes) -> tuple[Shape, ...] | None:
+    shapes = [shape_of(value, sizes) for value in values]
+    known = tuple(shape for shape in shapes if shape is not None)
+    return known if len(known) == len(shapes) else None
+
+
+def _nodes(region: Region, graph: Graph) -> str:
+    """Digest of the original nodes: operators, attributes, types and how they are wired, in graph order."""
+    names = {value: f"x{place}{':weight' if value.is_constant else ''}:{value.dtype}:{value.rank}"
+             for place, value in enumerate(region.tensors)}
+    names |= {value: f"h{place}" for place, value in enumerate(region.hosts)}
+    parts = [f"{domain}={version}" for domain, version in sorted(graph.opsets.items())]
+    for number, node in enumerate(node for node in region.nodes if node.op != "Constant"):
+        for place, output in enumerate(node.outputs):
+            if output is not None:
+                names[output] = f"n{number}.{place}"
+        reads = [_operand(value, names) for value in node.inputs]
+        parts += [node.qualified_op, _attributes(node.attributes), " ".join(reads)]
+    parts.append(" ".join(names.get(value, "?") for value in region.outputs))
+    return _digest(parts)
+
+
+def _operand(value: Value | None, names: Mapping[Value, str]) -> str:
+    if value is None:
+        return "-"
+    if value in names:
+        return names[value]
+    return f"c:{_content(value.constant)}" if value.constant is not None else f"?:{value.dtype}:{value.rank}"
+
+
+def _attributes(attributes: Mapping[str, Any]) -> str:
+    return ";".join(f"{name}={_content(content)}" for name, content in sorted(attributes.items()))
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, np.ndarray):
+        return f"{content.dtype}{content.shape}{hashlib.sha256(np.ascontiguousarray(content).tobytes()).hexdigest()}"
+    return repr(content)
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

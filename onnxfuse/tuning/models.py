@@ -1,0 +1,128 @@
+"""A region as models of its own: its nodes for ONNX Runtime, and one fused node; and inputs for both.
+
+Weights of the region are initialisers in both, as they are where the region comes from: the runtime may fold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfuse.graph import LoadedModel, build_graph
+from onnxfuse.graph.constants import read
+from onnxfuse.graph.model import Value
+from onnxfuse.lowering import launch
+from onnxfuse.measuring.inputs import INDICES, index_bound
+from onnxfuse.pipeline import Optimised, region_of
+from onnxfuse.planning.sizes import shape_of
+from onnxfuse.rewriting.standalone import body_model
+from onnxfuse.schedules import Kernel
+from onnxfuse.tuning.subjects import Subject
+
+Array = NDArray[Any]
+
+DRAWN = 1 << 16
+"""Numbers that are drawn at random; larger inputs repeat them, which no time depends on."""
+
+MOST_WEIGHTS = 1 << 29
+"""Bytes of weights that go into a model; larger ones are inputs."""
+
+
+def runtime_model(subject: Subject, optimised: Optimised) -> onnx.ModelProto:
+    """The region's nodes as a model, with its sizes and its weights.
+
+    Inputs are ``h0``, ``h1`` and so on for operands that decide sizes, ``x0`` and so on for tensors that are no
+    weights.
+    """
+    fusion, sizes = subject.fusion, optimised.ledger.sizes
+    model = body_model(region_of(fusion), optimised.loaded.proto)
+    graph = model.graph
+    values = {f"h{place}": value for place, value in enumerate(fusion.hosts)}
+    values |= {f"x{place}": value for place, value in enumerate(fusion.tensors)}
+    values |= {f"y{place}": value for place, value in enumerate(fusion.outputs)}
+    for info in (*graph.input, *graph.output):
+        value = values[info.name]
+        shape = (len(value.elements or ()),) if info.name.startswith("h") and value.shape is None else shape_of(
+            value, sizes)
+        info.CopyFrom(helper.make_tensor_value_info(info.name, info.type.tensor_type.elem_type, shape))
+    weights = _weights({name: value for name, value in values.items() if name.startswith("x")}, optimised.loaded)
+    graph.initializer.extend(weights.values())
+    kept = [info for info in graph.input if info.name not in weights]
+    del graph.input[:]
+    graph.input.extend(kept)
+    return model
+
+
+def kernel_model(body: onnx.ModelProto, subject: Subject, kernel: Kernel) -> onnx.ModelProto:
+    """The same region as one fused node that runs a kernel; ``body`` is its ``runtime_model``."""
+    hosts = [f"h{place}" for place in range(len(subject.fusion.hosts))]
+    node = helper.make_node(
+        "Region0", [*hosts, *[""] * (launch.HOST_INPUTS - len(hosts)),
+                    *(f"x{place}" for place in range(len(subject.fusion.tensors)))],
+        [info.name for info in body.graph.output], name="tuned", domain=launch.DOMAIN,
+        plan=kernel.plan.to_json(), source=kernel.source,
+    )
+    model = onnx.ModelProto()
+    model.CopyFrom(body)
+    del model.functions[:]
+    model.graph.ClearField("node")
+    model.graph.ClearField("value_info")
+    model.graph.node.append(node)
+    if all(entry.domain != launch.DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(launch.DOMAIN, 1))
+    return model
+
+
+def feeds_of(body: onnx.ModelProto, subject: Subject, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    """An array for each input: what the sizes imply for those that decide sizes, random numbers for others."""
+    generator = np.random.default_rng(seed)
+    values = build_graph(body).values
+    feeds: dict[str, Array] = {}
+    for info in body.graph.input:
+        kind = info.type.tensor_type
+        shape = tuple(size.dim_value for size in kind.shape.dim)
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        if info.name.startswith("h"):
+            elements = subject.fusion.hosts[int(info.name[1:])].elements or ()
+            feeds[info.name] = np.array([size.evaluate(sizes) for size in elements], dtype).reshape(shape)
+        else:
+            feeds[info.name] = _drawn(values[info.name], shape, dtype, generator)
+    return feeds
+
+
+def _drawn(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any], generator: np.random.Generator) -> Array:
+    count = int(np.prod(shape, dtype=np.int64))
+    few = min(count, DRAWN)
+    if value.dtype == TensorProto.BOOL:
+        drawn = generator.integers(0, 2, few).astype(dtype)
+    elif dtype.kind in "iu":
+        # Integers that index nothing are masks and the like: larger ones would make infinities of them.
+        bound = 2 if (table := index_bound(value)) == INDICES else min(table, int(np.iinfo(dtype).max))
+        drawn = generator.integers(0, max(1, bound), few).astype(dtype)
+    else:
+        drawn = generator.standard_normal(few, dtype=np.float32).astype(dtype)
+    return np.resize(drawn, shape) if count else np.zeros(shape, dtype)
+
+
+def _weights(values: Mapping[str, Value], loaded: LoadedModel) -> dict[str, TensorProto]:
+    """Those of the values that are weights, as initialisers under the given names."""
+    wanted = {value.name: name for name, value in values.items() if value.is_constant}
+    found: dict[str, TensorProto] = {}
+    room = MOST_WEIGHTS
+    for tensor in loaded.proto.graph.initializer:
+        name = wanted.get(tensor.name)
+        if name is None:
+            continue
+        array = read(tensor, loaded.folder)
+        room -= array.nbytes
+        if room >= 0:
+            found[name] = helper.make_tensor(name, tensor.data_type, tensor.dims, array.tobytes(), raw=True)
+    for name, value in values.items():
+        if value.is_constant and name not in found and value.constant is not None:
+            found[name] = numpy_helper.from_array(np.asarray(value.constant), name)
+    return found
