@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from onnxfuse import rewriting
+from onnxfuse import reporting, rewriting
 from onnxfuse.graph import LoadedModel
+from onnxfuse.measurements import Place
 from onnxfuse.pipeline import Optimised, Options, Tell, load, optimise, profile_of, silent
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.reporting import Report, as_json, is_fused, report_of, report_of_fused
+from onnxfuse.planning.objective import LEAST_GAIN, Hints
+from onnxfuse.reporting import Explanation, Report, as_json, is_fused, report_of, report_of_fused
 from onnxfuse.rewriting.saving import External
 
 Source = str | Path | onnx.ModelProto
@@ -59,7 +61,7 @@ class Result:
 
 
 def optimize(
-    model: Source,
+    model: Source | LoadedModel,
     *,
     rules: Sequence[str | Path] = (),
     disable: Sequence[str] = (),
@@ -68,6 +70,12 @@ def optimize(
     embed: Sequence[str] = (),
     verify: bool = True,
     inputs: Mapping[str, Any] | None = None,
+    strategy: str = "auto",
+    hints: Hints | None = None,
+    least_gain: float | None = None,
+    provider_options: Mapping[str, str] | None = None,
+    database: Place = None,
+    run_profile: str | Path | None = None,
     tell: Tell = silent,
 ) -> Result:
     """Fuse a model.
@@ -81,17 +89,28 @@ def optimize(
         embed: architectures, such as "sm_90", whose compiled kernels go into the model.
         verify: run every fused node against what it replaced, and take back those that fail.
         inputs: arrays by input name to verify with, beside made ones.
+        strategy: what the plan is to be good at: "auto", "all-in-one", "memory" or "dynamic".
+        hints: of the state of the machine that the model will run on.
+        least_gain: predicted speed-up that a region must pass to be fused, 1.2 where None.
+        provider_options: of the CUDA provider that the model will run with.
+        database: of measurements (`onnxfuse tune`) to plan by: a file, the default one where it is there (None), or
+            none (False).
+        run_profile: file of ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
         tell: told the stage, how much of it is done, and how much there is.
 
     Raises:
         ModelError: the model cannot be read or understood, or ONNX Runtime itself refuses it.
+        MeasurementError: the database or the profile cannot be used.
         RuleError: a rule file is wrong.
         TargetError: the target GPU is not known.
+        ValueError: there is no such strategy.
         KernelError: with ``embed``: a kernel cannot be compiled.
         VerificationError: the fused model as a whole is wrong; this is a fault of onnxfuse.
     """
     options = Options(
-        rules, disable, dims or {}, target, architectures=embed, verify=verify, inputs=inputs,
+        rules, disable, dims or {}, target, architectures=embed, verify=verify, inputs=inputs, strategy=strategy,
+        hints=hints or Hints(), least_gain=LEAST_GAIN if least_gain is None else least_gain,
+        provider_options=provider_options or {}, database=database, run_profile=run_profile,
     )
     optimised = optimise(model, options, tell)
     return Result(optimised, report_of(optimised))
@@ -105,25 +124,65 @@ def report(
     dims: Mapping[str, int] | None = None,
     target: str | Profile | None = None,
     tell: Tell = silent,
+    **wanted: Any,
 ) -> Report:
     """What ``optimize`` would do to a model; of a fused model, what it holds, read from the model itself.
+
+    ``wanted`` are further arguments of ``optimize``.
 
     Raises:
         ModelError, RuleError, TargetError: as ``optimize``.
     """
     loaded = load(model)
     if is_fused(loaded.proto):
-        return report_of_fused(loaded, dims or {}, profile_of(target))
-    return report_of(optimise(loaded, Options(rules, disable, dims or {}, target, verify=False), tell))
+        return report_of_fused(loaded, dims or {}, profile_of(target, rules))
+    return optimize(
+        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, tell=tell, **wanted
+    ).report
 
 
-def unfuse(model: Source | LoadedModel) -> onnx.ModelProto:
-    """The original of a fused model: the functions' bodies in place of the fused nodes, under the original names.
+def explain(
+    model: Source,
+    node: str | None = None,
+    *,
+    rules: Sequence[str | Path] = (),
+    disable: Sequence[str] = (),
+    dims: Mapping[str, int] | None = None,
+    target: str | Profile | None = None,
+    tell: Tell = silent,
+    **wanted: Any,
+) -> Explanation:
+    """Why ``optimize`` would fuse a model as it would; of a fused model, the original in it is planned anew.
+
+    Args:
+        node: name of a node, of a value or of a fused node to explain; where None, the traffic that remains.
+        wanted: further arguments of ``optimize``.
 
     Raises:
-        ModelError: the model cannot be read, or its records are damaged.
+        ModelError: as ``optimize``; or nothing is called ``node``.
+        RuleError, TargetError: as ``optimize``.
     """
-    return rewriting.unfuse(load(model).proto)
+    loaded = load(model)
+    fused = loaded if is_fused(loaded.proto) else None
+    if fused is not None:
+        loaded = LoadedModel(loaded.path, rewriting.unfuse(loaded.proto), loaded.folder)
+    result = optimize(
+        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, tell=tell, **wanted
+    )
+    tell("explaining", 0, 0)
+    return reporting.explain(result.optimised, node, fused)
+
+
+def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> onnx.ModelProto:
+    """The original of a fused model: the functions' bodies in place of the fused nodes, under the original names.
+
+    Args:
+        only: names of the fused nodes to put back, all of them where None.
+
+    Raises:
+        ModelError: the model cannot be read, its records are damaged, or a name in ``only`` is no fused node's.
+    """
+    return rewriting.unfuse(load(model).proto, only)
 
 
 def default_output(path: Path) -> Path:
@@ -132,4 +191,4 @@ def default_output(path: Path) -> Path:
     return path.with_name(f"{stem}.fused.onnx")
 
 
-__all__ = ["Report", "Result", "as_json", "default_output", "optimize", "report", "unfuse"]
+__all__ = ["Explanation", "Report", "Result", "as_json", "default_output", "explain", "optimize", "report", "unfuse"]

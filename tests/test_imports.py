@@ -25,14 +25,24 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": set(),
     "measuring": {"graph", "runtime"},
     "verifying": {"graph", "lowering", "rewriting", "planning", "runtime", "measuring"},
+    "debugging": {"graph", "lowering", "planning", "rewriting", "measuring", "verifying"},
     "presence": {"planning", "runtime"},
+    "measurements": {"graph", "measuring", "planning", "runtime", "schedules"},
     "embedding": {"lowering", "rewriting", "runtime"},
     "delivery": {"verifying"},
-    "pipeline": {"graph", "rules", "planning", "rewriting", "verifying", "presence", "embedding", "delivery"},
-    "reporting": {"graph", "planning", "rewriting", "pipeline", "measuring"},
+    "pipeline": {
+        "graph", "rules", "planning", "rewriting", "verifying", "presence", "measurements", "embedding", "delivery",
+    },
+    "tuning": {
+        "graph", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying", "presence",
+        "measurements", "pipeline",
+    },
+    "scheduler": {"graph", "planning", "pipeline"},
+    "reporting": {"graph", "rules", "planning", "rewriting", "runtime", "pipeline", "measuring", "tuning"},
     "checking": {"graph", "rules", "planning", "rewriting", "measuring", "pipeline"},
-    "api": {"graph", "planning", "rewriting", "pipeline", "reporting"},
-    "cli": {"api", "checking", "reporting", "graph", "rules", "planning", "rewriting", "runtime", "measuring"},
+    "api": {"graph", "planning", "rewriting", "measurements", "pipeline", "reporting"},
+    "cli": {"api", "checking", "debugging", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
+            "measuring", "tuning"},
 }
 """What each folder, and each module beside them, imports of the others when it runs, in the order of the data."""
 

@@ -96,4 +96,4 @@ def test_folders_are_listed_in_the_order_of_the_data() -> None:
     folders = re.findall(r"^  ([a-z]+)/", block, re.MULTILINE)
     stages = [folder for folder in folders if (ROOT / "onnxfuse" / folder).is_dir()]
     assert stages == ["graph", "rules", "planning", "lowering", "schedules", "rewriting", "verifying", "reporting",
-                      "runtime", "measuring", "cli"]
+                      "runtime", "measuring", "tuning", "debugging", "cli"]

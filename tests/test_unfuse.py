@@ -93,9 +93,55 @@ def test_fused_in_two_goes() -> None:
     assert packed(unfuse(twice)) == packed(model)
 
 
-def test_a_constant_that_two_bodies_hold_comes_back_once() -> None:
+@pytest.mark.parametrize("make", [chain, odd])
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_fused_node_is_put_back_and_then_the_other(make: object, first: int) -> None:
+    model = make()  # type: ignore[operator]
+    computed = {node.output[0] for node in model.graph.node}
+    fused = fuse(model, [name for name in ("o", "a", "b", "c") if name in computed], ["e", "y"]).model
+    names = [node.name for node in fused_nodes(fused)]
+    part = unfuse(fused, [names[first]])
+    onnx.checker.check_model(part, full_check=True)
+    assert [node.name for node in fused_nodes(part)] == [names[1 - first]]
+    assert {function.name for function in part.functions} == {fused_nodes(part)[0].op_type}
+    feeds = random_feeds(model)
+    assert same_bits(run(part, feeds), run(model, feeds))  # float32, no tolerance
+    assert packed(unfuse(part, [names[1 - first]])) == packed(unfuse(part)) == packed(model)
+
+
+def test_nothing_chosen_changes_nothing() -> None:
+    fused = fuse(chain(), ["a", "b", "c"]).model
+    assert packed(unfuse(fused, [])) == packed(fused)
+
+
+def test_an_unknown_fused_node() -> None:
+    fused = fuse(chain(), ["a", "b", "c"]).model
+    for name, remedy in (("node_a.tst", "Did you mean 'node_a.test'?"),
+                         ("???", "`onnxfuse report FILE --json` lists the fused nodes.")):
+        with pytest.raises(ModelError) as caught:
+            unfuse(fused, [name])
+        assert str(caught.value) == f"No fused node is called {name!r}.\nhelp: {remedy}"
+
+
+def two_and_one() -> onnx.ModelProto:
+    """A chain whose two pieces share a constant."""
     text = CHAIN.replace("float[4] w = {1.0, 2.0, 3.0, 4.0}, ", "").replace("(d, w)", "(d, two)")
-    model = parse(text, eye=np.eye(4, dtype=np.float32))
+    return parse(text, eye=np.eye(4, dtype=np.float32))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_constant_of_a_body_that_stays_comes_back_too(first: int) -> None:
+    model = two_and_one()
+    model.graph.value_info.append(helper.make_tensor_value_info("two", TensorProto.FLOAT, []))
+    fused = fuse(model, ["a", "b", "c"], ["e", "y"]).model
+    part = unfuse(fused, [fused_nodes(fused)[first].name])
+    assert [tensor.name for tensor in part.graph.initializer] == ["two", "eye"]
+    onnx.checker.check_model(part, full_check=True)
+    assert packed(unfuse(part)) == packed(model)
+
+
+def test_a_constant_that_two_bodies_hold_comes_back_once() -> None:
+    model = two_and_one()
     in_one = fuse(model, ["a", "b", "c"], ["e", "y"]).model
     in_two = fuse(fuse(model, ["a", "b", "c"]).model, ["e", "y"]).model
     for fused in (in_one, in_two):
@@ -292,6 +338,13 @@ def test_random_graphs(seed: int) -> None:
     onnx.checker.check_model(fused, full_check=True)
     assert same_bits(run(fused, feeds), expected)
     assert packed(unfuse(fused)) == packed(model)
+    names = [node.name for node in fused_nodes(fused)]
+    first = rng.sample(names, rng.randint(0, len(names)))
+    part = unfuse(fused, first)
+    onnx.checker.check_model(part, full_check=True)
+    assert sorted(node.name for node in fused_nodes(part)) == sorted(set(names) - set(first))
+    assert same_bits(run(part, feeds), expected)
+    assert packed(unfuse(part)) == packed(model)
 
 
 def test_records_hold_plain_data() -> None:

@@ -13,11 +13,14 @@ from typing import Any
 import click
 
 from onnxfuse.cli.bench import bench
+from onnxfuse.cli.bisect import bisect
+from onnxfuse.cli.explain import explain
 from onnxfuse.cli.optimize import optimize
 from onnxfuse.cli.output import DEBUG
 from onnxfuse.cli.report import report
 from onnxfuse.cli.rules import rules
 from onnxfuse.cli.targets import targets
+from onnxfuse.cli.tune import tune
 from onnxfuse.cli.unfuse import unfuse
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.version import __version__
@@ -69,5 +72,5 @@ def main() -> None:
     """Makes ONNX models faster on NVIDIA GPUs by fusing operators."""
 
 
-for command in (optimize, report, bench, rules, unfuse, targets):
+for command in (optimize, report, explain, bench, tune, rules, unfuse, bisect, targets):
     main.add_command(command)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxfuse.cli.output import Tell, check_folder, console, hush_runtime, progress, write_text
-from onnxfuse.cli.parameters import FILE, model_argument, planning_options, read_architectures
+from onnxfuse.cli.parameters import (
+    FILE,
+    measurement_options,
+    model_argument,
+    objective_options,
+    planning_options,
+    read_architectures,
+)
 from onnxfuse.cli.targets import gpus_present
 
 if TYPE_CHECKING:
@@ -22,6 +29,8 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=FILE, metavar="OUT",
               help="File to write; by default MODEL.fused.onnx beside the model.")
 @planning_options
+@objective_options
+@measurement_options
 @click.option("--embed", metavar="ARCH,...", callback=read_architectures,
               help="Compile the kernels for these architectures (sm_80,sm_90) and put them into the model.")
 @click.option("--report", "report_file", type=FILE, metavar="FILE.json", help="Write the report as JSON.")
@@ -54,6 +63,7 @@ def optimize(
     external_data: External,
     as_data: bool,
     quiet: bool,
+    wanted: dict[str, Any],
 ) -> None:
     """Fuse MODEL: write a model that runs its fused parts as generated CUDA kernels, and the original everywhere else.
 
@@ -73,7 +83,7 @@ def optimize(
     with progress(quiet or as_data) as tell:
         result = api.optimize(
             model, rules=rules, disable=disable, dims=dims, target=target, embed=embed, verify=verify,
-            inputs=arrays, tell=tell,
+            inputs=arrays, tell=tell, **wanted,
         )
         report = result.report
         if target_file is not None:
@@ -82,7 +92,8 @@ def optimize(
             )
             report = replace(report, output=str(path))
             if report.fusions and (measure or (measure is None and gpus_present())):
-                report = replace(report, measured=_measured(model, path, dims, arrays, tell))
+                measured = _measured(model, path, dims, arrays, wanted["provider_options"], tell)
+                report = replace(report, measured=measured)
     content = as_json(report)
     if report_file is not None:
         write_text(report_file, json.dumps(content, indent=1) + "\n")
@@ -93,7 +104,7 @@ def optimize(
 
 
 def _measured(model: Path, fused: Path, dims: dict[str, int], inputs: Mapping[str, Any] | None,
-              tell: Tell) -> dict[str, object]:
+              provider_options: Mapping[str, str], tell: Tell) -> dict[str, object]:
     """What a run of both models shows; the reason where they cannot be run."""
     from onnxfuse import measuring
     from onnxfuse.errors import OnnxfuseError
@@ -101,7 +112,8 @@ def _measured(model: Path, fused: Path, dims: dict[str, int], inputs: Mapping[st
 
     try:
         found = measuring.bench(
-            model, fused, dims, inputs=inputs, memory=False, progress=lambda stage: tell(stage, 0, 0),
+            model, fused, dims, inputs=inputs, memory=False, provider_options=provider_options,
+            progress=lambda stage: tell(stage, 0, 0),
         )
     except OnnxfuseError as error:
         return {"reason": error.message}

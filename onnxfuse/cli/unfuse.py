@@ -19,14 +19,23 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=FILE, metavar="OUT", required=True, help="File to write.")
 @click.option("--external-data", type=click.Choice(["keep", "copy", "inline"]), default="keep", show_default=True,
               help="What becomes of weights outside the model's file.")
-def unfuse(model: Path, output: Path, external_data: External) -> None:
-    """Write the original of the fused model MODEL: its nodes under their own names, and nothing of onnxfuse."""
+@click.option("--only", multiple=True, metavar="NAME",
+              help="Put back this fused node alone; may repeat.  The others stay fused.")
+def unfuse(model: Path, output: Path, external_data: External, only: tuple[str, ...]) -> None:
+    """Write the original of the fused model MODEL: its nodes under their own names, and nothing of onnxfuse.
+
+    With --only, the nodes of some fused nodes come back, and the others stay as they are:
+
+    \b
+      onnxfuse unfuse model.fused.onnx -o model.onnx
+      onnxfuse unfuse model.fused.onnx --only node_Add_12.residual-layer-norm -o mended.onnx
+    """
     from onnxfuse import rewriting
     from onnxfuse.graph import load_model
 
     check_folder(output)
     loaded = load_model(model)
-    count = len(rewriting.read_fused(loaded.proto))
-    rewriting.save(rewriting.unfuse(loaded.proto), output, source=loaded, external=external_data)
+    count = len(set(only)) if only else len(rewriting.read_fused(loaded.proto))
+    rewriting.save(rewriting.unfuse(loaded.proto, only or None), output, source=loaded, external=external_data)
     said = "1 fused node" if count == 1 else f"{count} fused nodes"
     click.echo(f"{said} put back; written: {output}" if count else f"nothing was fused; written: {output}")

@@ -8,12 +8,14 @@ has an axis ``s33``) gets a stand-in symbol, bound by the axis itself.  Every ot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.lowering.ir import Tensor
 from onnxfuse.lowering.launch import Check, expression
+from onnxfuse.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,25 @@ def renamed(binding: Binding, stand_ins: dict[Dim, str]) -> Binding:
     do not depend on what a model calls its sizes."""
     whole = {name: size for size, name in stand_ins.items()}
     names = {f"@{atom}": whole.get(name, symbol(name)) for name, atom in binding.symbols.items()}
-    return replace(binding, symbols=binding.symbols | {name: name[1:] for name in names}, names=names)
+    stands = names | whole
+    checks = tuple(replace(check, message=_spelled(check.message, stands)) for check in binding.checks)
+    symbols = binding.symbols | {name: name[1:] for name in names}
+    return replace(binding, symbols=symbols, checks=checks, names=stands)
+
+
+def in_graph_terms(refusal: Refusal, names: Mapping[str, Dim]) -> Refusal:
+    """A refusal that speaks of sizes as the graph does, not by the names that a region gives them."""
+    return replace(refusal, message=_spelled(refusal.message, names), remedy=_spelled(refusal.remedy, names))
+
+
+def _spelled(text: str, names: Mapping[str, Dim]) -> str:
+    def size(match: re.Match[str]) -> str:
+        found = names.get(match[0])
+        if found is None:
+            return match[0]
+        return str(found) if found.value is not None or _plain(found) else f"({found})"
+
+    return re.sub(r"@s?\d+", size, text)
 
 
 def _disagreement(atom: str, size: Dim) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.lowering.binding import Binding, bind, renamed
+from onnxfuse.lowering.binding import Binding, bind, in_graph_terms, renamed
 from onnxfuse.lowering.context import Context, Unlowerable
 from onnxfuse.lowering.ir import Input, Program, Size, Slice, Tensor, operands, postorder
 from onnxfuse.lowering.operators import lowering_of
@@ -44,16 +44,19 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
         outputs: the values that are used outside.
         graph: the graph they belong to.
     """
+    names: dict[str, Dim] = {}
     try:
         assumed = _assumed(graph)
         context = _lower(nodes, graph, lambda size: assumed.get(size, size))
         binding = _bind(context)
         rename, stand_ins = _renaming(binding.stand_ins, assumed), binding.stand_ins
         if stand_ins:
+            names = {name: size for size, name in stand_ins.items()}
             context = _lower(nodes, graph, rename)
             binding = _bind(context)
         _check_sizes(context, outputs, binding)
         binding = renamed(binding, stand_ins)
+        names = binding.names
         canonical = {name: symbol(f"@{atom}") for name, atom in binding.symbols.items()}
         context = _lower(nodes, graph, lambda size: rename(size).substitute(canonical))
         context.node = None
@@ -62,7 +65,7 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
         if not inputs:
             raise context.refuse("no-inputs", "the region reads no tensor")
     except Unlowerable as stopped:
-        return stopped.refusal
+        return in_graph_terms(stopped.refusal, names)
     operators = tuple(dict.fromkeys(node.qualified_op for node in nodes))
     program = Program(inputs, made, operators)
     return Lowered(program, tuple(context.inputs), tuple(context.sized), tuple(context.inlined), binding)

@@ -1,6 +1,11 @@
-"""The plan as text, JSON and HTML: one ``Report``, shown three ways."""
+"""The plan as text, JSON and HTML: one ``Report``, shown three ways; and why it is what it is, an ``Explanation``."""
 
+from onnxfuse.reporting.explain import Explanation, explanation_json
+from onnxfuse.reporting.explaining import explain
 from onnxfuse.reporting.gather import is_fused, report_of, report_of_fused
 from onnxfuse.reporting.report import FusionEntry, Report, Totals, as_json
 
-__all__ = ["FusionEntry", "Report", "Totals", "as_json", "is_fused", "report_of", "report_of_fused"]
+__all__ = [
+    "Explanation", "FusionEntry", "Report", "Totals", "as_json", "explain", "explanation_json", "is_fused", "report_of",
+    "report_of_fused",
+]

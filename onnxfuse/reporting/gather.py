@@ -15,6 +15,7 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost
+from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.report import FusionEntry, Report, Totals
 from onnxfuse.rewriting import FusedNode, read_fused, unfuse
 from onnxfuse.version import __version__
@@ -32,7 +33,7 @@ def report_of(optimised: Optimised) -> Report:
         regions.append(counted)
         entries.append(
             _entry(placed.node, placed.op, region.rule, region.schedule, counted, reads, costs,
-                   tuple(sorted(region.images)))
+                   tuple(sorted(region.images)), region.figures.get("measured"))
         )
     before, after = _totals(costs, regions, len(optimised.loaded.proto.graph.node), len(optimised.model.graph.node))
     return Report(
@@ -46,9 +47,10 @@ def report_of(optimised: Optimised) -> Report:
         unknown=optimised.ledger.total().unknown,
         candidates=optimised.plan.candidates,
         fusions=tuple(entries),
-        refusals=optimised.refusals,
+        refusals=told(optimised),
         verification=_verification(optimised),
-        warnings=optimised.rules.warnings,
+        warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
+        notes=optimised.notes,
     )
 
 
@@ -68,7 +70,8 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         reads = [*node.hosts, *node.tensors]
         regions.append(counted)
         entries.append(
-            _entry(node.name, node.op, node.rule, node.schedule, counted, reads, costs, node.architectures)
+            _entry(node.name, node.op, node.rule, node.schedule, counted, reads, costs, node.architectures,
+                   node.figures.get("measured"))
         )
     before, after = _totals(costs, regions, len(original.graph.node), len(loaded.proto.graph.node))
     return Report(
@@ -84,6 +87,13 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         fusions=tuple(entries),
         refusals=(),
         verification={"status": "not recorded"},
+    )
+
+
+def _planning_only(profile: Profile) -> tuple[str, ...]:
+    """What is to be said of a target that runs none of it."""
+    return (f"{profile.name} is for planning only: {profile.note or 'its kernels were never run.'}",) * (
+        profile.planning_only
     )
 
 
@@ -116,27 +126,31 @@ def input_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: sizes[name] for name in symbols if name in sizes}
 
 
-def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
+def replaced_nodes(node: FusedNode, graph: Graph) -> tuple[Node, ...]:
     """The nodes of the original graph that a fused node stands for: what lies between its inputs and its outputs."""
     edge = {graph.values[name] for name in (*node.hosts, *node.tensors)}
-    outputs = [graph.values[name] for name in node.outputs]
     found: dict[Node, None] = {}
-    waiting: list[Value] = list(outputs)
+    waiting: list[Value] = [graph.values[name] for name in node.outputs]
     while waiting:
         value = waiting.pop()
         if value.producer is None or value.is_constant or value in edge or value.producer in found:
             continue
         found[value.producer] = None
         waiting += value.producer.reads()
+    return tuple(sorted(found, key=lambda member: member.index))
+
+
+def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
+    """The region of the original graph that a fused node stands for."""
     tensors = tuple(graph.values[name] for name in node.tensors)
     shapes = [shape for value in tensors if (shape := shape_of(value, ledger.sizes)) is not None]
     kernels, scratch = plan_cost(node.plan, shapes, 90, 132) if len(shapes) == len(tensors) else (1, 0)
-    members = tuple(sorted(found, key=lambda member: member.index))
-    return Fused(members, tensors, tuple(outputs), kernels, scratch)
+    outputs = tuple(graph.values[name] for name in node.outputs)
+    return Fused(replaced_nodes(node, graph), tensors, outputs, kernels, scratch)
 
 
 def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, reads: Iterable[str], costs: CostModel,
-           architectures: tuple[str, ...]) -> FusionEntry:
+           architectures: tuple[str, ...], measured: Mapping[str, Any] | None) -> FusionEntry:
     cost = costs.region(region)
     return FusionEntry(
         rule=rule,
@@ -154,6 +168,7 @@ def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, read
         estimated_speedup=round(cost.estimated_speedup, 4),
         memory_saved=cost.memory_saved,
         architectures=architectures,
+        measured=measured,
     )
 
 

@@ -27,6 +27,7 @@ class FusionEntry:
         estimated_speedup: predicted GPU time of the original nodes over that of the fused one.
         memory_saved: bytes of tensors that are no longer made.
         architectures: those with an embedded image.
+        measured: GPU time that was measured of it (``planning.evidence.Times``), or None.
     """
 
     rule: str
@@ -44,6 +45,7 @@ class FusionEntry:
     estimated_speedup: float
     memory_saved: int
     architectures: tuple[str, ...] = ()
+    measured: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Report:
         fusions: what was fused; refusals: what came near and was not.
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
-        warnings: of the rule files.
+        warnings: of the rule files and the target; notes: what the plan rests on beside them.
     """
 
     version: str
@@ -89,6 +91,7 @@ class Report:
     verification: Mapping[str, Any] = field(default_factory=lambda: {"status": "skipped"})
     measured: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def estimated_speedup(self) -> float:
@@ -127,4 +130,5 @@ def as_json(report: Report) -> dict[str, Any]:
         "refusals": [asdict(refusal) for refusal in report.refusals],
         "verification": dict(report.verification),
         "warnings": list(report.warnings),
+        "notes": list(report.notes),
     }

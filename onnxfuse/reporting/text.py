@@ -42,6 +42,8 @@ def _head(report: Report, console: Console) -> None:
                   + (f", {escape(sizes)}" if sizes else ""))
     for warning in report.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
+    for note in report.notes:
+        console.print(f"note: {escape(note)}")
 
 
 def _totals(report: Report, console: Console) -> None:
@@ -69,52 +71,70 @@ def _fusions(report: Report, console: Console) -> None:
     replaced = sum(len(entry.operators) for entry in report.fusions)
     console.print(f"[bold]Fused:[/] {count(replaced, 'node')} into {len(report.fusions)}, "
                   f"{count(len(kernels), 'distinct kernel')}")
-    table = plain_table("times", "rule", "schedule", "operators", "bytes before", "after", "predicted", left=(1, 2, 3))
-    room = max(20, console.width - max(len(entry.rule) for entry in report.fusions) - OTHER_COLUMNS)
+    heads = ["times", "rule", "schedule", "operators", "bytes before", "after", "predicted"]
+    with_measured = any(entry.measured for entry in report.fusions)
+    table = plain_table(*heads, *(["measured"] if with_measured else []), left=(1, 2, 3))
+    rest = OTHER_COLUMNS + (13 if with_measured else 0)
+    room = max(20, console.width - max(len(entry.rule) for entry in report.fusions) - rest)
     order = sorted(kernels.values(), key=lambda entries: -sum(e.bytes_before - e.bytes_after for e in entries))
     for entries in order[:SHOWN]:
         before, after = sum(e.bytes_before for e in entries), sum(e.bytes_after for e in entries)
         speedup = min(entry.estimated_speedup for entry in entries)
         table.add_row(str(len(entries)), escape(entries[0].rule), entries[0].schedule,
-                      escape(operators(entries[0], min(room, 60))), size(before), size(after), f"{speedup:.2f}x")
+                      escape(operators(entries[0], min(room, 60))), size(before), size(after), f"{speedup:.2f}x",
+                      *([_figure(entries)] if with_measured else []))
     console.print(table)
     if len(order) > SHOWN:
         console.print(f"and {count(len(order) - SHOWN, 'kernel')} more; the JSON report lists all of them")
 
 
+def _figure(entries: Sequence[FusionEntry]) -> str:
+    """The least speed-up that was measured of nodes that share a kernel, or its time alone."""
+    found = [entry.measured for entry in entries if entry.measured is not None]
+    speedups = [figure["speedup"] for figure in found if figure["speedup"] is not None]
+    if speedups:
+        return f"{min(speedups):.2f}x"
+    return duration(max(figure["microseconds"] for figure in found) * 1e-6) if found else "unmeasured"
+
+
 def _reasons(refusals: Sequence[Refusal], console: Console) -> None:
-    """Near misses by reason, the most frequent first, with one remedy each."""
+    """Near misses by reason, those that can be mended first, then the most frequent, with one remedy each."""
     console.print(f"\n[bold]Not fused:[/] {count(len(refusals), 'near miss', 'near misses')} (--explain shows each)")
     groups = grouped(refusals, lambda refusal: (refusal.rule, refusal.code))
-    order = sorted(groups.values(), key=lambda group: -len(group))
+    order = sorted(groups.values(), key=_mendable)
     for group in order[:SHOWN]:
         first = group[0]
         console.print(f"{len(group):>6}  {_reason(first)}")
-        _indented(console, first.message)
+        indented(console, first.message)
         remedy = next((refusal.remedy for refusal in group if refusal.remedy), "")
         if remedy:
-            _indented(console, f"help: {remedy}", "dim")
+            indented(console, f"help: {remedy}", "dim")
     if len(order) > SHOWN:
         console.print(f"        and {count(len(order) - SHOWN, 'reason')} more")
 
 
 def _explain(refusals: Sequence[Refusal], console: Console) -> None:
-    """Every near miss: node, condition, remedy; those of one wording together."""
+    """Every near miss: node, condition, remedy; those of one wording together, those that can be mended first."""
     console.print(f"\n[bold]Not fused:[/] {count(len(refusals), 'near miss', 'near misses')}")
     groups = grouped(refusals, lambda refusal: (refusal.rule, refusal.code))
-    for group in sorted(groups.values(), key=lambda group: -len(group)):
+    for group in sorted(groups.values(), key=_mendable):
         console.print(f"\n{len(group):>6}  {_reason(group[0])}")
         for same in grouped(group, lambda refusal: (refusal.message, refusal.remedy)).values():
             nodes = list(dict.fromkeys(refusal.node or "the model" for refusal in same))
             for start in range(0, len(nodes), NAMES):
                 more = "," if start + NAMES < len(nodes) else ":"
-                _indented(console, ", ".join(nodes[start:start + NAMES]) + more, "cyan")
-            _indented(console, same[0].message, by=12)
+                indented(console, ", ".join(nodes[start:start + NAMES]) + more, "cyan")
+            indented(console, same[0].message, by=12)
             if same[0].remedy:
-                _indented(console, f"help: {same[0].remedy}", "dim", by=12)
+                indented(console, f"help: {same[0].remedy}", "dim", by=12)
 
 
-def _indented(console: Console, words: str, style: str = "", by: int = 8) -> None:
+def _mendable(group: Sequence[Refusal]) -> tuple[bool, int]:
+    """Where a group of near misses comes in the list."""
+    return not any(refusal.remedy for refusal in group), -len(group)
+
+
+def indented(console: Console, words: str, style: str = "", by: int = 8) -> None:
     """A paragraph whose every line is indented."""
     console.print(Padding(Text(words, style), (0, 0, 0, by), expand=False))
 
@@ -162,8 +182,13 @@ def plain_table(*heads: str, left: Sequence[int] = (0,), wrap: Sequence[int] = (
 
 def operators(entry: FusionEntry, longest: int = 60) -> str:
     """A region's operators in graph order, repetitions counted: "Add, 2 Mul, Softmax"."""
+    return operator_runs(entry.operators, longest)
+
+
+def operator_runs(names: Iterable[str], longest: int = 60) -> str:
+    """Operators in order, repetitions counted, in the middle cut to ``longest`` characters."""
     runs: list[tuple[str, int]] = []
-    for operator in entry.operators:
+    for operator in names:
         if runs and runs[-1][0] == operator:
             runs[-1] = (operator, runs[-1][1] + 1)
         else:

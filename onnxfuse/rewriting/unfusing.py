@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 import onnx
 from onnx import helper
 
+from onnxfuse.errors import ModelError
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
 from onnxfuse.rewriting.index import ModelIndex, all_nodes, reads_of
-from onnxfuse.rewriting.metadata import IR_VERSION, KEY, ConstantRecord, FusedRecord, NodeRecord, ValueRecord, unpacked
+from onnxfuse.rewriting.metadata import (
+    IR_VERSION,
+    KEY,
+    ConstantRecord,
+    FusedRecord,
+    ModelRecord,
+    NodeRecord,
+    ValueRecord,
+    to_json,
+    unpacked,
+)
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import Sortable, rearrange
-from onnxfuse.rewriting.origin import Origin
+from onnxfuse.rewriting.origin import Origin, first_output
 
 
 @dataclass
@@ -24,30 +36,74 @@ class _Restored:
     nodes: list[tuple[int, int | None, onnx.NodeProto]] = field(default_factory=list)
     initializers: list[tuple[int | None, onnx.TensorProto]] = field(default_factory=list)
     infos: list[tuple[int | None, onnx.ValueInfoProto]] = field(default_factory=list)
+    constants: set[str] = field(default_factory=set)
+    """Names of constants that are in the model again."""
 
 
-def unfuse(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with every fused node of its main graph replaced by the nodes it stands for.
+def unfuse(model: onnx.ModelProto, only: Collection[str] | None = None) -> onnx.ModelProto:
+    """The model with fused nodes of its main graph replaced by the nodes they stand for.
 
     A model that was only fused comes back as it was, but for inlined constants that lay in another file: they are in
     the model now.  In a model that was edited since, what the edit left of the old names and places is kept.
     A model without fused nodes comes back unchanged.
 
+    Args:
+        only: names of the fused nodes to put back, all of them where None.  Their nodes come where the fused node
+            stood; with the rest put back later, the whole original comes back as if it were in one go.
+
     Raises:
-        ModelError: the records in the model were written by another release or are damaged.
+        ModelError: the records in the model were written by another release or are damaged; a name in ``only`` is
+            not that of a fused node.
     """
     index = ModelIndex.of(model)
     origin = Origin.of(index)
+    chosen = _chosen(index, origin, only)
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    if not origin.fused:
+    if not chosen:
         return result
-    restored = _expand(index, origin.fused)
-    _place_nodes(result, index, origin, restored)
+    restored = _expand(index, chosen, origin.fused.values())
+    if len(chosen) < len(origin.fused):
+        _forget(result, restored, {place: record for place, record in origin.fused.items() if place not in chosen})
+    _place_nodes(result, index, origin, chosen, restored)
     _place_weights(result, origin, restored)
-    _place_infos(result, index, origin, restored)
-    _unmark(result, index, origin)
+    _place_infos(result, index, origin, chosen, restored)
+    _unmark(result, index, origin, chosen, restored)
     return result
+
+
+def _chosen(index: ModelIndex, origin: Origin, only: Collection[str] | None) -> Mapping[int, FusedRecord]:
+    """Records of the fused nodes to put back, by position."""
+    if only is None:
+        return origin.fused
+    names = {index.nodes[position].name for position in origin.fused}
+    for name in only:
+        if name not in names:
+            near = get_close_matches(name, sorted(names), 1)
+            raise ModelError(
+                f"No fused node is called {name!r}.",
+                remedy=f"Did you mean {near[0]!r}?" if near else "`onnxfuse report FILE --json` lists the fused nodes.",
+            )
+    return {position: record for position, record in origin.fused.items() if index.nodes[position].name in only}
+
+
+def _forget(result: onnx.ModelProto, restored: _Restored, left: Mapping[int, FusedRecord]) -> None:
+    """Let the fused nodes that stay no longer claim the places of constants that are in the model again."""
+    for position, record in left.items():
+        back = {formal for formal, constant in record.constants.items() if constant.name in restored.constants}
+        if not back:
+            continue
+        constants = {formal: _unplaced(entry) if formal in back else entry
+                     for formal, entry in record.constants.items()}
+        values = {formal: entry for formal, entry in record.values.items() if formal not in back}
+        text = to_json(replace(record, constants=constants, values=values))
+        attribute = next(entry for entry in result.graph.node[position].attribute if entry.name == KEY)
+        attribute.s = text.encode()
+
+
+def _unplaced(constant: ConstantRecord) -> ConstantRecord:
+    node = None if constant.node is None else replace(constant.node, position=None)
+    return replace(constant, position=None, node=node)
 
 
 class _Names:
@@ -71,11 +127,12 @@ class _Names:
         return name
 
 
-def _expand(index: ModelIndex, fused: Mapping[int, FusedRecord]) -> _Restored:
+def _expand(index: ModelIndex, fused: Mapping[int, FusedRecord], records: Iterable[FusedRecord]) -> _Restored:
+    """What the fused nodes turn into; ``records`` are those of all fused nodes of the model."""
     functions = {entry.name: entry for entry in index.model.functions if entry.domain == launch.DOMAIN}
     names = _Names(index)
     restored = _Restored()
-    takers = _takers(fused.values())
+    takers = _takers(records)
     for position, record in fused.items():
         call = index.nodes[position]
         function = functions[call.op_type]
@@ -134,6 +191,7 @@ def _give_back(
         return True
     actuals[formal] = name = names.value(constant.name)
     names.constants[name] = contents
+    restored.constants.add(name)
     if constant.node is not None:
         return False
     tensor = onnx.TensorProto()
@@ -194,16 +252,19 @@ def _restore_info(restored: _Restored, entry: ValueRecord, name: str) -> None:
         restored.infos.append((entry.position, info))
 
 
-def _place_nodes(result: onnx.ModelProto, index: ModelIndex, origin: Origin, restored: _Restored) -> None:
-    """In the original order where that is known and still sound, else each body where its fused node stood."""
+def _place_nodes(
+    result: onnx.ModelProto, index: ModelIndex, origin: Origin, chosen: Collection[int], restored: _Restored
+) -> None:
+    """In the original order where that is known, of all nodes, and still sound, else each body where its fused node
+    stood."""
     graph = result.graph
-    places = [origin.nodes.get(position) for position in range(len(index.nodes))]
+    places = [origin.nodes.get(position) for position in range(len(index.nodes))]  # None for fused nodes
     local: list[tuple[int, int]] = [(position, 0) for position in range(len(index.nodes))]
     for number, (position, place, node) in enumerate(restored.nodes):
         graph.node.append(node)
         places.append(place)
         local.append((position, number + 1))
-    kept = [item for item in range(len(local)) if item not in origin.fused]
+    kept = [item for item in range(len(local)) if item not in chosen]
     last = len(local)
     old = {item: place for item in kept if (place := places[item]) is not None}
     nodes = list(graph.node)
@@ -236,12 +297,19 @@ def _place_weights(result: onnx.ModelProto, origin: Origin, restored: _Restored)
     _settle(result.graph.initializer, places)
 
 
-def _place_infos(result: onnx.ModelProto, index: ModelIndex, origin: Origin, restored: _Restored) -> None:
-    places = {place: origin.infos[place] for place in range(len(index.model.graph.value_info)) if place in origin.infos}
-    for place in reversed(range(len(result.graph.value_info))):
-        if place not in places:
+def _place_infos(
+    result: onnx.ModelProto, index: ModelIndex, origin: Origin, chosen: Mapping[int, FusedRecord], restored: _Restored
+) -> None:
+    """Those of the original in its order, then those of fused nodes that stay."""
+    added = {name for record in chosen.values() for name in record.added}
+    final: list[int | None] = []
+    places = (*origin.infos.values(), *(place for place, _ in restored.infos))
+    later = 1 + max((place for place in places if place is not None), default=0)
+    for place, info in reversed(list(enumerate(index.model.graph.value_info))):
+        if info.name in added:
             del result.graph.value_info[place]
-    final = list(places.values())
+        else:
+            final.insert(0, origin.infos[place] if place in origin.infos else later + place)
     for wanted, info in restored.infos:
         result.graph.value_info.append(info)
         final.append(wanted)
@@ -255,10 +323,15 @@ def _settle(items: Sortable, places: Sequence[int | None]) -> None:
         rearrange(items, known)
 
 
-def _unmark(result: onnx.ModelProto, index: ModelIndex, origin: Origin) -> None:
-    """Remove functions that nothing calls any more, our import of the domain, our record; restore the IR version."""
+def _unmark(
+    result: onnx.ModelProto, index: ModelIndex, origin: Origin, chosen: Collection[int], restored: _Restored
+) -> None:
+    """Remove functions that nothing calls any more, our import of the domain, our record; restore the IR version.
+
+    Where fused nodes stay, so do the import, the version and the record, which then says where the restored stood.
+    """
     record = origin.record
-    expanded = {node.op_type for position, node in enumerate(index.nodes) if position in origin.fused}
+    expanded = {index.nodes[position].op_type for position in chosen}
     for place in reversed(range(len(result.functions))):
         function = result.functions[place]
         others = [node for i, entry in enumerate(result.functions) if i != place for node in entry.node]
@@ -280,4 +353,14 @@ def _unmark(result: onnx.ModelProto, index: ModelIndex, origin: Origin) -> None:
                 result.graph.input.insert(place, info)
     for place in reversed(range(len(result.metadata_props))):
         if result.metadata_props[place].key == KEY:
-            del result.metadata_props[place]
+            if len(chosen) < len(origin.fused):
+                result.metadata_props[place].value = to_json(_with_places(record, restored))
+            else:
+                del result.metadata_props[place]
+
+
+def _with_places(record: ModelRecord, restored: _Restored) -> ModelRecord:
+    """The record with the places of the nodes that were put back, which may stand elsewhere now."""
+    places = {first_output(node): place for _, place, node in restored.nodes}
+    known = {name: place for name, place in places.items() if name and place is not None}
+    return replace(record, moved={**record.moved, **known}, nodes=record.nodes if known == places else None)

@@ -1,0 +1,91 @@
+"""A model and its fused form, and what they are run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxfuse.errors import VerificationError
+from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
+from onnxfuse.measuring import make_inputs
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.rewriting import Rewritten
+from onnxfuse.verifying import RunInputs
+from onnxfuse.verifying.capture import run_model
+from onnxfuse.verifying.runs import Run, make_run, shrunk
+from onnxfuse.verifying.sharing import Slim
+
+Inputs = Mapping[str, NDArray[Any]]
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is; 0 where that is not known."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model and its fused form, as ``verifying.verify`` wants them.
+
+    Attributes:
+        loaded: the original; fused: the other file; graph: of the original; ledger: at the sizes to run at.
+    """
+
+    loaded: LoadedModel
+    fused: LoadedModel
+    graph: Graph
+    ledger: Ledger
+
+    @staticmethod
+    def of(original: LoadedModel, fused: LoadedModel, dims: Mapping[str, int]) -> Pair:
+        """Build the graph of the original.
+
+        Raises:
+            ModelError: it cannot be understood, or ``dims`` names no dimension of it.
+        """
+        graph = load_graph(original)
+        return Pair(original, fused, graph, Ledger(graph, bind(graph, dims)))
+
+    @property
+    def rewritten(self) -> Rewritten:
+        """The fused model."""
+        return Rewritten(self.fused.proto, ())
+
+
+def first_that_runs(original: Slim, pair: Pair, inputs: Inputs | None, choices: Sequence[Any]) -> Any:
+    """The first providers that run the original; the last where none does."""
+    for providers in choices[:-1]:
+        try:
+            with_results(original, pair, inputs, providers)
+        except VerificationError:
+            continue
+        return providers
+    return choices[-1]
+
+
+def with_results(original: Slim, pair: Pair, inputs: Inputs | None,
+                  providers: Sequence[Any]) -> list[tuple[Run, Sequence[Any]]]:
+    """Inputs with what the original gives for them, bit for bit the same for the same providers.
+
+    Raises:
+        VerificationError: it does not run on any of them.
+    """
+    session = original.session(providers)
+    error: VerificationError | None = None
+    for run in runs_of(pair, inputs):
+        try:
+            return [(run, run_model(session, original.model, run))]
+        except VerificationError as problem:
+            error = error or problem
+    assert error is not None
+    raise error
+
+
+def runs_of(pair: Pair, inputs: Inputs | None) -> Iterator[Run]:
+    """The user's inputs; else made ones, of the planned sizes halved while a run would take long, larger ones after
+    that: a model may refuse small ones."""
+    if inputs:
+        yield Run(RunInputs("your inputs"), make_inputs(pair.graph, {}, inputs))
+        return
+    for sizes in reversed(shrunk(pair.ledger, pair.ledger.sizes)):
+        yield make_run(pair.graph, sizes, 0)

@@ -1,0 +1,165 @@
+"""Why a node is in no fused node, or a fused node is no larger: the planner's refusals by node, most telling first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import cached_property
+
+from onnxfuse.graph.model import Node
+from onnxfuse.pipeline import Optimised
+from onnxfuse.planning.facts import node_facts
+from onnxfuse.planning.placement import Kind, Placement
+from onnxfuse.planning.plan import Considered
+from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules import prohibitions
+
+JOINS = frozenset({
+    "two-rules", "growth", "region-size", "reduction-structure", "iteration-shape", "not-convex", "scattered-access",
+})
+"""Codes of refusals to join two groups along an edge; they name the node that computes the value on it."""
+
+
+class Reasons:
+    """The refusals of an optimisation, by original node."""
+
+    def __init__(self, optimised: Optimised) -> None:
+        self._optimised = optimised
+        self._view = optimised.canonical.graph
+        self.view = {original: node for node in self._view.nodes for original in node.originals}
+        """The node of the canonical view that stands for an original one."""
+        self.inside = {node: fusion for fusion in optimised.plan.fusions for node in fusion.nodes}
+        """The fusion that an original node is in."""
+        self._refused: dict[str, list[Refusal]] = {}
+        for refusal in optimised.refusals:
+            self._refused.setdefault(refusal.node, []).append(refusal)
+        self._weighed: dict[Node, list[Considered]] = {}
+        for considered in optimised.plan.considered:
+            for node in considered.nodes:
+                self._weighed.setdefault(node, []).append(considered)
+
+    def considered(self, nodes: Iterable[Node]) -> list[Considered]:
+        """Regions weighed that hold one of these original nodes."""
+        views = dict.fromkeys(self.view[node] for node in nodes if node in self.view)
+        return list({id(entry): entry for view in views for entry in self._weighed.get(view, ())}.values())
+
+    def at(self, nodes: Collection[Node], around: bool = True) -> list[Refusal]:
+        """Refusals at original nodes, what mends them first; with ``around`` also those to join with what they read."""
+        labels = {label for node in nodes for label in (node.label, self._label(node))}
+        found = [refusal for label in sorted(labels) for refusal in self._refused.get(label, ())]
+        if around:
+            producers = {value.producer for node in nodes for value in node.reads()} - {None, *nodes}
+            beside = {label for node in producers if node is not None for label in (node.label, self._label(node))}
+            found += [refusal for label in sorted(beside - labels) for refusal in self._refused.get(label, ())
+                      if refusal.code in JOINS]
+        return sorted(dict.fromkeys(found), key=lambda refusal: not refusal.remedy)
+
+    def why(self, node: Node) -> Refusal:
+        """Why an original node that launches a kernel is in no fused node."""
+        if self._optimised.ledger.placement.kinds[node] is Kind.PRODUCT:
+            return Refusal("product", product_words(node), node.label)
+        view = self.view.get(node, node)
+        if view in self._forbidden:
+            return self._forbidden[view]
+        facts = node_facts(view, self._view, self._placement, self._optimised.ledger.sizes)
+        if isinstance(facts, Refusal):
+            return facts
+        # One kernel that stays one kernel is no reason: why it found no company is.
+        weighed = [entry for entry in self._weighed.get(view, ())
+                   if entry.cost is None or entry.cost.kernels_before > 1]
+        for verdict in ("no-gain", "lost", "refused"):
+            for entry in weighed:
+                if entry.verdict == verdict:
+                    return Refusal(verdict, entry.reason, node.label, entry.rule)
+        refusals = self.at([node], around=False)
+        if refusals:
+            return refusals[0]
+        return self._without_company(node, view)
+
+    def _without_company(self, node: Node, view: Node) -> Refusal:
+        """Nothing was refused: no rule lists the operator, it is one kernel already, or nothing is beside it."""
+        if not any((view.domain, view.op) in rule.operators for rule in self._optimised.rules.grow):
+            return Refusal("not-listed", f"no grow rule lists {view.qualified_op}", view.label,
+                           remedy=f"list {view.qualified_op} in a grow rule of your own")
+        others = [other for other in self.runtime(node) if other.op != "Constant"]
+        if others:
+            names = ", ".join(dict.fromkeys(other.qualified_op for other in others))
+            return Refusal("runtime-fusion", f"ONNX Runtime itself runs it in one kernel with {names}", view.label)
+        around = self.at([node])
+        if around:
+            return around[0]
+        before, after = self._beyond(view, back=True), self._beyond(view, back=False)
+        names = " and ".join(", ".join(side) for side in (before, after) if side)
+        words = f"it stands alone between {names}" if before and after else f"it stands alone beside {names}"
+        return Refusal("stands-alone", f"{words if names else 'it stands alone'}: one kernel that stays one kernel "
+                       "gains nothing", view.label)
+
+    def runtime(self, node: Node) -> list[Node]:
+        """Nodes that ONNX Runtime itself runs in one kernel with an original node, in graph order."""
+        return sorted(self._groups.get(node, frozenset()) - {node}, key=lambda other: other.index)
+
+    def _beyond(self, view: Node, back: bool) -> list[str]:
+        """Operators of the nearest nodes that launch kernels, before or after a node of the view."""
+        found: dict[Node, None] = {}
+        waiting, seen = [view], {view}
+        while waiting:
+            node = waiting.pop()
+            for value in node.reads() if back else node.outputs:
+                if value is None:
+                    continue
+                for other in [value.producer] if back else value.consumers:
+                    if other is None or other in seen:
+                        continue
+                    seen.add(other)
+                    if self._placement.kinds[other] is Kind.VIEW:
+                        waiting.append(other)
+                    elif self._placement.kinds[other].launches:
+                        found[other] = None
+        return list(dict.fromkeys(node.qualified_op for node in sorted(found, key=lambda node: node.index)))
+
+    def _label(self, node: Node) -> str:
+        return self.view[node].label if node in self.view else node.label
+
+    @cached_property
+    def _placement(self) -> Placement:
+        return Ledger(self._view, self._optimised.ledger.sizes).placement
+
+    @cached_property
+    def _groups(self) -> dict[Node, frozenset[Node]]:
+        return {node: group for group in runtime_groups(self._optimised.graph) for node in group}
+
+    @cached_property
+    def _forbidden(self) -> dict[Node, Refusal]:
+        """Nodes that a forbid rule keeps out of every region."""
+        found = prohibitions(self._view, self._optimised.rules).found
+        return {
+            node: Refusal(entry.rule.id, entry.rule.reason, node.label, entry.rule.id,
+                          f"Disable the rule {entry.rule.id} to join them all the same.")
+            for entry in found for node in entry.leave
+        }
+
+
+def product_words(node: Node) -> str:
+    """What a product is called."""
+    if "Conv" in node.op:
+        kind = "a convolution"
+    elif any(word in node.op for word in ("MatMul", "Gemm", "Einsum")):
+        kind = "a matrix product"
+    else:
+        kind = "built around matrix products"
+    return f"{node.qualified_op} is {kind}, which stays ONNX Runtime's"
+
+
+def told(optimised: Optimised) -> tuple[Refusal, ...]:
+    """The refusals worth telling: without those to make one of two named regions that are both fused anyway."""
+    view = optimised.canonical.graph
+    fused = {node for fusion in optimised.plan.fusions for node in fusion.view}
+    labels = {node.label for node in fused}
+    joined = {
+        node.label for node in view.nodes if node in fused
+        for value in node.outputs if value is not None
+        if any(consumer in fused for consumer in value.consumers)
+    }
+    return tuple(refusal for refusal in optimised.refusals
+                 if refusal.code != "two-rules" or refusal.node not in labels & joined)
