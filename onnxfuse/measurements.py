@@ -31,7 +31,7 @@ from onnxfuse.planning.traffic import Ledger
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.library import gpus
 from onnxfuse.runtime.nvrtc import compiler
-from onnxfuse.schedules import Choice, Kernel, parse_choice
+from onnxfuse.schedules import Choice, Kernel, named, parse_choice
 from onnxfuse.version import __version__
 
 Place = str | Path | Literal[False] | None
@@ -82,7 +82,8 @@ def text_of(what: Identity) -> str:
 
 def kernel_digest(kernel: Kernel) -> str:
     """Digest of a kernel's text and compiler options, as the native library computes it for its statistics."""
-    return digest(kernel.source, kernel.plan.options)
+    text = named(kernel)
+    return digest(text.source, text.plan.options)
 
 
 def find_measurements(profile: Profile, path: Path | None = None) -> tuple[Measurements | None, tuple[str, ...]]:

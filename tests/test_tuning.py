@@ -58,7 +58,9 @@ def fused(model: Path, database: Path, **options: Any) -> api.Result:
 
 
 def first_kernels(result: api.Result) -> list[str]:
-    return [node.plan.variants[0].steps[0].kernel for node in read_fused(result.model)]
+    """Entry names without what tells the rule and the text."""
+    names = [node.plan.variants[0].steps[0].kernel for node in read_fused(result.model)]
+    return [re.sub(r"^grow_\w+?_[0-9a-f]{6}_", "", name) for name in names]
 
 
 def test_every_candidate_and_the_runtime_are_measured_once(tmp_path: Path, database: Path) -> None:
@@ -122,7 +124,7 @@ def test_optimize_takes_the_best_schedule(tmp_path: Path, database: Path) -> Non
     result = fused(model, database)
     assert first_kernels(result) == [FAST]
     (node,) = read_fused(result.model)
-    assert DEFAULT in [variant.steps[0].kernel for variant in node.plan.variants]  # the fallbacks stay
+    assert any(variant.steps[0].kernel.endswith(DEFAULT) for variant in node.plan.variants)  # the fallbacks stay
     (entry,) = result.report.fusions
     assert entry.measured is not None
     assert (entry.measured["microseconds"], entry.measured["speedup"], entry.measured["source"]) == (5.0, 4.0, "tune")

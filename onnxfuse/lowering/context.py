@@ -183,6 +183,17 @@ def mean(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
     return apply("div", total("sum", tensor, axes), size_of(count, tensor.dtype))
 
 
+def mean_of_shares(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The mean as the sum of shares, kept with size one: rows of numbers near the largest there is do not overflow.
+
+    For norms, as the runtime's running mean has it; the factor's rounding is no larger than that of the mean itself.
+    """
+    count = reduce(lambda a, b: a * b, (tensor.shape[axis] for axis in axes), dim(1))
+    share = apply("reciprocal", size_of(count, tensor.dtype)) if count.value is None else scalar(
+        1 / max(count.value, 1), tensor.dtype)
+    return total("sum", apply("mul", tensor, share), axes)
+
+
 def size_of(size: Dim, dtype: int) -> Tensor:
     """A size as a rank-0 tensor."""
 

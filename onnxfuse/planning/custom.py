@@ -11,7 +11,7 @@ from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, postfix
 from onnxfuse.rules.kernels import axes
-from onnxfuse.schedules import Kernel
+from onnxfuse.schedules import USER, Kernel
 
 
 def custom_kernel(match: Match) -> tuple[Kernel, tuple[Value, ...], tuple[Value, ...]] | Refusal:
@@ -69,7 +69,7 @@ def custom_kernel(match: Match) -> tuple[Kernel, tuple[Value, ...], tuple[Value,
         ),
         (Variant("user", (step,)),),
     )
-    kernel = Kernel("user", spec.source, plan)
+    kernel = Kernel(USER, spec.source, plan)
     return kernel, tuple(values[name] for name in spec.inputs), tuple(outputs)
 
 

@@ -1,7 +1,10 @@
 """Schedules: a lowered region to one kernel.
 
 pointwise.py   maps and views
-rows.py        reductions over the last axes, with maps around them; phases.py its phases
+rows.py        reductions over the last axes, with maps around them; rows_text.py its text
+columns.py     reductions over other axes
+split.py       few long rows, in several steps
+reduction.py   what these three have in common; phases.py the phases that they run in
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++
 choice.py      what tuning may change
@@ -17,18 +20,18 @@ from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, parse_choice
-from onnxfuse.schedules.kernel import Kernel
+from onnxfuse.schedules.kernel import USER, Kernel, named
 from onnxfuse.schedules.pointwise import pointwise_kernel
 from onnxfuse.schedules.rows import row_kernel
 from onnxfuse.schedules.tiled import tiled_kernel
 
 SCHEDULES: dict[str, Callable[[Lowered, str, Mapping[str, int], Choice | None], Kernel | Refusal]] = {
     "pointwise": pointwise_kernel,
-    "rows": row_kernel,
+    "rows": row_kernel, "columns": row_kernel, "split": row_kernel,
     "tiled": tiled_kernel,
 }
 
-__all__ = ["SCHEDULES", "Choice", "Kernel", "make_kernel", "parse_choice"]
+__all__ = ["SCHEDULES", "USER", "Choice", "Kernel", "make_kernel", "named", "parse_choice"]
 
 
 def make_kernel(
@@ -42,7 +45,7 @@ def make_kernel(
         nearby: further sizes to make variants for, where the best way depends on the sizes.
         choice: what the first variant is to be, in place of the schedule's own choice, where the region admits it.
     """
-    if nearby and schedule == "rows":
+    if nearby and SCHEDULES[schedule] is row_kernel:
         made = row_kernel(lowered, rule, sizes or {}, choice, nearby)
     else:
         made = SCHEDULES[schedule](lowered, rule, sizes or {}, choice)

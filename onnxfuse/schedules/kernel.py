@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -21,6 +22,9 @@ INDEX_LIMIT = 2**31 - 2**22
 """Tensors of fewer elements are indexed with 32 bits; the rest of the range is for threads past the end."""
 
 VECTOR_BYTES = 16
+
+USER = "user"
+"""The schedule of kernels that come with a rule."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,38 @@ def header(name: str = "onnxfuse") -> str:
     return "\n".join(line for line in lines if line.strip()) + "\n"
 
 
+def named(kernel: Kernel) -> Kernel:
+    """The kernel with entry names that show in a profile: the rule, then what tells one text from another.  A kernel
+    of the user's own keeps its name."""
+    if kernel.schedule == USER:
+        return kernel
+    region, text = re.sub(r"[^A-Za-z0-9]+", "_", kernel.plan.region), hashlib.sha256(kernel.source.encode()).hexdigest()
+    prefix = f"{region}_{text[:6]}"
+    entries = {step.kernel for variant in kernel.plan.variants for step in variant.steps}
+    source = re.sub(rf"\b({'|'.join(sorted(entries))})\(", rf"{prefix}_\1(", kernel.source)
+    variants = tuple(
+        replace(variant, steps=tuple(replace(step, kernel=f"{prefix}_{step.kernel}") for step in variant.steps))
+        for variant in kernel.plan.variants
+    )
+    return replace(kernel, source=source, plan=replace(kernel.plan, variants=variants))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A further parameter of a kernel: its declaration, in which ``{index}`` is the type of an index, its name, and
+    the launch plan's argument, in which ``{bits}`` are that type's."""
+
+    declaration: str
+    name: str
+    argument: str
+
+
 @dataclass
 class Signature:
-    """The parameters of a region's kernels: pointers, then the sizes that the text uses."""
+    """The parameters of a region's kernels: pointers, then the sizes that the text uses, then ``more``."""
 
     lowered: Lowered
+    more: tuple[Parameter, ...] = ()
 
     @property
     def sizes(self) -> dict[str, str]:
@@ -87,15 +118,19 @@ class Signature:
         return ", ".join(
             [declaration for declaration, _ in self.pointers()]
             + [f"const {index} {name}" for name in self.used_sizes(text)]
+            + [more.declaration.format(index=index) for more in self.more]
         )
 
     def names(self, text: str) -> str:
         """The argument list for passing the parameters on."""
-        return ", ".join([name for _, name in self.pointers()] + self.used_sizes(text))
+        names = [name for _, name in self.pointers()] + self.used_sizes(text) + [more.name for more in self.more]
+        return ", ".join(names)
 
     def arguments(self, text: str, bits: int) -> tuple[str, ...]:
         """The plan's arguments."""
-        return tuple([name for _, name in self.pointers()] + [f"i{bits}:{name}" for name in self.used_sizes(text)])
+        sizes = [f"i{bits}:{name}" for name in self.used_sizes(text)]
+        more = [more.argument.format(bits=bits) for more in self.more]
+        return tuple([name for _, name in self.pointers()] + sizes + more)
 
     def entry(self, name: str, call: str, text: str, index: str, threads: int, blocks: int = 1) -> str:
         """A kernel that calls a templated body."""

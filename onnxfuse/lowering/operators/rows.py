@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.lowering.context import Context, accumulate, apply, declare, like, mean, reshape, test, total, wide
+from onnxfuse.lowering.context import (
+    Context,
+    accumulate,
+    apply,
+    declare,
+    like,
+    mean,
+    mean_of_shares,
+    reshape,
+    test,
+    total,
+    wide,
+)
 from onnxfuse.lowering.ir import Take, Tensor
 from onnxfuse.lowering.operators.registry import integer_attribute, lowers, number_attribute, operand, optional
 from onnxfuse.lowering.operators.views import axis_of, result_shape
@@ -121,7 +133,7 @@ def lower_softmax(node: Node, context: Context) -> Tensor:
 
 def layer_norm(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """The normalised rows, their means and their inverse standard deviations."""
-    average = mean(x, axes)
+    average = mean_of_shares(x, axes)
     centred = apply("sub", x, average)
     inverse = apply("rsqrt", apply("add", mean(apply("mul", centred, centred), axes), like(epsilon, x)))
     return apply("mul", centred, inverse), average, inverse
