@@ -79,6 +79,8 @@ EXACT = JUMPING | {
     "Concat",
     "Trilu",
     "GatherElements",
+    "Gather",
+    "Pad",
     "DepthToSpace",
     "SpaceToDepth",
     "ConstantOfShape",
@@ -375,6 +377,38 @@ def _gather_elements(attributes: Mapping, opset: int, x: Array, indices: Array) 
     return np.take_along_axis(part, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
 
 
+def _gather(attributes: Mapping, opset: int, x: Array, indices: Array) -> Array:
+    axis = attributes.get("axis", 0)
+    return np.take(x, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
+
+
+def _pad(attributes: Mapping, opset: int, x: Array, amounts: Array, value: Array | None = None,
+         axes: Array | None = None) -> Array:
+    chosen = [int(axis) % x.ndim for axis in (range(x.ndim) if axes is None else axes)]
+    for axis, first, last in zip(chosen, amounts[:len(chosen)], amounts[len(chosen):], strict=True):
+        x = np.take(x, range(max(-first, 0), x.shape[axis] - max(-last, 0)), axis)
+        widths = [(max(first, 0), max(last, 0)) if place == axis else (0, 0) for place in range(x.ndim)]
+        x = np.pad(x, widths, constant_values=0 if value is None else value.item())
+    return x
+
+
+def _along(attributes: Mapping, x: Array, parameter: Array) -> Array:
+    shape = [1] * x.ndim
+    if parameter.ndim:
+        shape[attributes.get("axis", 1)] = -1
+    return parameter.reshape(shape).astype(np.float64)
+
+
+def _quantize(attributes: Mapping, opset: int, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    kind = np.dtype(np.uint8) if zero is None else zero.dtype
+    steps = np.rint(x / _along(attributes, x, scale)) + (0 if zero is None else _along(attributes, x, zero))
+    return np.clip(steps, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+
+
+def _dequantize(attributes: Mapping, opset: int, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    return (x.astype(np.float64) - (0 if zero is None else _along(attributes, x, zero))) * _along(attributes, x, scale)
+
+
 def _loss(attributes: Mapping, opset: int, x: Array, labels: Array) -> Array:
     return -np.take_along_axis(x, labels[:, None], axis=1)[:, 0]
 
@@ -404,6 +438,10 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "Reciprocal"): lambda a, o, x: 1 / x,
     ("", "HardSwish"): lambda a, o, x: x * np.clip(x / 6 + 0.5, 0, 1),
     ("", "GatherElements"): _gather_elements,
+    ("", "Gather"): _gather,
+    ("", "Pad"): _pad,
+    ("", "QuantizeLinear"): _quantize,
+    ("", "DequantizeLinear"): _dequantize,
     ("", "PRelu"): lambda a, o, x, slope: np.where(x < 0, x * slope, x),
     ("", "HardSigmoid"): _hard_sigmoid,
     ("", "Squeeze"): _squeeze,

@@ -195,6 +195,25 @@ CASES: tuple[Case, ...] = (
          (*FLOATING, *INTEGERS, "bool"), inputs={"i": below(9, -9)}),
     Case("gather elements of rows", "g (T[9,N] x, int32[4,N] i) => (T[4,N] y) { y = GatherElements(x, i) }",
          inputs={"i": below(9, -9)}),
+    Case("gather", "g (T[9,N] x, int64[4,2] i) => (T[4,2,N] y) { y = Gather(x, i) }", (*FLOATING, *INTEGERS, "bool"),
+         inputs={"i": below(9, -9)}),
+    Case("gather of the middle", "g (T[N,9,3] x, int32[5] i) => (T[N,5,3] y) { a = Gather<axis=1>(x, i) y = Neg(a) }",
+         inputs={"i": below(9, -9)}),
+    Case("gather of the last", "g (T[N,9] x, int64[2,2] i) => (T[N,2,2] y) { y = Gather<axis=-1>(x, i) }", inputs={"i": below(9, -9)}),
+    Case("gather one", "g (T[N,9,3] x, T[N,3] z) => (T[N,3] y) <int64 i = {-2}, int64[1] j = {4}, int64[1] one = {1}> "
+         "{ a = Gather<axis=1>(x, i) b = Gather<axis=1>(x, j) c = Squeeze(b, one) d = Add(a, c) y = Add(d, z) }"),
+    Case("pad", "g (T[N,5] x) => (T[M,9] y) <int64[4] p = {1,0,2,4}, T v = {2}> { y = Pad(x, p, v) }", ("float", "int32", "double"),
+         sizes=({"N": 1, "M": 4}, {"N": 40, "M": 43})),
+    Case("pad and cut", "g (T[N,5] x, T[N,7] z) => (T[N,7] y) <int64[4] p = {0,-1,0,3}> { a = Pad(x, p) y = Add(a, z) }", ("float", "float16")),
+    Case("pad one axis", "g (T[N,5,3] x, T v) => (T[N,8,3] y) <int64[2] p = {1,2}, int64[1] a = {-2}> { y = Pad(x, p, v, a) }"),
+    Case("quantize", "g (float[N,8] x) => (int8[N,8] a, uint8[N,8] b, int16[N,8] c, uint8[N,8] d) "
+         "<float s = {0.125}, int8 z = {3}, int16 w = {-300}, uint8[8] o = {0,1,128,255,7,9,100,200}, float[8] t = {1,2,0.5,0.25,0.125,4,1,8}>"
+         "{ a = QuantizeLinear(x, s, z) b = QuantizeLinear(x, s) c = QuantizeLinear(x, s, w) d = QuantizeLinear<axis=1>(x, t, o) }",
+         ("float",), 21, SIZES, inputs={"x": within(-40, 40)}),
+    Case("dequantize", "g (T[N,8] x) => (float[N,8] a, float[N,8] b, float[N,8] c) "
+         "<float s = {0.1}, T z = {3}, T[8] o = {0,1,127,25,7,9,100,20}, float[8] t = {1,2,0.5,0.25,0.125,4,1,8}>"
+         "{ a = DequantizeLinear(x, s, z) b = DequantizeLinear(x, s) c = DequantizeLinear<axis=-1>(x, t, o) }",
+         ("int8", "uint8", "int16", "uint16"), 21, SIZES),
     Case("constant of shape", "g (T[N,3] x) => (T[N,3] y) "
          "{ s = Shape(x) c = ConstantOfShape<value = float[1] {2.5}>(s) d = CastLike(c, x) y = Add(x, d) }", FLOATING),
     Case("zeros", "g (float[N,3] x) => (float[N,3] y) { s = Shape(x) c = ConstantOfShape(s) y = Add(x, c) }", ("float",)),

@@ -21,7 +21,7 @@ class OperatorClass(IntEnum):
     BROADCAST = 1
     """The same, with an operand spread along axes that it lacks."""
     VIEW = 2
-    """Each result element is one element of one operand, at a place that the sizes alone tell."""
+    """Each result element is one element of one operand, at a place that sizes or indices tell, or a constant."""
     REDUCTION = 3
     """Each result element comes from a row, a channel or all of an operand: sums, norms, softmax."""
     HEAVY = 4
@@ -38,7 +38,7 @@ _POINTWISE = frozenset({
 })
 _VIEWS = frozenset({
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Expand", "Tile",
-    "DepthToSpace", "SpaceToDepth",
+    "DepthToSpace", "SpaceToDepth", "Pad", "Gather", "GatherElements", "Trilu", "Range", "ConstantOfShape",
 })
 _REDUCTIONS = frozenset({
     *REDUCTIONS, "ArgMax", "ArgMin", "Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "LayerNormalization",

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _STEPS = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "ArgMax", "ArgMin", "TopK", "Hardmax",
-                    "ThresholdedRelu", "Shrink"})
+                    "ThresholdedRelu", "Shrink", "QuantizeLinear", "DynamicQuantizeLinear"})
 """Operators whose result jumps where an operand changes a little."""
 _MOVES = frozenset({
     "Identity", "Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from onnxfuse.graph.dims import Dim, dim, maximum, minimum
+from onnxfuse.graph.dims import Dim, dim, maximum, minimum, product
 from onnxfuse.graph.model import Node, Shape, Value
 from onnxfuse.lowering.context import Context, apply, expand, like, number, reshape, size_of, test
 from onnxfuse.lowering.ir import Concat, Fill, Iota, Permute, Reshape, Slice, Take, Tensor
-from onnxfuse.lowering.operators.registry import integer_attribute, lowers, operand
+from onnxfuse.lowering.operators.registry import integer_attribute, lowers, operand, optional
 from onnxfuse.lowering.scalars import INT64
 
 
@@ -186,6 +186,60 @@ def trilu(node: Node, context: Context) -> Tensor:
     upper = integer_attribute(node, "upper", 1)
     keep = test("ge" if upper else "le", column, diagonal)
     return apply("where", keep, source, like(0, source))
+
+
+@lowers("Gather")
+def gather(node: Node, context: Context) -> Tensor:
+    source, value = operand(node, context, 0), _present(node, context, 1)
+    axis = axis_of(node, "axis", 0, len(source.shape))
+    before, size, after = source.shape[:axis], source.shape[axis], source.shape[axis + 1:]
+    if value.constant is not None and value.constant.size == 1:
+        # One index that is known is a slice.
+        index = int(value.constant.reshape(-1)[0])
+        context.note_size(value)
+        start = dim(index) if index >= 0 else size + index
+        if not start.non_negative() or not (size - 1 - start).non_negative():
+            raise context.refuse("unknown-sizes", f"index {index} may lie outside of an axis of {size} elements")
+        return reshape(cut(source, axis, start, dim(1)), result_shape(node, context))
+    indices = operand(node, context, 1)
+    count = product(indices.shape)
+    spread = reshape(indices, (*(dim(1) for _ in before), count, *(dim(1) for _ in after)))
+    shape = (*before, count, *after)
+    taken = Take(source.dtype, shape, source, expand(spread, shape), axis)
+    return reshape(taken, result_shape(node, context))
+
+
+@lowers("Pad")
+def pad(node: Node, context: Context) -> Tensor:
+    source = operand(node, context, 0)
+    mode = node.attributes.get("mode", "constant")
+    if mode != "constant":
+        raise context.refuse("unsupported-mode", f"a Pad in mode '{mode}' has no kernel")
+    rank = len(source.shape)
+    amounts = context.integers(_present(node, context, 1))
+    axes = context.integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else tuple(range(rank))
+    border = optional(node, context, 2)
+    border = like(0, source) if border is None else reshape(border, (dim(1),) * rank)
+    for axis, first, last in zip(axes, amounts[:len(axes)], amounts[len(axes):], strict=True):
+        axis = axis + rank if axis < 0 else axis
+        source = _padded(source, axis, (first, last), border)
+    return source
+
+
+def _padded(source: Tensor, axis: int, amounts: tuple[int, int], border: Tensor) -> Tensor:
+    """An axis with so many elements more at its ends, or fewer."""
+    first, last = amounts
+    if min(amounts) < 0:
+        kept = source.shape[axis] + min(first, 0) + min(last, 0)
+        source = cut(source, axis, dim(max(-first, 0)), kept)
+
+    def part(count: int) -> Tensor:
+        return expand(border, (*source.shape[:axis], dim(count), *source.shape[axis + 1:]))
+
+    parts = ([part(first)] if first > 0 else []) + [source] + ([part(last)] if last > 0 else [])
+    length = sum((entry.shape[axis] for entry in parts), dim(0))
+    shape = (*source.shape[:axis], length, *source.shape[axis + 1:])
+    return source if len(parts) == 1 else Concat(source.dtype, shape, tuple(parts), axis)
 
 
 @lowers("GatherElements")
