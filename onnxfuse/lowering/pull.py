@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
+from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.ir import (
@@ -102,11 +103,11 @@ class Reduced(Scalar):
 
 @dataclass
 class Rows:
-    """The row structure that reductions are pulled in: ``rows`` rows of ``length`` elements."""
+    """The row structure that reductions are pulled in: the row at hand, the place in it, and how rows lie."""
 
     row: Dim
     place: Dim
-    length: Dim
+    arrangement: Arrangement
 
 
 @dataclass
@@ -228,17 +229,16 @@ class Puller:
         shape = tensor.operand.shape
         if self.rows is None:
             raise _refused("reduction-structure", "a reduction is used where elements are not arranged in its rows")
-        require_last_axes(tensor)
-        first = min(tensor.axes)
-        length = dim(1)
-        for size in shape[first:]:
-            length = length * size
-        row = self.space.linear(at[:first], shape[:first]) if first else dim(0)
-        if row != self.rows.row or length != self.rows.length:
+        reduced = sorted(tensor.axes)
+        kept = [axis for axis in range(len(shape)) if axis not in reduced]
+        outer, inner = (tuple(shape[axis] for axis in axes) for axes in (kept, reduced))
+        row = self.space.linear(tuple(at[axis] for axis in kept), outer)
+        if row != self.rows.row or arrangement(shape, tensor.axes) != self.rows.arrangement:
             raise _refused("reduction-structure", "reductions over different rows meet in one region")
         # The loop over a row is the reduction's own: conditions on the place of what is wanted say nothing about it.
-        outer = self.space.delinear(self.rows.row, shape[:first])
-        element = self.element(tensor.operand, outer + self.space.delinear(self.rows.place, shape[first:]))
+        places = dict(zip(kept, self.space.delinear(self.rows.row, outer), strict=True))
+        places |= zip(reduced, self.space.delinear(self.rows.place, inner), strict=True)
+        element = self.element(tensor.operand, tuple(places[axis] for axis in range(len(shape))))
         return self._share(
             Reduced(
                 tensor.dtype,
@@ -298,21 +298,6 @@ class Puller:
         fields = (_key(name, content) for name, content in vars(scalar).items())
         key = (type(scalar), *fields)
         return self._shared.setdefault(key, scalar)
-
-
-def require_last_axes(tensor: Reduce) -> None:
-    """Make sure that a reduction is over the last axes.
-
-    Raises:
-        Unlowerable: it is not.
-    """
-    shape = tensor.operand.shape
-    if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(min(tensor.axes), len(shape))):
-        raise _refused(
-            "reduction-axis",
-            f"axes {list(tensor.axes)} of a tensor of rank {len(shape)} are not its last ones",
-            "transpose before the reduction so that its axes are the last",
-        )
 
 
 def _key(name: str, content: object) -> object:

@@ -7,11 +7,10 @@ the last word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Graph, Node
+from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.ir import Reduce, postorder
 from onnxfuse.lowering.lower import lower
 from onnxfuse.lowering.operators import lowering_of
@@ -19,28 +18,18 @@ from onnxfuse.planning.legality import check_nodes
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.refusal import Refusal
 
-FEW_ROWS = 32
-LONG_ROW = 16384
-"""A row belongs to one block: a few long ones would leave most of the GPU idle."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """``count`` rows of ``length`` elements."""
-
-    count: Dim
-    length: Dim
-
 
 @dataclass(frozen=True)
 class Facts:
-    """A node that can be fused; ``rows`` is its row structure, ``view`` whether it costs nothing on its own."""
+    """A node that can be fused; ``rows`` is how its reductions arrange elements, ``view`` whether it costs nothing on
+    its own, ``transposes`` whether it moves the innermost axis, so that only a tiled kernel runs it well."""
 
-    rows: Rows | None
+    rows: Arrangement | None
     view: bool
+    transposes: bool = False
 
 
-def node_facts(node: Node, graph: Graph, placement: Placement, sizes: Mapping[str, int]) -> Facts | Refusal:
+def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusal:
     """Facts of a node of the canonical view, or why no region can hold it."""
     if lowering_of(node) is None:
         return Refusal("no-lowering", f"{node.qualified_op} has no lowering", node.label)
@@ -54,60 +43,26 @@ def node_facts(node: Node, graph: Graph, placement: Placement, sizes: Mapping[st
     lowered = lower([node], outputs, graph)
     if isinstance(lowered, Refusal):
         return lowered
-    moved = _moves_last_axis(node)
-    if moved is not None:
-        return moved
-    rows: Rows | None = None
+    rows: Arrangement | None = None
     for tensor in postorder(lowered.program.outputs):
         if not isinstance(tensor, Reduce):
             continue
-        shape, first = tensor.operand.shape, min(tensor.axes)
         # The program speaks of sizes by names of its own; nodes are compared by the graph's.
-        count, length = (product(part).substitute(lowered.binding.names) for part in (shape[:first], shape[first:]))
-        found = Rows(count, length)
-        if any(axis not in tensor.axes and shape[axis] != 1 for axis in range(first, len(shape))):
-            return Refusal(
-                "reduction-axis",
-                f"{node.qualified_op} reduces axes {list(tensor.axes)}, which are not its last",
-                node.label,
-                remedy="transpose so that the reduced axes are the last",
-            )
+        found = arrangement(tensor.operand.shape, tensor.axes).substitute(lowered.binding.names)
         if rows is not None and rows != found:
             return Refusal("reduction-structure", f"{node.qualified_op} reduces over different rows", node.label)
         rows = found
-    if rows is not None and _is_lopsided(rows, sizes):
-        return Refusal(
-            "few-rows",
-            f"{node.qualified_op} reduces {rows.count} rows of {rows.length} elements: "
-            "one block a row would leave most of the GPU idle",
-            node.label,
-        )
-    return Facts(rows, kind is Kind.VIEW)
+    return Facts(rows, kind is Kind.VIEW, moves_innermost(node))
 
 
-def _is_lopsided(rows: Rows, sizes: Mapping[str, int]) -> bool:
-    try:
-        count, length = rows.count.evaluate(sizes), rows.length.evaluate(sizes)
-    except KeyError:
-        return False
-    return count < FEW_ROWS and length > LONG_ROW
-
-
-def _moves_last_axis(node: Node) -> Refusal | None:
-    """A transpose of the innermost axis needs a tiled kernel to be fast; the runtime has one."""
+def moves_innermost(node: Node) -> bool:
+    """Whether a node is a Transpose that moves the innermost axis, those of size one apart."""
     if node.op != "Transpose" or node.domain:
-        return None
+        return False
     source = node.inputs[0]
     shape = source.shape if source is not None else None
     if shape is None:
-        return None
+        return False
     axes = node.attributes.get("perm") or range(len(shape) - 1, -1, -1)
     moved = [axis for axis in axes if shape[axis] != 1]
-    if not moved or moved == sorted(moved) or moved[-1] == max(moved):
-        return None
-    return Refusal(
-        "transposing",
-        f"Transpose {list(axes)} moves the innermost axis",
-        node.label,
-        remedy="keep the innermost axis in place",
-    )
+    return bool(moved) and moved[-1] != max(moved)

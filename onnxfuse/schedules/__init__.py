@@ -7,6 +7,7 @@ split.py       few long rows, in several steps
 reduction.py   what these three have in common; phases.py the phases that they run in
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++
+together.py    several independent regions, each with its own schedule's kernel, in one launch
 choice.py      what tuning may change
 kernel.py      what schedules share
 cuda/          headers that every kernel's text begins with

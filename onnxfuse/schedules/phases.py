@@ -1,30 +1,26 @@
-"""The phases of a row kernel, and their text."""
+"""The phases of a kernel with reductions, and their text; how threads share the work is left to subclasses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnxfuse.graph.dims import Dim
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, children
 from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.text import Lanes, Scope, Writer
 
-EARLY_BYTES = 128
-"""Bytes a thread may hold of what only later phases read."""
-
-_EARLY = "early"
-"""Stands where the first phase has asked for its own vectors; what is asked for there is known at the end."""
-
 
 @dataclass(frozen=True)
 class Output:
-    """Output ``index``: an expression an element of the row (``whole``), or one a row."""
+    """Output ``index``: an expression an element of the row (``whole``), or one a row; ``place`` is where it lies."""
 
     index: int
     dtype: int
     scalar: Scalar
     whole: bool
+    place: Dim
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,7 @@ class Phases:
     """
 
     def __init__(self, outputs: list[Output], lanes: Lanes) -> None:
+        """``lanes``: along the elements of a row."""
         self.outputs = outputs
         self.lanes = lanes
         self._depths: dict[Scalar, int] = {}
@@ -128,92 +125,75 @@ class Phases:
         return self._reading[scalar]
 
 
-def row_text(phases: Phases, lanes: Lanes, sizes: Mapping[str, str], count: str, length: str, keep: bool) -> Text:
-    """The body of a row kernel, with kept values in registers or streaming."""
-    return _RowText(phases, lanes, sizes, count, length, keep).text()
+@dataclass(frozen=True)
+class Frame:
+    """What all texts of a region share.
+
+    Attributes:
+        lanes: along the elements of a row, or across rows.
+        sizes: text of each size symbol.
+        count, length: texts of the number of rows and of their elements.
+    """
+
+    phases: Phases
+    lanes: Lanes
+    sizes: Mapping[str, str]
+    count: str
+    length: str
 
 
-class _RowText:
-    def __init__(
-        self, phases: Phases, lanes: Lanes, sizes: Mapping[str, str], count: str, length: str, keep: bool
-    ) -> None:
-        self.phases = phases
-        self.length, self.count, self.keep = length, count, keep
+class PhaseText:
+    """Text of phases.
+
+    Attributes:
+        keep: whether elements stay in registers from phase to phase, or each phase reads the row anew.
+        live: a condition before stores where threads go along that have no row, as "if (live) ".
+        first: the condition of the thread that writes what there is once a row.
+    """
+
+    live = "if (live) "
+    first = ""
+
+    def __init__(self, frame: Frame, keep: bool) -> None:
+        self.frame, self.phases, self.keep = frame, frame.phases, keep
         self.names: dict[Scalar, str] = {}
         self.arrays: dict[Scalar, str] = {}
         self.phase = 0
-        self.writer = Writer(lanes, sizes, self._known)
-        self.partials = 0
-        self.early: dict[Load, str] = {}
+        self.writer = Writer(frame.lanes, frame.sizes, self.known)
 
-    def _known(self, scalar: Scalar) -> str | None:
+    # ---- What subclasses say. ----
+
+    def head(self) -> list[str]:
+        """The loop over the elements ``e`` of a row that are a thread's, up to two open braces; ``item`` counts those
+        that are kept."""
+        raise NotImplementedError
+
+    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+        """What becomes of the accumulators ``a{phase}_{number}`` at the end of a phase."""
+        raise NotImplementedError
+
+    def loaded(self) -> list[str]:
+        """Lines after the vectors of a loop's turn are asked for."""
+        return []
+
+    # ---- What they share. ----
+
+    def known(self, scalar: Scalar) -> str | None:
         """Text of a reduction's result, or of a value kept by an earlier phase."""
         if scalar in self.names:
             return self.names[scalar]
         if self.keep and scalar in self.arrays and self.phases.kept[scalar] < self.phase:
             return f"{self.arrays[scalar]}[item * width + v]"
-        return self._early(scalar) if isinstance(scalar, Load) and self.phases.lanes.moves(scalar) else None
+        return None
 
-    def _early(self, load: Load) -> str | None:
-        """A vector that only a later phase reads, as one asked for before the first: it arrives meanwhile."""
-        lanes = self.phases.lanes
-        if not self.keep or self.phase == 0 or load.conditions or load in self.phases.kept:
-            return None
-        if lanes.stride(load.offset) != 1 or not lanes.aligned(load.offset):
-            return None
-        if load not in self.early:
-            self.early[load] = f"q{len(self.early)}"
-        vector = f"of::Vector<{TYPES[load.dtype].storage}, width>"
-        late = f"of::load<width>(i{load.input} + ({self.writer.index(load.offset)}))"
-        name = self.writer.define(("vector", load), Scope.VECTOR, vector, f"early ? {self.early[load]}[item] : {late}")
-        return self.writer.define(load, Scope.LANE, TYPES[load.dtype].compute, f"of::value({name}.at[v])")
-
-    def _early_loads(self) -> list[str]:
-        """Ask for the vectors of later phases right after those of the first, where a thread has registers for them."""
-        if not self.early:
-            return []
-        writer = Writer(self.phases.lanes, self.writer.symbols)
-        loads = [f"{name}[item] = of::load<width>(i{load.input} + ({writer.index(load.offset)}));"
-                 for load, name in self.early.items()]
-        inner = [line for scope in Scope for line in writer.lines[scope]]
-        return ["      if constexpr (early) {", *(f"        {line}" for line in [*inner, *loads]), "      }"]
-
-    def _early_vectors(self) -> list[str]:
-        """Room for them."""
-        if not self.early:
-            return []
-        sizes = " + ".join(str(TYPES[load.dtype].size) for load in self.early)
-        vectors = [f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];"
-                   for load, name in self.early.items()]
-        return [f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors]
-
-    def text(self) -> Text:
-        """The whole body."""
-        lines = [
-            "  const int lane = threadIdx.x % threads;",
-            "  const idx given = (idx)blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads;",
-            # Threads past the last row go along, because the lanes of a warp reduce together, and write nothing.
-            f"  const bool live = given < {self.count};",
-            f"  const idx row = live ? given : {self.count} - 1;",
-        ]
-        phases: list[str] = []
-        for phase in range(self.phases.count):
-            self.phase = phase
-            phases += self._phase()
-        place = phases.index(_EARLY) if _EARLY in phases else len(phases)
-        phases[place:place + 1] = self._early_loads()
-        lines += self._early_vectors() + phases + self._row_outputs()
-        return Text("rows_in_registers" if self.keep else "rows_streaming", "\n".join(lines) + "\n")
-
-    def _phase(self) -> list[str]:
+    def phase_lines(self) -> list[str]:
+        """The phase at hand: its loop, and its reductions."""
         reductions = self.phases.reductions[self.phase]
         before, inner, after = [], [], []
         for number, reduction in enumerate(reductions):
-            kind, accumulator = TYPES[reduction.dtype].compute, f"a{self.phase}_{number}"
-            functor, neutral = REDUCTIONS[reduction.kind]
+            accumulator, functor = f"a{self.phase}_{number}", REDUCTIONS[reduction.kind][0]
             # One accumulator a lane: a single one would make every element wait for the one before it.
-            before.append(f"{kind} {accumulator}[width];")
-            before.append(f"of::fill({accumulator}, {_neutral(neutral, reduction.dtype)});")
+            before += accumulators(accumulator, reduction)
             inner.append(
                 f"{accumulator}[v] = {functor}::of({accumulator}[v], {self.writer.scalar(reduction.element)});"
             )
@@ -229,14 +209,18 @@ class _RowText:
                 stored, name = TYPES[output.dtype], f"w{output.index}"
                 vectors.append(f"{stored.compute} {name}[width];")
                 inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
-                place = f"o{output.index} + (row * {self.length} + e)"
-                after.append(f"if (live) of::store({place}, of::pack<{stored.storage}>({name}));")
+                place = f"o{output.index} + ({self.writer.index(output.place)})"
+                after.append(f"{self.live}of::store({place}, of::pack<{stored.storage}>({name}));")
         loop = self._loop(vectors, inner, after) if inner else []
-        row_lines = [line for scope in (Scope.KERNEL, Scope.ROW) for line in self._take(scope)]
-        lines = [f"  {line}" for line in [*row_lines, *before]] + loop
+        lines = [f"  {line}" for line in [*self._outside(), *before]] + loop
         for number, reduction in enumerate(reductions):
-            lines += self._reduce(number, reduction)
+            lines += self.reduce(number, reduction)
         return lines
+
+    def _outside(self) -> list[str]:
+        """Definitions that a loop over a row's elements needs once."""
+        scopes = (Scope.KERNEL,) if self.frame.lanes.across else (Scope.KERNEL, Scope.ROW)
+        return [line for scope in scopes for line in self._take(scope)]
 
     def _take(self, scope: Scope) -> list[str]:
         lines = self.writer.lines[scope]
@@ -246,49 +230,49 @@ class _RowText:
     def _loop(self, vectors: list[str], inner: list[str], after: list[str]) -> list[str]:
         lane_lines = self.writer.leave(Scope.LANE)
         vector_lines = self.writer.leave(Scope.VECTOR)
-        if self.keep:
-            lines = [
-                "#pragma unroll",
-                "  for (int item = 0; item < items; ++item) {",
-                "    const idx e = ((idx)item * threads + lane) * width;",
-                f"    if (e < {self.length}) {{",
-            ]
-        else:
-            lines = [f"  for (idx e = (idx)lane * width; e < {self.length}; e += threads * width) {{", "    {"]
-        lines += [f"      {line}" for line in vector_lines]
-        lines += [_EARLY] if self.phase == 0 else []
+        if self.frame.lanes.across:
+            # Across rows, what all lanes have in common may still differ from element to element.
+            vector_lines = [*self.writer.leave(Scope.ROW), *vector_lines]
+        lines = [*self.head(), *(f"      {line}" for line in vector_lines), *self.loaded()]
         lines += [f"      {line}" for line in vectors]
         lines += ["#pragma unroll", "      for (int v = 0; v < width; ++v) {"]
         lines += [f"        {line}" for line in [*lane_lines, *inner]]
         return [*lines, "      }", *(f"      {line}" for line in after), "    }", "  }"]
 
-    def _reduce(self, number: int, reduction: Reduced) -> list[str]:
-        kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
-        name, partial = f"r{self.phase}_{number}", f"p{self.partials}"
-        mine = f"of::fold<{functor}>(a{self.phase}_{number})"
-        self.partials += 1
-        self.names[reduction] = name
+    def row_outputs(self) -> list[str]:
+        """What there is once a row, after all phases."""
+        self.phase = self.phases.count
+        once = [output for output in self.phases.outputs if not output.whole]
+        if not once:
+            return []
+        values = [(output, TYPES[output.dtype], self.writer.scalar(output.scalar)) for output in once]
+        if not self.frame.lanes.across:
+            stores = [f"    o{o.index}[row] = of::Store<{kind.storage}>::from({text});" for o, kind, text in values]
+            return [*(f"  {line}" for line in self._outside()), f"  if ({self.first}) {{", *stores, "  }"]
+        lane_lines, vector_lines = self.writer.leave(Scope.LANE), self.writer.leave(Scope.VECTOR)
+        lines = [*self._outside(), *self.writer.leave(Scope.ROW), *vector_lines]
+        lines += [f"{kind.compute} w{output.index}[width];" for output, kind, _ in values]
+        inner = [*lane_lines, *(f"w{output.index}[v] = {text};" for output, _, text in values)]
+        stores = [f"of::store(o{output.index} + row, of::pack<{kind.storage}>(w{output.index}));"
+                  for output, kind, _ in values]
         return [
-            f"  __shared__ {kind} {partial}[32];",
-            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {partial});",
+            f"  if ({self.first}) {{", *(f"    {line}" for line in lines),
+            "#pragma unroll", "    for (int v = 0; v < width; ++v) {", *(f"      {line}" for line in inner), "    }",
+            *(f"    {line}" for line in stores), "  }",
         ]
 
-    def _row_outputs(self) -> list[str]:
-        stores = []
-        self.phase = self.phases.count
-        for output in self.phases.outputs:
-            if not output.whole:
-                storage = TYPES[output.dtype].storage
-                text = self.writer.scalar(output.scalar)
-                stores.append(f"if (live && lane == 0) o{output.index}[row] = of::Store<{storage}>::from({text});")
-        lines = [line for scope in (Scope.KERNEL, Scope.ROW) for line in self._take(scope)]
-        return [f"  {line}" for line in [*lines, *stores]]
+
+def accumulators(name: str, reduction: Reduced) -> list[str]:
+    """An accumulator a lane, filled with the reduction's neutral element."""
+    kind = TYPES[reduction.dtype]
+    return [f"{kind.compute} {name}[width];", f"of::fill({name}, {neutral(reduction)});"]
 
 
-def _neutral(neutral: str, dtype: int) -> str:
-    kind = TYPES[dtype]
-    if neutral in ("0", "1"):
-        return f"({kind.compute}){neutral}"
+def neutral(reduction: Reduced) -> str:
+    """The neutral element of a reduction, as text."""
+    text, kind = REDUCTIONS[reduction.kind][1], TYPES[reduction.dtype]
+    if text in ("0", "1"):
+        return f"({kind.compute}){text}"
     if kind.is_floating:
-        return f"({kind.compute}){'-' if neutral == 'lowest' else ''}OF_INFINITY"
-    return f"of::{neutral}<{kind.compute}>()"
+        return f"({kind.compute}){'-' if text == 'lowest' else ''}OF_INFINITY"
+    return f"of::{text}<{kind.compute}>()"

@@ -1,4 +1,5 @@
-"""The row schedule: reductions over the last axes, with what is pointwise before and after them.
+"""The row schedule: reductions over the last axes, with what is pointwise before and after them; and where the other
+schedules with reductions are chosen.
 
 Elements are arranged as ``rows`` rows of ``length`` elements; a group of threads shares a row.  The work falls into
 phases: phase p computes the reductions whose operands need reductions of phases before p only, so softmax has three
@@ -10,60 +11,52 @@ phases: phase p computes the reductions whose operands need reductions of phases
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import log2
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isqrt, log2
 
-from onnxfuse.graph.dims import Dim, product
-from onnxfuse.lowering.context import Unlowerable
-from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.ir import Reduce, postorder
-from onnxfuse.lowering.launch import Step, Variant, expression
+from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Puller, Rows, require_last_axes
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.kernel import (
-    Kernel,
-    Signature,
-    best_width,
-    fits_narrow,
-    header,
-    is_vector,
-    make_plan,
-    moving_loads,
-    narrow_guards,
-    scattered_inputs,
-    vector_guards,
-)
-from onnxfuse.schedules.phases import Output, Phases, Text, row_text
-from onnxfuse.schedules.text import Lanes, Writer
-
-KEPT_LIMIT = 32
-"""Elements of a row that a thread keeps in registers, at most; more of them cost occupancy."""
-
-ENOUGH_THREADS = 8_000
-"""Threads under which a GPU of a hundred multiprocessors waits for memory rather than moves it."""
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.columns import column_ways
+from onnxfuse.schedules.kernel import Kernel, Signature, fits_narrow, header, make_plan
+from onnxfuse.schedules.phases import Text
+from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Ways, Work, arranged
+from onnxfuse.schedules.rows_text import row_text
+from onnxfuse.schedules.split import split_ways
 
 BLOCK = 128
 """Threads of a block whose rows are a warp or less."""
 
+SEVERAL = (64, 128, 256)
+"""Threads of such a block that tuning tries."""
+
 MAX_THREADS = 1024
+
+STREAM = "stream"
+"""In the names of variants that read their rows anew in every phase."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A way to share a row: threads, vector width, and vectors a thread keeps (0 where it streams)."""
+    """A way to share a row: threads, vector width, and vectors a thread keeps (0 where it streams).
+
+    ``several`` are the threads of a block whose rows are a warp or less; other blocks have one row.  ``rows`` is how
+    many rows it is meant for at most, where there are other ways for more.
+    """
 
     threads: int
     width: int
     items: int
     bits: int = 32
+    several: int = BLOCK
+    rows: int | None = None
 
     @property
     def block(self) -> int:
         """Threads of a block."""
-        return BLOCK if self.threads <= 32 else self.threads
+        return self.several if self.threads <= 32 else self.threads
 
     @property
     def capacity(self) -> int:
@@ -73,110 +66,89 @@ class Shape:
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        kind = f"x{self.items}" if self.items else "stream"
-        return f"rows_{self.threads}_w{self.width}_{kind}_{self.bits}"
+        kind = f"x{self.items}" if self.items else STREAM
+        block = f"_b{self.several}" if self.several != BLOCK else ""
+        return f"rows_{self.threads}_w{self.width}_{kind}_{self.bits}{block}"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice("rows", self.threads, self.width, self.items, self.block)
 
 
-def row_kernel(lowered: Lowered, rule: str, sizes: Mapping[str, int]) -> Kernel | Refusal:
-    """A kernel for a region with reductions over trailing axes, or why there is none."""
-    program = lowered.program
-    reductions = [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Reduce)]
-    if not reductions:
-        return Refusal("no-reduction", "the region has no reduction over rows")
-    shape, first = reductions[0].operand.shape, min(reductions[0].axes)
-    count, length = product(shape[:first]), product(shape[first:])
-    space = IndexSpace()
-    row, place = space.base("@row", count), space.base("@e", length)
-    row = row if count != 1 else row * 0
-    place = place if length != 1 else place * 0
-    puller = Puller(space, Rows(row, place, length))
-    outputs: list[Output] = []
-    try:
-        for reduction in reductions:
-            require_last_axes(reduction)
-        for index, tensor in enumerate(program.outputs):
-            size = product(tensor.shape)
-            if size == count * length and length != 1:
-                where, whole = row * length + place, True
-            elif size == count:
-                where, whole = row, False
-            else:
-                named = size.substitute(lowered.binding.names)
-                return Refusal(
-                    "iteration-shape", f"an output of {named} elements fits neither the rows nor their elements"
-                )
-            scalar = puller.element(tensor, space.delinear(where, tensor.shape))
-            outputs.append(Output(index, tensor.dtype, scalar, whole))
-    except Unlowerable as stopped:
-        return stopped.refusal
-    return _assemble(lowered, rule, puller, outputs, Extent(count, length, *(
-        _planned(size.substitute(lowered.binding.names), sizes) for size in (length, count))))
+def row_kernel(
+    lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None,
+    nearby: Sequence[Mapping[str, int]] = (),
+) -> Kernel | Refusal:
+    """A kernel for a region with reductions, or why there is none; see ``make_kernel``.
+
+    Rows that lie in one piece are this module's, others those of ``columns``; few long rows of either kind are split.
+    Tuning is offered choices for the first kind.
+    """
+    work = arranged(lowered, sizes, choice, nearby)
+    if isinstance(work, Refusal):
+        return work
+    others: tuple[Shape, ...] = ()
+    told: Shape | None = None
+    split = split_ways(work)
+    if split is not None and split.always:
+        ways, name = split.ways, "split"
+    elif work.arrangement.across:
+        ways, name = column_ways(work), "columns"
+    else:
+        layouts = _layouts(work)
+        planned = split is not None and split.planned
+        others = _others(layouts[0], work) if fits_narrow(lowered) and not planned else ()
+        told = _told(choice, others)
+        ways, name = _ways(work, dict.fromkeys([*([told] if told is not None else []), *layouts])), "rows"
+    if split is not None and not split.always:
+        # Behind what keeps its rows in registers; guards tell the rest apart.
+        ways, name = _joined(ways, split.ways, ahead=split.planned), "split" if split.planned else name
+    plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
+    comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
+    headers = [header(), header("columns")] if work.arrangement.across else [header()]
+    return Kernel(
+        name, "".join([*headers, comment, *ways.functions, *ways.kernels]), plan, work.scattered,
+        None if told is None else told.choice, tuple(shape.choice for shape in others),
+    )
 
 
-@dataclass(frozen=True)
-class Extent:
-    """``count`` rows of ``length`` elements; ``planned`` is the length to make a variant for, ``rows`` how many are
-    planned."""
-
-    count: Dim
-    length: Dim
-    planned: int | None
-    rows: int | None
+def _joined(ways: Ways, split: Ways, ahead: bool) -> Ways:
+    """Both; those that split come first, or before the first that streams."""
+    streaming = (place for place, variant in enumerate(ways.variants) if STREAM in variant.name)
+    place = 0 if ahead else next(streaming, len(ways.variants) - 1)
+    variants = [*ways.variants[:place], *split.variants, *ways.variants[place:]]
+    return Ways([*ways.functions, *split.functions], [*ways.kernels, *split.kernels], variants, split.scratch)
 
 
-def _planned(length: Dim, sizes: Mapping[str, int]) -> int | None:
-    """The number that a length is planned to be."""
-    return length.evaluate(sizes) if length.symbols <= sizes.keys() else None
-
-
-def _assemble(lowered: Lowered, rule: str, puller: Puller, outputs: list[Output], extent: Extent) -> Kernel:
-    count, length = extent.count, extent.length
-    space, roots = puller.space, [output.scalar for output in outputs]
-    lanes_of = {width: Lanes(space, puller, "@e", "@row", width) for width in (1, 2, 4, 8)}
-    loads = moving_loads([*roots, *puller.gathered.values()], lanes_of[1])
-    whole = [output for output in outputs if output.whole]
-    width = best_width(lanes_of, loads, length, [output.dtype for output in whole] + [load.dtype for load in loads])
-    lanes = Lanes(space, puller, "@e", "@row", width)
-    lanes._multiple(length)
-    phases = Phases(outputs, lanes)
-    signature = Signature(lowered)
-    writer = Writer(lanes, signature.sizes)
-    count_text, length_text = writer.size(count), writer.size(length)
-    texts = {keep: row_text(phases, lanes, signature.sizes, count_text, length_text, keep) for keep in (True, False)}
-    vectors = [(f"o{output.index}", TYPES[output.dtype].size) for output in whole]
-    vectors += [
-        (f"i{load.input}", TYPES[load.dtype].size)
-        for load in loads
-        if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
-    ]
-    symbols = lowered.binding.symbols
-    aligned = narrow_guards(lowered) + vector_guards(lowered, lanes, vectors)
-    source, variants, used_modes = [], [], set()
-    for layout in _layouts(lowered, phases, extent, width):
+def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
+    """The variants of these layouts."""
+    extent, signature = work.extent, work.signature
+    count, length = work.expression(extent.count), work.expression(extent.length)
+    texts = {keep: row_text(work.frame, keep) for keep in (True, False)}
+    ways = Ways()
+    modes: set[bool] = set()
+    for layout in layouts:
         keep = layout.items > 0
-        used_modes.add(keep)
+        modes.add(keep)
         text = texts[keep]
-        guards = () if layout.bits == 64 else aligned if layout.width > 1 else narrow_guards(lowered)
-        if keep and length.value is None:
-            guards += (f"{expression(length, symbols)} {layout.capacity + 1} <",)
+        guards = () if layout.bits == 64 else work.aligned if layout.width > 1 else work.narrow
+        if keep and extent.length.value is None:
+            guards += (f"{length} {layout.capacity + 1} <",)
+        if layout.rows is not None:
+            guards += (f"{count} {layout.rows + 1} <",)
         index = "int" if layout.bits == 32 else "long long"
-        used = f"{text.body} {count_text} {length_text}"
+        used = work.used(text)
         call = f"{text.name}<{layout.width}, {layout.threads}, {max(layout.items, 1)}, {index}>"
-        source.append(signature.entry(layout.name, call, used, index, layout.block))
-        grid = f"{expression(count, symbols)} {layout.block // layout.threads} ceil"
+        if all(layout.name != variant.name for variant in ways.variants):
+            ways.kernels.append(signature.entry(layout.name, call, used, index, layout.block))
+        grid = f"{count} {layout.block // layout.threads} ceil"
         step = Step(
             layout.name, (grid, "1", "1"), (str(layout.block), "1", "1"), signature.arguments(used, layout.bits)
         )
-        variants.append(Variant(layout.name, (step,), guards))
-    bodies = [
-        _function(texts[keep], signature, f"{texts[keep].body} {count_text} {length_text}")
-        for keep in sorted(used_modes, reverse=True)
-    ]
-    plan = make_plan(lowered, rule, puller, variants)
-    comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
-    return Kernel(
-        "rows", "".join([header(), comment, *bodies, *source]), plan, scattered_inputs(loads, lanes_of)
-    )
+        ways.variants.append(Variant(layout.name, (step,), guards))
+    ways.functions = [_function(texts[keep], signature, work.used(texts[keep])) for keep in sorted(modes, reverse=True)]
+    return ways
 
 
 def _function(text: Text, signature: Signature, used: str) -> str:
@@ -186,15 +158,15 @@ def _function(text: Text, signature: Signature, used: str) -> str:
     )
 
 
-def _layouts(lowered: Lowered, phases: Phases, extent: Extent, width: int) -> list[Shape]:
+def _layouts(work: Work) -> list[Shape]:
     """The variants to offer, fastest first; the last one runs anything."""
-    kept, known = phases.live, extent.length.value
+    extent, width = work.extent, work.lanes.width
+    kept, known = work.phases.live, extent.length.value
     layouts = []
-    if fits_narrow(lowered):
+    if fits_narrow(work.lowered):
         for lane_count in dict.fromkeys((width, 1) if known is None else (width,)):
             if kept and extent.planned is not None and (known is not None or extent.planned % lane_count == 0):
-                best = _best(extent, extent.planned, lane_count, kept)
-                layouts += [best] if best is not None else []
+                layouts += _planned_layouts(extent, lane_count, kept)
             if kept and known is None:
                 per_thread = max(KEPT_LIMIT // kept // lane_count, 1)
                 layouts.append(Shape(32, lane_count, per_thread))
@@ -203,6 +175,54 @@ def _layouts(lowered: Lowered, phases: Phases, extent: Extent, width: int) -> li
             if lane_count == width:
                 layouts.append(Shape(_streaming_threads(extent.planned), lane_count, 0))
     return [*dict.fromkeys(layouts), Shape(_streaming_threads(extent.planned), 1, 0, bits=64)]
+
+
+def _planned_layouts(extent: Extent, width: int, kept: int) -> list[Shape]:
+    """The best layouts for the planned rows and for those near them, in an order in which the first that fits is meant:
+    by length where that is open, else by the number of rows."""
+    found: list[tuple[int, Shape]] = []
+    for length, rows in dict.fromkeys([(extent.planned, extent.rows), *extent.nearby]):
+        if length is None or (extent.length.value is None and length % width):
+            continue
+        best = _best(replace(extent, rows=rows), length, width, kept)
+        if best is not None:
+            found.append((rows or 0, best))
+    if extent.length.value is None or len(found) < 2:
+        return sorted({shape for _, shape in found}, key=lambda shape: (shape.capacity, shape.threads))
+    layouts: list[Shape] = []
+    found.sort(key=lambda one: one[0], reverse=True)
+    for (rows, shape), more in zip(found, [None, *found], strict=False):
+        if more is None or shape != replace(layouts[0], rows=None):
+            # Between two planned counts the change comes at their geometric mean.
+            layouts.insert(0, replace(shape, rows=None if more is None else isqrt(rows * more[0])))
+    return layouts
+
+
+def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
+    """Layouts that may be quicker than the first of ``_layouts`` for rows of the planned length."""
+    length, width, kept = work.extent.planned, work.lanes.width, work.phases.live
+    if length is None:
+        return ()
+    found = []
+    for lanes in (lanes for lanes in (width, width // 2) if lanes and length % lanes == 0):
+        vectors = -(-length // lanes)
+        for threads in (1 << power for power in range(MAX_THREADS.bit_length())):
+            items = -(-vectors // threads)
+            blocks = SEVERAL if threads <= 32 else (BLOCK,)
+            if kept and items * lanes * kept <= 2 * KEPT_LIMIT and items * threads < 2 * vectors:
+                found += [Shape(threads, lanes, items, several=block) for block in blocks]
+            if threads >= 32 and threads * 32 >= vectors >= 2 * threads:
+                found += [Shape(threads, lanes, 0)]
+    return tuple(shape for shape in found if shape != default)
+
+
+def _told(choice: Choice | None, others: tuple[Shape, ...]) -> Shape | None:
+    """The layout that a choice means; one made for rows of another length keeps as many vectors as these need."""
+    if choice is None:
+        return None
+    kind = (choice.threads, choice.width, choice.block, choice.items > 0)
+    alike = [shape for shape in others if (shape.threads, shape.width, shape.block, shape.items > 0) == kind]
+    return alike[0] if alike else None
 
 
 def _streaming_threads(length: int | None) -> int:

@@ -1,0 +1,201 @@
+"""The column schedule: reductions over axes that are not the last, with maps around them.
+
+Rows lie side by side: neighbours in memory are of different rows, here called columns.  Neighbouring threads take
+neighbouring vectors of columns, and a block's other threads share these columns' elements and combine what they found
+through shared memory.  Between phases the elements stay in registers where a column is short, else they are read anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+
+from onnxfuse.lowering.launch import Step, Variant
+from onnxfuse.lowering.pull import Reduced
+from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
+from onnxfuse.schedules.kernel import fits_narrow
+from onnxfuse.schedules.phases import Frame, PhaseText, Text
+from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Ways, Work
+
+ACROSS = {1: 128, 2: 64, 4: 32, 8: 32, 16: 16, 32: 8, 64: 8, 128: 8}
+"""Threads side by side, by the threads that share a column: whole sectors, and little shared memory."""
+
+WARP = 32
+
+HALVED = 2
+"""How often vectors may be halved so that longer columns fit into registers."""
+
+AT_LEAST = 8
+"""Elements of a column that a thread should have where it streams."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A way to share columns: ``deep`` threads have ``across`` vectors of ``width`` columns in common; each keeps
+    ``items`` elements of a column, or streams where that is 0."""
+
+    deep: int
+    across: int
+    width: int
+    items: int
+    bits: int = 32
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.deep * self.across
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        kind = f"x{self.items}" if self.items else "stream"
+        return f"columns_{self.deep}x{self.across}_w{self.width}_{kind}_{self.bits}"
+
+
+def column_ways(work: Work) -> Ways:
+    """The variants of a region with reductions over axes that are not the last."""
+    extent, signature = work.extent, work.signature
+    count, length = work.expression(extent.count), work.expression(extent.length)
+    ways = Ways()
+    texts = {keep: _ColumnText(work.frame, keep).text() for keep in (True, False)}
+    layouts = _layouts(work)
+    for layout in layouts:
+        keep = layout.items > 0
+        text, index = texts[keep], "int" if layout.bits == 32 else "long long"
+        guards = () if layout.bits == 64 else work.aligned if layout.width > 1 else work.narrow
+        if keep and extent.length.value is None:
+            guards += (f"{length} {layout.deep * layout.items + 1} <",)
+        call = f"{text.name}<{layout.width}, {layout.deep}, {layout.across}, {max(layout.items, 1)}, {index}>"
+        used = work.used(text)
+        ways.kernels.append(signature.entry(layout.name, call, used, index, layout.threads))
+        grid = f"{count} {layout.across * layout.width} ceil"
+        step = Step(
+            layout.name, (grid, "1", "1"), (str(layout.threads), "1", "1"), signature.arguments(used, layout.bits)
+        )
+        ways.variants.append(Variant(layout.name, (step,), guards))
+    for keep in sorted({layout.items > 0 for layout in layouts}, reverse=True):
+        parameters = signature.parameters(work.used(texts[keep]), "idx")
+        ways.functions.append(
+            "template <int width, int deep, int across, int items, typename idx> __device__ __forceinline__ void "
+            f"{texts[keep].name}({parameters}) {{\n{texts[keep].body}}}\n"
+        )
+    return ways
+
+
+def side_by_side(deep: int, count: int | None, width: int) -> int:
+    """Threads across for a column of ``deep`` threads: no more than a small number of columns has use for."""
+    across = ACROSS[deep]
+    while across > 1 and count is not None and (across // 2) * width >= count and deep * across > WARP:
+        across //= 2
+    return across
+
+
+def _layouts(work: Work) -> list[Shape]:
+    """The variants to offer, fastest first; the last one runs anything."""
+    extent, kept = work.extent, work.phases.live
+    length = extent.length.value if extent.length.value is not None else extent.planned
+    layouts = []
+    for width in dict.fromkeys((work.lanes.width, 1)) if fits_narrow(work.lowered) else ():
+        if kept and length:
+            layouts += _kept(work, width, length, kept)
+        layouts.append(_streaming(work, width, length))
+    last = _streaming(work, 1, length)
+    return [*dict.fromkeys(layouts), Shape(last.deep, last.across, 1, 0, bits=64)]
+
+
+def longest_kept(work: Work) -> int:
+    """Elements of the longest columns that a block can keep in registers."""
+    narrowest = max(work.lanes.width >> HALVED, 1)
+    return max(ACROSS) * KEPT_LIMIT // (max(work.phases.live, 1) * narrowest)
+
+
+def _kept(work: Work, widest: int, length: int, kept: int) -> list[Shape]:
+    """The best way to keep columns of this length in registers, if any."""
+    found = []
+    for halved in range(HALVED + 1):
+        width = widest >> halved
+        for deep in ACROSS if width else ():
+            items = -(-length // deep)
+            if items * width * kept <= KEPT_LIMIT:
+                # Idle threads cost what they are; every step of combining and each halving of the vectors a little.
+                weight = items * deep / length * (1 + 0.03 * (log2(deep) + halved)) * _hunger(work, width, deep)
+                found.append((weight, Shape(deep, side_by_side(deep, work.extent.rows, width), width, items)))
+    return [min(found, key=lambda each: each[0])[1]] if found else []
+
+
+def _streaming(work: Work, width: int, length: int | None) -> Shape:
+    deep = 1
+    while deep < WARP and (256 if length is None else length) >= 2 * deep * AT_LEAST and _hunger(work, width, deep) > 1:
+        deep *= 2
+    return Shape(deep, side_by_side(deep, work.extent.rows, width), width, 0)
+
+
+def _hunger(work: Work, width: int, deep: int) -> float:
+    """How much longer so few threads take than enough of them; those here have little on its way each."""
+    rows, enough = work.extent.rows, 8 * ENOUGH_THREADS
+    threads = deep * -(-rows // width) if rows else enough // 8 * deep
+    return 1.0 if threads >= enough else 1 + 0.25 * log2(enough / max(threads, 1))
+
+
+class ColumnPhases(PhaseText):
+    """What texts of columns share: how accumulators are combined and results are called."""
+
+    def opening(self) -> list[str]:
+        """The thread's place, and the shared memory."""
+        kinds = dict.fromkeys(TYPES[r.dtype].compute for phase in self.phases.reductions for r in phase)
+        return [
+            "  const int column = threadIdx.x % across, place = threadIdx.x / across;",
+            *(f"  __shared__ {kind} {shared(kind)}[of::room<deep, across, width>];" for kind in kinds),
+        ]
+
+    def columns(self, block: str) -> list[str]:
+        """The first of the thread's columns, for the block of columns at hand."""
+        return [
+            f"  const idx given = ({block} * across + column) * width;",
+            # Threads past the last column go along to every barrier, and write nothing.
+            f"  const bool live = given < {self.frame.count};",
+            "  const idx row = live ? given : 0;",
+        ]
+
+    def combined(self, name: str, reduction: Reduced) -> str:
+        """A line that makes of accumulators, one a lane, the results of their columns."""
+        functor, kind = REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
+        return f"  of::combine<{functor}, deep, across>({name}, {shared(kind)});"
+
+
+def shared(kind: str) -> str:
+    """Name of the shared memory for numbers of a type."""
+    return f"shared_{kind.replace(' ', '_')}"
+
+
+class _ColumnText(ColumnPhases):
+    first = "live && place == 0"
+
+    def __init__(self, frame: Frame, keep: bool) -> None:
+        super().__init__(frame, keep)
+
+    def text(self) -> Text:
+        """The whole body."""
+        lines = [*self.opening(), *self.columns("(idx)blockIdx.x")]
+        for phase in range(self.phases.count):
+            self.phase = phase
+            lines += self.phase_lines()
+        lines += self.row_outputs()
+        return Text("columns_in_registers" if self.keep else "columns_streaming", "\n".join(lines) + "\n")
+
+    def head(self) -> list[str]:
+        """A thread has every ``deep``-th element."""
+        if self.keep:
+            return [
+                "#pragma unroll",
+                "  for (int item = 0; item < items; ++item) {",
+                "    const idx e = (idx)item * deep + place;",
+                f"    if (e < {self.frame.length}) {{",
+            ]
+        return ["#pragma unroll 4", f"  for (idx e = place; e < {self.frame.length}; e += deep) {{", "    {"]
+
+    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+        """Over the threads; the accumulators become the results."""
+        name = f"a{self.phase}_{number}"
+        self.names[reduction] = f"{name}[v]"
+        return [self.combined(name, reduction)]

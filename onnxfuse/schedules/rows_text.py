@@ -1,0 +1,114 @@
+"""The text of a row kernel: a group of threads shares a row, neighbouring threads take neighbouring vectors of it."""
+
+from __future__ import annotations
+
+from onnxfuse.lowering.pull import Load, Reduced, Scalar
+from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
+from onnxfuse.schedules.phases import Frame, PhaseText, Text
+from onnxfuse.schedules.text import Scope, Writer
+
+EARLY_BYTES = 128
+"""Bytes a thread may hold of what only later phases read."""
+
+_EARLY = "early"
+"""Stands where the first phase has asked for its own vectors; what is asked for there is known at the end."""
+
+
+def row_text(frame: Frame, keep: bool) -> Text:
+    """The body of a row kernel over the template's ``width``, ``threads``, ``items`` and ``idx``, with kept values in
+    registers or streaming."""
+    return _RowText(frame, keep).text()
+
+
+class _RowText(PhaseText):
+    first = "live && lane == 0"
+
+    def __init__(self, frame: Frame, keep: bool) -> None:
+        super().__init__(frame, keep)
+        self.partials = 0
+        self.early: dict[Load, str] = {}
+
+    def text(self) -> Text:
+        """The whole body."""
+        lines = [
+            "  const int lane = threadIdx.x % threads;",
+            "  const idx given = (idx)blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads;",
+            # Threads past the last row go along, because the lanes of a warp reduce together, and write nothing.
+            f"  const bool live = given < {self.frame.count};",
+            f"  const idx row = live ? given : {self.frame.count} - 1;",
+        ]
+        phases: list[str] = []
+        for phase in range(self.phases.count):
+            self.phase = phase
+            phases += self.phase_lines()
+        place = phases.index(_EARLY) if _EARLY in phases else len(phases)
+        phases[place:place + 1] = self._early_loads()
+        lines += self._early_vectors() + phases + self.row_outputs()
+        return Text("rows_in_registers" if self.keep else "rows_streaming", "\n".join(lines) + "\n")
+
+    def known(self, scalar: Scalar) -> str | None:
+        """Also a vector that was asked for early."""
+        found = super().known(scalar)
+        if found is None and isinstance(scalar, Load) and self.frame.lanes.moves(scalar):
+            return self._early(scalar)
+        return found
+
+    def head(self) -> list[str]:
+        """Neighbouring threads have neighbouring vectors."""
+        if self.keep:
+            return [
+                "#pragma unroll",
+                "  for (int item = 0; item < items; ++item) {",
+                "    const idx e = ((idx)item * threads + lane) * width;",
+                f"    if (e < {self.frame.length}) {{",
+            ]
+        return [f"  for (idx e = (idx)lane * width; e < {self.frame.length}; e += threads * width) {{", "    {"]
+
+    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+        """Over the lanes of a vector, then over the threads."""
+        kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
+        name, partial = f"r{self.phase}_{number}", f"p{self.partials}"
+        mine = f"of::fold<{functor}>(a{self.phase}_{number})"
+        self.partials += 1
+        self.names[reduction] = name
+        return [
+            f"  __shared__ {kind} {partial}[32];",
+            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {partial});",
+        ]
+
+    def loaded(self) -> list[str]:
+        """Where later phases' vectors are asked for."""
+        return [_EARLY] if self.phase == 0 else []
+
+    def _early(self, load: Load) -> str | None:
+        """A vector that only a later phase reads, as one asked for before the first: it arrives meanwhile."""
+        lanes = self.frame.lanes
+        if not self.keep or self.phase == 0 or load.conditions or load in self.phases.kept:
+            return None
+        if lanes.stride(load.offset) != 1 or not lanes.aligned(load.offset):
+            return None
+        if load not in self.early:
+            self.early[load] = f"q{len(self.early)}"
+        vector = f"of::Vector<{TYPES[load.dtype].storage}, width>"
+        late = f"of::load<width>(i{load.input} + ({self.writer.index(load.offset)}))"
+        name = self.writer.define(("vector", load), Scope.VECTOR, vector, f"early ? {self.early[load]}[item] : {late}")
+        return self.writer.define(load, Scope.LANE, TYPES[load.dtype].compute, f"of::value({name}.at[v])")
+
+    def _early_loads(self) -> list[str]:
+        """Ask for the vectors of later phases right after those of the first, where a thread has registers for them."""
+        if not self.early:
+            return []
+        writer = Writer(self.frame.lanes, self.frame.sizes)
+        loads = [f"{name}[item] = of::load<width>(i{load.input} + ({writer.index(load.offset)}));"
+                 for load, name in self.early.items()]
+        inner = [line for scope in Scope for line in writer.lines[scope]]
+        return ["      if constexpr (early) {", *(f"        {line}" for line in [*inner, *loads]), "      }"]
+
+    def _early_vectors(self) -> list[str]:
+        """Room for them."""
+        if not self.early:
+            return []
+        sizes = " + ".join(str(TYPES[load.dtype].size) for load in self.early)
+        vectors = [f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];"
+                   for load, name in self.early.items()]
+        return [f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors]

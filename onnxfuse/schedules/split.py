@@ -1,0 +1,374 @@
+"""Few long rows, shared by several blocks each, in as many steps as there are phases.
+
+A step computes one phase.  Its blocks have a chunk of a row each (or of a block of columns), and write what they find
+for each reduction into scratch memory.  Every block of a later step combines the chunks' numbers anew before it begins:
+they are few, and a kernel between the steps would cost more.  What there is once a row is written in the last step.
+
+No atomics: numbers are combined in an order that the sizes alone decide, so that every run gives the same bits, and
+nothing in scratch needs a value before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from onnxfuse.lowering.arrangement import arrangement
+from onnxfuse.lowering.ir import Reduce, operands, postorder
+from onnxfuse.lowering.launch import Step, Variant
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.pull import Reduced, Scalar, children
+from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
+from onnxfuse.schedules.columns import WARP, ColumnPhases, longest_kept, side_by_side
+from onnxfuse.schedules.kernel import Parameter, fits_narrow
+from onnxfuse.schedules.phases import Frame, Phases, PhaseText, accumulators
+from onnxfuse.schedules.reduction import Ways, Work
+
+THREADS = 256
+
+BLOCKS = 4
+"""Blocks a multiprocessor: with several vectors a thread on its way, these keep its memory busy."""
+
+MOST_CHUNKS = 1024
+"""Chunks of a row: what every block of a later step reads of each."""
+
+LONG_ROW, LONG_COLUMN = 32_768, 512
+"""Elements of a row, or of a column, from which on splitting it can pay for a further launch."""
+
+KEPT_ROW = 65_536
+"""The same of rows that one block could keep in registers."""
+
+MULTIPROCESSORS = 160
+"""Of the largest GPUs: where fewer blocks than half of that are at work on some GPU, the plan has to ask."""
+
+UNROLLED = 4
+"""Elements, or vectors, that a thread has on its way at a time."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Variants that split rows.
+
+    Attributes:
+        always: whether no other way is worth having; else guards let only few long rows in.
+        planned: whether the planned rows are such.
+    """
+
+    ways: Ways
+    always: bool
+    planned: bool
+
+
+@dataclass(frozen=True)
+class Form:
+    """How blocks share rows.
+
+    Attributes:
+        across: threads side by side where rows are columns, else 0.
+        width: elements of a vector.
+        rows: rows that a block has at a time; whole: those it would have if rows were not split.
+        unit: elements that chunks are multiples of.
+        longest: length up to which rows are not split.
+    """
+
+    across: int
+    width: int
+    rows: int
+    whole: int
+    unit: int
+    longest: int
+
+
+def split_ways(work: Work) -> Split | None:
+    """The variants for few long rows, or None where there can be none of them or none are planned."""
+    extent, form = work.extent, _form(work)
+    few = MULTIPROCESSORS // 2 * form.whole
+    count, length = extent.count.value, extent.length.value
+    if (count is not None and count > few) or (length is not None and length <= form.longest):
+        return None
+    shapes = ((extent.planned, extent.rows), *extent.nearby)
+    planned, *near = (size is not None and rows is not None and size > form.longest and rows <= few
+                      for size, rows in shapes)
+    # Without a plan for it, what is known must point that way: a softmax over two sizes that vary has no such variants.
+    known = count is not None or (length is not None and length > 16 * form.longest)
+    if not (known or planned or any(near)):
+        return None
+    always = count is not None and length is not None and count <= form.whole * 8
+    return Split(_ways(work, form, () if always else _guards(work, form)), always, planned or always)
+
+
+def _form(work: Work) -> Form:
+    width, extent = work.lanes.width, work.extent
+    if not work.arrangement.across:
+        longest = KEPT_ROW // max(work.phases.live, 1) if work.phases.live else LONG_ROW
+        return Form(0, width, 1, 1, THREADS * width, longest)
+    count = extent.count.value if extent.count.value is not None else extent.rows
+    across, narrow = (side_by_side(deep, count, width) for deep in (8, 32))
+    longest = max(LONG_COLUMN, longest_kept(work) if work.phases.live else 0)
+    return Form(across, width, across * width, narrow * width, THREADS // across * UNROLLED, longest)
+
+
+def _guards(work: Work, form: Form) -> tuple[str, ...]:
+    """Few blocks for the GPU at hand, and long rows."""
+    count, length = work.extent.count, work.extent.length
+    guards = []
+    if count.value is None or count.value > form.whole * 8:
+        guards.append(f"{work.expression(count)} 2 * sms {form.whole} * <=")
+    if length.value is None:
+        guards.append(f"{form.longest} {work.expression(length)} <")
+    return tuple(guards)
+
+
+def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
+    extent, phases = work.extent, work.phases
+    count, length = work.expression(extent.count), work.expression(extent.length)
+    blocks = count if form.rows == 1 else f"{count} {form.rows} ceil"
+    # Chunks are whole units, as many blocks as the GPU holds have one each.
+    units, wanted = f"{length} {form.unit} ceil 1 max", f"sms {BLOCKS} * {blocks} ceil {MOST_CHUNKS} min"
+    chunk = f"{units} {wanted} ceil {form.unit} *"
+    chunks = f"{length} 1 max {chunk} ceil"
+    parts = Parts(phases)
+    signature = replace(work.signature, more=(
+        Parameter("unsigned char* __restrict__ t0", "t0", "t0"),
+        Parameter("const {index} chunk", "chunk", f"i{{bits}}:{chunk}"),
+        Parameter("const {index} chunks", "chunks", f"i{{bits}}:{chunks}"),
+    ))
+    ways = Ways(scratch=[f"{count} {chunks} * {parts.bytes} *"])
+    texts = [
+        (_ColumnSplit if form.across else _RowSplit)(work.frame, phase, parts).text() for phase in range(phases.count)
+    ]
+    template = f"template <int width, {'int deep, int across' if form.across else 'int threads'}, typename idx>"
+    for phase, body in enumerate(texts):
+        parameters = signature.parameters(f"{body} {work.frame.count} {work.frame.length}", "idx")
+        ways.functions.append(
+            f"{template} __device__ __forceinline__ void split_{phase}({parameters}) {{\n{body}}}\n"
+        )
+    wide = [(form.width, 32, work.aligned)] if fits_narrow(work.lowered) else []
+    narrow = [(1, 32, work.narrow)] if wide and form.width > 1 and work.aligned != work.narrow else []
+    for width, bits, needed in [*wide, *narrow, (1, 64, ())]:
+        # A block's columns are as many as its vectors hold: chunks stay the same whatever the vectors are.
+        across = form.across * form.width // width if form.across else 0
+        steps = []
+        index = "int" if bits == 32 else "long long"
+        for phase, body in enumerate(texts):
+            used = f"{body} {work.frame.count} {work.frame.length}"
+            name = f"split{phase}_{'columns_' if across else ''}w{width}_{bits}"
+            share = f"{max(THREADS // across, 1)}, {across}" if across else str(THREADS)
+            threads = max(THREADS // across, 1) * across if across else THREADS
+            ways.kernels.append(
+                signature.entry(name, f"split_{phase}<{width}, {share}, {index}>", used, index, threads, BLOCKS)
+            )
+            grid = blocks if _is_last(phases, phase) else f"{blocks} {chunks} *"
+            steps.append(Step(name, (grid, "1", "1"), (str(threads), "1", "1"), signature.arguments(used, bits)))
+        label = f"split, {'columns, ' if across else ''}width {width}, {bits}-bit"
+        ways.variants.append(Variant(label, tuple(steps), (*guards, *needed)))
+        if not needed:
+            break
+    return ways
+
+
+def _is_last(phases: Phases, phase: int) -> bool:
+    """Whether a phase only combines what others found: a block has a row then, not a chunk."""
+    return phase == phases.count - 1 and not phases.roots(phase)
+
+
+class Parts:
+    """Where the reductions' numbers lie in scratch: one a row and chunk, the longest types first.
+
+    Attributes:
+        offsets: bytes before a reduction's own, over rows times chunks; bytes: of all of them.
+        names: of the pointers to them.
+    """
+
+    def __init__(self, phases: Phases) -> None:
+        found = [reduction for phase in phases.reductions for reduction in phase]
+        self.names = {reduction: f"part{number}" for number, reduction in enumerate(found)}
+        self.offsets: dict[Reduced, int] = {}
+        self.bytes = 0
+        for reduction in sorted(found, key=lambda reduction: -_bytes(reduction)):
+            self.offsets[reduction] = self.bytes
+            self.bytes += _bytes(reduction)
+
+    def pointer(self, reduction: Reduced, count: str) -> str:
+        """A line that declares the pointer to a reduction's numbers."""
+        kind = TYPES[reduction.dtype].compute
+        offset = f" + (long long){count} * chunks * {self.offsets[reduction]}" if self.offsets[reduction] else ""
+        return f"  {kind}* const {self.names[reduction]} = reinterpret_cast<{kind}*>(t0{offset});"
+
+
+def _bytes(reduction: Reduced) -> int:
+    """Bytes of a number as it is computed with."""
+    kind = TYPES[reduction.dtype]
+    return {"float": 4, "double": 8}.get(kind.compute, kind.size)
+
+
+class _Split(PhaseText):
+    """One phase; ``rest`` says where the numbers of the others are."""
+
+    def __init__(self, frame: Frame, phase: int, parts: Parts) -> None:
+        super().__init__(frame, keep=False)
+        self.phase, self.parts = phase, parts
+        self.alone = _is_last(self.phases, phase)
+
+    def text(self) -> str:
+        """The whole body of a step."""
+        last = self.phase == self.phases.count - 1
+        roots = self.phases.roots(self.phase)
+        if last:
+            roots = [*roots, *(output.scalar for output in self.phases.outputs if not output.whole)]
+        needed = _results(roots)
+        own = self.phases.reductions[self.phase]
+        lines = [*self.opening(), *(self.parts.pointer(each, self.frame.count) for each in [*needed, *own])]
+        if not self.alone:
+            lines += [
+                "  const idx begin = part * chunk;",
+                f"  const idx end = {self.frame.length} - begin > chunk ? begin + chunk : {self.frame.length};",
+            ]
+        for number, reduction in enumerate(needed):
+            lines += self.together(number, reduction)
+        lines += self.phase_lines()
+        if last:
+            lines += self.row_outputs()
+        return "\n".join(lines) + "\n"
+
+    def opening(self) -> list[str]:
+        """Which row and chunk the block has."""
+        raise NotImplementedError
+
+    def together(self, number: int, reduction: Reduced) -> list[str]:
+        """The result of an earlier phase's reduction, from all chunks."""
+        raise NotImplementedError
+
+
+class _RowSplit(_Split):
+    live = ""
+
+    @property
+    def first(self) -> str:  # type: ignore[override]
+        """Once a row."""
+        return "lane == 0" if self.alone else "part == 0 && lane == 0"
+
+    def opening(self) -> list[str]:
+        """A block has one row."""
+        where = (
+            ["  const idx row = blockIdx.x;"] if self.alone
+            else ["  const idx row = (idx)blockIdx.x / chunks, part = (idx)blockIdx.x % chunks;"]
+        )
+        return ["  const int lane = threadIdx.x;", *where]
+
+    def head(self) -> list[str]:
+        """Neighbouring threads have neighbouring vectors of the chunk."""
+        return [
+            f"#pragma unroll {UNROLLED}",
+            "  for (idx e = begin + (idx)lane * width; e < end; e += threads * width) {",
+            "    {",
+        ]
+
+    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+        """Over the block, into scratch."""
+        functor = REDUCTIONS[reduction.kind][0]
+        accumulator = f"a{self.phase}_{number}"
+        return [
+            *self._over_threads(f"m{number}", reduction, f"of::fold<{functor}>({accumulator})", f"mine{number}"),
+            f"  if (lane == 0) {self.parts.names[reduction]}[row * chunks + part] = mine{number};",
+        ]
+
+    def together(self, number: int, reduction: Reduced) -> list[str]:
+        """Every block does it, each thread for some of the chunks."""
+        functor = REDUCTIONS[reduction.kind][0]
+        declared, filled = accumulators(f"b{number}", reduction)
+        self.names[reduction] = f"r{number}"
+        return [
+            f"  {declared.replace('[width]', '[1]')}",
+            f"  {filled}",
+            "  for (idx c = lane; c < chunks; c += threads)",
+            f"    b{number}[0] = {functor}::of(b{number}[0], {self.parts.names[reduction]}[row * chunks + c]);",
+            *self._over_threads(f"n{number}", reduction, f"b{number}[0]", f"r{number}"),
+        ]
+
+    def _over_threads(self, room: str, reduction: Reduced, mine: str, name: str) -> list[str]:
+        kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
+        return [
+            f"  __shared__ {kind} {room}[32];",
+            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {room});",
+        ]
+
+
+class _ColumnSplit(ColumnPhases, _Split):
+    @property
+    def first(self) -> str:  # type: ignore[override]
+        """Once a column."""
+        return "live && place == 0" if self.alone else "live && part == 0 && place == 0"
+
+    def opening(self) -> list[str]:
+        """A block has a block of columns."""
+        if self.alone:
+            return [*super().opening(), *self.columns("(idx)blockIdx.x")]
+        return [
+            *super().opening(),
+            "  const idx part = (idx)blockIdx.x % chunks;",
+            *self.columns("(idx)blockIdx.x / chunks"),
+        ]
+
+    def head(self) -> list[str]:
+        """A thread has every ``deep``-th element of the chunk."""
+        return [f"#pragma unroll {UNROLLED}", "  for (idx e = begin + place; e < end; e += deep) {", "    {"]
+
+    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+        """Over the block, into scratch."""
+        name, kind = f"a{self.phase}_{number}", TYPES[reduction.dtype].compute
+        target = f"{self.parts.names[reduction]} + ((long long)part * {self.frame.count} + row)"
+        return [
+            self.combined(name, reduction),
+            f"  if (live && place == 0) of::store({target}, of::pack<{kind}>({name}));",
+        ]
+
+    def together(self, number: int, reduction: Reduced) -> list[str]:
+        """Every block does it, each thread for some of the chunks."""
+        name, functor, kind = f"r{number}", REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
+        self.names[reduction] = f"{name}[v]"
+        source = f"{self.parts.names[reduction]} + ((long long)c * {self.frame.count} + row)"
+        return [
+            *(f"  {line}" for line in accumulators(name, reduction)),
+            "  for (idx c = place; c < chunks; c += deep) {",
+            f"    const of::Vector<{kind}, width> found = of::load<width>({source});",
+            "#pragma unroll",
+            f"    for (int v = 0; v < width; ++v) {name}[v] = {functor}::of({name}[v], found.at[v]);",
+            "  }",
+            self.combined(name, reduction),
+        ]
+
+
+def _results(roots: list[Scalar]) -> list[Reduced]:
+    """Results of reductions that expressions are computed from, in the order in which they are met."""
+    found: dict[Reduced, None] = {}
+    seen: set[Scalar] = set()
+    stack = list(reversed(roots))
+    while stack:
+        scalar = stack.pop()
+        if scalar in seen:
+            continue
+        seen.add(scalar)
+        if isinstance(scalar, Reduced):
+            found[scalar] = None
+        else:
+            stack += reversed(children(scalar))
+    return list(found)
+
+
+def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> int:
+    """Kernels that a region will take at these sizes on a GPU with so many multiprocessors, before one is made."""
+    depths: dict[int, int] = {}
+    first: Reduce | None = None
+    for tensor in postorder(lowered.program.outputs):
+        below = max((depths[id(operand)] for operand in operands(tensor)), default=0)
+        depths[id(tensor)] = below + isinstance(tensor, Reduce)
+        first = tensor if first is None and isinstance(tensor, Reduce) else first
+    if first is None:
+        return 1
+    found = arrangement(first.operand.shape, first.axes).substitute(lowered.binding.names)
+    if not (found.count.symbols | found.length.symbols) <= sizes.keys():
+        return 1
+    count, length = found.count.evaluate(sizes), found.length.evaluate(sizes)
+    blocks, longest = (count // WARP, LONG_COLUMN) if found.across else (count, KEPT_ROW)
+    return 1 + max(depths.values()) if 2 * blocks <= multiprocessors and length > longest else 1

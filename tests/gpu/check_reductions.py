@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""Kernels with reductions on a GPU: right, and at which share of the rate of a copy.
+
+    python tests/gpu/check_reductions.py [--only TEXT ...] [--least 0.7] [--set split.BLOCKS=4 ...]
+
+Whole tensors from 1 to 256 MB, few long rows, reductions over channels and over the batch, norms of images.  Compared
+with CuPy in float64: float32 to 1e-5 and float16 to 2e-3 of the largest magnitude, largest and smallest elements
+exactly.  Every way a plan could run is checked, and twice, for the same bits; the first is timed: under a CUDA graph,
+over as many sets of tensors as the second-level cache cannot hold.  A copy that moves as many bytes is timed in the
+same way.  Exits with 1 where a result is wrong, or a large case (from 16 MB on) reaches less than ``--least``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import check_transposes as common  # noqa: E402
+import cupy as cp  # noqa: E402
+import numpy as np  # noqa: E402
+import onnx  # noqa: E402
+
+import onnxfuse.schedules.columns as columns  # noqa: E402
+import onnxfuse.schedules.reduction as reduction  # noqa: E402
+import onnxfuse.schedules.split as split  # noqa: E402
+from onnxfuse.graph import load_graph  # noqa: E402
+from onnxfuse.lowering.launch import Variant  # noqa: E402
+from onnxfuse.lowering.lower import lower  # noqa: E402
+from onnxfuse.refusal import Refusal  # noqa: E402
+from onnxfuse.schedules import Kernel, make_kernel  # noqa: E402
+
+MODULES = {"columns": columns, "reduction": reduction, "split": split}
+TYPES = {"float16": 2, "float": 4}
+
+Compute = Callable[..., Sequence[cp.ndarray]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of one region: its graph, sizes of its symbols, what it computes from float64 arrays, and whether that
+    is one of the elements."""
+
+    name: str
+    text: str
+    sizes: dict[str, int]
+    compute: Compute
+    exact: bool = False
+
+
+def softmax(x: cp.ndarray, axis: int) -> cp.ndarray:
+    powers = cp.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def group_norm(x: cp.ndarray, scale: cp.ndarray, bias: cp.ndarray) -> tuple[cp.ndarray]:
+    groups = x.reshape(len(x), 32, -1)
+    normal = (groups - groups.mean(axis=2, keepdims=True)) / cp.sqrt(groups.var(axis=2, keepdims=True) + 1e-5)
+    y = normal.reshape(x.shape) * scale[:, None, None] + bias[:, None, None]
+    return (y / (1 + cp.exp(-y)),)
+
+
+def norm(x: cp.ndarray, scale: cp.ndarray, bias: cp.ndarray, axis: int) -> cp.ndarray:
+    normal = (x - x.mean(axis=axis, keepdims=True)) / cp.sqrt(x.var(axis=axis, keepdims=True) + 1e-5)
+    return normal * scale + bias
+
+
+def cases() -> list[Case]:
+    """What is checked, by type."""
+    found = []
+    for kind, size in TYPES.items():
+        def case(name: str, text: str, sizes: dict[str, int], compute: Compute, exact: bool = False,
+                 kind: str = kind) -> None:
+            found.append(Case(f"{kind} {name}", text.replace("T[", f"{kind}[").replace("(T ", f"({kind} "), sizes,
+                              compute, exact))
+
+        for megabytes in (1, 3, 4, 16, 64, 256):
+            length = {"L": (megabytes << 20) // size}
+            case(f"largest of {megabytes} MB", "g (T[L] x) => (T y) { a = Abs(x) y = ReduceMax<keepdims=0>(a) }",
+                 length, lambda x: (cp.abs(x).max(),), exact=True)
+            case(f"mean and variance of {megabytes} MB",
+                 "g (T[L] x) => (T[1] m, T[1] v) { m = ReduceMean(x) d = Sub(x, m) q = Mul(d, d) v = ReduceMean(q) }",
+                 length, lambda x: (x.mean(keepdims=True), x.var(keepdims=True)))
+        case("overflow guard of an encoder",
+             "g (T[B,S,768] x, T[B,S,768] r) => (T[B,S,768] y, bool t) { y = Add(x, r) c = Cast<to=1>(y) i = IsInf(c) "
+             "k = Cast<to=7>(i) m = ReduceMax<keepdims=0>(k) t = Cast<to=9>(m) }", {"B": 8, "S": 256},
+             lambda x, r: (x + r, cp.isinf(x + r).any()))
+        for rows in (1, 4, 16, 64):
+            sizes = {"R": rows, "L": 1_000_000}
+            case(f"softmax of {rows} rows", "g (T[R,L] x) => (T[R,L] y) { y = Softmax(x) }", sizes,
+                 lambda x: (softmax(x, 1),))
+            case(f"norm of {rows} rows",
+                 "g (T[R,L] x, T[L] w, T[L] b) => (T[R,L] y) { y = LayerNormalization(x, w, b) }", sizes,
+                 lambda x, w, b: (norm(x, w, b, 1),))
+            case(f"sums of {rows} rows",
+                 "g (T[R,L] x) => (T[R,1] y) <int64[1] a = {1}> { e = Abs(x) y = ReduceSum(e, a) }", sizes,
+                 lambda x: (cp.abs(x).sum(axis=1, keepdims=True),))
+        image = {"N": 32, "H": 56, "W": 56}
+        case("softmax over 64 channels", "g (T[N,64,H,W] x) => (T[N,64,H,W] y) { y = Softmax<axis=1>(x) }", image,
+             lambda x: (softmax(x, 1),))
+        case("softmax over 1000 channels", "g (T[N,1000,H,W] x) => (T[N,1000,H,W] y) { y = Softmax<axis=1>(x) }",
+             {"N": 8, "H": 28, "W": 28}, lambda x: (softmax(x, 1),))
+        for channels in (64, 512):
+            case(f"mean over {channels} channels",
+                 f"g (T[N,{channels},H,W] x) => (T[N,1,H,W] y) <int64[1] a = {{1}}> {{ y = ReduceMean(x, a) }}", image,
+                 lambda x: (x.mean(axis=1, keepdims=True),))
+        case("mean over pixels", "g (T[N,64,H,W] x) => (T[N,64,1,1] y) <int64[2] a = {2,3}> { y = ReduceMean(x, a) }",
+             image, lambda x: (x.mean(axis=(2, 3), keepdims=True),))
+        case("statistics of 64 channels",
+             "g (T[N,64,H,W] x) => (T[1,64,1,1] m, T[1,64,1,1] v) <int64[3] a = {0,2,3}> "
+             "{ m = ReduceMean(x, a) d = Sub(x, m) q = Mul(d, d) v = ReduceMean(q, a) }", image,
+             lambda x: (x.mean(axis=(0, 2, 3), keepdims=True), x.var(axis=(0, 2, 3), keepdims=True)))
+        case("norm over 96 channels",
+             "g (T[N,96,H,W] x, T[96,1,1] w, T[96,1,1] b, T e) => (T[N,96,H,W] y) <int64[1] a = {1}> "
+             "{ u = ReduceMean(x, a) d = Sub(x, u) q = Mul(d, d) v = ReduceMean(q, a) t = Add(v, e) r = Sqrt(t) "
+             "n = Div(d, r) s = Mul(w, n) y = Add(s, b) }".replace("T e", f"{kind} e"), image,
+             lambda x, w, b, e: ((x - x.mean(axis=1, keepdims=True))
+                                 / cp.sqrt(x.var(axis=1, keepdims=True) + e) * w + b,))
+        for rows, width in ((4096, 768), (100_000, 64), (64, 100_352)):
+            case(f"sum over a batch of {rows} by {width}",
+                 f"g (T[N,{width}] x, T[{width}] w) => (T[{width}] y) <int64[1] a = {{0}}> "
+                 "{ p = Mul(x, w) y = ReduceSum<keepdims=0>(p, a) }", {"N": rows},
+                 lambda x, w: ((x * w).sum(axis=0),))
+        case("softmax of 64 columns of 100,000", "g (T[L,C] x) => (T[L,C] y) { y = Softmax<axis=0>(x) }",
+             {"L": 100_000, "C": 64}, lambda x: (softmax(x, 0),))
+        case("group norm and SiLU of [2, 320, 64, 64]",
+             "g (T[N,320,H,W] x, T[320] w, T[320] b) => (T[N,320,H,W] y) "
+             "{ n = GroupNormalization<num_groups=32>(x, w, b) s = Sigmoid(n) y = Mul(n, s) }",
+             {"N": 2, "H": 64, "W": 64}, group_norm)
+    return found
+
+
+def made(case: Case) -> tuple[Kernel, list[tuple[np.dtype[Any], tuple[int, ...]]], list[np.dtype[Any]]]:
+    """The kernel, types and shapes of its inputs, types of its outputs."""
+    graph = load_graph(onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]>\n' + case.text))
+    lowered = lower([node for node in graph.nodes if node.op != "Constant"], graph.outputs, graph)
+    kernel = lowered if isinstance(lowered, Refusal) else make_kernel(lowered, "check", "rows", case.sizes)
+    if isinstance(lowered, Refusal) or isinstance(kernel, Refusal):
+        raise AssertionError(f"no kernel: {kernel}")
+    numpy = onnx.helper.tensor_dtype_to_np_dtype
+    inputs = [(np.dtype(numpy(value.dtype)), tuple(size.evaluate(case.sizes) for size in value.shape))
+              for value in lowered.tensors]
+    return kernel, inputs, [np.dtype(numpy(output.dtype)) for output in kernel.plan.outputs]
+
+
+@dataclass(frozen=True)
+class Launcher(common.Launcher):
+    """Also of plans with scratch: a buffer a set of tensors, so that timing allocates nothing."""
+
+    def launch(self, variant: Variant, inputs: Sequence[cp.ndarray], outputs: Sequence[cp.ndarray],
+               scratch: Sequence[cp.ndarray] = ()) -> None:
+        situation = self.situation(inputs)
+        for step in variant.steps:
+            arguments: list[Any] = []
+            for text in step.arguments:
+                kind, colon, size = text.partition(":")
+                if colon:
+                    arguments.append((np.int32 if kind == "i32" else np.int64)(situation.evaluate(size)))
+                else:
+                    arguments.append({"i": inputs, "o": outputs, "t": scratch}[text[0]][int(text[1:])])
+            grid, block = (tuple(situation.evaluate(size) for size in sizes) for sizes in (step.grid, step.block))
+            if 0 not in grid:
+                self.module.get_function(step.kernel)(grid, block, tuple(arguments), situation.evaluate(step.shared))
+
+    def situation(self, inputs: Sequence[cp.ndarray], outputs: Sequence[cp.ndarray] = ()) -> Any:
+        found = super().situation(inputs, outputs)
+        device = cp.cuda.Device()
+        found.multiprocessors = int(cp.cuda.runtime.getDeviceProperties(device.id)["multiProcessorCount"])
+        return found
+
+    def scratch(self, inputs: Sequence[cp.ndarray]) -> list[cp.ndarray]:
+        """Scratch memory, poisoned."""
+        situation = self.situation(inputs)
+        return [cp.full(situation.evaluate(text), 0xFF, cp.uint8) for text in self.plan.scratch]
+
+
+def check(case: Case) -> tuple[str, float | None]:
+    """Every variant right; how quick the first is, as text and as a share of a copy's rate."""
+    kernel, kinds, dtypes = made(case)
+    launcher = Launcher.of(kernel)
+
+    def tensors() -> tuple[list[cp.ndarray], list[cp.ndarray], list[cp.ndarray]]:
+        inputs = [cp.abs(common.filled(dtype, shape, 0)) if not shape else common.filled(dtype, shape, 0)
+                  for dtype, shape in kinds]
+        return inputs, launcher.outputs(inputs, dtypes), launcher.scratch(inputs)
+
+    inputs, outputs, scratch = tensors()
+    expected = case.compute(*(array.astype(cp.float64) for array in inputs))
+    variants = launcher.variants(inputs, outputs)
+    for variant in variants:
+        before: list[bytes] = []
+        for _ in range(2):
+            for array in (*outputs, *scratch):
+                array.reshape(-1).view(cp.uint8).fill(0xFB)
+            launcher.launch(variant, inputs, outputs, scratch)
+            cp.cuda.Device().synchronize()
+            now = [cp.asnumpy(array).tobytes() for array in outputs]
+            if before and now != before:
+                raise AssertionError(f"{variant.name}: two runs give different bits")
+            before = now
+        for number, (array, wanted) in enumerate(zip(outputs, expected, strict=True)):
+            exact = case.exact or wanted.dtype == cp.bool_
+            common.expect(f"output {number}, {variant.name}", array.reshape(-1), cp.asarray(wanted).reshape(-1), exact)
+    del expected
+    size = sum(array.nbytes for array in (*inputs, *outputs))
+    sets = [(inputs, outputs, scratch), *(tensors() for _ in range(common.sets_of(size) - 1))]
+    taken = common.seconds(lambda turn: launcher.launch(variants[0], *sets[turn]), len(sets))
+    share = common.copy_seconds(size) / taken
+    text = f"{size / 1e6:7.1f} MB {taken * 1e6:8.1f} us {size / taken / 1e9:6.0f} GB/s {share:5.2f} of a copy"
+    largest = max(array.nbytes for array in (*inputs, *outputs))
+    steps = f"{len(variants[0].steps)} kernel{'s' * (len(variants[0].steps) > 1)}"
+    return f"{text}   {variants[0].name}, {steps}", share if largest >= common.LEAST_MB << 20 else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose names hold one of these texts")
+    parser.add_argument("--least", type=float, default=0.0, help="share of a copy's rate that large cases must reach")
+    parser.add_argument("--set", nargs="*", default=[], metavar="MODULE.NAME=N",
+                        help="other constants of the schedules")
+    given = parser.parse_args()
+    for text in given.set:
+        place, _, number = text.partition("=")
+        home, _, name = place.partition(".")
+        if home not in MODULES or not hasattr(MODULES[home], name):
+            parser.error(f"no schedule has a constant {place}; modules are {', '.join(MODULES)}")
+        setattr(MODULES[home], name, int(number))
+    failed = 0
+    for case in cases():
+        if given.only and not any(text in case.name for text in given.only):
+            continue
+        try:
+            text, share = check(case)
+            slow = share is not None and share < given.least
+            failed += slow
+            print(f"{case.name:<46} {'SLOW  ' if slow else 'ok    '} {text}", flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            failed += 1
+            print(f"{case.name:<46} FAILED {type(error).__name__}: {str(error)[:2000]}", flush=True)
+        cp.get_default_memory_pool().free_all_blocks()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
