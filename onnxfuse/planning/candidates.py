@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnxfuse.graph.classes import is_same_memory
-from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.lowering.ir import Reduce, postorder
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
@@ -18,11 +18,12 @@ from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import boundary, check_host_inputs
-from onnxfuse.planning.sizes import bytes_of
-from onnxfuse.planning.traffic import Fused
+from onnxfuse.planning.sizes import bytes_of, shape_of
+from onnxfuse.planning.traffic import Fused, plan_cost
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match
 from onnxfuse.schedules import Kernel, make_kernel
+from onnxfuse.schedules.split import expected_steps
 
 SCATTERED_SHARE = 0.1
 """Share of a region's bytes that may be read element by element from far apart."""
@@ -53,17 +54,19 @@ class Region:
 class Fusion(Region):
     """A region with the kernel that runs it.
 
+    ``steps``, ``scratch``: kernels that its plan launches at the planned sizes, and bytes that pass through scratch.
     ``measured`` is what was measured of it on the GPU to plan for, as the report has it (``evidence.Times``).
     """
 
     kernel: Kernel
+    steps: int = 1
+    scratch: int = 0
     measured: Mapping[str, Any] | None = None
 
     @property
     def fused(self) -> Fused:
         """As the ledger counts it."""
-        steps = self.kernel.plan.variants[0].steps
-        return Fused(self.nodes, self.tensors, self.outputs, len(steps))
+        return Fused(self.nodes, self.tensors, self.outputs, self.steps, self.scratch)
 
 
 @dataclass
@@ -96,7 +99,8 @@ class Maker:
         if lone is not None:
             return lone
         names = [value.name for value in size_operands(lowered.sized)]
-        region = self._bound(ordered, rule, lowered.tensors, escaping(set(members)), names)
+        steps = expected_steps(lowered, self.costs.ledger.sizes, self.costs.profile.multiprocessors)
+        region = self._bound(ordered, rule, lowered.tensors, escaping(set(members)), names, steps)
         return region if isinstance(region, Refusal) else (region, lowered)
 
     def fusion(self, members: Collection[Node], rule: str) -> Fusion | Refusal:
@@ -113,7 +117,7 @@ class Maker:
         if not has_rows and self._is_scattered(kernel, lowered):
             tiled = self._kernel(lowered, region.rule, "tiled")
             kernel = tiled if isinstance(tiled, Kernel) else kernel
-        return self._refuse_scattered(kernel, region, lowered) or _with(region, kernel)
+        return self._refuse_scattered(kernel, region, lowered) or self._with(region, kernel)
 
     def _kernel(self, lowered: Lowered, rule: str, schedule: str) -> Kernel | Refusal:
         """What a schedule makes of a region; equal regions share it."""
@@ -151,7 +155,19 @@ class Maker:
                 match.nodes[-1].label,
                 match.rule.id,
             )
-        return _with(region, kernel)
+        return self._with(region, kernel)
+
+    def _with(self, region: Region, kernel: Kernel) -> Fusion:
+        """The region with its kernel, its cost that of the plan's own steps and scratch."""
+        sizes, profile = self.costs.ledger.sizes, self.costs.profile
+        shapes = [shape for value in region.tensors if (shape := shape_of(value, sizes)) is not None]
+        steps, scratch = len(kernel.plan.variants[0].steps), 0
+        if len(shapes) == len(region.tensors):
+            steps, scratch = plan_cost(kernel.plan, shapes, profile.sm, profile.multiprocessors)
+        if (steps, scratch) != (1, 0):
+            cost = self.costs.region(Fused(region.nodes, region.tensors, region.outputs, steps, scratch))
+            region = replace(region, cost=cost)
+        return Fusion(**vars(region), kernel=kernel, steps=steps, scratch=scratch)
 
     def _bytes(self, lowered: Lowered) -> list[int]:
         return [bytes_of(value, self.costs.ledger.sizes) or 0 for value in lowered.tensors]
@@ -181,6 +197,7 @@ class Maker:
         read: Sequence[Value],
         written: Sequence[Value],
         sizes: Sequence[str],
+        steps: int = 1,
     ) -> Region | Refusal:
         """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants."""
         originals = tuple(sorted((node for member in members for node in member.originals), key=lambda n: n.index))
@@ -200,8 +217,14 @@ class Maker:
         if refusal is not None:
             return refusal
         outputs = tuple(values[value.name] for value in written)
-        cost = self.costs.region(Fused(originals, tensors, outputs))
+        cost = self.costs.region(Fused(originals, tensors, outputs, steps))
         return Region(rule, originals, tuple(members), tensors, hosts, inlined, outputs, cost)
+
+
+def makers_of(graph: Graph, view: Graph, costs: CostModel) -> dict[Place, Maker]:
+    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it."""
+    return {each.place: Maker(each, of_each, costs)
+            for each, of_each in zip(graph.walk(), view.walk(), strict=True)}
 
 
 def _lone_transpose(members: Sequence[Node]) -> Refusal | None:
@@ -214,7 +237,3 @@ def _lone_transpose(members: Sequence[Node]) -> Refusal | None:
         "a transpose with nothing that computes beside it stays one kernel, and the runtime has a good one",
         working[0].label,
     )
-
-
-def _with(region: Region, kernel: Kernel) -> Fusion:
-    return Fusion(**vars(region), kernel=kernel)

@@ -3,14 +3,15 @@
 One kernel takes the GPU's floor plus the longer of its traffic and its arithmetic.  Traffic runs at the bandwidth that
 a good kernel reaches; a kernel whose tensors fit the second-level cache together finds them there, since the kernel
 before has just written them.  The unfused side runs as ONNX Runtime would run it: groups that it fuses itself
-(``runtime_fusions``) are one kernel.  Where a profile of a run is given, its times stand in place of predictions of
-that side, and how often nodes ran weighs both sides.
+(``runtime_fusions``) are one kernel.  How often nodes run in one run of the model weighs both sides.  Where a profile
+of a run is given, its times stand in place of predictions of that side, and it tells how often nodes ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import fsum
 
 from onnx import TensorProto
 
@@ -89,7 +90,7 @@ class RegionCost:
     node, as the report defines it.  ``memory_saved``: bytes of tensors that are no longer made.
     ``seconds_after`` includes what is left of a runtime fusion that the region breaks.
     ``executions``: how often the region runs in one run of the model, in both times; 0 where a profile shows that it
-    never does.
+    never does.  Bytes, kernels and memory are those of one time.
     """
 
     bytes_before: int
@@ -170,7 +171,8 @@ class CostModel:
             group = self._group.get(node)
             units.add(group if group is not None and group <= wanted else frozenset([node]))
         launched = [unit for unit in units if any(self.ledger.node(node).kernels for node in unit)]
-        return sum(self.group_seconds(unit) for unit in launched), len(launched)
+        # Exact whatever the order: sets have none.
+        return fsum(self.group_seconds(unit) for unit in launched), len(launched)
 
     def region(self, fused: Fused) -> RegionCost:
         """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts."""
@@ -193,6 +195,25 @@ class CostModel:
             executions=executions,
         )
 
+    def together(self, parts: Sequence[Fused]) -> RegionCost:
+        """Independent regions of one graph before, and after in one launch.  Each moves in it what it moves alone: a
+        tensor that two of them read comes twice."""
+        whole = Fused(
+            tuple(sorted({node for part in parts for node in part.nodes}, key=lambda node: node.index)),
+            tuple(dict.fromkeys(value for part in parts for value in part.inputs)),
+            tuple(value for part in parts for value in part.outputs),
+        )
+        reads: dict[Value, int] = {}
+        alone = [self.ledger.region(part.nodes, part.inputs, part.outputs) for part in parts]
+        for counted in alone:
+            for value, size in counted.reads.items():
+                reads[value] = reads.get(value, 0) + size
+        writes = {value: size for counted in alone for value, size in counted.writes.items()}
+        moved = KernelTraffic(False, reads, writes, sum(counted.flops for counted in alone))
+        cost = self.region(whole)
+        more = self._fused_seconds(moved, whole.nodes) - self.kernel_seconds(whole)
+        return replace(cost, seconds_after=cost.seconds_after + cost.executions * more)
+
     def kernel_seconds(self, fused: Fused) -> float:
         """Predicted time of a region's own kernel, once."""
         counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
@@ -201,6 +222,14 @@ class CostModel:
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
         efficiency = TILED_EFFICIENCY if any(map(moves_innermost, nodes)) else FUSED_EFFICIENCY
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
+
+    def is_grouped(self, node: Node) -> bool:
+        """Whether the runtime fuses the node with others itself."""
+        return node in self._group
+
+    def dispatch_seconds(self, nodes: Iterable[Node]) -> float:
+        """Host time that the runtime spends on nodes that launch nothing, in one run."""
+        return self.profile.view_us * 1e-6 * sum(self.ledger.executions([node]) for node in nodes)
 
     def around(self, nodes: Collection[Node]) -> tuple[float, float]:
         """Predicted time of what the runtime fuses with some of these nodes and is not among them: as it runs now,

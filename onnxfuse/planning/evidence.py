@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from onnxfuse.graph.model import Graph, Node
+from onnxfuse.graph.model import Graph, Node, Place
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Fusion, Maker, makers_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.planning.plan import Plan
@@ -66,7 +67,7 @@ def settled(plan: Plan, view: Graph, costs: CostModel, evidence: Evidence, *, ch
         choices: whether tuned schedules are taken over: they hold near the planned sizes, and would be in the way of
             variants for others.
     """
-    court = _Court(Maker(costs.ledger.graph, view, costs), evidence, choices,
+    court = _Court(makers_of(costs.ledger.graph, view, costs), costs, evidence, choices,
                    Identities(costs.ledger.graph, costs.ledger.sizes))
     fusions: list[Fusion] = []
     slower: dict[tuple[Node, ...], Refusal] = {}
@@ -88,7 +89,8 @@ def settled(plan: Plan, view: Graph, costs: CostModel, evidence: Evidence, *, ch
 
 @dataclass(frozen=True)
 class _Court:
-    maker: Maker
+    makers: Mapping[Place, Maker]
+    costs: CostModel
     evidence: Evidence
     choices: bool
     identities: Identities
@@ -97,7 +99,7 @@ class _Court:
     def settled(self, fusion: Fusion) -> Fusion | Refusal:
         """A fusion with its best kernel and its times, or why it is left to the runtime."""
         schedule = fusion.kernel.schedule
-        lowered = self.maker.lowered(fusion.view) if schedule in SCHEDULES else None
+        lowered = self.makers[fusion.nodes[0].place].lowered(fusion.view) if schedule in SCHEDULES else None
         if lowered is None or isinstance(lowered, Refusal):
             return fusion
         what = self.identities.of(fusion, lowered, schedule)
@@ -108,7 +110,7 @@ class _Court:
             self.known[key] = self._asked(what, fusion, lowered)
         kernel, times = self.known[key]
         fusion = replace(fusion, kernel=kernel, measured=None if times is None else times.as_json())
-        return fusion if times is None else _slower(fusion, times, self.maker.costs) or fusion
+        return fusion if times is None else _slower(fusion, times, self.costs) or fusion
 
     def _asked(self, what: Identity, fusion: Fusion, lowered: Lowered) -> tuple[Kernel, Times | None]:
         """The best kernel of a region, and what it takes."""
@@ -124,7 +126,7 @@ def _slower(fusion: Fusion, times: Times, costs: CostModel) -> Refusal | None:
     """Why a region is left to the runtime: its kernel, and what it leaves of a broken runtime fusion, takes longer."""
     if times.runtime is None:
         return None
-    whole, left = (1e6 * seconds for seconds in costs.around(fusion.nodes))
+    whole, left = (1e6 * seconds / (fusion.cost.executions or 1) for seconds in costs.around(fusion.nodes))
     if times.fused + left <= times.runtime + whole:
         return None
     broken = f" (and {left - whole:.1f} µs more for a fusion of the runtime's that it breaks)" if left > whole else ""

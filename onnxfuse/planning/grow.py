@@ -19,7 +19,8 @@ from functools import lru_cache
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.planning.facts import Facts, Rows
+from onnxfuse.lowering.arrangement import Arrangement
+from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.refusal import Refusal
@@ -36,7 +37,7 @@ class Group:
     """
 
     nodes: set[Node]
-    rows: Rows | None
+    rows: Arrangement | None
     rule: FuseRule | None = None
     names: Mapping[Value, str] = field(default_factory=dict)
     transposes: bool = False
@@ -61,7 +62,7 @@ class Growth:
     ) -> Group | Refusal:
         """Start a group."""
         members = set(nodes)
-        rows: Rows | None = None
+        rows: Arrangement | None = None
         for node in members:
             facts = self.facts[node]
             if facts.rows is not None:
@@ -146,7 +147,7 @@ class Growth:
         if first.rows is not None and second.rows is not None and first.rows != second.rows:
             return Refusal(
                 "reduction-structure",
-                f"rows of {first.rows.length} elements and rows of {second.rows.length} meet at '{value.name}'",
+                f"{_rows(first.rows, second.rows)} meet at '{value.name}'",
                 label,
             )
         rows = first.rows or second.rows
@@ -208,7 +209,14 @@ def _within(rule: GrowRule, members: set[Node]) -> bool:
     return rule.max_outputs is None or len(escaping(members)) <= rule.max_outputs
 
 
-def _domain(outputs: Sequence[Value], rows: Rows | None, label: str) -> Refusal | None:
+def _rows(first: Arrangement, second: Arrangement) -> str:
+    """What tells two row structures apart."""
+    if first.length != second.length:
+        return f"rows of {first.length} elements and rows of {second.length}"
+    return f"reductions over {first} and over {second}, reduced sizes in parentheses,"
+
+
+def _domain(outputs: Sequence[Value], rows: Arrangement | None, label: str) -> Refusal | None:
     """Whether one loop nest can write all outputs."""
     counts = {_elements(value): value for value in outputs}
     if rows is not None:
@@ -254,7 +262,10 @@ def entering(members: set[Node]) -> list[Value]:
 
 
 def trimmed(members: set[Node], facts: Mapping[Node, Facts]) -> set[Node]:
-    """The set without views at its border: outside they cost nothing, inside they bring operands of their own."""
+    """The set without views at its border: outside they move nothing, inside they bring operands of their own.
+
+    Those that are better inside come back once the region is chosen (``borders``).
+    """
     kept = set(members)
     while True:
         border = {

@@ -73,6 +73,7 @@ class Profile(_Model):
         shared_kb: shared memory of a multiprocessor, KiB; block_shared_kb: the most that one block may ask for.
         launch_us: microseconds from one launched node to the next when the GPU has nothing else to do.
         floor_us: least GPU time of a kernel, microseconds.
+        view_us: microseconds of the host that a node costs which launches nothing, such as a Reshape.
         planning_only: the profile serves planning; nothing was or can be run there; note says why.
     """
 
@@ -90,6 +91,7 @@ class Profile(_Model):
     l2_gain: float = Field(default=2.5, ge=1)
     launch_us: PositiveFloat = 3.5
     floor_us: PositiveFloat = 2.0
+    view_us: float = Field(default=1.5, ge=0)
     measured: Measured = Measured()
     limits: Limits = Limits()
     planning_only: bool = False

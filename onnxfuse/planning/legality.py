@@ -283,12 +283,21 @@ class Contraction:
 
     def join(self, first: Collection[Node], second: Collection[Node]) -> Refusal | None:
         """Make two contracted sets, or single nodes, one; or say why not and change nothing."""
-        units = {self._unit[node.index] for members in (first, second) for node in members}
-        path = self._cycle(units)
-        if path:
-            return _not_convex(tuple(self._graph.nodes[unit] for unit in path))
-        self._contract(units, frozenset((*first, *second)))
-        return None
+        refusal = self.check_join(first, second)
+        if refusal is None:
+            members = frozenset((*first, *second))
+            self._contract({self._unit[node.index] for node in members}, members)
+        return refusal
+
+    def check_join(self, first: Collection[Node], second: Collection[Node]) -> Refusal | None:
+        """A refusal where making two contracted sets, or single nodes, one would make a cycle."""
+        path = self._cycle({self._unit[node.index] for members in (first, second) for node in members})
+        return _not_convex(tuple(self._graph.nodes[unit] for unit in path)) if path else None
+
+    def feeds(self, first: Collection[Node], second: Collection[Node]) -> bool:
+        """Whether an edge leads from a contracted set, or a single node, to another."""
+        below = {self._unit[node.index] for node in second}
+        return any(not below.isdisjoint(self._after[self._unit[node.index]]) for node in first)
 
     def _contract(self, units: set[int], nodes: frozenset[Node]) -> None:
         kept = min(units)

@@ -26,7 +26,7 @@ class Memory:
 
 
 def peak_memory(ledger: Ledger, fused: Sequence[Fused] = ()) -> Memory:
-    """The peak of one run, with these regions fused.
+    """The peak of one run, with these regions fused.  What is made inside a body holds nothing.
 
     Nodes run in graph order; a fused node runs where a topological order of the contracted graph puts it.
 
@@ -91,6 +91,7 @@ class _Step:
 
 def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
     """What runs, in order: nodes that launch, and regions."""
+    fused = [region for region in fused if region.nodes[0].place == ledger.graph.place]
     region_of = {frozenset(region.nodes): region for region in fused}
     if fused:
         contraction = Contraction(ledger.graph)
@@ -105,7 +106,7 @@ def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
         found = region_of.get(frozenset(unit))
         if found is not None:
             yield _Step(unit, found.inputs, found.outputs, found.scratch // 2)
-        elif ledger.placement.kinds[unit[0]].launches:
+        elif ledger.placement.kinds[unit[0]].launches or ledger.placement.kinds[unit[0]] is Kind.CONTROL:
             node = unit[0]
             yield _Step(unit, tuple(node.reads()), tuple(value for value in node.outputs if value is not None))
 

@@ -112,6 +112,11 @@ class Objective:
         """Multiples of the planned sizes to plan for as well."""
         return SPREAD if self.strategy == "dynamic" else ()
 
+    @property
+    def saves_memory(self) -> bool:
+        """Whether memory is what is short."""
+        return self.strategy == "memory" or self.hints.memory_pressure > self.hints.pressure_threshold
+
     def worth(self, cost: RegionCost) -> float:
         """What taking a region is worth, in units of the strategy; 0 where nothing is gained."""
         saved = max(cost.seconds_saved, 0.0)

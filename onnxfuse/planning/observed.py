@@ -14,6 +14,7 @@ import onnx
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.traffic import Ledger, Observation
 
 LARGE_SECONDS = 20e-6
@@ -71,7 +72,9 @@ def observe(times: Mapping[str, NodeTime], graph: Graph, model: onnx.ModelProto,
     found: dict[Node, NodeTime] = {}
     names = runtime_names(graph)
     for node, name in names.items():
-        if name in times and ledger.node(node).kernels and times[name].on_gpu:
+        # What a profile shows of an If, a Loop or a Scan holds all that runs in its bodies.
+        alone = ledger.node(node).kernels and ledger.placement.kinds[node] is not Kind.CONTROL
+        if name in times and alone and times[name].on_gpu:
             found[node] = times[name]
     seconds = _seconds(found, ledger, profile)
     nodes = {node: Observation(None if seconds is None else seconds[node] * time.executions, time.executions)
@@ -140,11 +143,13 @@ def _in_bodies(bodies: Sequence[_Body], times: Mapping[str, NodeTime]) -> tuple[
 
 def _notes(times: Mapping[str, NodeTime], known: set[str], graph: Graph, ledger: Ledger,
            nodes: Mapping[Node, Observation], untimed: bool, never: Sequence[_Body]) -> Iterator[str]:
-    launched = sum(ledger.node(node).kernels > 0 for node in graph.nodes)
+    inside = [node for body in graph.walk() if body is not graph for node in body.nodes]
+    launched = sum(ledger.node(node).kernels > 0 for node in (*graph.nodes, *inside))
+    named = len(nodes) + sum(node.name in times and ledger.node(node).kernels > 0 for node in inside)
     strange = sum(name not in known for name in times)
-    yield (f"profile: {len(nodes)} of {launched} nodes that launch kernels are in it by name; {strange} of its "
+    yield (f"profile: {named} of {launched} nodes that launch kernels are in it by name; {strange} of its "
            f"{len(times)} nodes are none of the model's (the runtime fused or renamed them)")
-    if not nodes:
+    if not named:
         yield "profile: it names no node of this model; was it recorded with another?"
     elif untimed:
         yield ("profile: its times are the host's, not the GPU's: it tells how often nodes ran, and times stay "

@@ -22,6 +22,8 @@ class Kind(Enum):
     """Arithmetic on sizes, which ONNX Runtime's CUDA provider leaves to the CPU."""
     PRODUCT = "product"
     """A matrix product, a convolution, or an operator built around one; one kernel."""
+    CONTROL = "control"
+    """An If, a Loop or a Scan: what its bodies hold runs, and it has no kernel of its own."""
     OTHER = "other"
     """Anything else; one kernel."""
 
@@ -41,8 +43,18 @@ class Placement:
 
 
 def place(graph: Graph) -> Placement:
-    """How each node of the graph runs."""
+    """How each node of the graph and of its bodies runs."""
+    parts = [_place(each) for each in graph.walk()]
+    return Placement(
+        {node: kind for part in parts for node, kind in part.kinds.items()},
+        frozenset().union(*(part.host for part in parts)),
+        frozenset().union(*(part.constants for part in parts)),
+    )
+
+
+def _place(graph: Graph) -> Placement:
     found = host(graph)
+    owners = {body.owner for body in graph.bodies}
 
     def kind(node: Node) -> Kind:
         if node in found.folded or node.op == "Constant":
@@ -51,6 +63,8 @@ def place(graph: Graph) -> Placement:
             return Kind.HOST
         if is_same_memory(node):
             return Kind.VIEW
+        if not owners.isdisjoint(node.originals):
+            return Kind.CONTROL
         heavy = any(classify(original, graph) is OperatorClass.HEAVY for original in node.originals)
         return Kind.PRODUCT if heavy else Kind.OTHER
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.binding import bind
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.facts import Facts, node_facts
@@ -110,7 +111,7 @@ class _Planner:
         placement = Ledger(view, ledger.sizes).placement
         left = {node for found in self.forbidden.found for node in found.leave}
         for node in view.nodes:
-            facts = node_facts(node, view, placement, ledger.sizes)
+            facts = node_facts(node, view, placement)
             if isinstance(facts, Facts) and node not in left:
                 self.facts[node] = facts
             elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "on-host"):
@@ -136,6 +137,7 @@ class _Planner:
         self._offer_overlapping()
         self._offer_unions(groups)
         chosen = self._select()
+        self._take_in_borders(chosen)
         # A user who brings a kernel has decided: it is not weighed.
         fusions = self.custom + [weighed.fusion for weighed in chosen if weighed.fusion is not None]
         fusions.sort(key=lambda fusion: fusion.nodes[0].index)
@@ -237,6 +239,14 @@ class _Planner:
             if all(made):
                 return chosen
 
+    def _take_in_borders(self, chosen: Sequence[Weighed]) -> None:
+        """Views beside the chosen regions that cost less inside."""
+        taken = {node for each in chosen for node in each.members} | {n for each in self.custom for n in each.view}
+        borders = Borders(self.maker, self.facts, self.forbidden, self.growth.group.keys(), taken)
+        for each in sorted(chosen, key=lambda each: each.region.view[0].index):
+            if each.fusion is not None:
+                each.region = each.fusion = borders.widened(each.fusion)
+
     def _cycle(self, pool: Sequence[Weighed], places: Sequence[int]) -> frozenset[int]:
         """Those of the places whose regions close a cycle, perhaps with regions of kernels that a user brought."""
         fixed = [fusion.view for fusion in self.custom]
@@ -276,7 +286,7 @@ def spread(graph: Graph, sizes: Mapping[str, int], factors: Sequence[float]) -> 
 def _gains(cost: RegionCost) -> str:
     return (
         f"It is predicted to run {cost.estimated_speedup:.2f}x as fast and to save {cost.seconds_saved * 1e6:.1f} µs "
-        f"and {cost.bytes_before - cost.bytes_after:,} bytes a run."
+        f"and {round((cost.bytes_before - cost.bytes_after) * cost.executions):,} bytes a run."
     )
 
 

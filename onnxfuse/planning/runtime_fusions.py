@@ -43,6 +43,11 @@ def runtime_groups(graph: Graph) -> tuple[frozenset[Node], ...]:
     return tuple(sorted(found, key=lambda group: min(node.index for node in group)))
 
 
+def groups_of(graph: Graph) -> tuple[frozenset[Node], ...]:
+    """``runtime_groups`` of a graph and of the bodies in it."""
+    return tuple(group for each in graph.walk() for group in runtime_groups(each))
+
+
 def _simple_pairs(first: Node, groups: Groups) -> None:
     """A node and the only one that reads it, which together are one operator of the standard."""
     if first.domain != "" or first.has_subgraph or not first.outputs or first.outputs[0] is None:

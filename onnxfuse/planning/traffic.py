@@ -4,7 +4,9 @@ The definition, which docs/bytes.md gives in full: each node that launches a ker
 once and writes each output once; a tensor is its number of elements times the size of its type, so a broadcast operand
 counts at its own size.  Gather, GatherElements, GatherND, Slice and Split read of their data as many bytes as they
 write, and no more than the whole.  Constant folding, views and shape arithmetic on the host (``placement``) cost
-nothing.  A node with subgraphs is one kernel that reads its inputs and captures and writes its outputs.
+nothing.  What an If, a Loop or a Scan costs is what its bodies hold, as often as they run (``executions``); a Loop also
+copies the results that it stacks.  Another node with subgraphs is one kernel that reads its inputs and captures and
+writes its outputs.
 
 A fused node reads of each tensor what the nodes of its body read of it together, looking through views, and no more
 than the whole; it writes each output once.  That is what a kernel that keeps its rows on chip does: one that passes
@@ -14,12 +16,13 @@ that a launch plan asks for counts twice: written and read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.classes import is_same_memory
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.lowering.launch import LaunchPlan, Situation
+from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
+from onnxfuse.planning.executions import runs_of
 from onnxfuse.planning.flops import flops_of
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.sizes import Sizes, bytes_of, shape_of
@@ -80,13 +83,35 @@ class Fused:
     scratch: int = 0
 
 
-class Ledger:
-    """The traffic of a graph at given sizes, counted once a node and kept."""
+@dataclass(frozen=True)
+class Observation:
+    """What a profile of the model shows of a node: GPU seconds in one run of the model, None where it does not say;
+    and how often the node ran in it."""
 
-    def __init__(self, graph: Graph, sizes: Sizes, placement: Placement | None = None) -> None:
+    seconds: float | None
+    executions: float
+
+
+class Ledger:
+    """The traffic of a graph at given sizes, counted once a node and kept.
+
+    Attributes:
+        observed: what a profile of a run at these sizes shows, by node.
+    """
+
+    def __init__(
+        self, graph: Graph, sizes: Sizes, placement: Placement | None = None,
+        observed: Mapping[Node, Observation] | None = None,
+    ) -> None:
         self.graph = graph
+        self.observed = observed or {}
         self.sizes = sizes
         self.placement = placement if placement is not None else place(graph)
+        self._runs = runs_of(graph, sizes)
+        for body in graph.walk() if self.observed else ():
+            seen = [self.observed[node].executions for node in body.nodes if node in self.observed]
+            if seen and body is not graph:
+                self._runs[body.place] = max(seen)
         self._bytes: dict[Value, int | None] = {}
         self._nodes: dict[Node, KernelTraffic] = {}
 
@@ -96,6 +121,13 @@ class Ledger:
             self._bytes[value] = bytes_of(value, self.sizes)
         return self._bytes[value]
 
+    def executions(self, nodes: Iterable[Node]) -> float:
+        """How often nodes of one graph run together in one run of the model: as a profile shows, else as often as
+        their body."""
+        counted = list(nodes)
+        seen = [self.observed[node].executions for node in counted if node in self.observed]
+        return max(seen) if seen else self._runs[counted[0].place if counted else self.graph.place]
+
     def node(self, node: Node) -> KernelTraffic:
         """What one node of the graph costs on its own."""
         if node not in self._nodes:
@@ -104,6 +136,8 @@ class Ledger:
 
     def _count(self, node: Node) -> KernelTraffic:
         kind = self.placement.kinds[node]
+        if kind is Kind.CONTROL:
+            return self._stacking(node)
         if not kind.launches:
             return KernelTraffic(False, {}, {}, 0, kernels=0)
         reads = {value: self._read(node, value) for value in node.reads()}
@@ -112,6 +146,13 @@ class Ledger:
             kind is Kind.PRODUCT, _sized(reads), _sized(writes), flops_of(node, self.sizes) or 0,
             unknown=_unsized(reads, writes),
         )
+
+    def _stacking(self, node: Node) -> KernelTraffic:
+        """What a Loop copies when its results of each run become one tensor; an If and a Scan copy nothing."""
+        results = node.outputs[max(len(node.inputs) - 2, 0) :] if node.op == "Loop" else ()
+        stacked = {value: self.bytes_of(value) for value in results if value is not None}
+        copied = _sized(stacked)
+        return KernelTraffic(False, copied, copied, 0, kernels=len(stacked), unknown=_unsized(stacked))
 
     def _read(self, node: Node, value: Value) -> int | None:
         """Bytes that a node which launches reads of one of its inputs."""
@@ -162,16 +203,22 @@ class Ledger:
         return min(whole, total)
 
     def total(self, fused: Sequence[Fused] = ()) -> Traffic:
-        """The whole graph, with these regions fused."""
+        """One run of the whole graph and its bodies, with these regions fused."""
         inside = {node for region in fused for node in region.nodes}
-        counted = [self.node(node) for node in self.graph.nodes if node not in inside]
-        counted += [self.region(f.nodes, f.inputs, f.outputs, f.kernels, f.scratch) for f in fused]
+        counted = [
+            (self._runs[each.place], self.node(node))
+            for each in self.graph.walk() for node in each.nodes if node not in inside
+        ]
+        counted += [
+            (self._runs[f.nodes[0].place], self.region(f.nodes, f.inputs, f.outputs, f.kernels, f.scratch))
+            for f in fused
+        ]
         return Traffic(
-            sum(traffic.kernels for traffic in counted),
-            sum(traffic.bytes for traffic in counted if traffic.product),
-            sum(traffic.bytes for traffic in counted if not traffic.product),
-            sum(traffic.flops for traffic in counted),
-            tuple(dict.fromkeys(name for traffic in counted for name in traffic.unknown)),
+            round(sum(runs * traffic.kernels for runs, traffic in counted)),
+            round(sum(runs * traffic.bytes for runs, traffic in counted if traffic.product)),
+            round(sum(runs * traffic.bytes for runs, traffic in counted if not traffic.product)),
+            round(sum(runs * traffic.flops for runs, traffic in counted)),
+            tuple(dict.fromkeys(name for _, traffic in counted for name in traffic.unknown)),
         )
 
 
@@ -213,20 +260,26 @@ def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, mult
 
     See ``fused`` for which variant counts.
     """
+    chosen, value = chosen_variant(plan, shapes, sm, multiprocessors)
+    used = {argument for step in chosen.steps for argument in step.arguments}
+    scratch = sum(2 * (value(text) or 0) for place, text in enumerate(plan.scratch) if f"t{place}" in used)
+    return len(chosen.steps), scratch
+
+
+def chosen_variant(
+    plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int
+) -> tuple[Variant, Callable[[str], int | None]]:
+    """The variant that runs for inputs of these shapes (see ``fused``), and what the plan's expressions are there."""
     situation = Situation(inputs=shapes, sm=sm, multiprocessors=multiprocessors)
     for text in plan.symbols:
         # A symbol bound by the contents of a host operand is not known here; it stands as 0, and what reads it too.
         situation.symbols.append(_known(situation, text) or 0)
-    chosen = plan.variants[-1]
-    for variant in plan.variants:
-        if all(_known(situation, guard) for guard in variant.guards):
-            chosen = variant
-            break
-    used = {argument for step in chosen.steps for argument in step.arguments}
-    scratch = sum(
-        2 * (_known(situation, text) or 0) for place, text in enumerate(plan.scratch) if f"t{place}" in used
-    )
-    return len(chosen.steps), scratch
+
+    def value(text: str) -> int | None:
+        return _known(situation, text)
+
+    fitting = (variant for variant in plan.variants if all(value(guard) for guard in variant.guards))
+    return next(fitting, plan.variants[-1]), value
 
 
 def _known(situation: Situation, text: str) -> int | None:

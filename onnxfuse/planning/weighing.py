@@ -130,7 +130,10 @@ class Scales:
             profile, sizes = self.maker.costs.profile, self.maker.costs.ledger.sizes
             refusal = too_large(made.kernel.plan, made.tensors, sizes, profile, weighed.label, region.rule)
             refusal = refusal or inefficient(made.fused, self.maker.costs, weighed.label, region.rule)
+            if refusal is None and made.cost != region.cost:
+                refusal = self._no_gain(made)
             if refusal is None:
+                weighed.region = made
                 weighed.fusion = made
                 return True
         else:

@@ -1,0 +1,116 @@
+"""Views at the border of a chosen region, taken into it where that costs its kernel nothing.
+
+A Reshape that stays outside moves no byte, and still the runtime spends host time on it at every run; inside, its
+kernel finds the same elements in the same places.  One is taken in where it brings no operand of its own, nobody else
+reads what lies between, no rule or fusion of the runtime's own wants it, and the kernel's text stays what it was but
+for names: it reads and writes as wide and as near, with no index more to compute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from onnxfuse.graph.model import Node
+from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.facts import Facts
+from onnxfuse.rules import Prohibitions
+from onnxfuse.schedules import Kernel
+
+_NAMED = re.compile(r"\b[iosv]\d+\b")
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass
+class Borders:
+    """Takes views into regions of one graph.
+
+    Attributes:
+        maker: makes the kernels; facts: of the nodes that regions may hold.
+        forbidden: what the rules keep apart; admitted: nodes that a grow rule lists.
+        taken: nodes of the canonical view that regions hold.
+    """
+
+    maker: Maker
+    facts: Mapping[Node, Facts]
+    forbidden: Prohibitions
+    admitted: Collection[Node]
+    taken: set[Node] = field(default_factory=set)
+
+    def widened(self, fusion: Fusion) -> Fusion:
+        """The region with the views at its border that are better inside: all of them, or one by one."""
+        every = self._reached(fusion)
+        whole = self._with(fusion, every) if len(every) > 1 else None
+        if whole is not None:
+            return whole
+        refused: set[Node] = set()
+        while True:
+            node = next((each for each in self._beside(set(fusion.view)) if each not in refused), None)
+            if node is None:
+                return fusion
+            found = self._with(fusion, [node])
+            if found is None:
+                refused.add(node)
+            else:
+                fusion = found
+
+    def _reached(self, fusion: Fusion) -> list[Node]:
+        """The views at the border, those behind them, and so on."""
+        members, found = set(fusion.view), []
+        while (node := next(self._beside(members), None)) is not None:
+            members.add(node)
+            found.append(node)
+        return found
+
+    def _beside(self, members: set[Node]) -> Iterator[Node]:
+        """Views that only the region reads, or that alone read one of its results."""
+        for node in sorted(members, key=lambda node: node.index):
+            for value in node.reads():
+                view = value.producer
+                if view is None or view in members or value.is_output or not members.issuperset(value.consumers):
+                    continue
+                if self._is_free(view):
+                    yield view
+            for output in node.outputs:
+                if output is not None and len(output.consumers) == 1 and not output.is_output:
+                    (view,) = output.consumers
+                    if view not in members and self._is_free(view) and view.inputs[0] is output:
+                        yield view
+
+    def _is_free(self, node: Node) -> bool:
+        facts = self.facts.get(node)
+        return (
+            facts is not None and facts.view and node in self.admitted and node not in self.taken
+            and all(value is None or value.is_constant for value in node.inputs[1:])
+            and not any(self.maker.costs.is_grouped(original) for original in node.originals)
+        )
+
+    def _with(self, fusion: Fusion, views: Sequence[Node]) -> Fusion | None:
+        """The region with some views, or None where it is better without."""
+        members = {*fusion.view, *views}
+        if self.forbidden.refuses(members) is not None:
+            return None
+        made = self.maker.fusion(members, fusion.rule)
+        if not isinstance(made, Fusion) or len(made.hosts) > len(fusion.hosts):
+            return None
+        more = made.cost.seconds_after - fusion.cost.seconds_after
+        if more >= self.maker.costs.dispatch_seconds(views) or not _same_work(made.kernel, fusion.kernel):
+            return None
+        self.taken.update(views)
+        return made
+
+
+def _same_work(kernel: Kernel, other: Kernel) -> bool:
+    """Whether two kernels' texts say the same but for what their inputs, outputs and sizes are called."""
+    variants = [len(each.plan.variants) for each in (kernel, other)]
+    return kernel.schedule == other.schedule and variants[0] == variants[1] and (
+        _words(kernel.source) == _words(other.source))
+
+
+@lru_cache(maxsize=256)
+def _words(source: str) -> Counter[str]:
+    lines = (line for line in source.splitlines() if not line.startswith("//"))
+    return Counter(_WORD.findall(_NAMED.sub("#", "\n".join(lines))))

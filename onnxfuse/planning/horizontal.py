@@ -1,0 +1,349 @@
+"""Horizontal fusion: regions between which no edge runs, joined.
+
+    regions of the plan, and what was not worth a kernel of its own ─ siblings ─ neighbours ─ memory ─▶ joined regions
+
+*Siblings* read the same tensor; where one loop can compute both, it is read once.  *Neighbours* are independent and of
+similar size: they keep their own kernels, in one launch (``schedules.together``), which saves what every kernel costs
+before it moves a byte.  Candidates are found by the tensors that they read and by their depth in the contracted graph,
+so that the work grows with the nodes.  What is joined runs at one time, and what its parts read and write is held
+longer: joins with which a run would need more memory than the model needs unfused (or, where memory is short, than
+without them) are left out, those that hold the most for the longest first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.legality import Contraction, check_host_inputs
+from onnxfuse.planning.limits import inefficient, too_large
+from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.objective import Objective
+from onnxfuse.planning.pieces import Piece, bound, joint_rule, piece_of, regions, with_joins
+from onnxfuse.planning.placement import Kind, Placement, place
+from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.sizes import elements_of
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.together import share_launch, together
+
+STAGE = "horizontal-joins"
+"""Id under which ``--disable`` leaves the joins out."""
+
+MOST_PARTS = 8
+"""Regions in one launch."""
+
+MOST_READERS = 16
+"""Regions that read a tensor and are tried with one another, in graph order."""
+
+NEAR = 8
+"""Levels of the contracted graph that parts of one launch may lie apart."""
+
+OPEN = 12
+"""Launches that a region is tried with, those begun last first."""
+
+FAR = 128
+"""Nodes apart in graph order from which on parts must be small: what they read or write is held all that while."""
+
+SMALL = 0.01
+"""Bytes that such parts may move, as a share of the most that a run holds."""
+
+ROUNDING = 0.001
+"""Share of the most that a run holds by which joins may raise it: allocators round up by more."""
+
+ALIKE = 8
+"""How many times more blocks one part of a launch may have than another: the grid has room for the most for each."""
+
+LEAST_SAVED = 0.05
+"""Share of its parts' time that a join must be predicted to save: parts share registers, and estimates err."""
+
+LEAST_SHARED = 0.1
+"""Share of two regions' bytes that both read, from which one loop for both is tried."""
+
+
+def joined(plan: Plan, graph: Graph, view: Graph, costs: CostModel, objective: Objective) -> Plan:
+    """A plan with its independent regions joined where that is predicted to gain.
+
+    Args:
+        plan: its regions are joined with one another, and with what was not worth a kernel of its own.
+        graph, view, costs, objective: what the plan was made of.
+    """
+    placement = place(view)
+    for each, of_each in zip(graph.walk(), view.walk(), strict=True):
+        plan = _Joiner(Maker(each, of_each, costs), placement, objective).joined(plan)
+    return plan
+
+
+@dataclass(eq=False)
+class _Launch:
+    """Parts that are to share a launch."""
+
+    parts: tuple[Piece, ...]
+    level: int
+    cost: RegionCost
+
+    @property
+    def members(self) -> frozenset[Node]:
+        """Nodes of all parts."""
+        return frozenset().union(*(part.members for part in self.parts))
+
+    @property
+    def saved(self) -> float:
+        """Seconds that it saves, of one part what the plan saves with it."""
+        return self.cost.seconds_saved if len(self.parts) > 1 else self.parts[0].saved
+
+
+class _Joiner:
+    """Joins regions of one graph."""
+
+    def __init__(self, maker: Maker, placement: Placement, objective: Objective) -> None:
+        self.maker, self.costs, self.objective = maker, maker.costs, objective
+        self.placement = placement
+        self.contraction = Contraction(maker.view)
+        self.most_held = 0
+
+    def joined(self, plan: Plan) -> Plan:
+        """The plan with this graph's regions joined."""
+        own = [fusion for fusion in plan.fusions if fusion.nodes[0].place == self.maker.graph.place]
+        for fusion in own:
+            if self.contraction.contract(fusion.view) is not None:
+                return plan
+        self.most_held = self._most_held(own)
+        parts = [part for fusion in own if (part := piece_of(fusion, self.costs, chosen=True)) is not None]
+        parts += self._left_over(plan, own)
+        parts = self._siblings(parts)
+        found = [part for part in parts if part.pieces]
+        found += [made for launch in self._launches(parts) if (made := self._made(launch)) is not None]
+        # A join of siblings may be part of a launch.
+        inner = {id(part) for join in found for part in join.pieces}
+        joins = self._within_memory([join for join in found if id(join) not in inner], own)
+        return with_joins(plan, joins, self.costs) if joins else plan
+
+    # ---- What there is to join. ----
+
+    def _left_over(self, plan: Plan, own: Sequence[Fusion]) -> list[Piece]:
+        """Regions that were not worth a kernel of their own, the largest first, none with nodes of another's."""
+        if self.objective.spread:
+            return []  # what they cost at other sizes nobody has looked at
+        taken = {node for fusion in own for node in fusion.view}
+        found = []
+        records = (each for each in plan.considered if each.verdict == "no-gain")
+        for record in sorted(records, key=lambda each: (-len(each.nodes), each.nodes[0].index)):
+            if record.nodes[0].place != self.maker.graph.place or not taken.isdisjoint(record.nodes):
+                continue
+            if record.cost is None or self._is_long(record.cost):
+                continue
+            made = self.maker.fusion(record.nodes, record.rule)
+            part = piece_of(made, self.costs, chosen=False) if isinstance(made, Fusion) else None
+            if part is not None and self.contraction.contract(record.nodes) is None:
+                taken.update(record.nodes)
+                found.append(part)
+        return found
+
+    def _is_long(self, cost: RegionCost) -> bool:
+        """Whether a region takes so long that what every kernel costs is no matter."""
+        return self.costs.profile.floor_us * 1e-6 * cost.executions < LEAST_SAVED * cost.seconds_after
+
+    # ---- Siblings. ----
+
+    def _siblings(self, parts: list[Piece]) -> list[Piece]:
+        """The regions, those that read a large tensor together as one loop."""
+        readers: dict[Value, list[Piece]] = {}
+        for part in parts:
+            for value in part.fusion.tensors:
+                readers.setdefault(value, []).append(part)
+        home = {id(part): part for part in parts}
+        shared = [value for value, found in readers.items() if len(found) > 1]
+        for value in sorted(shared, key=lambda value: -(self.costs.ledger.bytes_of(value) or 0)):
+            heads: list[Piece] = []
+            for part in sorted(readers[value], key=lambda part: part.first)[:MOST_READERS]:
+                part = home[id(part)]
+                if any(head is part for head in heads):
+                    continue
+                for number, head in enumerate(heads):
+                    made = self._as_one_loop(head, part)
+                    if made is not None:
+                        heads[number] = made
+                        for leaf in made.leaves:
+                            home[id(leaf)] = made
+                        break
+                else:
+                    heads.append(part)
+        return list({id(home[id(part)]): home[id(part)] for part in parts}.values())
+
+    def _as_one_loop(self, first: Piece, second: Piece) -> Piece | None:
+        """Two regions as one, where that is predicted to gain."""
+        one, other = first.fusion, second.fusion
+        common = set(one.tensors) & set(other.tensors)
+        total = one.cost.bytes_after + other.cost.bytes_after
+        if self._bytes(common) < LEAST_SHARED * total or self._largest(one) != self._largest(other):
+            return None
+        members = first.members | second.members
+        if not self._may_meet(first.members, second.members) or self._operators(members) > self._most_operators():
+            return None
+        found = self.maker.region(members, joint_rule([one, other]))
+        if isinstance(found, Refusal) or not self._gains(found[0].cost, [first, second], first.saved + second.saved):
+            return None
+        made = self.maker.with_kernel(*found)
+        if not isinstance(made, Fusion) or made.cost != found[0].cost or self._exceeds(made) is not None:
+            return None
+        parts = tuple(part for each in (first, second) for part in (each.pieces or (each,)))
+        part = piece_of(made, self.costs, chosen=False, pieces=parts)
+        if part is not None and self.contraction.join(first.members, second.members) is None:
+            return part
+        return None
+
+    def _bytes(self, values: Iterable[Value]) -> int:
+        return sum(self.costs.ledger.bytes_of(value) or 0 for value in values)
+
+    def _largest(self, fusion: Fusion) -> int:
+        """Elements of its largest output."""
+        return max(elements_of(value, self.costs.ledger.sizes) or 0 for value in fusion.outputs)
+
+    # ---- Neighbours. ----
+
+    def _launches(self, parts: Sequence[Piece]) -> list[_Launch]:
+        """Independent regions that are to share a launch, two at least in each."""
+        level = self._levels()
+        waiting: deque[_Launch] = deque(maxlen=OPEN)
+        found: list[_Launch] = []
+        ordered = sorted(
+            parts, key=lambda part: (level[part.fusion.view[0]], part.fusion.kernel.source, -part.blocks, part.first)
+        )
+        for part in ordered:
+            depth = level[part.fusion.view[0]]
+            for launch in reversed(waiting):
+                cost = self._extended(launch, part, depth)
+                if cost is not None and self.contraction.join(launch.members, part.members) is None:
+                    launch.parts, launch.cost = (*launch.parts, part), cost
+                    break
+            else:
+                launch = _Launch((part,), depth, part.fusion.cost)
+                waiting.append(launch)
+                found.append(launch)
+        return [launch for launch in found if len(launch.parts) > 1]
+
+    def _levels(self) -> dict[Node, int]:
+        """How many kernels must run before each node of the view."""
+        level: dict[Node, int] = {}
+        for unit in self.contraction.order():
+            before = (value.producer for node in unit for value in node.reads())
+            depth = max(
+                (level[node] + self._launching(node) for node in before if node is not None and node in level),
+                default=0,
+            )
+            level.update(dict.fromkeys(unit, depth))
+        return level
+
+    def _launching(self, node: Node) -> bool:
+        return self.placement.kinds[node] not in (Kind.FOLDED, Kind.VIEW, Kind.HOST)
+
+    def _extended(self, launch: _Launch, part: Piece, depth: int) -> RegionCost | None:
+        """The cost of a launch with one part more, or None where that may not be or is not worth it."""
+        parts = (*launch.parts, part)
+        blocks = [each.blocks for each in parts]
+        if len(parts) > MOST_PARTS or depth - launch.level > NEAR or max(blocks) > ALIKE * min(blocks):
+            return None
+        if part.fusion.cost.executions != launch.parts[0].fusion.cost.executions:
+            return None
+        if self._apart(parts) > FAR and any(self._moved(each) > SMALL * self.most_held for each in parts):
+            return None
+        if not share_launch([(each.fusion.kernel, each.planned) for each in parts]):
+            return None
+        members = launch.members
+        if self._operators(members) + self._operators(part.members) > self._most_operators():
+            return None
+        if not self._may_meet(members, part.members) or bound(parts) is None:
+            return None
+        cost = self.costs.together([each.fusion.fused for each in parts])
+        return cost if self._gains(cost, parts, launch.saved + part.saved) else None
+
+    def _made(self, launch: _Launch) -> Piece | None:
+        """A launch with its kernel."""
+        parts = tuple(sorted(launch.parts, key=lambda part: part.first))
+        fusions = [part.fusion for part in parts]
+        rule, found = joint_rule(fusions), bound(parts)
+        assert found is not None
+        kernel = together(found.parts, rule, len(found.outputs))
+        label = fusions[0].nodes[0].label
+        if not isinstance(kernel, Kernel) or check_host_inputs(found.tensors, self.maker.graph, label) is not None:
+            return None
+        nodes, view = _ordered(f.nodes for f in fusions), _ordered(f.view for f in fusions)
+        fusion = Fusion(
+            rule, nodes, view, found.tensors, found.hosts, found.inlined, found.outputs, launch.cost, kernel
+        )
+        if self._exceeds(fusion) is not None:
+            return None
+        return Piece(fusion, frozenset(view), False, 0, max(part.blocks for part in parts), parts)
+
+    # ---- What both must pass. ----
+
+    def _may_meet(self, first: Collection[Node], second: Collection[Node]) -> bool:
+        """Whether no path runs between two sets.  Forbid rules speak of nodes that edges connect: each set has passed
+        them."""
+        contraction = self.contraction
+        return (
+            not contraction.feeds(first, second) and not contraction.feeds(second, first)
+            and contraction.check_join(first, second) is None
+        )
+
+    def _gains(self, cost: RegionCost, parts: Sequence[Piece], saved: float) -> bool:
+        """Whether a join saves enough beyond the ``saved`` seconds of what it is made of, and the objective has it."""
+        least = LEAST_SAVED * sum(part.seconds for part in parts)
+        return cost.seconds_saved - saved > least and self.objective.refuses(cost, 0, "", "") is None
+
+    def _exceeds(self, fusion: Fusion) -> Refusal | None:
+        """Why a join's kernel passes what the profile lets a region be, or None."""
+        sizes, profile, label = self.costs.ledger.sizes, self.costs.profile, fusion.nodes[0].label
+        refusal = too_large(fusion.kernel.plan, fusion.tensors, sizes, profile, label, fusion.rule)
+        return refusal or inefficient(fusion.fused, self.costs, label, fusion.rule)
+
+    def _operators(self, members: Collection[Node]) -> int:
+        return sum(self.placement.kinds[node] is not Kind.VIEW for node in members)
+
+    def _most_operators(self) -> int:
+        return self.costs.profile.limits.operators
+
+    # ---- Memory. ----
+
+    def _most_held(self, own: Sequence[Fusion]) -> int:
+        """Bytes that a run may hold; 0 where that is not counted, in bodies."""
+        if self.maker.graph.place:
+            return 0
+        ledger, objective = self.costs.ledger, self.objective
+        most = peak_memory(ledger, regions(own, ())).peak
+        return most if objective.saves_memory else round(max(most, peak_memory(ledger).peak) * (1 + ROUNDING))
+
+    def _within_memory(self, joins: Sequence[Piece], own: Sequence[Fusion]) -> list[Piece]:
+        """The joins with which a run does not hold too much, those that hold the least for the shortest first."""
+        ordered = sorted(joins, key=lambda join: (self._apart(join.leaves) * self._moved(join), join.first))
+
+        def fits(count: int) -> bool:
+            return peak_memory(self.costs.ledger, regions(own, ordered[:count])).peak <= self.most_held
+
+        if not self.most_held or fits(len(ordered)):
+            return ordered
+        low, high = 0, len(ordered)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return ordered[:low]
+
+    def _apart(self, parts: Sequence[Piece]) -> int:
+        """How far apart in the graph regions stand."""
+        places = [part.first for part in parts]
+        return max(places) - min(places)
+
+    def _moved(self, part: Piece) -> int:
+        """Bytes of what a region reads and writes, constants left out: those are held anyway."""
+        constants = self.costs.ledger.placement.constants
+        return self._bytes(value for value in (*part.fusion.tensors, *part.fusion.outputs) if value not in constants)
+
+
+def _ordered(groups: Iterable[Iterable[Node]]) -> tuple[Node, ...]:
+    """Nodes of several regions in graph order; regions may have constants in common."""
+    return tuple(sorted({node for group in groups for node in group}, key=lambda node: node.index))

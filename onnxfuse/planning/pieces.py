@@ -1,0 +1,191 @@
+"""Regions that may be joined, and what several of them read and write together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxfuse.graph.model import Node, Value
+from onnxfuse.lowering.launch import HOST_INPUTS, Situation
+from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.sizes import Sizes, shape_of
+from onnxfuse.planning.traffic import Fused
+from onnxfuse.planning.weighing import Considered
+from onnxfuse.schedules import SCHEDULES
+from onnxfuse.schedules.together import Part, usable
+
+MOST_POINTERS = 48
+"""Tensors that one kernel reads and writes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A region that may be joined with others.
+
+    Attributes:
+        fusion: it, with its kernel.
+        members: its nodes of the view.
+        chosen: whether the plan has it; else its nodes run as the runtime runs them.
+        planned: variant of its kernel that runs at the planned sizes; blocks: how many that launches.
+        pieces: the regions it was joined of; none where the plan, or the runtime, has it.
+    """
+
+    fusion: Fusion
+    members: frozenset[Node]
+    chosen: bool
+    planned: int
+    blocks: int
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of its nodes without the join at hand."""
+        cost = self.fusion.cost
+        return cost.seconds_after if self.chosen or self.pieces else cost.seconds_before
+
+    @property
+    def saved(self) -> float:
+        """Seconds that are saved with its nodes without the join at hand."""
+        return self.fusion.cost.seconds_saved if self.chosen or self.pieces else 0.0
+
+    @property
+    def first(self) -> int:
+        """Position of its first node."""
+        return self.fusion.view[0].index
+
+    @property
+    def leaves(self) -> tuple[Piece, ...]:
+        """Regions that are joined of no others."""
+        return tuple(leaf for piece in self.pieces for leaf in piece.leaves) or (self,)
+
+    @property
+    def reason(self) -> str:
+        """Why a join was made."""
+        alone = sum(leaf.seconds for leaf in self.leaves)
+        return (
+            f"{len(self.leaves)} independent regions as one kernel are predicted to take "
+            f"{self.fusion.cost.seconds_after * 1e6:.1f} µs; apart, {alone * 1e6:.1f} µs."
+        )
+
+
+def piece_of(fusion: Fusion, costs: CostModel, *, chosen: bool, pieces: tuple[Piece, ...] = ()) -> Piece | None:
+    """A region whose kernel can share a launch at the planned sizes; None for others."""
+    kernel = fusion.kernel
+    situation = _situation(fusion, costs) if kernel.schedule in SCHEDULES and fusion.cost.executions else None
+    if situation is None:
+        return None
+    planned = next(
+        place for place, variant in enumerate(kernel.plan.variants)
+        if all(situation.evaluate(guard) for guard in variant.guards)
+    )
+    if planned not in usable(kernel):
+        return None
+    blocks = situation.evaluate(kernel.plan.variants[planned].steps[0].grid[0])
+    return Piece(fusion, frozenset(fusion.view), chosen, planned, blocks, pieces) if blocks else None
+
+
+def _situation(fusion: Fusion, costs: CostModel) -> Situation | None:
+    """What a kernel's plan sees at the planned sizes; None where they are not known, or fail its checks."""
+    sizes, profile = costs.ledger.sizes, costs.profile
+    shapes = [shape_of(value, sizes) for value in fusion.tensors]
+    contents = [_contents(value, sizes) for value in fusion.hosts]
+    if None in shapes or None in contents:
+        return None
+    situation = Situation(
+        [shape for shape in shapes if shape is not None], [each for each in contents if each is not None],
+        sm=profile.sm, multiprocessors=profile.multiprocessors,
+    )
+    try:
+        situation.bind(fusion.kernel.plan)
+    except ValueError:
+        return None
+    return situation
+
+
+def _contents(value: Value, sizes: Sizes) -> list[int] | None:
+    """What a small operand in host memory holds at the planned sizes, where that is known."""
+    try:
+        return None if value.elements is None else [size.evaluate(sizes) for size in value.elements]
+    except (KeyError, ZeroDivisionError):
+        return None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What several regions read and write together, and where the kernel of each finds its own."""
+
+    tensors: tuple[Value, ...]
+    hosts: tuple[Value, ...]
+    inlined: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    parts: tuple[Part, ...]
+
+
+def bound(pieces: Sequence[Piece]) -> Bound | None:
+    """The regions' values together; None where one of them is needed in device memory and elsewhere too, or they are
+    too many."""
+    fusions = [piece.fusion for piece in pieces]
+    tensors, hosts, inlined, outputs = (
+        tuple(dict.fromkeys(value for values in found for value in values))
+        for found in zip(*((f.tensors, f.hosts, f.inlined, f.outputs) for f in fusions), strict=True)
+    )
+    if len(hosts) > HOST_INPUTS or len(tensors) + len(outputs) > MOST_POINTERS:
+        return None
+    if not set(tensors).isdisjoint((*hosts, *inlined)):
+        return None
+    read, asked, written = (_numbered(values) for values in (tensors, hosts, outputs))
+    parts = (
+        Part(
+            piece.fusion.kernel, piece.planned, tuple(read[value] for value in piece.fusion.tensors),
+            tuple(asked[value] for value in piece.fusion.hosts),
+            tuple(written[value] for value in piece.fusion.outputs),
+        )
+        for piece in pieces
+    )
+    return Bound(tensors, hosts, inlined, outputs, tuple(parts))
+
+
+def _numbered(values: Sequence[Value]) -> Mapping[Value, int]:
+    return {value: number for number, value in enumerate(values)}
+
+
+def joint_rule(fusions: Sequence[Fusion]) -> str:
+    """The ids of all rules that regions are due to."""
+    return "+".join(dict.fromkeys(rule for fusion in fusions for rule in fusion.rule.split("+")))
+
+
+def regions(own: Sequence[Fusion], joins: Sequence[Piece]) -> list[Fused]:
+    """Regions as the ledger counts them, with joins in place of what they were made of."""
+    inside = {leaf.fusion.view for join in joins for leaf in join.leaves}
+    return [*(fusion.fused for fusion in own if fusion.view not in inside), *(join.fusion.fused for join in joins)]
+
+
+def with_joins(plan: Plan, joins: Sequence[Piece], costs: CostModel) -> Plan:
+    """A plan with joins in place of the regions that they were made of, which its records call lost to them."""
+    homes = {leaf.fusion.view: join for join in joins for leaf in join.leaves}
+    order = {graph.place: number for number, graph in enumerate(costs.ledger.graph.walk())}
+    fusions = [*(fusion for fusion in plan.fusions if fusion.view not in homes), *(join.fusion for join in joins)]
+    fusions.sort(key=lambda fusion: (order[fusion.nodes[0].place], fusion.nodes[0].index))
+    considered = [
+        _lost(record, homes[record.nodes])
+        if record.nodes in homes and record.verdict in ("chosen", "no-gain") else record
+        for record in plan.considered
+    ]
+    considered += [
+        Considered(join.fusion.view, join.fusion.rule, join.fusion.cost, "chosen", join.reason, "") for join in joins
+    ]
+    considered.sort(key=lambda record: (order[record.nodes[0].place], record.nodes[0].index, -len(record.nodes)))
+    gone = {leaf.fusion.nodes[0].label for join in joins for leaf in join.leaves if not leaf.chosen}
+    refusals = tuple(each for each in plan.refusals if each.code != "no-gain" or each.node not in gone)
+    return replace(
+        plan, fusions=tuple(fusions), refusals=refusals, candidates=plan.candidates + len(joins),
+        considered=tuple(considered),
+    )
+
+
+def _lost(record: Considered, join: Piece) -> Considered:
+    label = join.fusion.view[0].label
+    reason = f"It is part of the region of {label}. {join.reason}"
+    return replace(record, verdict="lost", reason=reason, lost_to=label)

@@ -1,0 +1,349 @@
+"""Horizontal fusion: which independent regions are joined, and whether their joint kernels are right.
+
+Kernels run in the emulator on float32 and float16; reference: the region's body in float64, tolerances those of
+``verifying.tolerances``, every variant that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from emulated import EmulatedRunner
+from emulator import run_plan
+
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.horizontal import STAGE
+from onnxfuse.planning.memory import peak_memory
+from onnxfuse.refusal import Refusal
+from onnxfuse.rewriting import read_fused, unfuse
+from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.together import Part, together
+from onnxfuse.verifying.nodes import NodeVerifier
+
+HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
+SMALL = {"N": 32}
+
+
+def fuse(text: str, **options: object) -> Optimised:
+    given = {"dims": SMALL, "verify": False, "target": "H200", "database": False, **options}
+    return optimise(onnx.parser.parse_model(HEAD + text), Options(**given))  # type: ignore[arg-type]
+
+
+def regions(optimised: Optimised) -> list[tuple[str, list[str]]]:
+    return [(f.kernel.schedule, [node.op for node in f.view]) for f in optimised.plan.fusions]
+
+
+def verify(optimised: Optimised, feeds: Mapping[str, np.ndarray]) -> None:
+    """Every fused node that reads graph inputs alone, in the emulator against its body."""
+    (node,) = read_fused(optimised.model)
+    fusion = optimised.plan.fusions[0]
+    given = {f"x{place}": feeds[value.name] for place, value in enumerate(fusion.tensors)}
+    names = dict(zip(given, node_inputs(optimised), strict=True))
+    result = NodeVerifier(optimised.model, EmulatedRunner()).verify(
+        node, {names[name]: array for name, array in given.items()}, "given")
+    assert result.verdict == "passed", result.message
+
+
+def node_inputs(optimised: Optimised) -> Sequence[str]:
+    """Names of the fused function's tensor inputs."""
+    (function,) = (each for each in optimised.model.functions if each.domain == "onnxfuse")
+    return [name for name in function.input if not name.startswith("h")]
+
+
+QKV = """g (float[N, 64] q, float[N, 64] k, float[N, 64] v, float[64] a, float[64] b, float[64] c)
+  => (float[4, N, 16] x, float[4, N, 16] y, float[4, N, 16] z) <int64[3] s = {0, 4, 16}> {
+    d = Add(q, a) e = Reshape(d, s) x = Transpose<perm = [1, 0, 2]>(e)
+    f = Add(k, b) g = Reshape(f, s) y = Transpose<perm = [1, 0, 2]>(g)
+    h = Add(v, c) i = Reshape(h, s) z = Transpose<perm = [1, 0, 2]>(i)
+}"""
+
+
+def test_equal_regions_share_a_launch() -> None:
+    made = fuse(QKV)
+    assert regions(made) == [("together", ["Add", "Reshape", "Transpose"] * 3)]
+    (fusion,) = made.plan.fusions
+    assert fusion.cost.kernels_after == 1 and fusion.rule == "grow-pointwise"
+    (step,) = fusion.kernel.plan.variants[0].steps
+    assert step.grid[1:] == ("3", "1")
+    # Equal texts are one function.
+    assert fusion.kernel.source.count("namespace part") == 1
+
+
+def test_joined_regions_compute_what_they_did() -> None:
+    rng = np.random.default_rng(0)
+    shapes = {**dict.fromkeys("qkv", (32, 64)), **dict.fromkeys("abc", (64,))}
+    verify(fuse(QKV), {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+
+
+def test_they_stay_apart_where_that_is_asked_for() -> None:
+    assert len(fuse(QKV, disable=[STAGE]).plan.fusions) == 3
+
+
+def test_unfusing_gives_the_original_back() -> None:
+    made = fuse(QKV)
+    assert unfuse(made.model).SerializeToString(deterministic=True) == (
+        made.loaded.proto.SerializeToString(deterministic=True))
+
+
+MIXED = """g (float[N, 96] x, float16[N, 64] y, float[N, 40] z, float[96] w)
+  => (float[N, 96] a, float16[64, N] b, float[N, 40] c, float[N, 1] d) <int64[1] last = {-1}> {
+    r = Abs(x) s = Softmax(r) a = Mul(s, w)
+    t = Exp(y) u = Neg(t) b = Transpose(u)
+    e = ReduceSum(z, last) d = Sqrt(e) c = Div(z, d)
+}"""
+
+
+@pytest.mark.parametrize("count", [32, 33, 7])
+def test_different_schedules_and_sizes_share_a_launch(count: int) -> None:
+    """Rows of two lengths, and a tiled transpose in float16: each has its own blocks and its own shared memory."""
+    made = fuse(MIXED)
+    assert regions(made) == [
+        ("together", ["Abs", "Softmax", "Mul", "Exp", "Neg", "Transpose", "ReduceSum", "Sqrt", "Div"])]
+    rng = np.random.default_rng(1)
+    verify(made, {
+        "x": rng.standard_normal((count, 96)).astype(np.float32),
+        "y": rng.standard_normal((count, 64)).astype(np.float16),
+        "z": rng.random((count, 40)).astype(np.float32) + 0.5,
+        "w": rng.standard_normal(96).astype(np.float32),
+    })
+
+
+NORMS = """g (float[N, 64] q, float[N, 64] k, float[N, 64] v, float[64] w)
+  => (float[N, 64] x, float[N, 64] y, float[N, 64] z) {
+    x = LayerNormalization(q, w) y = LayerNormalization(k, w) z = LayerNormalization(v, w)
+}"""
+
+ROTATIONS = """g (float[N, 4, 16] q, float[N, 2, 16] k, float[N, 1, 16] c, float[N, 1, 16] s)
+  => (float[N, 4, 16] x, float[N, 2, 16] y)
+  <int64[1] zero = {0}, int64[1] half = {8}, int64[1] whole = {16}, int64[1] axis = {2}> {
+    a = Mul(q, c) d = Slice(q, half, whole, axis) e = Neg(d) f = Slice(q, zero, half, axis) g = Concat<axis = 2>(e, f)
+    h = Mul(g, s) x = Add(a, h)
+    i = Mul(k, c) j = Slice(k, half, whole, axis) l = Neg(j) m = Slice(k, zero, half, axis) n = Concat<axis = 2>(l, m)
+    o = Mul(n, s) y = Add(i, o)
+}"""
+
+
+@pytest.mark.parametrize(("text", "shapes", "parts"), [
+    (NORMS, {"q": (64,), "k": (64,), "v": (64,)}, "3"),
+    (ROTATIONS, {"q": (4, 16), "k": (2, 16), "c": (1, 16), "s": (1, 16)}, "2"),
+])
+def test_norms_of_queries_keys_and_values_and_rotations(
+    text: str, shapes: dict[str, tuple[int, ...]], parts: str
+) -> None:
+    """Queries may have more heads than keys: their part has more blocks."""
+    made = fuse(text)
+    (fusion,) = made.plan.fusions
+    assert fusion.kernel.plan.variants[0].steps[0].grid[1] == parts
+    rng = np.random.default_rng(2)
+    feeds = {name: rng.standard_normal((32, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    verify(made, {**feeds, "w": rng.standard_normal(64).astype(np.float32)})
+
+
+def test_what_is_not_worth_a_kernel_joins_others() -> None:
+    text = "g (float[N, 64] x, float[N, 32] y) => (float[N, 64] a, float[N, 32] b) { a = Exp(x) b = Tanh(y) }"
+    assert fuse(text, disable=[STAGE]).plan.fusions == ()
+    made = fuse(text)
+    assert regions(made) == [("together", ["Exp", "Tanh"])]
+    assert [(each.verdict, each.lost_to) for each in made.plan.considered] == [
+        ("chosen", ""), ("lost", "Exp -> a"), ("lost", "Exp -> a")]
+    assert made.plan.considered[0].reason == (
+        "2 independent regions as one kernel are predicted to take 2.0 µs; apart, 4.0 µs.")
+
+
+def test_siblings_read_their_input_once() -> None:
+    made = fuse("""g (float[N, 4096] x) => (float[N, 4096] a, float[N, 4096] b) {
+        r = Relu(x) c = CumSum(r, one) d = Exp(c) a = Neg(d) e = Tanh(c) b = Abs(e)
+    }""".replace("{\n", "<int32 one = {1}> {\n", 1), dims={"N": 8192})
+    assert ("pointwise", ["Exp", "Neg", "Tanh", "Abs"]) in regions(made)
+
+
+def test_long_kernels_stay_apart() -> None:
+    """What a launch costs is no matter there: sharing registers would be all that is left."""
+    text = """g (float[N, 64] x, float[N, 32] y) => (float[N, 64] a, float[N, 32] b) {
+        c = Exp(x) a = Neg(c) d = Tanh(y) b = Abs(d)
+    }"""
+    assert len(fuse(text).plan.fusions) == 1
+    assert len(fuse(text, dims={"N": 4_000_000}).plan.fusions) == 2
+
+
+def test_sizes_too_far_apart_stay_apart() -> None:
+    """The grid has room for the largest part for each: most blocks would have nothing to do."""
+    text = """g (float[N, 64] x, float[N] y) => (float[N, 64] a, float[N] b) {
+        c = Exp(x) a = Neg(c) d = Tanh(y) b = Abs(d)
+    }"""
+    assert len(fuse(text, dims={"N": 64}).plan.fusions) == 1
+    assert len(fuse(text, dims={"N": 65536}).plan.fusions) == 2
+
+
+@pytest.mark.parametrize("between", ["m = MatMul(a, w)", "m = CumSum(a, zero)"])
+def test_a_path_between_keeps_regions_apart(between: str) -> None:
+    made = fuse(f"""g (float[N, 64] x, float[64, 64] w) => (float[N, 64] y) <int32 zero = {{0}}> {{
+        p = Exp(x) a = Neg(p) {between} q = Tanh(m) y = Abs(q)
+    }}""")
+    assert sorted(ops for _, ops in regions(made)) == [["Exp", "Neg"], ["Tanh", "Abs"]]
+
+
+CROSSED = """g (float[N, 64] x, float[N, 64] y, float[64, 64] w, float[64, 4096] wide, float[4096, 64] narrow)
+  => (float[N, 64] z, float[N, 64] d, float[N, 64] h) <int32 zero = {{0}}> {{
+    t = MatMul(x, wide) u = CumSum(t, zero) z = MatMul(u, narrow)
+    {nodes}
+}}"""
+"""Room enough in memory for what stands in it."""
+
+
+def test_layers_are_joined_one_by_one() -> None:
+    made = fuse(CROSSED.format(nodes="""
+        a = Exp(x) b = Neg(a) m = MatMul(b, w) c = Tanh(m) d = Abs(c)
+        e = Exp(y) f = Neg(e) n = MatMul(f, w) g = Tanh(n) h = Abs(g)
+    """))
+    assert [ops for _, ops in regions(made)] == [["Exp", "Neg"] * 2, ["Tanh", "Abs"] * 2]
+
+
+def test_two_joins_do_not_close_a_cycle() -> None:
+    """The first of one branch may join the last of the other, and the other way round; both would close a cycle."""
+    made = fuse(CROSSED.format(nodes="""
+        a = Exp(x) b = Neg(a) m = MatMul(b, w) c = CumSum(m, zero) d = Erf(c)
+        e = Erf(y) f = CumSum(e, zero) n = MatMul(f, w) g = Exp(n) h = Neg(g)
+    """))
+    onnx.checker.check_model(made.model)
+    joins = [ops for schedule, ops in regions(made) if schedule == "together"]
+    assert len(joins) == 2
+
+
+def test_a_branch_that_captures_a_result_comes_after_it() -> None:
+    """An If that reads one region's result by name, and is read by the other: a path like any other."""
+    made = fuse("""g (float[N, 64] x, float[N, 64] y, bool p) => (float[N, 64] b, float[N, 64] f) {
+        a = Exp(x) b = Neg(a)
+        i = If(p) <
+            then_branch = t () => (float[N, 64] u) { u = CumSum(b, zero) },
+            else_branch = o () => (float[N, 64] v) { v = CumSum(y, zero) }
+        >
+        e = Tanh(i) f = Abs(e)
+    }""".replace(" {\n        a", " <int32 zero = {0}> {\n        a", 1))
+    assert [ops for _, ops in regions(made)] == [["Exp", "Neg"], ["Tanh", "Abs"]]
+
+
+def test_the_peak_of_memory_does_not_rise() -> None:
+    """Two chains one after the other: joined at their ends, both products' inputs would be held at once."""
+    text = """g (float[N, 64] x, float[64, 4096] w, float[4096, 64] v) => (float[N, 64] y) {
+        a = MatMul(x, w) b = Exp(a) c = Neg(b) d = MatMul(c, v)
+        e = MatMul(x, w2) f = Tanh(e) g = Abs(f) h = MatMul(g, v)
+        y = Add(d, h)
+    }""".replace("float[64, 4096] w,", "float[64, 4096] w, float[64, 4096] w2,")
+    dims = {"N": 256}
+    apart, made = fuse(text, dims=dims, disable=[STAGE]), fuse(text, dims=dims)
+    assert len(apart.plan.fusions) == len(made.plan.fusions)
+    peaks = [peak_memory(each.ledger, [f.fused for f in each.plan.fusions]).peak for each in (apart, made)]
+    assert peaks[1] <= peaks[0]
+    # With something larger held at another time, there is room.
+    larger = text.replace("y = Add(d, h)", "s = Add(d, h) t = MatMul(s, big) y = MatMul(t, back)").replace(
+        "float[4096, 64] v)", "float[4096, 64] v, float[64, 32768] big, float[32768, 64] back)")
+    roomy = fuse(larger, dims=dims)
+    assert ["Exp", "Neg", "Tanh", "Abs"] in [ops for _, ops in regions(roomy)]
+
+
+def test_a_profile_limits_what_is_joined() -> None:
+    profile = find_profile("H200")
+    few = replace_limits(profile, 2)
+    text = """g (float[N, 64] x, float[N, 32] y) => (float[N, 64] a, float[N, 32] b) {
+        c = Exp(x) a = Neg(c) d = Tanh(y) b = Abs(d)
+    }"""
+    assert len(fuse(text, target=few).plan.fusions) == 2
+    assert len(fuse(text, target=profile).plan.fusions) == 1
+
+
+def replace_limits(profile: Profile, operators: int) -> Profile:
+    return profile.model_copy(update={"limits": profile.limits.model_copy(update={"operators": operators})})
+
+
+def test_names_of_both_rules_are_told() -> None:
+    made = fuse("""g (float[N, 64] x, float[N, 64] r, float[64] w, float[64] b, float[N, 64] z)
+      => (float[N, 64] y, float[N, 64] s, float[N, 64] e) {
+        s = Add(x, r) y = LayerNormalization(s, w, b) f = Exp(z) e = Neg(f)
+    }""")
+    assert [fusion.rule for fusion in made.plan.fusions] == ["residual-layer-norm+grow-pointwise"]
+
+
+def test_predicted_time_is_what_both_move_in_one_launch() -> None:
+    made, apart = fuse(QKV), fuse(QKV, disable=[STAGE])
+    costs = CostModel(apart.ledger, apart.profile)
+    floor = made.profile.floor_us * 1e-6
+    alone = sum(fusion.cost.seconds_after for fusion in apart.plan.fusions)
+    assert made.plan.fusions[0].cost.seconds_after == pytest.approx(alone - 2 * floor, rel=1e-3)
+    assert costs.together([f.fused for f in apart.plan.fusions]) == made.plan.fusions[0].cost
+    assert made.plan.fusions[0].cost.bytes_after == sum(f.cost.bytes_after for f in apart.plan.fusions)
+
+
+# The schedule
+
+
+def part(plan: LaunchPlan, source: str, **places: tuple[int, ...]) -> Part:
+    """A part whose first variant is planned."""
+    given = {"inputs": (0,), "hosts": (), "outputs": (0,), **places}
+    return Part(Kernel("rows", source, plan), 0, **given)  # type: ignore[arg-type]
+
+
+COPY = """extern "C" __global__ void __launch_bounds__(64, 1)
+copy(const float* __restrict__ i0, float* __restrict__ o0, const int s0) {
+  __shared__ float held[64];
+  const int place = blockIdx.x * 64 + threadIdx.x;
+  if (place < s0) held[threadIdx.x] = i0[place];
+  __syncthreads();
+  if (place < s0) o0[place] = held[threadIdx.x];
+}
+"""
+
+
+def copying(threads: int = 64, **changes: object) -> tuple[LaunchPlan, str]:
+    step = Step("copy", (f"s0 {threads} ceil", "1", "1"), (str(threads), "1", "1"), ("i0", "o0", "i32:s0"))
+    plan = LaunchPlan(
+        "copy", 1, ("i0.0",), (Check("0 s0 <=", "axis 0 of input 0 is not 0 as the model states"),),
+        (Output(1, ("s0",)),), (Variant("all", (step,)),),
+    )
+    return replace(plan, **changes), COPY.replace("64", str(threads))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [(100, 100), (1000, 10), (0, 70), (1, 129)])
+def test_blocks_and_threads_past_a_part_end_at_once(sizes: tuple[int, int]) -> None:
+    """Barriers hold with the threads of the part alone; parts may be empty.  float32, bit for bit."""
+    plan, source = copying(64)
+    source = source.replace("blockIdx.x * 64", "blockIdx.x * blockDim.x")
+    both = together([part(plan, source), part(*copying(128), inputs=(1,), outputs=(1,))], "both", 2)
+    assert isinstance(both, Kernel)
+    given = [np.arange(size, dtype=np.float32) for size in sizes]
+    for order in ("forward", "backward"):
+        for wanted, array in zip(given, run_plan(both.plan, both.source, given, order=order), strict=True):
+            assert array.tobytes() == wanted.tobytes()
+
+
+def test_messages_speak_of_the_inputs_of_the_whole() -> None:
+    refusing = Check("s0 0 ==", "axis 0 of input 0 is not 0 as the model states")
+    both = together(
+        [part(*copying()), part(*copying(checks=(refusing,)), inputs=(1,), outputs=(1,))], "both", 2)
+    assert isinstance(both, Kernel)
+    assert Check("s1 0 ==", "axis 0 of input 1 is not 0 as the model states") in both.plan.checks
+
+
+@pytest.mark.parametrize("change", ["steps", "grid", "gridDim", "shared"])
+def test_kernels_that_cannot_share_a_launch(change: str) -> None:
+    plan, source = copying()
+    variant = plan.variants[0]
+    if change == "steps":
+        plan = replace(plan, variants=(replace(variant, steps=variant.steps * 2),))
+    elif change == "grid":
+        plan = replace(plan, variants=(replace(variant, steps=(replace(variant.steps[0], grid=("1", "s0", "1")),)),))
+    elif change == "gridDim":
+        source = source.replace("if (place < s0) held", "if (place < s0 && gridDim.x) held")
+    parts = [part(plan, source), part(*copying(128), inputs=(1,), outputs=(1,))]
+    if change == "shared":
+        # Of two tiles of one block the second may not fit.
+        parts = [replace(one, kernel=replace(one.kernel, schedule="tiled")) for one in parts]
+    found = together(parts, "both", 2)
+    assert found == Refusal("no-common-launch", "the regions' kernels cannot share a launch")
