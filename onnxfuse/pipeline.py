@@ -11,17 +11,25 @@ import onnx
 
 from onnxfuse.delivery import verified
 from onnxfuse.embedding import embed
+from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
 from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, infer, load_model
 from onnxfuse.graph.binding import bind
+from onnxfuse.measurements import Place, observing, settled_by
 from onnxfuse.planning.candidates import Fusion
-from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.plan import LEAST_GAIN, Plan, make_plan
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
+from onnxfuse.planning.horizontal import STAGE as HORIZONTAL_JOINS
+from onnxfuse.planning.horizontal import joined
+from onnxfuse.planning.layout import prefers_channels_last
+from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
+from onnxfuse.planning.plan import Plan, make_plan
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
-from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
+from onnxfuse.rewriting import FusedRegion, Rewritten, fold, rewrite
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, load_rules
+from onnxfuse.schedules import named
 from onnxfuse.verifying import Verification
 
 Tell = Callable[[str, int, int], None]
@@ -38,11 +46,16 @@ class Options:
     Attributes:
         rules: further rule files or folders; disable: ids of rules to leave out.
         dims: sizes of symbolic dimensions to plan for.
-        target: the GPU to plan for; the one present where None, else ``DEFAULT_TARGET``.
+        target: the GPU to plan for, by name or as a file of one profile; the one present where None, else
+            ``DEFAULT_TARGET``.
         architectures: kernels to embed, as "sm_90".
         least_gain: predicted speed-up that a region must pass to be fused.
+        strategy: what the plan is to be good at, one of ``objective.STRATEGIES``; hints: of the machine's state.
+        provider_options: of the CUDA provider, as the model will run with.
         verify: whether to run every fused node against what it replaced.
         inputs: the user's own arrays by input name, to verify with.
+        database: of measurements to plan by: a file, the default one where it is there (None), or none (False).
+        run_profile: ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
     """
 
     rules: Sequence[str | Path] = ()
@@ -51,8 +64,22 @@ class Options:
     target: str | Profile | None = None
     architectures: Sequence[str] = ()
     least_gain: float = LEAST_GAIN
+    strategy: str = "auto"
+    hints: Hints = field(default_factory=Hints)
+    provider_options: Mapping[str, str] = field(default_factory=dict)
     verify: bool = True
     inputs: Mapping[str, Any] | None = None
+    database: Place = None
+    run_profile: str | Path | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """What to plan for.
+
+        Raises:
+            ValueError: there is no such strategy.
+        """
+        return Objective(self.strategy, self.hints, self.least_gain, prefers_channels_last(self.provider_options))
 
 
 @dataclass(frozen=True)
@@ -60,11 +87,14 @@ class Optimised:
     """A fused model, and all that led to it.
 
     Attributes:
+        folded: the loaded model with its arithmetic on sizes folded: what was planned and rewritten.
         regions: the plan's fusions as the rewriting got them.
         verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
+        notes: what a user should know of how the plan came about.
     """
 
     loaded: LoadedModel
+    folded: LoadedModel
     graph: Graph
     canonical: CanonicalGraph
     rules: RuleSet
@@ -75,6 +105,7 @@ class Optimised:
     rewritten: Rewritten
     verification: Verification | None = None
     taken_back: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -91,7 +122,7 @@ class Optimised:
         """The same with some regions left as they were."""
         fusions = tuple(fusion for place, fusion in enumerate(self.plan.fusions) if place not in lost)
         regions = tuple(region for place, region in enumerate(self.regions) if place not in lost)
-        rewritten = rewrite(self.loaded.proto, self.graph, regions)
+        rewritten = rewrite(self.folded.proto, self.graph, regions)
         return replace(self, plan=replace(self.plan, fusions=fusions), regions=regions, rewritten=rewritten)
 
 
@@ -109,22 +140,30 @@ def optimise(
         RuleError: a rule file is wrong.
         TargetError: the target GPU is not known.
         KernelError: a kernel that is to be embedded does not compile.
+        MeasurementError: the database of measurements, or the profile of a run, cannot be used.
         VerificationError: the fused model as a whole is wrong.
     """
     options = options or Options()
     tell("reading", 0, 0)
     loaded = load(source)
     rules = load_rules([rules_folder(), *options.rules], options.disable)
-    profile = profile_of(options.target)
+    profile = profile_of(options.target, options.rules)
     tell("planning", 0, 0)
-    graph = infer(build_graph(loaded))
+    folded = loaded if SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
+    graph = infer(build_graph(folded))
     canonical = canonicalise(graph, rules.canonical)
     ledger = Ledger(graph, bind(graph, options.dims))
-    plan = make_plan(graph, canonical.graph, rules, ledger, profile, options.least_gain)
+    ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
+    plan = make_plan(graph, canonical.graph, rules, ledger, profile, options.objective)
+    plan, more = settled_by(options.database, plan, canonical.graph, CostModel(ledger, profile),
+                            choices=not options.objective.spread)
+    if HORIZONTAL_JOINS not in rules.disabled:
+        plan = joined(plan, graph, canonical.graph, CostModel(ledger, profile), options.objective)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
-    rewritten = rewrite(loaded.proto, graph, regions)
-    optimised = Optimised(loaded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten)
+    rewritten = rewrite(folded.proto, graph, regions)
+    optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten,
+                          notes=notes + more)
     return verified(optimised, options.inputs, tell) if options.verify else optimised
 
 
@@ -135,22 +174,26 @@ def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:
     return from_proto(source) if isinstance(source, onnx.ModelProto) else load_model(source)
 
 
-def profile_of(target: str | Profile | None) -> Profile:
-    """The GPU to plan for: the one named, the one present, or ``DEFAULT_TARGET``.
+def profile_of(target: str | Profile | None, rules: Sequence[str | Path] = ()) -> Profile:
+    """The GPU to plan for: the one named or described by a file, the one present, or ``DEFAULT_TARGET``.
+
+    ``rules`` are folders whose folders ``hardware`` may hold further profiles.
 
     Raises:
         TargetError: there is no profile of that name.
+        RuleError: a file of profiles is wrong.
     """
     if isinstance(target, Profile):
         return target
     if target is not None:
-        return find_profile(target)
-    return present_profile() or find_profile(DEFAULT_TARGET)
+        return resolve_profile(target, rules)
+    known = known_profiles(rules)
+    return present_profile(profiles=known) or find_profile(DEFAULT_TARGET, known)
 
 
 def region_of(fusion: Fusion) -> FusedRegion:
     """A chosen fusion as the rewriting wants it."""
-    cost = fusion.cost
+    cost, kernel = fusion.cost, named(fusion.kernel)
     figures = {
         "bytes_before": cost.bytes_before,
         "bytes_after": cost.bytes_after,
@@ -158,16 +201,17 @@ def region_of(fusion: Fusion) -> FusedRegion:
         "kernels_after": cost.kernels_after,
         "estimated_speedup": round(cost.estimated_speedup, 4),
         "memory_saved": cost.memory_saved,
+        **({} if fusion.measured is None else {"measured": fusion.measured}),
     }
     return FusedRegion(
         fusion.rule,
-        fusion.kernel.schedule,
+        kernel.schedule,
         fusion.nodes,
         fusion.hosts,
         fusion.tensors,
         fusion.inlined,
         fusion.outputs,
-        fusion.kernel.plan.to_json(),
-        fusion.kernel.source,
+        kernel.plan.to_json(),
+        kernel.source,
         figures=figures,
     )

@@ -1,5 +1,6 @@
 """Fused nodes and their functions into the model and out of it again; saving; external data.
 
+    fold ─▶ model without arithmetic on sizes that constants can stand for
     rewrite ─▶ model with fused nodes ─ save ─▶ file ─ read_fused ─▶ report
                         └─ unfuse ─▶ the original        └ body_model ─▶ reference of one kernel
 """
@@ -9,6 +10,7 @@ from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.saving import Saved, save
+from onnxfuse.rewriting.sizes import SizesRecord, fold, sizes_record
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.rewriting.unfusing import unfuse
 
@@ -19,9 +21,12 @@ __all__ = [
     "Placed",
     "Rewritten",
     "Saved",
+    "SizesRecord",
     "body_model",
+    "fold",
     "read_fused",
     "rewrite",
     "save",
+    "sizes_record",
     "unfuse",
 ]

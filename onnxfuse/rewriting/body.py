@@ -168,11 +168,12 @@ def _constant(
 ) -> tuple[onnx.NodeProto, ConstantRecord]:
     """A Constant node that holds a constant of the model, without its output's name, and where it stood."""
     original = index.constant_node(name)
+    holder = index.holder(name)
     if original is not None:
-        node, record = strip(original, index.producer[name])
+        node, record = strip(original, holder.producer[name])
         return node, ConstantRecord(name, None, record)
-    place = index.initializers[name]
-    stored = index.model.graph.initializer[place]
+    place = holder.initializers[name]
+    stored = holder.graph.initializer[place]
     tensor = onnx.TensorProto()
     if stored.data_location == onnx.TensorProto.EXTERNAL:
         require(contents is not None, f"{label}: inlines {name!r}, which lies in another file and was not read")
@@ -193,7 +194,7 @@ def value_record(index: ModelIndex, name: str) -> ValueRecord:
     if name not in index.infos:
         return ValueRecord(name)
     place = index.infos[name]
-    return ValueRecord(name, place, packed(index.model.graph.value_info[place]))
+    return ValueRecord(name, place, packed(index.graph.value_info[place]))
 
 
 def _opsets(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:

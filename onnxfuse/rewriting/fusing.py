@@ -4,11 +4,14 @@
                                                    ├─▶ copy of the model: nodes replaced, constants that nobody
     the model ────────────── copy ─────────────────┘   reads any more removed, types of the outputs declared
 
-What was removed is recorded in the fused nodes (``metadata``), so that ``unfuse`` can put it back.
+What was removed is recorded in the fused nodes (``metadata``), so that ``unfuse`` can put it back.  Bodies of If, Loop
+and Scan are graphs like the main one, the innermost done first; a constant of a graph around them goes with the last
+that reads it, and that graph's record keeps it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,13 +19,23 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxfuse.graph.model import Graph, Value
+from onnxfuse.graph.model import Graph, Place, Value
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting.body import Body, make_body, value_record
-from onnxfuse.rewriting.index import ModelIndex, users_of
+from onnxfuse.rewriting.index import ModelIndex, all_nodes, graph_at, notes_of, reads_of, users_of
 from onnxfuse.rewriting.invariants import InvariantError, check_body, check_cover, require
-from onnxfuse.rewriting.metadata import IR_VERSION, KEY, FusedRecord, NodeRecord, ValueRecord, packed, to_json
+from onnxfuse.rewriting.metadata import (
+    IR_VERSION,
+    KEY,
+    FusedRecord,
+    IdleRecord,
+    NodeRecord,
+    ValueRecord,
+    packed,
+    to_json,
+)
 from onnxfuse.rewriting.names import NamePool, node_name
 from onnxfuse.rewriting.order import contracted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
@@ -68,7 +81,7 @@ class _Site:
 
     @property
     def label(self) -> str:
-        return f"region {self.number} ({self.region.rule})"
+        return _label(self.number, self.region)
 
 
 def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]) -> Rewritten:
@@ -82,18 +95,22 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
     Raises:
         InvariantError: a region breaks a promise of ``FusedRegion``.
     """
-    index = ModelIndex.of(model)
+    graphs = {each.place: each for each in graph.walk()}
+    places = {region.place[:depth] for region in regions for depth in range(len(region.place) + 1)} | {()}
+    indexes = {place: ModelIndex.of(model, place) for place in places}
     pool = NamePool.of(model)
     sites: list[_Site] = []
     refusals: list[Refusal] = []
-    taken: dict[int, str] = {}
+    taken: dict[tuple[Place, int], str] = {}
     for number, region in enumerate(regions):
-        label = f"region {number} ({region.rule})"
+        label = _label(number, region)
+        require(region.place in graphs, f"{label}: its nodes are of no graph of the model")
+        index = indexes[region.place]
         for value in (*region.hosts, *region.tensors, *region.inlined, *region.outputs):
-            require(value.name in graph.values, f"{label}: {value.name!r} is no value of the graph")
+            require(value.name in graphs[region.place].values, f"{label}: {value.name!r} is no value of the graph")
         nodes, inlined = resolve(index, region, label)
         for position in nodes:
-            other = taken.setdefault(position, label)
+            other = taken.setdefault((region.place, position), label)
             require(other == label, f"{label} and {other} share node {index.nodes[position].name!r}")
         hosts, tensors, outputs = (
             [value.name for value in values] for values in (region.hosts, region.tensors, region.outputs)
@@ -105,51 +122,73 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
             refusals.append(_out_of_names(region))
         else:
             sites.append(_Site(number, region, nodes, frozenset(inlined), body, op, new))
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
     if not sites:
-        result = onnx.ModelProto()
-        result.CopyFrom(model)
         return Rewritten(result, (), tuple(refusals))
-    return _apply(index, sites, tuple(refusals))
+    for site in sites:
+        if site.new:
+            function = result.functions.add()
+            function.CopyFrom(site.body.function)
+            function.name = site.op
+    names = _names(model, indexes, sites)
+    placed: list[Placed] = []
+    # To reorder a graph moves its nodes, and with them the bodies inside.
+    for place in sorted(indexes, key=lambda place: (-len(place), place)):
+        here = [site for site in sites if site.region.place == place]
+        placed += _apply(result, indexes[place], here, names)
+    _import_domain(result)
+    return Rewritten(result, tuple(sorted(placed, key=lambda entry: entry.region)), tuple(refusals))
 
 
-def _apply(index: ModelIndex, sites: Sequence[_Site], refusals: tuple[Refusal, ...]) -> Rewritten:
+def _label(number: int, region: FusedRegion) -> str:
+    return f"region {number} ({region.rule})"
+
+
+def _names(model: onnx.ModelProto, indexes: Mapping[Place, ModelIndex], sites: Sequence[_Site]) -> set[str]:
+    """Names of the nodes that stay, in all graphs of the model."""
+    names = Counter(node.name for node in all_nodes(iter(model.graph.node)))
+    names.subtract(indexes[site.region.place].nodes[position].name for site in sites for position in site.nodes)
+    return {name for name, count in names.items() if count > 0}
+
+
+def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], names: set[str]) -> list[Placed]:
+    """Put fused nodes into one graph of the copy of the model that ``index`` is of."""
     gone = {position: site for site in sites for position in site.nodes}
     reads = _reads(index, gone)
     users = users_of(reads)
     for site in sites:
         check_cover(index, site.label, frozenset(site.nodes), {v.name for v in site.region.outputs}, users)
     unread = _unread_constants(index, sites, gone, users)
-    dropped = {index.producer[name] for name in unread if name in index.producer}
-    rank = {item: place for place, item in enumerate(_order(index, reads, gone, dropped))}
     origin = Origin.of(index)
-
-    model = onnx.ModelProto()
-    model.CopyFrom(index.model)
-    names = {node.name for position, node in enumerate(index.nodes) if position not in gone}
+    idle = _idle_constants(graph_at(model, index.place), index, reads, gone, unread, origin)
+    if index.place and not sites and not idle:
+        return []
+    left = unread | {entry.name for entry in idle}
+    dropped = {index.producer[name] for name in left if name in index.producer}
+    rank = {item: place for place, item in enumerate(_order(index, reads, gone, dropped))}
+    graph = graph_at(model, index.place)
     keys = [
         len(rank) if position in gone or position in dropped else rank[position]
         for position in range(len(index.nodes))
     ]
-    placed = []
+    placed: list[Placed] = []
     symbols = _symbol_names(index.model)
     for site in sites:
         name = node_name([index.nodes[position] for position in site.nodes], site.region.rule, names)
         names.add(name)
         fresh = [v for v in site.region.outputs if v.name not in index.infos and v.name not in index.outputs]
         record = _record(index, site, origin, unread, tuple(value.name for value in fresh))
-        model.graph.node.append(_node(site, name, record))
+        graph.node.append(_node(site, name, record))
         keys.append(rank[min(site.nodes)])
-        model.graph.value_info.extend(_value_info(value, symbols, site.label) for value in fresh)
-        if site.new:
-            function = model.functions.add()
-            function.CopyFrom(site.body.function)
-            function.name = site.op
+        graph.value_info.extend(_value_info(value, symbols, site.label) for value in fresh)
         placed.append(Placed(site.number, name, site.op))
-    rearrange(model.graph.node, keys)
-    del model.graph.node[len(rank) :]
-    _remove(model, index, gone, unread)
-    _mark(model, index, origin, [position for position in rank if position not in gone])
-    return Rewritten(model, tuple(placed), refusals)
+    rearrange(graph.node, keys)
+    del graph.node[len(rank) :]
+    _remove(graph, index, gone, left)
+    known = replace(origin.record, idle=(*origin.record.idle, *idle))
+    _mark(model, index, replace(origin, record=known), [position for position in rank if position not in gone])
+    return placed
 
 
 def resolve(
@@ -204,10 +243,41 @@ def _unread_constants(
         name
         for name in names
         if name not in users
+        and index.defines(name)
         and name not in index.outputs
         and name not in index.bound
         and index.producer.get(name) not in gone
     )
+
+
+def _idle_constants(
+    graph: onnx.GraphProto, index: ModelIndex, reads: Sequence[Sequence[str]], gone: Mapping[int, _Site],
+    unread: Collection[str], origin: Origin,
+) -> list[IdleRecord]:
+    """Constants that only bodies read, and that these hold copies of in fused nodes now; ``graph`` has those bodies."""
+    owners = [position for position in range(len(index.nodes)) if index.has_subgraph(position)]
+    users = {name for position, names in enumerate(reads) if position not in owners for name in names}
+    users.update(name for position in owners for name in reads_of(graph.node[position]))
+    found = []
+    for name in dict.fromkeys(name for position in owners for name in index.reads[position]):
+        if name in users or name in unread or name in index.outputs or name in index.bound or not index.defines(name):
+            continue
+        if not index.is_constant(name) or index.producer.get(name) in gone:
+            continue
+        at = index.infos.get(name)
+        info, place = ("", None) if at is None else (packed(index.graph.value_info[at]), origin.infos.get(at))
+        node = index.constant_node(name)
+        position = origin.nodes.get(index.producer[name]) if node is not None else origin.initializers.get(
+            index.initializers[name])
+        if position is None or (at is not None and place is None):
+            continue  # the file was edited: nobody could put it back where it was
+        if node is not None:
+            found.append(IdleRecord(name, position, node=packed(node), info=info, place=place))
+            continue
+        tensor = index.graph.initializer[index.initializers[name]]
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:  # a record cannot follow a file that moves
+            found.append(IdleRecord(name, position, tensor=packed(tensor), info=info, place=place))
+    return found
 
 
 def _order(
@@ -218,7 +288,8 @@ def _order(
     needs: dict[int, set[int]] = {}
     for position, names in enumerate(reads):
         if position not in dropped:
-            producers = {item[index.producer[name]] for name in names if name in index.producer}
+            made = {index.producer[name] for name in names if name in index.producer}
+            producers = {item[producer] for producer in made if producer not in dropped}
             needs.setdefault(item[position], set()).update(producers)
     for own, before in needs.items():
         before.discard(own)
@@ -317,36 +388,35 @@ def _value_info(value: Value, symbols: Collection[str], label: str) -> onnx.Valu
 
 
 def _symbol_names(model: onnx.ModelProto) -> frozenset[str]:
-    graph = model.graph
     return frozenset(
         size.dim_param
+        for _, graph in graphs_of(model)
         for info in (*graph.input, *graph.output, *graph.value_info)
         for size in info.type.tensor_type.shape.dim
         if size.dim_param
     )
 
 
-def _remove(model: onnx.ModelProto, index: ModelIndex, gone: Mapping[int, _Site], unread: Collection[str]) -> None:
+def _remove(graph: onnx.GraphProto, index: ModelIndex, gone: Mapping[int, _Site], unread: Collection[str]) -> None:
     """Drop constants that nothing reads and ``value_info`` of values that are no more."""
     vanished = set(unread)
     for position, site in gone.items():
         vanished |= set(index.nodes[position].output) - {value.name for value in site.region.outputs}
     for place in sorted((index.infos[name] for name in vanished if name in index.infos), reverse=True):
-        del model.graph.value_info[place]
+        del graph.value_info[place]
     for place in sorted((index.initializers[n] for n in unread if n in index.initializers), reverse=True):
-        del model.graph.initializer[place]
+        del graph.initializer[place]
 
 
 def _mark(model: onnx.ModelProto, index: ModelIndex, origin: Origin, plain: Sequence[int]) -> None:
-    """Import the domain, raise the IR version, and record what the original had.
+    """Record what the original of a graph had, and drop inputs that a newer IR version would not take for constants.
 
     ``plain`` gives former positions of the nodes that are not fused now, in their new order.
     """
     record = origin.record
-    if all(entry.domain != launch.DOMAIN for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(launch.DOMAIN, 1))
+    if not index.place and all(entry.domain != launch.DOMAIN for entry in model.opset_import):
         record = replace(record, opset_added=True)
-    if model.ir_version < 4:
+    if not index.place and model.ir_version < 4:
         # Below version 4 an initialiser is constant although it is listed as an input; above it would not be.
         dropped = [
             (place, info) for place, info in enumerate(model.graph.input) if info.name in index.initializers
@@ -354,7 +424,6 @@ def _mark(model: onnx.ModelProto, index: ModelIndex, origin: Origin, plain: Sequ
         record = replace(record, inputs=tuple((place, packed(info)) for place, info in dropped))
         for place, _ in reversed(dropped):
             del model.graph.input[place]
-    model.ir_version = max(model.ir_version, IR_VERSION)
     before = [origin.nodes[position] for position in plain if position not in origin.fused]
     known = [position for position in before if position is not None]
     if len(known) == len(before):
@@ -364,8 +433,16 @@ def _mark(model: onnx.ModelProto, index: ModelIndex, origin: Origin, plain: Sequ
             if place != free:
                 moved[first_output(index.nodes[position])] = place
         record = replace(record, moved=moved, nodes=None if "" in moved else record.nodes)
-    for place, entry in enumerate(model.metadata_props):
+    notes = notes_of(model, index.place)
+    for place, entry in enumerate(notes):
         if entry.key == KEY:
-            del model.metadata_props[place]
+            del notes[place]
             break
-    model.metadata_props.add(key=KEY, value=to_json(record))
+    notes.add(key=KEY, value=to_json(record))
+
+
+def _import_domain(model: onnx.ModelProto) -> None:
+    """Make the model one that may hold functions of our domain."""
+    if all(entry.domain != launch.DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(launch.DOMAIN, 1))
+    model.ir_version = max(model.ir_version, IR_VERSION)

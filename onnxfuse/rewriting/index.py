@@ -1,12 +1,14 @@
-"""Where everything stands in the main graph of an ONNX model, by name."""
+"""Where everything stands in a graph of an ONNX model, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 
+from onnxfuse.graph.model import Place
 from onnxfuse.graph.order import captured_names, subgraphs
 
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -14,10 +16,11 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 
 @dataclass(frozen=True)
 class ModelIndex:
-    """Positions in a model's main graph.
+    """Positions in a model's main graph, or in a body.
 
     Attributes:
-        model: the model itself, never changed.
+        model: the model itself, never changed; graph: the graph; place: where that is in the model.
+        around: of a body, the index of the graph around it.
         nodes: its nodes; ``reads[i]`` names what node i depends on, captures of its subgraphs included.
         producer: position of the node that computes a value.
         initializers, infos: positions of initialisers and of ``value_info`` entries by name.
@@ -26,6 +29,9 @@ class ModelIndex:
     """
 
     model: onnx.ModelProto
+    graph: onnx.GraphProto
+    place: Place
+    around: ModelIndex | None
     nodes: tuple[onnx.NodeProto, ...]
     reads: tuple[tuple[str, ...], ...]
     producer: Mapping[str, int]
@@ -36,12 +42,15 @@ class ModelIndex:
     bound: frozenset[str]
 
     @staticmethod
-    def of(model: onnx.ModelProto) -> ModelIndex:
-        """The index of a model; reads no weights."""
-        graph = model.graph
+    def of(model: onnx.ModelProto, place: Place = ()) -> ModelIndex:
+        """The index of a graph of a model; reads no weights."""
+        graph = graph_at(model, place)
         nodes = tuple(graph.node)
         return ModelIndex(
             model,
+            graph,
+            place,
+            ModelIndex.of(model, place[:-1]) if place else None,
             nodes,
             tuple(tuple(dict.fromkeys(reads_of(node))) for node in nodes),
             {name: position for position, node in enumerate(nodes) for name in node.output if name},
@@ -49,26 +58,54 @@ class ModelIndex:
             {info.name: position for position, info in enumerate(graph.value_info)},
             frozenset(info.name for info in graph.input),
             frozenset(info.name for info in graph.output),
-            frozenset(_bound(model)),
+            frozenset() if place else frozenset(_bound(model)),
         )
 
     def has_subgraph(self, position: int) -> bool:
         """Whether a node holds a graph in an attribute."""
         return any(True for _ in subgraphs(self.nodes[position]))
 
+    def defines(self, name: str) -> bool:
+        """Whether the value is of this graph, and not of one around it."""
+        return name in self.producer or name in self.initializers or name in self.inputs
+
+    def holder(self, name: str) -> ModelIndex:
+        """The index of the graph that the value is of; this one where none defines it."""
+        index: ModelIndex | None = self
+        while index is not None and not index.defines(name):
+            index = index.around
+        return index if index is not None else self
+
     def constant_node(self, name: str) -> onnx.NodeProto | None:
-        """The Constant node that computes the value, if it is one."""
+        """The Constant node that computes the value, here or in a graph around, if it is one."""
         position = self.producer.get(name)
         if position is None:
-            return None
+            holder = self.holder(name)
+            return None if holder is self else holder.constant_node(name)
         node = self.nodes[position]
         return node if node.op_type == "Constant" and node.domain in STANDARD_DOMAINS else None
 
     def is_constant(self, name: str) -> bool:
         """Whether the value is the output of a Constant node or an initialiser that no caller can override."""
+        holder = self.holder(name)
+        if holder is not self:
+            return holder.is_constant(name)
         if name in self.initializers:
             return name not in self.inputs or self.model.ir_version < 4
         return self.constant_node(name) is not None
+
+
+def graph_at(model: onnx.ModelProto, place: Place) -> onnx.GraphProto:
+    """The main graph of a model, or a body in it."""
+    graph = model.graph
+    for position, name in place:
+        graph = next(attribute.g for attribute in graph.node[position].attribute if attribute.name == name)
+    return graph
+
+
+def notes_of(model: onnx.ModelProto, place: Place) -> Any:
+    """Where a graph keeps notes of its own, a list of keys and values: the model's for the main graph."""
+    return graph_at(model, place).metadata_props if place else model.metadata_props
 
 
 def users_of(reads: Sequence[Sequence[str]]) -> dict[str, list[int]]:

@@ -1,18 +1,17 @@
 """What a fused node keeps of the nodes it replaced, as JSON, and what the model keeps of its own old form.
 
 The node's ``onnxfuse`` attribute holds a ``FusedRecord``; the model's metadata property of the same name holds a
-``ModelRecord``.  Together they let ``unfuse`` restore the original; positions are those in the original model.
+``ModelRecord``, and so does that of a body with fused nodes.  Together they let ``unfuse`` restore the original;
+positions are those in the original model.
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
-
-import onnx
 
 from onnxfuse.errors import ModelError
 
@@ -85,15 +84,35 @@ class FusedRecord:
 
 
 @dataclass(frozen=True)
+class IdleRecord:
+    """A constant that left a graph because nothing in it, nor in its bodies, reads it any more.
+
+    Attributes:
+        name: of the value.
+        position: of the initialiser, or of the Constant node.
+        tensor, node: the one that it was, as base64 protobuf; the other "".
+        info, place: its ``value_info`` entry, if it had one, and where that stood.
+    """
+
+    name: str
+    position: int
+    tensor: str = ""
+    node: str = ""
+    info: str = ""
+    place: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelRecord:
-    """What a fused model knows of its original.
+    """What a fused model knows of its original; of a body, what that knows.
 
     Attributes:
         ir_version: of the original.
-        opset_added: whether the import of the domain is ours.
+        opset_added: whether the import of the domain is ours; False in a body.
         nodes, initializers, value_infos: their numbers in the original; None where no longer known.
         moved: original positions, by first output, of nodes that had to change places.
         inputs: initialisers that were also inputs of the graph (IR versions below 4): place and base64 protobuf.
+        idle: constants that only fused nodes in bodies held a copy of, and that left the graph.
     """
 
     ir_version: int
@@ -103,6 +122,7 @@ class ModelRecord:
     value_infos: int | None = None
     moved: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[tuple[int, str], ...] = ()
+    idle: tuple[IdleRecord, ...] = ()
 
 
 def to_json(record: FusedRecord | ModelRecord) -> str:
@@ -135,17 +155,18 @@ def fused_record(text: str, place: str) -> FusedRecord:
         raise _unreadable(place, repr(error)) from error
 
 
-def model_record(model: onnx.ModelProto) -> ModelRecord | None:
-    """The record of a fused model, or None where it has none.
+def model_record(notes: Iterable[Any]) -> ModelRecord | None:
+    """The record of a fused graph among its notes (``index.notes_of``), or None where it has none.
 
     Raises:
         ModelError: it is no record that this release can read.
     """
-    for entry in model.metadata_props:
+    for entry in notes:
         if entry.key == KEY:
             raw = _parse(entry.value, "the model's metadata")
             try:
                 raw["inputs"] = tuple((int(position), str(info)) for position, info in raw.get("inputs", ()))
+                raw["idle"] = tuple(IdleRecord(**entry) for entry in raw.get("idle", ()))
                 return ModelRecord(**{name.name: raw[name.name] for name in fields(ModelRecord) if name.name in raw})
             except (TypeError, ValueError) as error:
                 raise _unreadable("the model's metadata", repr(error)) from error

@@ -1,14 +1,14 @@
-"""Positions in the model as it was before anything was fused."""
+"""Positions in a graph of the model as it was before anything was fused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from onnxfuse.lowering import launch
-from onnxfuse.rewriting.index import ModelIndex
+from onnxfuse.rewriting.index import ModelIndex, notes_of
 from onnxfuse.rewriting.metadata import KEY, FusedRecord, ModelRecord, fused_record, model_record
 from onnxfuse.rewriting.names import POOLED
 from onnxfuse.rewriting.order import slots
@@ -19,7 +19,7 @@ class Origin:
     """Original positions of what a model, fused or not, holds now.
 
     Attributes:
-        record: what the model knows of its original; one for itself where it is plain.  A number in it is None, and
+        record: what the graph knows of its original; one for itself where it is plain.  A number in it is None, and
             so are all positions of that kind, where the model was edited since it was fused.
         nodes, initializers, infos: original position by present position; fused nodes and their own ``value_info``
             are left out.
@@ -39,21 +39,23 @@ class Origin:
         Raises:
             ModelError: the records in the model cannot be read.
         """
-        model = index.model
-        fused = fused_nodes(model)
-        record = model_record(model)
+        graph = index.graph
+        fused = fused_nodes(graph, pooled(index.model))
+        record = model_record(notes_of(index.model, index.place))
         if record is None:
             known = not fused
             record = ModelRecord(
-                model.ir_version,
+                index.model.ir_version,
                 bool(fused),
                 len(index.nodes) if known else None,
-                len(model.graph.initializer) if known else None,
-                len(model.graph.value_info) if known else None,
+                len(graph.initializer) if known else None,
+                len(graph.value_info) if known else None,
             )
         records = list(fused.values())
         constants = [constant for entry in records for constant in entry.constants.values()]
+        idle = record.idle
         gone = [node.position for entry in records for node in entry.nodes]
+        gone += [entry.position for entry in idle if entry.node]
         gone += _known(constant.node.position for constant in constants if constant.node is not None)
         plain = [position for position in range(len(index.nodes)) if position not in fused]
         pinned = {
@@ -63,25 +65,31 @@ class Origin:
         }
         nodes = _fill(record.nodes, gone, plain, pinned)
         weights = _known(constant.position for constant in constants if constant.node is None)
-        initializers = _fill(record.initializers, weights, range(len(model.graph.initializer)))
+        weights += [entry.position for entry in idle if entry.tensor]
+        initializers = _fill(record.initializers, weights, range(len(graph.initializer)))
         added = {name for entry in records for name in entry.added}
         values = _known(value.position for entry in records for value in entry.values.values())
-        kept = [place for place, info in enumerate(model.graph.value_info) if info.name not in added]
+        values += [entry.place for entry in idle if entry.place is not None]
+        kept = [place for place, info in enumerate(graph.value_info) if info.name not in added]
         infos = _fill(record.value_infos, values, kept)
         return Origin(record, nodes, initializers, infos, fused)
 
 
-def fused_nodes(model: onnx.ModelProto) -> dict[int, FusedRecord]:
-    """Records of the nodes of the main graph that stand for a function of the model, by position.
+def pooled(model: onnx.ModelProto) -> frozenset[str]:
+    """Names of the model's functions that are bodies of fused nodes."""
+    return frozenset(e.name for e in model.functions if e.domain == launch.DOMAIN and POOLED.fullmatch(e.name))
+
+
+def fused_nodes(graph: onnx.GraphProto, functions: Collection[str]) -> dict[int, FusedRecord]:
+    """Records of the nodes of a graph that stand for one of these functions, by position.
 
     A node whose record another tool dropped has an empty one.
 
     Raises:
         ModelError: a record cannot be read.
     """
-    functions = {e.name for e in model.functions if e.domain == launch.DOMAIN and POOLED.fullmatch(e.name)}
     found = {}
-    for position, node in enumerate(model.graph.node):
+    for position, node in enumerate(graph.node):
         if node.domain == launch.DOMAIN and node.op_type in functions:
             text = next((entry.s.decode("utf-8", "replace") for entry in node.attribute if entry.name == KEY), None)
             found[position] = FusedRecord("", "") if text is None else fused_record(text, f"node {node.name!r}")

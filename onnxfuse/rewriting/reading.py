@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
 
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.model import Body
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.metadata import NodeRecord
-from onnxfuse.rewriting.origin import fused_nodes
+from onnxfuse.rewriting.origin import fused_nodes, pooled
 
 IMAGE = "image_"
 
@@ -29,6 +31,7 @@ class FusedNode:
             unknown.
         plan, source: launch plan and kernel text.
         architectures: those with a compiled image, such as "sm_90".
+        body: the body that it is in, or None for the main graph.
     """
 
     name: str
@@ -43,6 +46,12 @@ class FusedNode:
     plan: launch.LaunchPlan
     source: str
     architectures: tuple[str, ...] = field(default=())
+    body: Body | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages call it: its name, after its body's."""
+        return self.name if self.body is None else f"{self.body.label}: {self.name}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -56,14 +65,20 @@ class FusedNode:
 
 
 def read_fused(model: onnx.ModelProto) -> tuple[FusedNode, ...]:
-    """The fused nodes of a model's main graph, in its order; none for a plain model.
+    """The fused nodes of a model, of its main graph first and then of its bodies, in their order; none for a plain
+    model.
 
     Raises:
         ModelError: a node's plan or record is damaged or of another release.
     """
+    functions = pooled(model)
+    return tuple(node for body, graph in graphs_of(model) for node in _of_graph(graph, functions, body))
+
+
+def _of_graph(graph: onnx.GraphProto, functions: Collection[str], body: Body | None) -> list[FusedNode]:
     found = []
-    for position, record in fused_nodes(model).items():
-        node = model.graph.node[position]
+    for position, record in fused_nodes(graph, functions).items():
+        node = graph.node[position]
         attributes = {entry.name: entry for entry in node.attribute}
         try:
             plan = launch.LaunchPlan.from_json(attributes["plan"].s.decode())
@@ -88,6 +103,7 @@ def read_fused(model: onnx.ModelProto) -> tuple[FusedNode, ...]:
                 plan,
                 source,
                 tuple(sorted(name.removeprefix(IMAGE) for name in attributes if name.startswith(IMAGE))),
+                body,
             )
         )
-    return tuple(found)
+    return found

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.model import Node, Place, Value
 
 
 @dataclass(frozen=True)
 class FusedRegion:
-    """A region of the original graph and the kernel that takes its place.
+    """A region of one graph of the original, the main one or a body, and the kernel that takes its place.
 
     Attributes:
         rule, schedule: ids, for the report.
@@ -38,3 +38,8 @@ class FusedRegion:
     source: str
     images: Mapping[str, bytes] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """Where the graph is in the model that the nodes are of."""
+        return self.nodes[0].place if self.nodes else ()

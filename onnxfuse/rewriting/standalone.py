@@ -64,7 +64,7 @@ def body_model(
 def _of_region(
     region: FusedRegion, model: onnx.ModelProto
 ) -> tuple[onnx.FunctionProto, Types, Sequence[onnx.FunctionProto]]:
-    index = ModelIndex.of(model)
+    index = ModelIndex.of(model, region.place)
     nodes, inlined = resolve(index, region, region.rule)
     body = make_body(
         index,

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from typing import Any
 
 import onnx
 from onnx import helper
 
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.model import Place
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
-from onnxfuse.rewriting.index import ModelIndex, all_nodes, reads_of
+from onnxfuse.rewriting.index import ModelIndex, all_nodes, graph_at, notes_of, reads_of
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,
     KEY,
     ConstantRecord,
     FusedRecord,
+    IdleRecord,
     ModelRecord,
     NodeRecord,
     ValueRecord,
@@ -27,6 +31,7 @@ from onnxfuse.rewriting.metadata import (
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import Sortable, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
+from onnxfuse.rewriting.sizes import unfold
 
 
 @dataclass
@@ -40,8 +45,10 @@ class _Restored:
     """Names of constants that are in the model again."""
 
 
-def unfuse(model: onnx.ModelProto, only: Collection[str] | None = None) -> onnx.ModelProto:
-    """The model with fused nodes of its main graph replaced by the nodes they stand for.
+def unfuse(
+    model: onnx.ModelProto, only: Collection[str] | None = None, *, folded: bool = False
+) -> onnx.ModelProto:
+    """The model with fused nodes replaced by the nodes they stand for, in its main graph and in bodies.
 
     A model that was only fused comes back as it was, but for inlined constants that lay in another file: they are in
     the model now.  In a model that was edited since, what the edit left of the old names and places is kept.
@@ -50,44 +57,99 @@ def unfuse(model: onnx.ModelProto, only: Collection[str] | None = None) -> onnx.
     Args:
         only: names of the fused nodes to put back, all of them where None.  Their nodes come where the fused node
             stood; with the rest put back later, the whole original comes back as if it were in one go.
+        folded: leave arithmetic on sizes folded, as it was when the regions were planned; it is put back with the
+            last fused node else.
 
     Raises:
         ModelError: the records in the model were written by another release or are damaged; a name in ``only`` is
             not that of a fused node.
     """
-    index = ModelIndex.of(model)
-    origin = Origin.of(index)
-    chosen = _chosen(index, origin, only)
+    parts = _parts(model, only)
+    chosen = {place for place, part in parts.items() if part.chosen}
+    marked = {place for place in parts if any(entry.key == KEY for entry in notes_of(model, place))
+              and any(inner[:len(place)] == place for inner in chosen)}
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    if not chosen:
-        return result
-    restored = _expand(index, chosen, origin.fused.values())
-    if len(chosen) < len(origin.fused):
-        _forget(result, restored, {place: record for place, record in origin.fused.items() if place not in chosen})
-    _place_nodes(result, index, origin, chosen, restored)
-    _place_weights(result, origin, restored)
-    _place_infos(result, index, origin, chosen, restored)
-    _unmark(result, index, origin, chosen, restored)
+    # To put nodes back moves others, and with them the bodies inside: the innermost first.
+    for place in sorted(chosen | marked, key=lambda place: (-len(place), place)):
+        index, origin, wanted = (part := parts[place]).index, part.origin, part.chosen
+        around = [parts[place[:depth]] for depth in range(len(place))]
+        coming = {name for outer in around for name in _takers(outer.chosen.values())}
+        coming |= {entry.name for each in (*around, part) for entry in each.origin.record.idle}
+        graph = graph_at(result, place)
+        part.restored = restored = _expand(index, wanted, origin.fused.values(), coming)
+        _wake(restored, origin.record.idle)
+        if len(wanted) < len(origin.fused):
+            _forget(graph, restored, {place: record for place, record in origin.fused.items() if place not in wanted})
+        _place_nodes(graph, index, origin, wanted, restored)
+        _place_weights(graph, origin, restored)
+        _place_infos(graph, index, origin, wanted, restored)
+        if place:
+            _remember(graph.metadata_props, part, len(wanted) == len(origin.fused) and not _below(parts, place))
+    if chosen:
+        last = all(len(part.chosen) == len(part.origin.fused) for part in parts.values())
+        _remember(result.metadata_props, parts[()], last)
+        _unmark(result, parts)
+    if not folded and (only is None or (chosen and last)):
+        unfold(result)
     return result
 
 
-def _chosen(index: ModelIndex, origin: Origin, only: Collection[str] | None) -> Mapping[int, FusedRecord]:
-    """Records of the fused nodes to put back, by position."""
-    if only is None:
-        return origin.fused
-    names = {index.nodes[position].name for position in origin.fused}
-    for name in only:
+def _below(parts: Mapping[Place, _Part], place: Place) -> bool:
+    """Whether a body in a body still holds a fused node."""
+    return any(
+        len(part.chosen) < len(part.origin.fused)
+        for inner, part in parts.items() if len(inner) > len(place) and inner[:len(place)] == place
+    )
+
+
+def _wake(restored: _Restored, idle: Sequence[IdleRecord]) -> None:
+    """Constants that left the graph because only fused nodes in bodies held them."""
+    for entry in idle:
+        restored.constants.add(entry.name)
+        if entry.node:
+            restored.nodes.append((-1, entry.position, unpacked(entry.node, onnx.NodeProto())))
+        else:
+            restored.initializers.append((entry.position, unpacked(entry.tensor, onnx.TensorProto())))
+        if entry.info:
+            restored.infos.append((entry.place, unpacked(entry.info, onnx.ValueInfoProto())))
+
+
+@dataclass
+class _Part:
+    """One graph of the model: where it came from, the fused nodes to put back by position, and what they turn into."""
+
+    index: ModelIndex
+    origin: Origin
+    chosen: Mapping[int, FusedRecord]
+    restored: _Restored = field(default_factory=_Restored)
+
+
+def _parts(model: onnx.ModelProto, only: Collection[str] | None) -> dict[Place, _Part]:
+    """Every graph of the model, with the records of the fused nodes to put back."""
+    indexes = [ModelIndex.of(model, () if body is None else body.place) for body, _ in graphs_of(model)]
+    origins = [Origin.of(index) for index in indexes]
+    names = {
+        index.nodes[position].name
+        for index, origin in zip(indexes, origins, strict=True) for position in origin.fused
+    }
+    for name in only or ():
         if name not in names:
             near = get_close_matches(name, sorted(names), 1)
             raise ModelError(
                 f"No fused node is called {name!r}.",
                 remedy=f"Did you mean {near[0]!r}?" if near else "`onnxfuse report FILE --json` lists the fused nodes.",
             )
-    return {position: record for position, record in origin.fused.items() if index.nodes[position].name in only}
+    return {
+        index.place: _Part(index, origin, {
+            position: record for position, record in origin.fused.items()
+            if only is None or index.nodes[position].name in only
+        })
+        for index, origin in zip(indexes, origins, strict=True)
+    }
 
 
-def _forget(result: onnx.ModelProto, restored: _Restored, left: Mapping[int, FusedRecord]) -> None:
+def _forget(graph: onnx.GraphProto, restored: _Restored, left: Mapping[int, FusedRecord]) -> None:
     """Let the fused nodes that stay no longer claim the places of constants that are in the model again."""
     for position, record in left.items():
         back = {formal for formal, constant in record.constants.items() if constant.name in restored.constants}
@@ -97,7 +159,7 @@ def _forget(result: onnx.ModelProto, restored: _Restored, left: Mapping[int, Fus
                      for formal, entry in record.constants.items()}
         values = {formal: entry for formal, entry in record.values.items() if formal not in back}
         text = to_json(replace(record, constants=constants, values=values))
-        attribute = next(entry for entry in result.graph.node[position].attribute if entry.name == KEY)
+        attribute = next(entry for entry in graph.node[position].attribute if entry.name == KEY)
         attribute.s = text.encode()
 
 
@@ -109,10 +171,15 @@ def _unplaced(constant: ConstantRecord) -> ConstantRecord:
 class _Names:
     """Names of values that are taken, and constants that a body has given back already."""
 
-    def __init__(self, index: ModelIndex) -> None:
-        graph = index.model.graph
-        self.values = {*index.producer, *index.inputs, *index.outputs, *index.initializers}
-        self.values |= {sparse.values.name for sparse in graph.sparse_initializer}
+    def __init__(self, index: ModelIndex, coming: Collection[str] = ()) -> None:
+        """``coming``: constants that come back into the graphs around."""
+        self.values = set(coming)
+        self.coming = frozenset(coming)
+        here: ModelIndex | None = index
+        while here is not None:
+            self.values |= {*here.producer, *here.inputs, *here.outputs, *here.initializers}
+            self.values |= {sparse.values.name for sparse in here.graph.sparse_initializer}
+            here = here.around
         self.nodes = {node.name for node in index.nodes}
         self.constants: dict[str, bytes] = {}
 
@@ -127,10 +194,17 @@ class _Names:
         return name
 
 
-def _expand(index: ModelIndex, fused: Mapping[int, FusedRecord], records: Iterable[FusedRecord]) -> _Restored:
-    """What the fused nodes turn into; ``records`` are those of all fused nodes of the model."""
+def _expand(
+    index: ModelIndex, fused: Mapping[int, FusedRecord], records: Iterable[FusedRecord], coming: Collection[str]
+) -> _Restored:
+    """What the fused nodes turn into.
+
+    Args:
+        records: those of all fused nodes of the graph.
+        coming: names of constants that come back into the graphs around it.
+    """
     functions = {entry.name: entry for entry in index.model.functions if entry.domain == launch.DOMAIN}
-    names = _Names(index)
+    names = _Names(index, coming)
     restored = _Restored()
     takers = _takers(records)
     for position, record in fused.items():
@@ -186,7 +260,8 @@ def _give_back(
     bare.CopyFrom(held)
     bare.ClearField("output")
     contents = bare.SerializeToString(deterministic=True)
-    if names.constants.get(constant.name) == contents or _still_there(index, constant.name, contents):
+    there = constant.name in names.coming or _still_there(index, constant.name, contents)
+    if there or names.constants.get(constant.name) == contents:
         actuals[formal] = constant.name
         return True
     actuals[formal] = name = names.value(constant.name)
@@ -211,9 +286,10 @@ def _still_there(index: ModelIndex, name: str, contents: bytes) -> bool:
         bare, _ = strip(node, 0)
         bare.ClearField("output")
         return bool(bare.SerializeToString(deterministic=True) == contents)
-    if name not in index.initializers:
+    holder = index.holder(name)
+    if name not in holder.initializers:
         return False
-    stored = index.model.graph.initializer[index.initializers[name]]
+    stored = holder.graph.initializer[holder.initializers[name]]
     if stored.data_location == onnx.TensorProto.EXTERNAL:
         return True
     tensor = onnx.TensorProto()
@@ -253,11 +329,10 @@ def _restore_info(restored: _Restored, entry: ValueRecord, name: str) -> None:
 
 
 def _place_nodes(
-    result: onnx.ModelProto, index: ModelIndex, origin: Origin, chosen: Collection[int], restored: _Restored
+    graph: onnx.GraphProto, index: ModelIndex, origin: Origin, chosen: Collection[int], restored: _Restored
 ) -> None:
     """In the original order where that is known, of all nodes, and still sound, else each body where its fused node
     stood."""
-    graph = result.graph
     places = [origin.nodes.get(position) for position in range(len(index.nodes))]  # None for fused nodes
     local: list[tuple[int, int]] = [(position, 0) for position in range(len(index.nodes))]
     for number, (position, place, node) in enumerate(restored.nodes):
@@ -289,31 +364,31 @@ def _sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
     return True
 
 
-def _place_weights(result: onnx.ModelProto, origin: Origin, restored: _Restored) -> None:
-    places = [origin.initializers.get(place) for place in range(len(result.graph.initializer))]
+def _place_weights(graph: onnx.GraphProto, origin: Origin, restored: _Restored) -> None:
+    places = [origin.initializers.get(place) for place in range(len(graph.initializer))]
     for place, tensor in restored.initializers:
-        result.graph.initializer.append(tensor)
+        graph.initializer.append(tensor)
         places.append(place)
-    _settle(result.graph.initializer, places)
+    _settle(graph.initializer, places)
 
 
 def _place_infos(
-    result: onnx.ModelProto, index: ModelIndex, origin: Origin, chosen: Mapping[int, FusedRecord], restored: _Restored
+    graph: onnx.GraphProto, index: ModelIndex, origin: Origin, chosen: Mapping[int, FusedRecord], restored: _Restored
 ) -> None:
     """Those of the original in its order, then those of fused nodes that stay."""
     added = {name for record in chosen.values() for name in record.added}
     final: list[int | None] = []
     places = (*origin.infos.values(), *(place for place, _ in restored.infos))
     later = 1 + max((place for place in places if place is not None), default=0)
-    for place, info in reversed(list(enumerate(index.model.graph.value_info))):
+    for place, info in reversed(list(enumerate(index.graph.value_info))):
         if info.name in added:
-            del result.graph.value_info[place]
+            del graph.value_info[place]
         else:
             final.insert(0, origin.infos[place] if place in origin.infos else later + place)
     for wanted, info in restored.infos:
-        result.graph.value_info.append(info)
+        graph.value_info.append(info)
         final.append(wanted)
-    _settle(result.graph.value_info, final)
+    _settle(graph.value_info, final)
 
 
 def _settle(items: Sortable, places: Sequence[int | None]) -> None:
@@ -323,15 +398,23 @@ def _settle(items: Sortable, places: Sequence[int | None]) -> None:
         rearrange(items, known)
 
 
-def _unmark(
-    result: onnx.ModelProto, index: ModelIndex, origin: Origin, chosen: Collection[int], restored: _Restored
-) -> None:
-    """Remove functions that nothing calls any more, our import of the domain, our record; restore the IR version.
+def _remember(notes: Any, part: _Part, last: bool) -> None:
+    """Remove our record of a graph with the ``last`` fused node, else note there where the restored nodes stood.
 
-    Where fused nodes stay, so do the import, the version and the record, which then says where the restored stood.
+    The model's own record stays until the last fused node has left the bodies too.
     """
-    record = origin.record
-    expanded = {index.nodes[position].op_type for position in chosen}
+    for place in reversed(range(len(notes))):
+        if notes[place].key == KEY:
+            if last:
+                del notes[place]
+            else:
+                notes[place].value = to_json(_with_places(part.origin.record, part.restored))
+
+
+def _unmark(result: onnx.ModelProto, parts: Mapping[Place, _Part]) -> None:
+    """Remove functions that nothing calls any more and our import of the domain; restore the IR version."""
+    record = parts[()].origin.record
+    expanded = {part.index.nodes[position].op_type for part in parts.values() for position in part.chosen}
     for place in reversed(range(len(result.functions))):
         function = result.functions[place]
         others = [node for i, entry in enumerate(result.functions) if i != place for node in entry.node]
@@ -351,16 +434,11 @@ def _unmark(
             info = unpacked(text, onnx.ValueInfoProto())
             if info.name in held and place <= len(result.graph.input):
                 result.graph.input.insert(place, info)
-    for place in reversed(range(len(result.metadata_props))):
-        if result.metadata_props[place].key == KEY:
-            if len(chosen) < len(origin.fused):
-                result.metadata_props[place].value = to_json(_with_places(record, restored))
-            else:
-                del result.metadata_props[place]
 
 
 def _with_places(record: ModelRecord, restored: _Restored) -> ModelRecord:
     """The record with the places of the nodes that were put back, which may stand elsewhere now."""
     places = {first_output(node): place for _, place, node in restored.nodes}
     known = {name: place for name, place in places.items() if name and place is not None}
-    return replace(record, moved={**record.moved, **known}, nodes=record.nodes if known == places else None)
+    nodes = record.nodes if known == places else None
+    return replace(record, moved={**record.moved, **known}, nodes=nodes, idle=())

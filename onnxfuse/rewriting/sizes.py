@@ -1,0 +1,299 @@
+"""Folded arithmetic on sizes into a copy of the model, and back.
+
+    the model ─ fold ─▶ constants for operands, equal values read once, unread nodes gone ─▶ fused as if it were loaded
+        ▲                                                                                          │
+        └──────────────────── unfold: what the model's record says was there ◀──── unfuse ─────────┘
+
+The record is a metadata property of its own, so that the records of fused nodes speak of the folded model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxfuse.errors import ModelError
+from onnxfuse.folding import Folding, decide
+from onnxfuse.graph import LoadedModel
+from onnxfuse.graph.build import OVERRIDABLE
+from onnxfuse.graph.constants import is_external, tensor_bytes
+from onnxfuse.graph.order import subgraphs
+from onnxfuse.lowering import launch
+from onnxfuse.rewriting.index import ModelIndex, all_nodes, reads_of
+from onnxfuse.rewriting.metadata import packed, unpacked
+from onnxfuse.rewriting.names import unlike
+from onnxfuse.rewriting.order import contracted, rearrange, slots
+from onnxfuse.rewriting.origin import first_output
+
+VERSION = 1
+KEY = "onnxfuse.sizes"
+"""Name of the model's metadata property."""
+
+SMALL_BYTES = 4096
+"""Larger initialisers stay in the model, read or not, rather than go into its record."""
+
+Entry = tuple[int, str]
+"""Where something stood, and what it was, as base64 protobuf."""
+
+
+@dataclass(frozen=True)
+class SizesRecord:
+    """What a model had before arithmetic on its sizes was folded.
+
+    Attributes:
+        counts: numbers of nodes, initialisers and ``value_info`` entries.
+        nodes, initializers, infos: those that left.
+        operands: node (by its first output), place, the name that was read and the one that is read now.
+        attributes: node (by its first output), place, and an attribute that left, as base64 protobuf.
+        changed: nodes (by their first output) that became others, as base64 protobuf.
+        added: names of initialisers that are new.
+    """
+
+    counts: tuple[int, int, int]
+    nodes: tuple[Entry, ...] = ()
+    initializers: tuple[Entry, ...] = ()
+    infos: tuple[Entry, ...] = ()
+    operands: tuple[tuple[str, int, str, str], ...] = ()
+    attributes: tuple[tuple[str, int, str], ...] = ()
+    changed: tuple[tuple[str, str], ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def replaced(self) -> int:
+        """How many operands read something else now, and values became constants."""
+        computed = {name for node in self.removed for name in node.output}
+        return len(self.operands) + len(self.changed) + len(computed.intersection(self.added))
+
+    @property
+    def removed(self) -> tuple[onnx.NodeProto, ...]:
+        """The nodes that left."""
+        return tuple(unpacked(text, onnx.NodeProto()) for _, text in self.nodes)
+
+
+def fold(loaded: LoadedModel) -> LoadedModel:
+    """The model with its arithmetic on sizes folded; the same where no node would go, or onnxfuse has been over it.
+
+    Raises:
+        ModelError: a small constant cannot be read.
+    """
+    folding = decide(loaded) if _is_foldable(loaded.proto) else Folding()
+    return replace(loaded, proto=_folded(loaded.proto, folding)) if folding.removed else loaded
+
+
+def _is_foldable(model: onnx.ModelProto) -> bool:
+    """Whether onnxfuse has not been over the model, and its initialisers are constants unless they are inputs."""
+    fused = any(entry.domain == launch.DOMAIN for entry in model.opset_import)
+    return model.ir_version >= OVERRIDABLE and not fused and sizes_record(model) is None
+
+
+def _folded(model: onnx.ModelProto, folding: Folding) -> onnx.ModelProto:
+    """A copy of the model with its arithmetic on sizes folded, and a record of what was there."""
+    index = ModelIndex.of(model)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    attributes = _without_attributes(result.graph, folding)
+    constants = _Constants(result.graph, _names(index))
+    reads = dict(folding.shared)
+    reads.update((operand, constants.name(found.array)) for operand, found in folding.constants.items())
+    changed = _joined(result.graph, folding, constants)
+    operands = []
+    for (position, place), name in sorted(reads.items()):
+        node = result.graph.node[position]
+        operands.append((first_output(node), place, node.input[place], name))
+        node.input[place] = name
+    for name, array in folding.values.items():
+        result.graph.initializer.append(numpy_helper.from_array(array, name))
+    added = tuple(tensor.name for tensor in result.graph.initializer[len(model.graph.initializer):])
+    unread = _unread(index, folding, result.graph)
+    vanished = {name for position in folding.removed for name in index.nodes[position].output} - folding.values.keys()
+    removed = (
+        sorted(folding.removed),
+        sorted(index.initializers[name] for name in unread),
+        sorted(index.infos[name] for name in {*vanished, *unread} if name in index.infos),
+    )
+    before, after = _lists(model.graph), _lists(result.graph)
+    nodes, weights, infos = (
+        tuple((place, packed(items[place])) for place in places) for items, places in zip(before, removed, strict=True)
+    )
+    for items, places in zip(after, removed, strict=True):
+        for place in reversed(places):
+            del items[place]
+    counts = (len(before[0]), len(before[1]), len(before[2]))
+    record = SizesRecord(counts, nodes, weights, infos, tuple(operands), attributes, changed, added)
+    text = json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":"), ensure_ascii=False)
+    result.metadata_props.add(key=KEY, value=text)
+    return result
+
+
+def unfold(model: onnx.ModelProto) -> None:
+    """Put back, in a model without fused nodes, what was folded; nothing where nothing was.
+
+    In a model that was edited since, what the edit left of the old names and places is put back.
+
+    Raises:
+        ModelError: the model's record cannot be read.
+    """
+    record = sizes_record(model)
+    if record is None:
+        return
+    place = next(place for place, entry in enumerate(model.metadata_props) if entry.key == KEY)
+    del model.metadata_props[place]
+    graph = model.graph
+    known = {first_output(node): node for node in graph.node}
+    for output, place, old, new in record.operands:
+        node = known.get(output)
+        if node is not None and place < len(node.input) and node.input[place] == new:
+            node.input[place] = old
+    for output, place, text in record.attributes:
+        attribute = unpacked(text, onnx.AttributeProto())
+        node = known.get(output)
+        if node is not None and all(other.name != attribute.name for other in node.attribute):
+            node.attribute.insert(place, attribute)
+    for output, text in record.changed:
+        node = known.get(output)
+        if node is not None and node.op_type == "Concat":
+            node.CopyFrom(unpacked(text, onnx.NodeProto()))
+    nodes = [(place, unpacked(text, onnx.NodeProto())) for place, text in record.nodes]
+    read = {name for node in (*graph.node, *(node for _, node in nodes)) for name in reads_of(node)}
+    computed = {name for _, node in nodes for name in node.output}
+    for place in reversed(range(len(graph.initializer))):
+        name = graph.initializer[place].name
+        if name in record.added and (name in computed or name not in read):
+            del graph.initializer[place]
+    weights = [(place, unpacked(text, onnx.TensorProto())) for place, text in record.initializers]
+    infos = [(place, unpacked(text, onnx.ValueInfoProto())) for place, text in record.infos]
+    for items, entries, count in zip(_lists(graph), (nodes, weights, infos), record.counts, strict=True):
+        _insert(items, entries, count)
+    _sort(graph)
+
+
+def _insert(items: Any, entries: Sequence[tuple[int, Any]], count: int) -> None:
+    """Put items where they stood in a list of ``count``, at its front where it is another list by now."""
+    items.extend(item for _, item in entries)
+    kept = len(items) - len(entries)
+    places = [place for place, _ in entries]
+    free = slots(count, places, kept)
+    rearrange(items, [*(range(len(entries), len(items)) if free is None else free),
+                      *(range(len(entries)) if free is None else places)])
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Put nodes in an order in which every one comes after what it reads, if they are in none."""
+    producer = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    needs = {
+        place: {producer[name] for name in reads_of(node) if name in producer} - {place}
+        for place, node in enumerate(graph.node)
+    }
+    if any(need > place for place, before in needs.items() for need in before):
+        order, stuck = contracted(list(needs), needs)
+        rank = {place: number for number, place in enumerate([*order, *stuck])}
+        rearrange(graph.node, [rank[place] for place in needs])
+
+
+def _lists(graph: onnx.GraphProto) -> tuple[Any, Any, Any]:
+    return graph.node, graph.initializer, graph.value_info
+
+
+def _without_attributes(graph: onnx.GraphProto, folding: Folding) -> tuple[tuple[str, int, str], ...]:
+    """Remove the attributes that constants do not go with."""
+    found = []
+    for (position, _), constant in folding.constants.items():
+        node = graph.node[position]
+        for place, attribute in enumerate(node.attribute):
+            if attribute.name == constant.without:
+                found.append((first_output(node), place, packed(attribute)))
+                del node.attribute[place]
+                break
+    return tuple(found)
+
+
+class _Constants:
+    """An initialiser for each distinct constant."""
+
+    def __init__(self, graph: onnx.GraphProto, taken: set[str]) -> None:
+        self.graph, self.taken = graph, taken
+        self.names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def name(self, array: np.ndarray) -> str:
+        """Name of the constant with these contents."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self.names:
+            name = self.names[key] = unlike(f"sizes_{'_'.join(map(str, array.reshape(-1)))}", self.taken)
+            self.taken.add(name)
+            self.graph.initializer.append(numpy_helper.from_array(array, name))
+        return self.names[key]
+
+
+def _joined(graph: onnx.GraphProto, folding: Folding, constants: _Constants) -> tuple[tuple[str, str], ...]:
+    """Make a Concat of each Shape node that is to be one; returns what they were."""
+    found = []
+    for position, parts in folding.joined.items():
+        node = graph.node[position]
+        found.append((first_output(node), packed(node)))
+        node.op_type = "Concat"
+        node.input[:] = [part if isinstance(part, str) else constants.name(part) for part in parts]
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("axis", 0))
+    return tuple(found)
+
+
+def _names(index: ModelIndex) -> set[str]:
+    """Every name that a value of the model, or of a subgraph, has."""
+    graph = index.model.graph
+    names = {*index.inputs, *index.outputs, *index.initializers, *index.infos, *index.bound}
+    names |= {sparse.values.name for sparse in graph.sparse_initializer}
+    for node in all_nodes(iter(graph.node)):
+        names.update(node.input)
+        names.update(node.output)
+        for inner in subgraphs(node):
+            names.update(tensor.name for tensor in inner.initializer)
+            names.update(info.name for info in (*inner.input, *inner.output))
+    return names
+
+
+def _unread(index: ModelIndex, folding: Folding, graph: onnx.GraphProto) -> set[str]:
+    """Initialisers that only removed nodes and replaced operands read."""
+    removed = frozenset(folding.removed)
+    read = {name for place, node in enumerate(graph.node) if place not in removed for name in reads_of(node)}
+    before = {name for names in index.reads for name in names}
+    return {
+        name for name, place in index.initializers.items()
+        if name in before - read and name not in index.inputs | index.outputs | index.bound
+        and not is_external(tensor := index.model.graph.initializer[place]) and tensor_bytes(tensor) <= SMALL_BYTES
+    }
+
+
+def sizes_record(model: onnx.ModelProto) -> SizesRecord | None:
+    """The record of a model whose arithmetic on sizes was folded, or None.
+
+    Raises:
+        ModelError: it is no record that this release can read.
+    """
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    if text is None:
+        return None
+    place, remedy = f"metadata property '{KEY}'", "Fuse the original model again."
+    try:
+        raw = json.loads(text)
+        version = raw.pop("version")
+        fields: dict[str, Any] = {
+            name: tuple(tuple(entry) if isinstance(entry, list) else entry for entry in part)
+            for name, part in raw.items()
+        }
+        record = SizesRecord(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"The record that onnxfuse left in the model cannot be read: {error!r}.", place=place, remedy=remedy,
+        ) from error
+    if version != VERSION:
+        raise ModelError(
+            f"Sizes were folded by another release of onnxfuse (the record has version {version}, this one reads "
+            f"{VERSION}).", place=place, remedy=remedy,
+        )
+    return record
