@@ -6,7 +6,9 @@ import importlib.metadata
 import importlib.util
 import json
 import multiprocessing
+import os
 import re
+import shutil
 import subprocess
 import sys
 import traceback
@@ -129,6 +131,19 @@ def _answer(connection: Connection, function: Callable[..., Any], arguments: Seq
         answer = False, traceback.format_exc()
     connection.send(answer)
     connection.close()
+
+
+def find_tool(name: str) -> str:
+    """A tool of the CUDA toolkit: on the path, or under ``CUDA_HOME`` or ``CUDA_PATH``.
+
+    Raises:
+        SystemExit: it is nowhere.
+    """
+    folders = [str(Path(os.environ[key]) / "bin") for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))
+    if found is None:
+        sys.exit(f"{name} was not found; put its folder on PATH, or set CUDA_HOME to the toolkit's")
+    return found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 TOLERANCE = 0.02
@@ -51,19 +51,24 @@ MICROSOFT_PRODUCTS = {
 }
 
 
+OWNERS = {"If", "Loop", "Scan"}
+TRIPS = 16
+BRANCH = 0.5
+
+
 @dataclass
 class Counts:
     """Bytes in products and in all else, kernels, and tensors whose size is unknown."""
 
-    products: int = 0
-    other: int = 0
-    kernels: int = 0
+    products: float = 0
+    other: float = 0
+    kernels: float = 0
     unknown: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Flat:
-    """A model with the bodies of its fused nodes in their places.
+    """A graph with the bodies of its fused nodes in their places.
 
     ``groups`` holds for each fused node its inner nodes, tensor inputs, outputs and launch plan.
     """
@@ -72,11 +77,11 @@ class Flat:
     groups: list[tuple[list[NodeProto], list[str], list[str], dict[str, Any] | None]]
 
 
-def flatten(model: ModelProto) -> Flat:
+def flatten(model: ModelProto, graph: GraphProto) -> Flat:
     """Put the body of every fused node where the node is; inner names get the node's output as a prefix."""
     bodies = {(function.domain, function.name): function for function in model.functions}
     flat = Flat([], [])
-    for node in model.graph.node:
+    for node in graph.node:
         body = bodies.get((node.domain, node.op_type)) if node.domain == "onnxfuse" else None
         if body is None:
             flat.nodes.append(node)
@@ -99,27 +104,109 @@ def flatten(model: ModelProto) -> Flat:
 
 
 class Shapes:
-    """Types, sizes and small contents of every tensor of a flat model."""
+    """Types, sizes and small contents of every tensor of a graph, its fused nodes put back.
 
-    def __init__(self, model: ModelProto, flat: Flat, sizes: dict[str, int]) -> None:
-        self.types: dict[str, TypeProto] = {}
-        self.data: dict[str, np.ndarray] = {}
+    A body (``outer`` is what is around it) is seen as it first runs; ``given`` are the types of its inputs.  ``bodies``
+    lists those in the graph, with how often each runs in one run of the graph.
+    """
+
+    def __init__(self, model: ModelProto, graph: GraphProto, sizes: dict[str, int], outer: Shapes | None = None,
+                 given: list[TypeProto | None] | None = None) -> None:
+        self.model, self.graph, self.flat = model, graph, flatten(model, graph)
+        self.types: dict[str, TypeProto] = dict(outer.types) if outer else {}
+        self.data: dict[str, np.ndarray] = dict(outer.data) if outer else {}
         self.inputs: set[str] = set()
-        self.constants: set[str] = set()
+        self.constants: set[str] = set(outer.constants) if outer else set()
+        self.bodies: list[tuple[Shapes, float]] = []
         self.opsets = {entry.domain: entry.version for entry in model.opset_import}
         self.sizes = sizes
-        for tensor in model.graph.initializer:
+        for tensor in graph.initializer:
             self.constants.add(tensor.name)
             self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             if prod(tensor.dims) <= 1024 and tensor.data_location != TensorProto.EXTERNAL:
                 self.data[tensor.name] = numpy_helper.to_array(tensor)
-        for info in model.graph.input:
-            if info.name not in self.constants:
+        for place, info in enumerate(graph.input):
+            if info.name not in self.constants or given is not None:
                 self.inputs.add(info.name)
-                self.types[info.name] = self.concrete(info.type)
-        self.stated = {info.name: self.concrete(info.type) for info in (*model.graph.value_info, *model.graph.output)}
-        for node in flat.nodes:
-            self.infer(node)
+                known = given[place] if given is not None and place < len(given) else None
+                self.types[info.name] = known or self.concrete(info.type)
+        self.stated = {info.name: self.concrete(info.type) for info in (*graph.value_info, *graph.output)}
+        for node in self.flat.nodes:
+            if node.op_type in OWNERS and not node.domain:
+                self.enter(node)
+            else:
+                self.infer(node)
+
+    def enter(self, node: NodeProto) -> None:
+        """The bodies of an If, a Loop or a Scan as they first run, and the types of the node's outputs."""
+        graphs = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+        if node.op_type == "If":
+            bodies = [Shapes(self.model, graph, self.sizes, self) for graph in graphs]
+            self.bodies += [(body, BRANCH) for body in bodies]
+            for place, name in enumerate(node.output):
+                kinds = [body.types.get(body.graph.output[place].name) for body in bodies]
+                shapes = {body.shape(body.graph.output[place].name) for body in bodies}
+                self.settle(name, kinds[0] if len(shapes) == 1 else None)
+            return
+        (graph,) = graphs
+        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+        stop = len(node.input) - scanned
+        carried = [self.types.get(name) for name in node.input[2 if node.op_type == "Loop" else 0:stop]]
+        first: list[TypeProto | None] = []
+        runs: int | None = None
+        if node.op_type == "Loop":
+            first = [helper.make_tensor_type_proto(kind, [1] * len(info.type.tensor_type.shape.dim))
+                     for kind, info in zip((TensorProto.INT64, TensorProto.BOOL), graph.input, strict=False)]
+            body = Shapes(self.model, graph, self.sizes, self, [*first, *carried])
+            count = self.data.get(node.input[0])
+            known = None if count is None else int(count.reshape(-1)[0])
+            runs = known if known is None or self.runs_through(node, body) else None
+            times = min(TRIPS, TRIPS if known is None else known) if runs is None else runs
+        else:
+            axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [0] * scanned)
+            for name, axis in zip(node.input[stop:], axes, strict=True):
+                shape = self.shape(name)
+                kind = self.types[name].tensor_type.elem_type if name in self.types else 0
+                if shape is None:
+                    first.append(None)
+                    continue
+                runs = shape[axis] if runs is None else runs
+                rest = [size for place, size in enumerate(shape) if place != axis % len(shape)]
+                first.append(helper.make_tensor_type_proto(kind, rest))
+            body = Shapes(self.model, graph, self.sizes, self, [*carried, *first])
+            times = TRIPS if runs is None else runs
+        self.bodies.append((body, max(times, 0)))
+        offset = 1 if node.op_type == "Loop" else 0
+        axes = next((list(a.ints) for a in node.attribute if a.name == "scan_output_axes"), [0] * len(node.output))
+        for place, name in enumerate(node.output):
+            inner = graph.output[place + offset].name
+            shape, kind = body.shape(inner), body.types.get(inner)
+            if place < len(carried):
+                before = graph.input[place + 2 * offset].name
+                self.settle(name, kind if shape is not None and shape == body.shape(before) else None)
+            elif shape is None or runs is None or kind is None:
+                self.settle(name, None)
+            else:
+                at = axes[place - len(carried)] % (len(shape) + 1)
+                sizes = [*shape[:at], runs, *shape[at:]]
+                self.settle(name, helper.make_tensor_type_proto(kind.tensor_type.elem_type, sizes))
+
+    def settle(self, name: str, kind: TypeProto | None) -> None:
+        if kind is not None:
+            self.types[name] = kind
+        elif name in self.stated:
+            self.types[name] = self.stated[name]
+
+    def runs_through(self, node: NodeProto, body: Shapes) -> bool:
+        """Whether nothing can end a Loop before its trip count."""
+        start = node.input[1] if len(node.input) > 1 else ""
+        if start and not (start in self.constants and bool(np.all(self.data[start]))):
+            return False
+        name = body.graph.output[0].name
+        makers = {output: step for step in body.flat.nodes for output in step.output}
+        while name in makers and makers[name].op_type == "Identity":
+            name = makers[name].input[0]
+        return name == body.graph.input[1].name or (name in body.constants and bool(np.all(body.data[name])))
 
     def concrete(self, kind: TypeProto) -> TypeProto:
         """A type with its symbols replaced by their sizes; an unknown shape is dropped."""
@@ -240,13 +327,19 @@ def is_view(node: NodeProto, shapes: Shapes, used: set[str]) -> bool:
 
 def count(model: ModelProto, sizes: dict[str, int]) -> Counts:
     """Bytes through device memory of one run of a model, fused or not, by docs/bytes.md."""
-    flat = flatten(model)
-    shapes = Shapes(model, flat, sizes)
-    used = {info.name for info in model.graph.output}
+    counts = Counts()
+    count_graph(Shapes(model, model.graph, sizes), set(), 1.0, counts)
+    return counts
+
+
+def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) -> None:
+    """Add what a graph and its bodies move; ``outside`` are constants of the graphs around it."""
+    flat = shapes.flat
+    used = {info.name for info in shapes.graph.output}
     for node in flat.nodes:
         used |= set(node.input) | captured(node)
     launches: dict[int, NodeProto] = {}
-    constant = set(shapes.constants)
+    constant = shapes.constants | outside
     host: set[str] = set()
     for node in flat.nodes:
         reads = {name for name in node.input if name} | captured(node)
@@ -261,7 +354,8 @@ def count(model: ModelProto, sizes: dict[str, int]) -> Counts:
                 host |= set(node.output)
         else:
             launches[id(node)] = node
-    counts = Counts()
+    for body, times in shapes.bodies:
+        count_graph(body, constant, runs * times, counts)
 
     def tensor(name: str) -> int:
         size = shapes.size(name)
@@ -279,9 +373,14 @@ def count(model: ModelProto, sizes: dict[str, int]) -> Counts:
     for node in flat.nodes:
         if id(node) not in launches or id(node) in inside:
             continue
+        if not node.domain and node.op_type in OWNERS:
+            stacked = node.output[max(len(node.input) - 2, 0):] if node.op_type == "Loop" else []
+            for name in filter(None, stacked):
+                add(counts, 2 * tensor(name), False, 1, runs)
+            continue
         names = dict.fromkeys([name for name in node.input if name] + sorted(captured(node)))
         total = sum(read(node, name) for name in names) + sum(tensor(name) for name in node.output if name)
-        add(counts, total, is_product(node), 1)
+        add(counts, total, is_product(node), 1, runs)
     for nodes, inputs, outputs, plan in flat.groups:
 
         def demand(name: str, nodes: list[NodeProto] = nodes, outputs: list[str] = outputs) -> int:
@@ -298,16 +397,15 @@ def count(model: ModelProto, sizes: dict[str, int]) -> Counts:
         total = sum(demand(name) for name in inputs) + sum(tensor(name) for name in outputs)
         kernels, scratch = plan_cost(plan, [shapes.shape(name) for name in inputs])
         product = any(is_product(node) for node in nodes if id(node) in launches)
-        add(counts, total + scratch, product, kernels)
-    return counts
+        add(counts, total + scratch, product, kernels, runs)
 
 
-def add(counts: Counts, total: int, product: bool, kernels: int) -> None:
-    counts.kernels += kernels
+def add(counts: Counts, total: int, product: bool, kernels: int, runs: float) -> None:
+    counts.kernels += runs * kernels
     if product:
-        counts.products += total
+        counts.products += runs * total
     else:
-        counts.other += total
+        counts.other += runs * total
 
 
 def is_product(node: NodeProto) -> bool:
@@ -401,8 +499,9 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = {name: int(size) for name, _, size in (entry.rpartition("=") for entry in options.dim)}
     before, after = (count(load(path), sizes) for path in (options.original, options.fused))
     mine = {
-        "bytes_products": before.products, "bytes_before": before.other, "bytes_after": after.other,
-        "kernels_before": before.kernels, "kernels_after": after.kernels,
+        "bytes_products": round(before.products), "bytes_before": round(before.other),
+        "bytes_after": round(after.other), "kernels_before": round(before.kernels),
+        "kernels_after": round(after.kernels),
     }
     theirs = json.loads(options.report.read_text(encoding="utf-8")) if options.report else {}
     worst = 0.0

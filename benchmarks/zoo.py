@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -27,7 +27,7 @@ import click
 from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, table, write_results
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
-from onnxfuse.pipeline import Options, optimise
+from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.reporting import Report, report_of
 from onnxfuse.rewriting import save
 
@@ -126,28 +126,33 @@ def choose(names: str | None) -> list[Row]:
     return [row for row in rows if row.name.startswith(tuple(wanted))]
 
 
-def prepare(rows: Sequence[Row], folder: str, target: str | None) -> list[Prepared]:
-    """Hydrate a model and fuse it for each of its rows."""
+def fuse(rows: Sequence[Row], folder: str, target: str | None) -> Iterator[tuple[Row, str, str, Optimised, float]]:
+    """Hydrate a model and fuse it for each of its rows: the two files, what was planned, the seconds that it took."""
     original = Path(folder) / f"{rows[0].model}.onnx"
     original.write_bytes(hydrate().hydrate(ZOO / f"{rows[0].model}.onnx.xz").SerializeToString())
-    made = []
     for row in rows:
         start = time.perf_counter()
         optimised = optimise(original, Options(dims=row.dims, target=target, verify=False))
         seconds = time.perf_counter() - start
         path = Path(folder) / f"{row.name.replace(':', '_')}.fused.onnx"
         save(optimised.model, path, source=optimised.loaded)
-        made.append(Prepared(row, str(original), str(path), report_of(optimised), seconds))
-    return made
+        yield row, str(original), str(path), optimised, seconds
 
 
-def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int) -> dict[str, Prepared | str]:
-    """Every row by name, prepared, or why it is not; models in parallel, the largest first."""
+def prepare(rows: Sequence[Row], folder: str, target: str | None) -> list[Prepared]:
+    """Hydrate a model and fuse it for each of its rows."""
+    return [Prepared(row, original, fused, report_of(optimised), seconds)
+            for row, original, fused, optimised, seconds in fuse(rows, folder, target)]
+
+
+def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int,
+                prepare: Callable[[Sequence[Row], str, str | None], list[Any]] = prepare) -> dict[str, Any]:
+    """Every row by name, as ``prepare`` makes it, or why it is not, as text; models in parallel, the largest first."""
     models: dict[str, list[Row]] = {}
     for row in rows:
         models.setdefault(row.model, []).append(row)
     sizes = {model: entry["bytes"] for model, entry in json.loads((ZOO / "zoo.json").read_text()).items()}
-    made: dict[str, Prepared | str] = {}
+    made: dict[str, Any] = {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         order = sorted(models.values(), key=lambda same: -sizes[same[0].model])
         waiting = {pool.submit(prepare, same, folder, target): same for same in order}

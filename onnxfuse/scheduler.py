@@ -204,7 +204,8 @@ class FusionPlanner:
             fusion = made.plan.fusions[placed.region]
             cost = fusion.cost
             fusions.append(PlannedFusion(
-                placed.node, fusion.rule, tuple(node.label for node in fusion.nodes), cost.seconds_after,
+                placed.node, fusion.rule, tuple(node.label for node in fusion.nodes),
+                cost.seconds_after / (cost.executions or 1),
                 cost.estimated_speedup, cost.bytes_before - cost.bytes_after, cost.memory_saved,
             ))
         symbols = {name for value in made.graph.inputs for size in value.shape or () for name in size.symbols}

@@ -129,3 +129,28 @@ def chain(fused: Fused, count: int, hosts: Sequence[str] = (), size: int | str =
         graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
         functions=[fused.function("Region0")], ir_version=9,
     )
+
+
+def bodies(fused: Fused) -> onnx.ModelProto:
+    """y = x and ``m`` times a node's result of it, in a Loop, in each branch of an If in that: with ``flag`` there are
+    two nodes in a row, else one."""
+    def value(name: str, kind: int = FLOAT, sizes: Sequence[int | str] | None = ("n",)) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, sizes)
+
+    twice = helper.make_graph(
+        [fused.node("first", "Region0", [], ["state"], "once"), fused.node("second", "Region0", [], ["once"], "two")],
+        "then", [], [value("two", sizes=None)], value_info=[value("once")])
+    once = helper.make_graph([fused.node("only", "Region0", [], ["state"], "one")], "else", [],
+                             [value("one", sizes=None)])
+    step = [helper.make_node("Identity", ["on"], ["going"]),
+            helper.make_node("If", ["flag"], ["next"], "branches", then_branch=twice, else_branch=once)]
+    body = helper.make_graph(
+        step, "body", [value("i", INT64, []), value("on", TensorProto.BOOL, []), value("state", sizes=None)],
+        [value("going", TensorProto.BOOL, []), value("next", sizes=None)])
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["m", "", "x"], ["y"], "loop", body=body)], "bodies",
+        [value("x"), value("m", INT64, []), value("flag", TensorProto.BOOL, [])], [value("y")])
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+        functions=[fused.function("Region0")], ir_version=9,
+    )

@@ -433,6 +433,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "Gelu"): _gelu,
     ("", "Swish"): lambda a, o, x: _silu(x, a.get("alpha", 1.0)),
     ("", "Mish"): lambda a, o, x: x * np.tanh(np.logaddexp(0, x)),
+    ("", "Softsign"): lambda a, o, x: x / (1 + np.abs(x)),
     ("", "Softplus"): lambda a, o, x: np.logaddexp(0, x),
     ("", "Sigmoid"): lambda a, o, x: 1 / (1 + np.exp(-x)),
     ("", "Reciprocal"): lambda a, o, x: 1 / x,

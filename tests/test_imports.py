@@ -17,10 +17,11 @@ GROUND = {"errors", "refusal", "resources", "version"}
 
 ALLOWED: dict[str, set[str]] = {
     "graph": set(),
+    "folding": {"graph"},
     "rules": {"graph"},
     "lowering": {"graph"},
     "schedules": {"graph", "lowering"},
-    "rewriting": {"graph", "lowering"},
+    "rewriting": {"graph", "folding", "lowering"},
     "planning": {"graph", "rules", "lowering", "schedules", "rewriting"},
     "runtime": set(),
     "measuring": {"graph", "runtime"},
@@ -31,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "embedding": {"lowering", "rewriting", "runtime"},
     "delivery": {"verifying"},
     "pipeline": {
-        "graph", "rules", "planning", "rewriting", "verifying", "presence", "measurements", "embedding", "delivery",
+        "graph", "folding", "rules", "planning", "schedules", "rewriting", "verifying", "presence", "measurements",
+        "embedding", "delivery",
     },
     "tuning": {
         "graph", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying", "presence",

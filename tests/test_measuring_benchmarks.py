@@ -20,7 +20,9 @@ from onnxfuse.measuring.machine import CPU, Machine
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-common, cold_start, kernels, zoo = map(importlib.import_module, ("common", "cold_start", "kernels", "zoo"))
+common, cold_start, kernels, zoo, predictions, fitting, traffic = map(
+    importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic")
+)
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -202,3 +204,160 @@ def test_results_are_named_by_date_gpu_and_benchmark(tmp_path):
 def test_a_table_is_aligned():
     assert common.table(["row", "ms"], [["a", "1.5"], ["long", "10"]]) == (
         "| row  |  ms |\n|:-----|----:|\n| a    | 1.5 |\n| long |  10 |")
+
+
+# ---- Predicted against measured. ----
+
+
+def region(name: str = "k", grid=(8, 1, 1), predicted: float = 10.0, **given):
+    """A fused node of one kernel that moves 12 MB."""
+    values = {"reads": 8_000_000, "writes": 4_000_000, "scratch": 0, "flops": 0, "kernels": 1, "executions": 1.0,
+              "rule": "r", "schedule": "rows"} | given
+    return predictions.Region("node", launches=((name, grid),), names=(name, f"{name}_plain"), predicted=predicted,
+                              **values)
+
+
+def planned(*regions):
+    return predictions.Predicted(next(row for row in zoo.all_rows() if row.model == "tower_fp32"), "a", "b", "H200",
+                                 regions)
+
+
+def lap(*kernels) -> list[Activity]:
+    return [Activity(CONCURRENT_KERNEL, name, 0, nanoseconds, grid) for name, grid, nanoseconds in kernels]
+
+
+def test_launches_are_told_apart_by_kernel_and_grid():
+    """Microseconds: medians over the laps of each launch."""
+    small, large = ("k", (8, 1, 1)), ("k", (16, 1, 1))
+    laps = [[*lap((*small, 1000), (*large, 9000), (*small, 3000)), Activity(MEMCPY, "copy", 0, 7)],
+            lap((*small, 1200), (*large, 9000), (*small, 3000)), lap((*small, 5000), (*large, 8000), (*small, 2000))]
+    assert predictions.seen(laps) == {small: [1.2, 3.0], large: [9.0]}
+
+
+def test_nodes_of_one_kernel_and_grid_share_the_mean_of_its_times():
+    made = planned(region(predicted=2.0), region(predicted=2.0), region(grid=(16, 1, 1), predicted=20.0))
+    found = predictions.compare(made, {("k", (8, 1, 1)): [1.0, 3.0], ("k", (16, 1, 1)): [9.0]})
+    assert [one.measured for one in found] == [2.0, 2.0, 9.0]
+    assert [one.near for one in found] == [True, True, False] and predictions.share(found) == pytest.approx(2 / 3)
+    text = predictions.show(found, {}, 5)
+    assert "Within 25% of measured: 66.7% of 3 regions; 50.0% where nodes of one kernel and size count once." in text
+    assert "| tower_fp32:8192 node |     rows |     1 | 12.00 |   0.0 |       1 |        20.00 |        9.00 |" in text
+
+
+def test_a_kernel_that_did_not_run_as_planned_is_said():
+    found = predictions.compare(planned(region()), {("k", (4, 1, 1)): [6.0]})
+    assert (found[0].measured, found[0].note) == (6.0, "k ran with grid 4x1x1 instead of (8, 1, 1)")
+    found = predictions.compare(planned(region()), {("k_plain", (8, 1, 1)): [6.0]})
+    assert (found[0].measured, found[0].note) == (None, "k was not launched with grid (8, 1, 1), but k_plain")
+    assert predictions.share(found) == 0
+    found = predictions.compare(planned(region(grid=None)), {("k", (4, 1, 1)): [6.0], ("k", (2, 1, 1)): [2.0]})
+    assert (found[0].measured, found[0].note) == (4.0, "")
+
+
+def test_predictions_of_a_real_row_and_back_from_json(tmp_path):
+    """The tower's four regions are one kernel, of 8192 x 1024 floats read twice, a bias, and as much written."""
+    (made,) = predictions.predict([next(row for row in zoo.all_rows() if row.model == "tower_fp32")], str(tmp_path),
+                                  "H200")
+    assert made.target == "H200" and len(made.regions) == 4
+    assert {(one.bytes, len(one.launches)) for one in made.regions} == {(3 * 8192 * 1024 * 4 + 4096, 1)}
+    ((name, grid),) = made.regions[0].launches
+    assert all(name in one.names and one.predicted > 10 for one in made.regions)
+    compared = predictions.compare(made, {(name, grid): [25.0] * 4})
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(predictions._content(compared, {}, made.target)))
+    target, again = predictions.from_json(path)
+    assert target == "H200" and [one.region.launches for one in again] == [one.region.launches for one in compared]
+    assert [one.measured for one in again] == [25.0] * 4
+    result = CliRunner().invoke(predictions.main, ["--from", str(path), "--fit", "--least", "1.1"])
+    assert result.exit_code == 1 and "## Fit for H200" in result.output
+    result = CliRunner().invoke(predictions.main, ["--from", __file__])
+    assert result.exit_code == 2 and "holds no predictions" in result.output
+
+
+def test_a_dry_run_of_predictions(tmp_path):
+    arguments = ["--rows", "tower", "--dry-run", "--jobs", "1", "--target", "H200", "--out", str(tmp_path)]
+    result = CliRunner().invoke(predictions.main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "tower_fp32:8192 node" in result.output and not list(tmp_path.iterdir())
+
+
+def test_the_fit_finds_the_constants_that_made_the_times():
+    """float64, to 2% of each constant, from exact times; to 10% with one time in ten three times too long."""
+    profile = fitting.resolve_profile("H200").model_copy(update={"floor_us": 1.2, "l2_gain": 3.5})
+    rng = np.random.default_rng(0)
+    regions = [region(schedule=schedule, reads=int(size), writes=int(size / 2))
+               for size in np.geomspace(1e4, 2e9, 40) for schedule in ("rows", "tiled")]
+    true = {"rows": 0.8, "tiled": 0.6}
+    times = np.array([1e6 * fitting.seconds(one, profile, true[one.schedule]) for one in regions])
+    start = fitting.resolve_profile("H200")
+    for measured, within in ((times, 0.02), (times * np.where(rng.random(len(times)) < 0.1, 3, 1), 0.1)):
+        found, predicted = fitting.fit(regions, measured, np.ones(len(times)), start)
+        wanted = {"floor_us": 1.2, "l2_gain": 3.5, "efficiency rows": 0.8, "efficiency tiled": 0.6}
+        assert found == {name: pytest.approx(value, rel=within) for name, value in wanted.items()}
+        assert np.median(np.abs(predicted / times - 1)) < within
+    own, _ = fitting.fit(regions, times, np.ones(len(times)), start, floors=True)
+    assert own["floor_us rows"] == pytest.approx(1.2, rel=0.02) == own["floor_us tiled"]
+
+
+# ---- Traffic. ----
+
+DETAILS = """==PROF== Connected to process 7
+"ID","Process ID","Kernel Name","Grid Size","Metric Name","Metric Unit","Metric Value"
+"0","7","k","(8, 1, 1)","dram__bytes_read.sum","byte","8,100,000"
+"0","7","k","(8, 1, 1)","dram__bytes_write.sum","byte","3,900,000"
+"1","7","_Z3addIfEvPT_S1_i","(2, 1, 1)","dram__bytes_read.sum","byte","1,000,000"
+"1","7","_Z3addIfEvPT_S1_i","(2, 1, 1)","dram__bytes_write.sum","byte","0"
+"2","7","sm90_xmma_gemm","(2, 1, 1)","dram__bytes_read.sum","byte","5,000"
+"2","7","sm90_xmma_gemm","(2, 1, 1)","dram__bytes_write.sum","byte","5,000"
+"""
+RAW = """"ID","Kernel Name","Grid Size","dram__bytes_read.sum","dram__bytes_write.sum"
+"","","","byte","byte"
+"0","k","(8, 1, 1)","8,100,000","3,900,000"
+"""
+
+
+def test_counters_are_read_from_both_forms_of_table():
+    assert traffic.parse(DETAILS)[0] == traffic.Profiled("k", (8, 1, 1), 8_100_000, 3_900_000)
+    assert [kernel.name for kernel in traffic.parse(DETAILS)] == ["k", "_Z3addIfEvPT_S1_i", "sm90_xmma_gemm"]
+    assert traffic.parse(RAW) == traffic.parse(DETAILS)[:1]
+    assert traffic.parse("==ERROR== no permission") == []
+
+
+def test_the_count_beside_the_counters():
+    """12.0 MB counted and moved by the fused kernel; 13.0 MB moved and 12.5 MB counted outside products."""
+    one = traffic.compare(planned(region()), 12_500_000, traffic.parse(DETAILS), 1 << 20)
+    assert one.fused == (traffic.Counted("node", "rows", 1, 12_000_000, 8_100_000, 3_900_000),)
+    assert one.other == {"add<float>": 1_000_000} and one.products == 10_000
+    assert (one.fused_ratio, one.ratio) == (1.0, pytest.approx(12.5 / 13)) and one.agrees
+    assert "0.962 of what was moved: agrees within 10%" in traffic.counters_text(one)
+    off = traffic.compare(planned(region(reads=4_000_000)), 12_500_000, traffic.parse(DETAILS), 1 << 20)
+    assert not off.agrees
+    gone = traffic.compare(planned(region(name="other")), 12_500_000, traffic.parse(DETAILS), 1 << 20)
+    assert gone.missing == ("node: other",) and not gone.agrees
+
+
+def test_rows_of_any_sizes():
+    assert traffic.row_of("bert_base_fp16:64:512").dims == {"s33": 64, "s50": 512, "s6": 64}
+    result = CliRunner().invoke(traffic.main, ["--counters", "bert:8", "--dry-run"])
+    assert result.exit_code == 2 and "no model is called 'bert'; there are: bert_base_fp16, " in result.output
+    result = CliRunner().invoke(traffic.main, ["--counters", "bert_base_fp16:8", "--dry-run"])
+    assert result.exit_code == 2
+    assert "'bert_base_fp16:8' must have 2 sizes, as bert_base_fp16:8:128" in " ".join(result.output.split())
+
+
+def test_a_toolkit_s_tool_that_is_missing_is_said(monkeypatch):
+    for name in ("PATH", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(name, "")
+    result = CliRunner().invoke(traffic.main, ["--counters", "tower_fp32:8"])
+    assert result.exit_code == 1
+    assert "ncu was not found; put its folder on PATH, or set CUDA_HOME to the toolkit's" in result.output
+
+
+def test_the_share_that_is_left(tmp_path):
+    arguments = ["--rows", "tower", "--dry-run", "--jobs", "1", "--target", "H200", "--out", str(tmp_path)]
+    result = CliRunner().invoke(traffic.main, [*arguments, "--most", "0.2"])
+    assert result.exit_code == 0, result.output
+    assert "PASS: 10.2% left (mean of rows), at most 20%" in result.output
+    result = CliRunner().invoke(traffic.main, [*arguments, "--most", "0.05"])
+    assert result.exit_code == 1 and "FAIL: 10.2% left (mean of rows), at most 5%" in result.output
+    assert not list(tmp_path.iterdir())

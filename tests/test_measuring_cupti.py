@@ -23,6 +23,7 @@ from onnxfuse.measuring.cupti import (
 )
 
 RECORD = 160
+GRID = (4096, 2, 1)
 END_OF_BUFFER = 12
 NAMES: dict[str, Any] = {}
 
@@ -34,6 +35,7 @@ def packed(kind: int, start: int, end: int, name: str = "") -> bytes:
     struct.pack_into("<QQ", raw, 16, start, end)
     if kind == CONCURRENT_KERNEL:
         text = NAMES.setdefault(name, ctypes.create_string_buffer(name.encode()))
+        struct.pack_into("<iii", raw, 52, *GRID)
         struct.pack_into("<Q", raw, 104, ctypes.addressof(text) if name else 0)
     return bytes(raw)
 
@@ -101,7 +103,7 @@ def timer(*flushes: Sequence[bytes], **options: Any) -> tuple[KernelTimer, FakeL
 def test_a_kernel_record():
     raw = ctypes.create_string_buffer(packed(CONCURRENT_KERNEL, 1000, 3500, "softmax"))
     record = read_record(ctypes.addressof(raw))
-    assert record == Activity(CONCURRENT_KERNEL, "softmax", 1000, 3500)
+    assert record == Activity(CONCURRENT_KERNEL, "softmax", 1000, 3500, GRID)
     assert record.nanoseconds == 2500
     assert record.is_kernel
 

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.reporting import report_of
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
@@ -33,12 +34,42 @@ def test_rows_of_different_lengths_do_not_meet() -> None:
     assert [ops for _, ops in regions(made)] == [["ReduceMean", "Sub"], ["ReduceMean", "Sub"]]
 
 
-def test_a_few_long_rows_are_left_to_the_runtime() -> None:
+def test_a_few_long_rows_are_split() -> None:
+    """Two kernels, whose cost and scratch are counted, and shown."""
     made = fuse("""g (float16[B, S] x) => (float16[B, S] y) {
         a = Abs(x) m = ReduceMax<keepdims = 1>(a) y = Div(x, m)
     }""", dims={"B": 8, "S": 1000000})
-    assert "few-rows" in codes(made)
-    assert all("ReduceMax" not in ops for _, ops in regions(made))
+    (fusion,) = made.plan.fusions
+    assert [node.op for node in fusion.view] == ["Abs", "ReduceMax", "Div"] and fusion.kernel.schedule == "split"
+    assert (fusion.steps, fusion.cost.kernels_after) == (2, 2) and 0 < fusion.scratch < 10_000
+    assert fusion.cost.bytes_after == 2 * 16_000_000 + fusion.scratch
+    (entry,) = report_of(made).fusions
+    assert (entry.schedule, entry.kernels_after, entry.bytes_after) == ("split", 2, fusion.cost.bytes_after)
+    assert not codes(made) & {"few-rows", "reduction-axis"}
+
+
+@pytest.mark.parametrize(("body", "schedule"), [
+    ("(float16[N, 64, 56, 56] y) { a = Abs(x) s = Softmax<axis = 1>(a) y = Mul(s, x) }", "columns"),
+    ("(float16[N, 1, 56, 56] y) <int64[1] c = {1}> { a = Abs(x) s = ReduceMean(a, c) y = Tanh(s) }", "columns"),
+    ("(float16[64] y) <int64[3] c = {0, 2, 3}> { a = Abs(x) s = ReduceMean<keepdims = 0>(a, c) y = Tanh(s) }", "split"),
+    ("(float16[N, 64, 1, 1] y) <int64[2] c = {2, 3}> { a = Abs(x) s = ReduceMean(a, c) y = Tanh(s) }", "rows"),
+    ("(float16[64, 56, 56] y) <int64[1] c = {0}> { a = Abs(x) s = ReduceSum<keepdims = 0>(a, c) y = Tanh(s) }",
+     "columns"),
+], ids=["softmax over channels", "mean over channels", "statistics of channels", "pooling", "sum over the batch"])
+def test_reductions_over_other_axes_fuse(body: str, schedule: str) -> None:
+    made = fuse(f"g (float16[N, 64, 56, 56] x) => {body}", dims={"N": 32})
+    (fusion,) = made.plan.fusions
+    assert len(fusion.view) == 3 and fusion.kernel.schedule == schedule
+
+
+def test_reductions_over_different_axes_do_not_meet() -> None:
+    made = fuse("""g (float[N, 64, 56, 56] x) => (float[N, 64, 56, 56] y, float[N, 64, 56, 56] z)
+        <int64[1] a = {1}, int64[1] b = {3}> {
+        m = ReduceMax(x, a) s = Sub(x, m) n = ReduceMax(s, b) y = Sub(s, n) z = Tanh(s)
+    }""", dims={"N": 32})
+    assert [ops for _, ops in regions(made)] == [["ReduceMax"], ["Sub", "ReduceMax", "Sub", "Tanh"]]
+    (refusal,) = (refusal for refusal in made.refusals if refusal.code == "reduction-structure")
+    assert refusal.message == "rows of 64 elements and rows of 56 meet at 'm'"
 
 
 def test_a_transpose_of_the_innermost_axis_joins_what_is_pointwise() -> None:

@@ -146,3 +146,12 @@ def test_units_in_the_last_place(dtype: int, kind: Any) -> None:
     """Beside NumPy's own, which steps away from zero."""
     values = np.concatenate([samples(50), samples(50) * 1e-5, [1.0, 0.5, 2.0, 1024.0, 0.0]]).astype(kind)
     np.testing.assert_array_equal(ulp(values, dtype), np.abs(np.spacing(values)).astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
+def test_a_tensor_without_axes_is_judged_like_one_element(dtype: int) -> None:
+    right, wrong = judged(3.0, np.array(3.0), dtype, dtype), judged(3.3, np.array(3.0), dtype, dtype)
+    assert right.passed and right.where == () and right.count == 1
+    assert not wrong.passed and wrong.where == () and float(wrong.wanted) == 3
+    assert not judged(np.nan, np.array(3.0), dtype, dtype).passed
+    assert judged(np.nan, np.array(np.nan), dtype, dtype).passed

@@ -141,7 +141,9 @@ def planning_options(command: F) -> F:
     for option in reversed((
         click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
                      help="Rule file, or folder of them, to use beside the shipped ones; may repeat."),
-        click.option("--disable", multiple=True, metavar="ID", help="Rule to leave out; may repeat."),
+        click.option("--disable", multiple=True, metavar="ID",
+                     help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
+                          "horizontal-joins (independent regions in one kernel); may repeat."),
         dim_option,
         click.option("--target", metavar="GPU",
                      help="GPU to plan for (`onnxfuse targets` lists them), or a YAML file that describes one; the one "

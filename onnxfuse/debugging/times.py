@@ -18,6 +18,7 @@ from onnxfuse.debugging.pair import Inputs, Pair, Progress
 from onnxfuse.debugging.results import NodeTime, TimeResult
 from onnxfuse.debugging.variants import Variants, paired
 from onnxfuse.errors import KernelError, OnnxfuseError
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.measuring import BenchResult, bench, make_inputs
 from onnxfuse.measuring.machine import find_machine
@@ -155,8 +156,10 @@ def node_pair(
     """
     body = body_model(node, model)
     kinds = {info.name: info.type.tensor_type.elem_type for info in body.graph.input}
-    constants = {tensor.name for tensor in model.graph.initializer}
-    constants |= {name for entry in model.graph.node if entry.op_type == "Constant" for name in entry.output}
+    graphs = [graph for _, graph in graphs_of(model)]
+    constants = {tensor.name for graph in graphs for tensor in graph.initializer}
+    constants |= {name for graph in graphs for entry in graph.node if entry.op_type == "Constant"
+                  for name in entry.output}
     reads = {f"h{place}": "" for place in range(HOST_INPUTS)} | {
         f"x{place}": name for place, name in enumerate(node.tensors)}
     held = {formal for formal in kinds if not reads[formal] or reads[formal] in constants}

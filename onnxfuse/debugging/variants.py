@@ -19,9 +19,11 @@ from onnxfuse.debugging.search import Outcome
 from onnxfuse.errors import KernelError, ModelError, VerificationError
 from onnxfuse.graph import Graph, LoadedModel
 from onnxfuse.graph.constants import read
+from onnxfuse.graph.model import Body
+from onnxfuse.graph.order import bodies_of, body_of, graphs_of
 from onnxfuse.lowering.launch import DOMAIN
 from onnxfuse.measuring.compare import compare
-from onnxfuse.rewriting import FusedNode, read_fused
+from onnxfuse.rewriting import FusedNode, fold, read_fused, sizes_record
 from onnxfuse.verifying.capture import run_model
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.runs import Run
@@ -34,7 +36,7 @@ float type in the model.  Whole models amplify roundings: these are wide, and no
 
 def default_tolerance(graph: Graph) -> float:
     """The tolerance for a model, by the narrowest float type of its values."""
-    kinds = {value.dtype for value in graph.values.values()}
+    kinds = {value.dtype for part in graph.walk() for value in part.values.values()}
     return next((limit for kind, limit in TOLERANCES.items() if kind in kinds), 0.0)
 
 
@@ -51,10 +53,42 @@ def paired(original: LoadedModel, fused: LoadedModel) -> Iterator[tuple[Slim, Sl
 
 @dataclass(frozen=True)
 class Replaced:
-    """What stands in the original model for a fused node: positions of nodes, names of initialisers."""
+    """What stands in the original model for a fused node: positions of nodes, names of initialisers; names that the
+    nodes read from the graphs around."""
 
     nodes: tuple[int, ...]
     constants: tuple[str, ...]
+    around: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """A graph of the original: positions of its nodes by what they compute, its initialisers, what is around it."""
+
+    label: str
+    graph: onnx.GraphProto
+    producer: Mapping[str, int]
+    tensors: Mapping[str, TensorProto]
+    inputs: frozenset[str]
+    around: _Scope | None
+
+    @staticmethod
+    def of(label: str, graph: onnx.GraphProto, around: _Scope | None) -> _Scope:
+        return _Scope(
+            label, graph, {name: place for place, node in enumerate(graph.node) for name in node.output},
+            {tensor.name: tensor for tensor in graph.initializer}, frozenset(info.name for info in graph.input), around,
+        )
+
+    def holder(self, name: str) -> _Scope | None:
+        """This graph or the one around it that the value is of; None where a node of the graph cannot read it."""
+        scope: _Scope | None = self
+        while scope is not None and not (name in scope.producer or name in scope.tensors or name in scope.inputs):
+            scope = scope.around
+        return scope
+
+
+def _label(body: Body | None) -> str:
+    return "" if body is None else body.label
 
 
 class Variants:
@@ -66,76 +100,131 @@ class Variants:
         Raises:
             ModelError: the original lacks a value that a fused node reads or computes.
         """
+        if sizes_record(fused.proto) is not None:
+            original = fold(original)  # what the fused nodes speak of
         self._original = original
         self._place = None if fused.path is None else str(fused.path)
         self.nodes = {node.name: node for node in read_fused(fused.proto)}
-        self._producer = {name: place for place, node in enumerate(original.proto.graph.node) for name in node.output}
-        self._tensors = {tensor.name: tensor for tensor in original.proto.graph.initializer}
+        self._scopes: dict[str, _Scope] = {}
+        for body, graph in graphs_of(original.proto):
+            self._scopes[_label(body)] = _Scope.of(_label(body), graph, self._around(body))
         self.replaced = {name: self._find(node) for name, node in self.nodes.items()}
 
     def labels(self, name: str) -> tuple[str, ...]:
         """What the original nodes of a fused one are called; constants left out."""
-        nodes = [self._original.proto.graph.node[place] for place in self.replaced[name].nodes]
+        graph = self._scope(self.nodes[name]).graph
+        nodes = [graph.node[place] for place in self.replaced[name].nodes]
         return tuple(node.name or f"{node.op_type} -> {node.output[0]}" for node in nodes if node.op_type != "Constant")
 
     def model(self, fused: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
         """``fused`` (with its weights wherever they are) with all fused nodes but the ``kept`` put back."""
         result = onnx.ModelProto()
         result.CopyFrom(fused)
-        back = [node.name for node in fused.graph.node if node.name in self.nodes and node.name not in kept]
+        names = frozenset(self.nodes.keys() - set(kept))
+        self._put_back(result.graph, None, names)
+        parts = {_label(body): graph for body, graph in graphs_of(result)}
+        for name in sorted(names):
+            for constant in self.replaced[name].around:
+                self._give(constant, self._scope(self.nodes[name]), parts)
+        return result
+
+    def _give(self, name: str, scope: _Scope, parts: Mapping[str, onnx.GraphProto]) -> None:
+        """See that a graph around has a constant that left it because only fused nodes in bodies held it."""
+        holder = scope.holder(name)
+        if holder is None:
+            return
+        graph = parts[holder.label]
+        present = {tensor.name for tensor in graph.initializer}
+        present |= {output for node in graph.node for output in node.output}
+        if name in present or name in holder.inputs:
+            return
+        if name in holder.tensors:
+            graph.initializer.append(self._constant(holder.tensors[name]))
+        else:
+            graph.node.insert(0, holder.graph.node[holder.producer[name]])
+
+    def _put_back(self, graph: onnx.GraphProto, body: Body | None, names: Collection[str]) -> None:
+        """Put the named fused nodes back in a graph, and in the bodies in it."""
+        for index, node in enumerate(graph.node):
+            for attribute, inner in bodies_of(node):
+                self._put_back(inner, body_of(body, graph, index, attribute), names)
+        back = [node.name for node in graph.node if node.name in names]
         if not back:
-            return result
-        known = {name for node in fused.graph.node for name in node.output if name}
-        known |= {tensor.name for tensor in fused.graph.initializer}
-        del result.graph.node[:]
-        for node in fused.graph.node:
+            return
+        scope = self._scopes[_label(body)]
+        known = {name for node in graph.node for name in node.output if name}
+        known |= {tensor.name for tensor in graph.initializer}
+        before = onnx.GraphProto(node=graph.node)
+        del graph.node[:]
+        for node in before.node:
             if node.name not in back or node.domain != DOMAIN:
-                result.graph.node.append(node)
+                graph.node.append(node)
                 continue
             known -= set(node.output)
             for place in self.replaced[node.name].nodes:
-                original = self._original.proto.graph.node[place]
+                original = scope.graph.node[place]
                 if not known.issuperset(name for name in original.output if name):
-                    result.graph.node.append(original)
+                    graph.node.append(original)
                     known.update(name for name in original.output if name)
             for name in self.replaced[node.name].constants:
                 if name not in known:
-                    result.graph.initializer.append(self._constant(name))
+                    graph.initializer.append(self._constant(scope.tensors[name]))
                     known.add(name)
-        return result
 
-    def _constant(self, name: str) -> TensorProto:
-        tensor: TensorProto = self._tensors[name]
+    def _constant(self, tensor: TensorProto) -> TensorProto:
         if tensor.data_location != TensorProto.EXTERNAL:
             return tensor
-        inline: TensorProto = numpy_helper.from_array(read(tensor, self._original.folder), name)
+        inline: TensorProto = numpy_helper.from_array(read(tensor, self._original.folder), tensor.name)
         return inline
 
+    def _around(self, body: Body | None) -> _Scope | None:
+        """What is around a body; bodies come after what they are in."""
+        if body is None:
+            return None
+        return self._scopes[_label(next((outer for outer, _ in graphs_of(self._original.proto)
+                                         if outer is not None and outer.place == body.place[:-1]), None))]
+
+    def _scope(self, node: FusedNode) -> _Scope:
+        """The original graph that a fused node's nodes are in.
+
+        Raises:
+            ModelError: the original has no such body.
+        """
+        label = _label(node.body)
+        if label not in self._scopes:
+            raise ModelError(
+                f"The fused node {node.name!r} is in {label!r}, and the original model has no such body.",
+                place=self._place, remedy="Give the model that the file was fused from.",
+            )
+        return self._scopes[label]
+
     def _find(self, node: FusedNode) -> Replaced:
-        graph = self._original.proto.graph
+        scope = self._scope(node)
         edge = {name for name in node.inputs if name}
         positions: set[int] = set()
         constants: dict[str, None] = {}
-        inputs = {info.name for info in graph.input}
+        around: dict[str, None] = {}
         waiting = [name for name in node.outputs if name]
         for name in (*edge, *waiting):
-            if name not in self._producer and name not in self._tensors and name not in inputs:
+            if scope.holder(name) is None:
                 raise ModelError(
                     f"The fused node {node.name!r} speaks of {name!r}, and the original model has no such value.",
                     place=self._place, remedy="Give the model that the file was fused from.",
                 )
         while waiting:
             name = waiting.pop()
-            place = self._producer.get(name)
+            place = scope.producer.get(name)
             if name in edge and name not in node.outputs:
                 continue
             if place is None:
-                if name in self._tensors:
+                if name in scope.tensors:
                     constants[name] = None
+                elif name not in scope.inputs:
+                    around[name] = None
             elif place not in positions:
                 positions.add(place)
-                waiting += [name for name in graph.node[place].input if name]
-        return Replaced(tuple(sorted(positions)), tuple(constants))
+                waiting += [name for name in scope.graph.node[place].input if name]
+        return Replaced(tuple(sorted(positions)), tuple(constants), tuple(around))
 
 
 class Outputs:

@@ -26,7 +26,8 @@ def bind(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     ``dims`` comes first.  By default a symbol whose name tells what it is gets that size (``batch`` 1, ``seq_len``
     128, ``height`` 224); another one gets the size of its first place among the inputs: axis 0 is the batch, the
     axes from 2 on of a tensor of rank 4 or 5 are sides of an image, axis 1 of a tensor of rank 2 or 3 is a sequence;
-any other symbol is 16.  Where a graph input's size is an expression, its symbols are bound in the same way.
+    any other symbol is 16.  Where a graph input's size is an expression, its symbols are bound in the same way.  A size
+    that changes from run to run of a body has the value that it has in the first.
 
     Raises:
         ModelError: ``dims`` names no symbol of the graph, or a size below zero.
@@ -45,17 +46,22 @@ any other symbol is 16.  Where a graph input's size is an expression, its symbol
     first = {str(value.shape[0]) for value in graph.inputs if value.shape}
     batches = {size for name, size in dims.items() if name in first}
     shared = dict.fromkeys(first & symbols.keys(), batches.pop()) if len(batches) == 1 else {}
-    return {**symbols, **shared, **dims}
+    sizes = {**symbols, **shared, **dims}
+    for body in graph.walk():
+        for name, before in body.first.items():
+            if name not in dims:
+                sizes[name] = before.evaluate(sizes)
+    return sizes
 
 
 def _symbols(graph: Graph) -> dict[str, int]:
-    """Every symbol with its default, those of the inputs first."""
+    """Every symbol of the graph and its bodies with its default, those of the inputs first."""
     found: dict[str, int] = {}
     for value in graph.inputs:
         for axis, size in enumerate(value.shape or ()):
             for name in sorted(size.symbols):
                 found.setdefault(name, _default(name, axis, len(value.shape or ())))
-    for value in graph.values.values():
+    for value in (value for each in graph.walk() for value in each.values.values()):
         for size in (*(value.shape or ()), *(value.elements or ())):
             if isinstance(size, Dim):
                 for name in sorted(size.symbols):

@@ -18,22 +18,26 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from onnxfuse.graph.bodies import handed_in
 from onnxfuse.graph.constants import SMALL_ELEMENTS, read
 from onnxfuse.graph.dims import Dim, dim, parse, symbol
 from onnxfuse.graph.load import LoadedModel, from_proto
-from onnxfuse.graph.model import Graph, Node, Shape, Value
-from onnxfuse.graph.order import captured_names, subgraphs
+from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
+from onnxfuse.graph.order import OWNERS, bodies_of, body_of, captured_names, local_names, subgraphs
 
 _PLAIN = (
     onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING,
     onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS, onnx.AttributeProto.STRINGS,
 )
 _STRINGS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
+OVERRIDABLE = 4
+"""From this IR version on, an initialiser among the inputs is a default that the caller may replace."""
+
 _UNKNOWN_SIZES = ("", "?", "None", "none", "-1", "unk", "unknown")
 
 
 def build_graph(model: LoadedModel | onnx.ModelProto) -> Graph:
-    """The model's main graph, linked, with declared types; shapes are not inferred yet.
+    """The model's main graph and the bodies in it, linked, with declared types; shapes are not inferred yet.
 
     Raises:
         ModelError: the model is invalid (given as a proto), or a small constant cannot be read.
@@ -41,11 +45,37 @@ def build_graph(model: LoadedModel | onnx.ModelProto) -> Graph:
     if isinstance(model, onnx.ModelProto):
         model = from_proto(model)
     proto = model.proto
-    graph = proto.graph
+    result = _build(proto.graph, _Source(proto, model.folder))
     domains = {function.domain for function in proto.functions}
-    values = _values(proto, model.folder)
-    nodes = []
-    for index, (imported, original) in enumerate(zip(_import(proto).nodes, graph.node, strict=True)):
+    if any(node.has_subgraph or node.domain in domains for node in result.nodes):
+        _declare_from_onnx(proto, result.values)
+    return result
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The model that a graph is of."""
+
+    proto: onnx.ModelProto
+    folder: Path | None
+
+
+def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] | None = None,
+           body: Body | None = None, owner: Node | None = None) -> Graph:
+    """One graph and the bodies in it.
+
+    Args:
+        around: for a body: values that it may read by name.
+        body, owner: which body it is, and of which node.
+    """
+    proto = source.proto
+    values = _values(graph, proto.ir_version if body is None else OVERRIDABLE, source.folder)
+    if around:
+        values |= _captured(graph, values, around)
+    known = {**(around or {}), **values}
+    nodes: list[Node] = []
+    bodies: list[Graph] = []
+    for index, (imported, original) in enumerate(zip(_import(graph, proto).nodes, graph.node, strict=True)):
         has_subgraph = any(True for _ in subgraphs(original))
         captures = captured_names(original) if has_subgraph else []
         node = Node(
@@ -53,7 +83,7 @@ def build_graph(model: LoadedModel | onnx.ModelProto) -> Graph:
             name=original.name,
             op=imported.op,
             domain="" if original.domain == "ai.onnx" else original.domain,
-            attributes=_attributes(original, imported.attrs, model.folder),
+            attributes=_attributes(original, imported.attrs, source.folder),
             inputs=tuple(None if not tensor.name else values[tensor.name] for tensor in imported.inputs),
             outputs=tuple(
                 None if not tensor.name else values.setdefault(tensor.name, Value(tensor.name))
@@ -61,40 +91,69 @@ def build_graph(model: LoadedModel | onnx.ModelProto) -> Graph:
             ),
             captures=tuple(values[name] for name in captures if name in values),
             has_subgraph=has_subgraph,
+            body=body,
         )
         nodes.append(node)
         for value in node.outputs:
             if value is not None:
                 value.producer = node
+                known[value.name] = value
         for value in node.reads():
             value.consumers.append(node)
         if node.op == "Constant" and not node.domain:
             _set_constant(node, original)
+        if (node.domain, node.op) in OWNERS and not any(_hides(inner, known) for _, inner in bodies_of(original)):
+            bodies += [_build(inner, source, known, body_of(body, graph, index, name), node)
+                       for name, inner in bodies_of(original)]
+            for outer, value in (pair for inner in bodies if inner.owner is node for pair in handed_in(inner)):
+                outer.inner.append(value)
     for output in graph.output:
         values[output.name].is_output = True
-    _declare(graph, values)
+    _declare(graph, values, owner)
     stored = {tensor.name for tensor in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    result = Graph(
+    return Graph(
         nodes=tuple(nodes),
         values=values,
-        inputs=tuple(values[value.name] for value in graph.input if value.name not in stored),
+        inputs=tuple(values[info.name] for info in graph.input if body is not None or info.name not in stored),
         outputs=tuple(values[value.name] for value in graph.output),
         opsets={"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import},
         functions=frozenset((function.domain, function.name) for function in proto.functions),
+        body=body,
+        owner=owner,
+        bodies=tuple(bodies),
     )
-    if any(node.has_subgraph or node.domain in domains for node in nodes):
-        _declare_from_onnx(proto, values)
-    return result
 
 
-def _import(proto: onnx.ModelProto) -> gs.Graph:
+def _hides(graph: onnx.GraphProto, around: Mapping[str, Value]) -> bool:
+    """Whether a body gives a name of the graphs around to a value of its own, which ONNX forbids: it stays closed."""
+    own = local_names(graph).union(*(node.output for node in graph.node))
+    return not own.isdisjoint(around) or any(
+        _hides(inner, around) for node in graph.node for _, inner in bodies_of(node)
+    )
+
+
+def _captured(graph: onnx.GraphProto, own: Mapping[str, Value], around: Mapping[str, Value]) -> dict[str, Value]:
+    """Values of the graphs around that a body reads by name, itself or in bodies of its own."""
+    made = {name for node in graph.node for name in node.output}
+    names = dict.fromkeys(name for node in graph.node for name in (*node.input, *captured_names(node)))
+    names |= dict.fromkeys(output.name for output in graph.output)
+    found = {
+        name: Value(name, outer=around[name])
+        for name in names if name in around and name not in own and name not in made
+    }
+    for name, value in found.items():
+        around[name].inner.append(value)
+    return found
+
+
+def _import(graph: onnx.GraphProto, proto: onnx.ModelProto) -> gs.Graph:
     skeleton = onnx.ModelProto(ir_version=proto.ir_version)
     skeleton.opset_import.extend(proto.opset_import)
-    for name in dict.fromkeys(value.name for value in proto.graph.input):
+    for name in dict.fromkeys(value.name for value in graph.input):
         skeleton.graph.input.add(name=name)
-    for value in proto.graph.output:
+    for value in graph.output:
         skeleton.graph.output.add(name=value.name)
-    for node in proto.graph.node:
+    for node in graph.node:
         copy = skeleton.graph.node.add(
             name=node.name, op_type=node.op_type, domain=node.domain, input=node.input, output=node.output,
         )
@@ -163,12 +222,10 @@ class Tensor:
         return read(self.tensor, self.folder) if prod(self.shape) <= SMALL_ELEMENTS else self
 
 
-def _values(proto: onnx.ModelProto, folder: Path | None) -> dict[str, Value]:
+def _values(graph: onnx.GraphProto, ir_version: int, folder: Path | None) -> dict[str, Value]:
     """The values that no node computes: inputs and initialisers."""
-    graph = proto.graph
     values = {value.name: Value(value.name, is_input=True) for value in graph.input}
-    # From IR version 4 on, an initialiser among the inputs is a default that the caller may replace.
-    overridable = set(values) if proto.ir_version >= 4 else set()
+    overridable = set(values) if ir_version >= OVERRIDABLE else set()
     for tensor in graph.initializer:
         value = values.setdefault(tensor.name, Value(tensor.name))
         value.dtype = tensor.data_type
@@ -220,13 +277,19 @@ def _set_constant(node: Node, original: onnx.NodeProto) -> None:
                 value.constant = array
 
 
-def _declare(graph: onnx.GraphProto, values: Mapping[str, Value]) -> None:
-    """What the file says of inputs, outputs and values between; inputs' unnamed sizes get symbols of their own."""
-    for info in (*graph.value_info, *graph.output):
+def _declare(graph: onnx.GraphProto, values: Mapping[str, Value], owner: Node | None) -> None:
+    """What the file says of inputs, outputs and values between; inputs' unnamed sizes get symbols of their own.
+
+    A body that runs again and again has its sizes from what runs it: what the file says of its inputs is a hint, and a
+    name that the file gives a size there may stand for another number in every run.
+    """
+    for info in (*graph.value_info, *graph.output, *(graph.input if owner is not None else ())):
         value = values.get(info.name)
-        if value is not None and not value.is_constant:
+        if value is not None and not value.is_constant and value.outer is None:
             value.dtype = _element_type(info.type) or value.dtype
-            value.declared = _declared_shape(info, info.name) or value.declared
+            value.declared = _declared_shape(info, info.name, owner is None or owner.op == "If") or value.declared
+    if owner is not None:
+        return
     defaults = {tensor.name: tensor for tensor in graph.initializer}
     for info in graph.input:
         value = values[info.name]
@@ -241,16 +304,17 @@ def _element_type(kind: onnx.TypeProto) -> int | None:
     return kind.tensor_type.elem_type or None if kind.HasField("tensor_type") else None
 
 
-def _declared_shape(info: onnx.ValueInfoProto, name: str) -> Shape | None:
+def _declared_shape(info: onnx.ValueInfoProto, name: str, named: bool = True) -> Shape | None:
+    """Sizes as the file states them; ``named`` tells whether those that it names are taken by these names."""
     if not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
         return None
-    return tuple(_size(entry, f"{name}.{axis}") for axis, entry in enumerate(info.type.tensor_type.shape.dim))
+    return tuple(_size(entry, f"{name}.{axis}", named) for axis, entry in enumerate(info.type.tensor_type.shape.dim))
 
 
-def _size(entry: onnx.TensorShapeProto.Dimension, fresh: str) -> Dim:
+def _size(entry: onnx.TensorShapeProto.Dimension, fresh: str, named: bool) -> Dim:
     if entry.HasField("dim_value") and entry.dim_value >= 0:
         return dim(entry.dim_value)
-    text = entry.dim_param.strip()
+    text = entry.dim_param.strip() if named else ""
     if text in _UNKNOWN_SIZES:
         return symbol(fresh)
     size = parse(text)

@@ -2,7 +2,8 @@
 
 The provider moves arithmetic on sizes to the CPU: downstream of a Shape or Size, a node runs on the host when each
 operand is a host value, a graph input or a small constant, none is of a type that the host has no arithmetic for,
-and no host value is one that the device kernel itself reads in host memory (the target of a Reshape).
+and no host value is one that the device kernel itself reads in host memory (the target of a Reshape).  It looks at each
+body by itself: what a body reads from the graphs around it is no host value there, and a body's inputs are inputs.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _find(graph: Graph) -> Host:
     nodes: set[Node] = set()
     values: set[Value] = set()
     folded: set[Node] = set()
-    constants = {value for value in graph.values.values() if value.is_constant}
+    constants = {value for value in graph.values.values() if value.is_constant or _is_folded(value.outer)}
     for node in graph.nodes:
         results = [value for value in node.outputs if value is not None]
         if not node.has_subgraph and is_deterministic(node) and all(value in constants for value in node.reads()):
@@ -93,6 +94,26 @@ def _find(graph: Graph) -> Host:
         elif is_same_memory(node) and node.inputs[0] in values:
             values.update(results)
     return Host(frozenset(nodes), frozenset(values), frozenset(folded), frozenset(constants))
+
+
+def _is_folded(value: Value | None) -> bool:
+    """Whether a value that a body reads from outside is computed once, when the session is created."""
+    waiting, seen = [value], set()
+    while waiting:
+        here = waiting.pop()
+        if here is None:
+            return False
+        if here in seen or here.is_constant:
+            continue
+        seen.add(here)
+        node = here.producer
+        if node is None:
+            waiting.append(here.outer)
+        elif node.has_subgraph or not is_deterministic(node):
+            return False
+        else:
+            waiting += node.reads()
+    return True
 
 
 def _runs_on_host(node: Node, values: set[Value], constants: set[Value]) -> bool:

@@ -7,7 +7,7 @@ Nothing here changes once built; stages that see the graph differently build ano
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,18 @@ import numpy as np
 from onnxfuse.graph.dims import Dim
 
 Shape = tuple[Dim, ...]
+
+Place = tuple[tuple[int, str], ...]
+"""Where a graph is in the model: from the main graph, which is (), inwards the position of each node that owns a body
+and the name of the attribute that holds it."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body of an If, a Loop or a Scan: what messages call it ("Loop_3/body"), and where it is in the model."""
+
+    label: str
+    place: Place
 
 
 @dataclass(eq=False)
@@ -33,8 +45,10 @@ class Value:
             in row-major order; None where unknown.
         producer: the node that computes it; None for graph inputs and initialisers.
         consumers: nodes that read it, each once, in graph order; includes nodes whose subgraphs capture it.
-        is_input, is_output: whether it is an input or an output of the whole graph.
+        is_input, is_output: whether it is an input or an output of the whole graph, or of the body that it is in.
         declared: the shape that the model file states (a hint: exporters may be wrong), or None.
+        outer: in a body, the value of the graph around that is read by name; None for the body's own values.
+        inner: values of bodies that are this one there: read by name, or handed in by the Loop or Scan.
     """
 
     name: str
@@ -48,6 +62,8 @@ class Value:
     is_input: bool = False
     is_output: bool = False
     declared: Shape | None = None
+    outer: Value | None = None
+    inner: list[Value] = field(default_factory=list)
 
     @property
     def rank(self) -> int | None:
@@ -73,6 +89,7 @@ class Node:
         captures: values of this graph that its subgraphs (If, Loop, Scan) read by name.
         originals: the nodes of the model that it stands for; itself alone outside the canonical view.
         rule: id of the canonical rule that made it, or None.
+        body: the body that it is in; None in the main graph.
     """
 
     index: int
@@ -86,6 +103,7 @@ class Node:
     has_subgraph: bool = False
     originals: tuple[Node, ...] = ()
     rule: str | None = None
+    body: Body | None = None
 
     def __post_init__(self) -> None:
         if not self.originals:
@@ -98,9 +116,15 @@ class Node:
 
     @property
     def label(self) -> str:
-        """How messages call the node: its name, or its type and first output where it has none."""
+        """How messages call the node: its name, or its type and first output where it has none, after its body's."""
         first = next((value.name for value in self.outputs if value is not None), "?")
-        return self.name or f"{self.qualified_op} -> {first}"
+        name = self.name or f"{self.qualified_op} -> {first}"
+        return name if self.body is None else f"{self.body.label}: {name}"
+
+    @property
+    def place(self) -> Place:
+        """Where its graph is in the model."""
+        return () if self.body is None else self.body.place
 
     def reads(self) -> Iterable[Value]:
         """Every value that it depends on, each once, captures included."""
@@ -127,7 +151,10 @@ class Assumption(NamedTuple):
 
 @dataclass(eq=False)
 class Graph:
-    """A model's main graph.
+    """A model's main graph, or a body of an If, a Loop or a Scan.
+
+    A body is a graph of its own: what it reads by name from the graphs around is among its values, with no producer,
+    and ``Value.outer`` leads to where it is computed.
 
     Attributes:
         nodes: in topological order; ``nodes[i].index == i``.
@@ -136,6 +163,10 @@ class Graph:
         opsets: version by domain ("" for the standard one).
         functions: (domain, name) of the model's own functions.
         assumptions: sizes taken from what the file states, where the operators leave them open.
+        body: which body it is; None for the main graph.
+        owner: the node of the graph around that runs it; None for the main graph.
+        bodies: graphs of the bodies in it, those of one node beside one another, in the order of their nodes.
+        first: of symbols that a body's carried values have of their own, the sizes before its first run.
     """
 
     nodes: tuple[Node, ...]
@@ -145,6 +176,34 @@ class Graph:
     opsets: Mapping[str, int]
     functions: frozenset[tuple[str, str]] = frozenset()
     assumptions: tuple[Assumption, ...] = ()
+    body: Body | None = None
+    owner: Node | None = None
+    bodies: tuple[Graph, ...] = ()
+    first: Mapping[str, Dim] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """Where it is in the model."""
+        return () if self.body is None else self.body.place
+
+    def walk(self) -> Iterator[Graph]:
+        """The graph itself and every body in it, each before those inside it."""
+        yield self
+        for inner in self.bodies:
+            yield from inner.walk()
+
+    def part(self, body: Body | None) -> Graph:
+        """The graph of a body, which another file of the same model may have at another place.
+
+        Raises:
+            KeyError: there is no body of that label.
+        """
+        if body is None:
+            return self
+        for found in self.walk():
+            if found.body is not None and found.body.label == body.label:
+                return found
+        raise KeyError(body.label)
 
     @property
     def opset(self) -> int:

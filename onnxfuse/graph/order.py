@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import onnx
 
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.model import Body
 
 _EXPORT = "Export the model again, or sort its nodes so that each stands after those whose results it reads."
 
@@ -21,6 +22,40 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield attribute.g
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             yield from attribute.graphs
+
+
+OWNERS = frozenset({("", "If"), ("", "Loop"), ("", "Scan")})
+"""Domain and operator of the nodes whose bodies are graphs like any other; bodies of other operators stay closed."""
+
+
+def bodies_of(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The bodies of an If, a Loop or a Scan by the attributes that hold them; none for other nodes."""
+    if ("" if node.domain == "ai.onnx" else node.domain, node.op_type) in OWNERS:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield attribute.name, attribute.g
+
+
+def graphs_of(model: onnx.ModelProto) -> Iterator[tuple[Body | None, onnx.GraphProto]]:
+    """The main graph of a model and every body in it, each before those inside it, as ``Graph.walk`` has them."""
+    yield from _graphs(None, model.graph)
+
+
+def _graphs(body: Body | None, graph: onnx.GraphProto) -> Iterator[tuple[Body | None, onnx.GraphProto]]:
+    yield body, graph
+    for index, node in enumerate(graph.node):
+        for name, inner in bodies_of(node):
+            yield from _graphs(body_of(body, graph, index, name), inner)
+
+
+def body_of(around: Body | None, graph: onnx.GraphProto, index: int, attribute: str) -> Body:
+    """The body in an attribute of the node at ``index`` of the main graph, or of the body ``around``."""
+    owner = graph.node[index]
+    twins = [node for node in graph.node if node.name == owner.name and any(True for _ in bodies_of(node))]
+    text = f"{label(owner) if len(twins) == 1 else label_of_result(owner)}/{attribute}"
+    if around is None:
+        return Body(text, ((index, attribute),))
+    return Body(f"{around.label}/{text}", (*around.place, (index, attribute)))
 
 
 def captured_names(node: onnx.NodeProto) -> list[str]:
@@ -52,7 +87,12 @@ def local_names(graph: onnx.GraphProto) -> set[str]:
 
 def label(node: onnx.NodeProto) -> str:
     """How messages call a node."""
-    return node.name or f"{node.op_type} -> {next((name for name in node.output if name), '?')}"
+    return node.name or label_of_result(node)
+
+
+def label_of_result(node: onnx.NodeProto) -> str:
+    """How messages call a node without a name."""
+    return f"{node.op_type} -> {next((name for name in node.output if name), '?')}"
 
 
 def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str] = frozenset()) -> None:

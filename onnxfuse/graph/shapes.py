@@ -8,14 +8,16 @@ sizes when they run, so that a wrong statement ends in a message and never in a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfuse.graph.bodies import enter, results
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Assumption, Graph, Node, Value
 from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
@@ -26,17 +28,25 @@ from onnxfuse.graph.shape_functions.fused import DOMAIN, fused_node
 def infer(graph: Graph) -> Graph:
     """The graph with dtype, shape and elements of all its values filled in (the values are shared with the given one).
 
-    Where nothing is known of a value's element type or even of its rank, it stays None.
+    Where nothing is known of a value's element type or even of its rank, it stays None.  Bodies are inferred where
+    their node stands, and give it its results.
     """
     assumptions: list[Assumption] = []
+    owned: dict[Node, list[Graph]] = {}
+    for body in graph.bodies:
+        assert body.owner is not None, "a body has an owner"
+        owned.setdefault(body.owner, []).append(body)
+    bodies: list[Graph] = []
     for value in graph.values.values():
         if value.producer is None and value.is_constant and value.dtype in INTEGERS:
             value.elements = elements_of(value)
     for node in graph.nodes:
-        for output, found in zip(node.outputs, _types(node, graph, assumptions), strict=True):
+        inside = enter(owned[node], infer) if node in owned else []
+        bodies += inside
+        for output, found in zip(node.outputs, _types(node, graph, assumptions, inside), strict=True):
             if output is not None:
                 output.dtype, output.shape, output.elements = found
-    return replace(graph, assumptions=tuple(assumptions))
+    return replace(graph, assumptions=tuple(assumptions), bodies=tuple(bodies))
 
 
 def output_types(node: Node, graph: Graph) -> list[Type]:
@@ -47,12 +57,16 @@ def output_types(node: Node, graph: Graph) -> list[Type]:
     return _types(node, graph, [])
 
 
-def _types(node: Node, graph: Graph, assumptions: list[Assumption]) -> list[Type]:
+def _types(
+    node: Node, graph: Graph, assumptions: list[Assumption], bodies: Sequence[Graph] = ()
+) -> list[Type]:
     context = Context(node, graph.opsets.get(node.domain, 1), assumptions)
     function = FUNCTIONS.get((node.domain, node.op))
     found: list[Type] = []
     if (node.domain, node.op) in graph.functions:
         function = fused_node if node.domain == DOMAIN and "plan" in node.attributes else None
+    if bodies:
+        function = partial(results, bodies=bodies)
     if function is not None:
         try:
             found = list(function(context))

@@ -30,9 +30,9 @@ _END_OF_BUFFER = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
 _FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 _BUFFER_BYTES = 4 << 20
 
-# CUpti_ActivityKernel4 to 13 have these fields at these places; memory records have the first two.
-_TIMES, _NAME = struct.Struct("<QQ"), struct.Struct("<Q")
-_TIMES_AT, _NAME_AT = 16, 104
+# CUpti_ActivityKernel4 to 13 have these fields at these places; memory records have the times alone.
+_TIMES, _GRID, _NAME = struct.Struct("<QQ"), struct.Struct("<iii"), struct.Struct("<Q")
+_TIMES_AT, _GRID_AT, _NAME_AT = 16, 52, 104
 
 _Requested = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -43,12 +43,13 @@ _Completed = ctypes.CFUNCTYPE(
 
 
 class Activity(NamedTuple):
-    """One thing that the GPU did; ``start`` and ``end`` in nanoseconds of CUPTI's clock."""
+    """One thing that the GPU did; ``start`` and ``end`` in nanoseconds of CUPTI's clock, ``grid`` of a kernel."""
 
     kind: int
     name: str
     start: int
     end: int
+    grid: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def nanoseconds(self) -> int:
@@ -67,11 +68,11 @@ def read_record(address: int) -> Activity | None:
     if kind not in (*_KINDS, KERNEL):
         return None
     start, end = _TIMES.unpack(ctypes.string_at(address + _TIMES_AT, _TIMES.size))
-    name = {MEMCPY: "copy", MEMSET: "fill"}.get(kind)
-    if name is None:
-        (pointer,) = _NAME.unpack(ctypes.string_at(address + _NAME_AT, _NAME.size))
-        name = ctypes.string_at(pointer).decode("utf-8", "replace") if pointer else "unnamed"
-    return Activity(kind, name, start, end)
+    if kind in (MEMCPY, MEMSET):
+        return Activity(kind, "copy" if kind == MEMCPY else "fill", start, end)
+    (pointer,) = _NAME.unpack(ctypes.string_at(address + _NAME_AT, _NAME.size))
+    name = ctypes.string_at(pointer).decode("utf-8", "replace") if pointer else "unnamed"
+    return Activity(kind, name, start, end, _GRID.unpack(ctypes.string_at(address + _GRID_AT, _GRID.size)))
 
 
 class Cupti:

@@ -121,6 +121,18 @@ def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator
     return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
 
 
+def draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator) -> Array:
+    """An array for one value of a graph, drawn as ``make_inputs`` draws.
+
+    Raises:
+        ModelError: its type or its sizes are not known.
+    """
+    try:
+        return _draw(value, sizes, generator)
+    except KeyError as error:
+        raise _cannot_be_made(value, f"its size {error} is not known") from None
+
+
 def _numpy_type(value: Value) -> np.dtype[Any]:
     if value.dtype in (None, TensorProto.STRING, TensorProto.UNDEFINED):
         raise _cannot_be_made(value, "it holds text" if value.dtype == TensorProto.STRING else "its type is not stated")
@@ -139,6 +151,9 @@ def index_bound(value: Value) -> int:
     bound, waiting, seen = INDICES, [value], {value}
     while waiting:
         here = waiting.pop()
+        new = [value for value in here.inner if value not in seen]
+        seen.update(new)
+        waiting += new
         for node in here.consumers:
             bound = min(bound, _table(node, here) or bound)
             if node.domain == "" and node.op in _PASSES_ON:

@@ -15,9 +15,10 @@ from typing import Any, Literal
 from onnxfuse.refusal import Refusal
 
 Verdict = Literal["chosen", "lost", "no-gain", "refused"]
-State = Literal["fused", "product", "view", "host", "folded", "alone"]
+State = Literal["fused", "product", "view", "host", "folded", "control", "removed", "alone"]
 """Inside a fused node; a matrix product or convolution; memory under another shape; arithmetic on sizes, which the CPU
-does; computed when the session is created; a kernel of its own."""
+does; computed when the session is created; an If, a Loop or a Scan, whose bodies run; gone with the
+arithmetic on sizes; a kernel of its own."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ NEIGHBOURS = 8
 
 _STATES: dict[State, str] = {
     "fused": "fused", "product": "product", "view": "no kernel", "host": "on the CPU", "folded": "constant",
+    "control": "runs bodies", "removed": "removed",
     "alone": "not fused",
 }
 

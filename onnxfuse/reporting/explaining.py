@@ -30,17 +30,20 @@ from onnxfuse.reporting.explain import (
     Verdict,
     Weighed,
 )
-from onnxfuse.reporting.gather import input_sizes, name_of, replaced_nodes
+from onnxfuse.reporting.gather import costs_before, input_sizes, name_of, replaced_nodes
 from onnxfuse.reporting.reasons import JOINS, Reasons, product_words
-from onnxfuse.rewriting import read_fused
+from onnxfuse.rewriting import read_fused, sizes_record
 
 _STATES: dict[Kind, State] = {
     Kind.FOLDED: "folded", Kind.VIEW: "view", Kind.HOST: "host", Kind.PRODUCT: "product", Kind.OTHER: "alone",
+    Kind.CONTROL: "control",
 }
 _WORDS: dict[State, str] = {
     "folded": "ONNX Runtime computes it once, when the session is created",
     "view": "it costs nothing: its output is its input's memory under another shape",
     "host": "arithmetic on sizes, which ONNX Runtime leaves to the CPU",
+    "control": "it runs its bodies and has no kernel of its own",
+    "removed": "removed: it was arithmetic on sizes, and what read it has a constant now, or an equal value",
 }
 
 
@@ -61,14 +64,15 @@ def explain(optimised: Optimised, node: str | None = None, file: LoadedModel | N
         notes.append("The file is fused already: what follows is about the original in it, planned anew.")
     if optimised.profile.planning_only:
         notes.append(f"{optimised.profile.name} is for planning only: no kernels are made for it.")
-    subject = None if node is None else explainer.subject(node, file)
+    gone = None if node is None else _removed(optimised, node)
+    subject = None if node is None or gone is not None else explainer.subject(node, file)
     return Explanation(
         name_of(file or optimised.loaded),
         optimised.profile.name,
         input_sizes(optimised.graph, optimised.ledger.sizes),
         tuple(notes),
-        None if subject is None else explainer.node(*subject),
-        explainer.whole() if subject is None else None,
+        gone if subject is None else explainer.node(*subject),
+        explainer.whole() if node is None else None,
     )
 
 
@@ -96,26 +100,30 @@ class _Explainer:
 
     def subject(self, name: str, file: LoadedModel | None) -> tuple[str, list[Node]]:
         """What a name stands for: how to call it, and the original nodes."""
-        nodes = {node.name: node for node in reversed(self.graph.nodes) if node.name}
-        if name in nodes:
-            return name, [nodes[name]]
-        made = {placed.name: list(placed.fusion.nodes) for placed in self.placed}
-        for entry in () if file is None else read_fused(file.proto):
-            made.setdefault(entry.name, list(replaced_nodes(entry, self.graph)))
-        if name in made:
-            return name, made[name]
-        value = self.graph.values.get(name)
-        if value is not None and value.producer is not None:
-            return value.producer.label, [value.producer]
-        labels = {node.label: node for node in self.graph.nodes}
+        graphs = list(self.graph.walk())
+        every = [node for graph in graphs for node in graph.nodes]
+        nodes = {node.name: node for node in reversed(every) if node.name}
+        labels = {node.label: node for node in every}
+        if name in nodes and name not in labels:
+            return nodes[name].label, [nodes[name]]
         if name in labels:
             return name, [labels[name]]
+        made = {placed.name: list(placed.fusion.nodes) for placed in self.placed}
+        for entry in () if file is None else read_fused(file.proto):
+            made.setdefault(entry.name, list(replaced_nodes(entry, self.graph.part(entry.body))))
+        if name in made:
+            return name, made[name]
+        values = {name: value for graph in reversed(graphs) for name, value in graph.values.items()
+                  if value.outer is None}
+        value = values.get(name)
+        if value is not None and value.producer is not None:
+            return value.producer.label, [value.producer]
         if value is not None:
             kind = "an input" if value.is_input else "a constant"
             readers = f", such as {value.consumers[0].label!r}" if value.consumers else ""
             raise ModelError(f"{name!r} is {kind} of the model: no node computes it.",
                              remedy=f"Name a node that reads it{readers}.")
-        near = get_close_matches(name, [*nodes, *made, *self.graph.values], 3)
+        near = get_close_matches(name, [*nodes, *made, *values], 3)
         raise ModelError(
             f"No node, value or fused node of the model is called {name!r}.",
             remedy=f"Did you mean {' or '.join(map(repr, near))}?" if near
@@ -150,9 +158,10 @@ class _Explainer:
     def whole(self) -> ModelExplanation:
         """The traffic that remains after fusion."""
         counted = [placed.counted for placed in self.placed]
-        before, after = self.ledger.total(), self.ledger.total(counted)
+        whole = costs_before(self.costs, self.optimised.loaded, self.optimised.folded)
+        before, after = whole.ledger.total(), self.ledger.total(counted)
         return ModelExplanation(
-            before.bytes_other, after.bytes_other, after.bytes_products, self.costs.total(), self.costs.total(counted),
+            before.bytes_other, after.bytes_other, after.bytes_products, whole.total(), self.costs.total(counted),
             tuple(self._remaining()),
         )
 
@@ -230,23 +239,27 @@ class _Explainer:
             stopped = [refusal for refusal in self.reasons.at(fusion.nodes) if refusal.code in JOINS]
             operators = tuple(node.qualified_op for node in fusion.nodes if node.op != "Constant")
             yield Remaining("fused", (placed.name,), operators, fusion.rule,
-                            self._shapes(fusion.tensors, fusion.outputs), 1, traffic.bytes, traffic.kernels,
+                            self._shapes(fusion.tensors, fusion.outputs), 1,
+                            round(traffic.bytes * fusion.cost.executions),
+                            round(traffic.kernels * fusion.cost.executions),
                             fusion.cost.seconds_after, stopped[0] if stopped else None)
 
     def _remaining_nodes(self) -> Iterable[Remaining]:
         """Nodes of the canonical view: what many operators spell is one thing."""
-        for view in self.optimised.canonical.graph.nodes:
+        for view in (node for graph in self.optimised.canonical.graph.walk() for node in graph.nodes):
             nodes = [node for node in view.originals if node not in self.home]
             moved = sum(self.ledger.node(node).bytes for node in nodes)
             if not moved:
                 continue
             main = max(nodes, key=lambda node: (self._state(node) == "product", self.ledger.node(node).bytes))
             seconds, kernels = self.costs.unfused(nodes)
+            runs = self.ledger.executions(nodes)
             shown = [node for node in nodes if node.op != "Constant"]
             outputs = [value for value in view.outputs if value is not None]
             yield Remaining(self._state(main), tuple(node.label for node in shown),
                             tuple(node.qualified_op for node in shown), view.rule or "",
-                            self._shapes(view.reads(), outputs), 1, moved, kernels, seconds, self.reasons.why(main))
+                            self._shapes(view.reads(), outputs), 1, round(moved * runs), round(kernels * runs),
+                            seconds, self.reasons.why(main))
 
     def _shapes(self, inputs: Iterable[Value], outputs: Iterable[Value]) -> str:
         return " -> ".join(", ".join(map(self._shape, side)) for side in (inputs, outputs))
@@ -255,6 +268,17 @@ class _Explainer:
         sizes = shape_of(value, self.ledger.sizes)
         kind = "?" if value.dtype is None else TensorProto.DataType.Name(value.dtype).lower()
         return f"{kind}[{'?' if sizes is None else ', '.join(map(str, sizes))}]"
+
+
+def _removed(optimised: Optimised, name: str) -> NodeExplanation | None:
+    """The explanation of a node that went with the arithmetic on sizes; None where no such node is meant."""
+    record = sizes_record(optimised.model)
+    for node in () if record is None else record.removed:
+        if name == node.name or name in node.output:
+            label = node.name or f"{node.op_type} -> {node.output[0]}"
+            return NodeExplanation(label, (label,), (node.op_type,), "removed", (), (), _WORDS["removed"], 0, 0.0,
+                                   (), (), (), ())
+    return None
 
 
 def _considered(entry: Considered) -> Weighed:

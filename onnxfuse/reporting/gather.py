@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
 
 from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
@@ -16,8 +18,8 @@ from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost
 from onnxfuse.reporting.reasons import told
-from onnxfuse.reporting.report import FusionEntry, Report, Totals
-from onnxfuse.rewriting import FusedNode, read_fused, unfuse
+from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
+from onnxfuse.rewriting import FusedNode, read_fused, sizes_record, unfuse
 from onnxfuse.version import __version__
 
 
@@ -25,7 +27,7 @@ def report_of(optimised: Optimised) -> Report:
     """The report of a fused model, from the plan that it was made by."""
     costs = CostModel(optimised.ledger, optimised.profile)
     regions, entries = [], []
-    order = {node.name: place for place, node in enumerate(optimised.model.graph.node)}
+    order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
     for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
         region = optimised.regions[placed.region]
         counted = fused(region, optimised.ledger.sizes)
@@ -35,7 +37,9 @@ def report_of(optimised: Optimised) -> Report:
             _entry(placed.node, placed.op, region.rule, region.schedule, counted, reads, costs,
                    tuple(sorted(region.images)), region.figures.get("measured"))
         )
-    before, after = _totals(costs, regions, len(optimised.loaded.proto.graph.node), len(optimised.model.graph.node))
+    whole = costs_before(costs, optimised.loaded, optimised.folded)
+    before = _total(whole, (), optimised.loaded.proto)
+    after = _total(costs, regions, optimised.model)
     return Report(
         version=__version__,
         model=name_of(optimised.loaded),
@@ -51,6 +55,7 @@ def report_of(optimised: Optimised) -> Report:
         verification=_verification(optimised),
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
+        sizes=_sizes(optimised.model),
     )
 
 
@@ -60,20 +65,22 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
     Raises:
         ModelError: the records in the model are damaged, or ``dims`` names no dimension of the model.
     """
-    original = unfuse(loaded.proto)
-    graph = load_graph(LoadedModel(loaded.path, original, loaded.folder))
+    folded = replace(loaded, proto=unfuse(loaded.proto, folded=True))
+    original = folded if sizes_record(folded.proto) is None else replace(loaded, proto=unfuse(loaded.proto))
+    graph = load_graph(folded)
     ledger = Ledger(graph, bind(graph, dims))
     costs = CostModel(ledger, profile)
     regions, entries = [], []
     for node in read_fused(loaded.proto):
-        counted = _region(node, graph, ledger)
+        counted = _region(node, graph.part(node.body), ledger)
         reads = [*node.hosts, *node.tensors]
         regions.append(counted)
         entries.append(
             _entry(node.name, node.op, node.rule, node.schedule, counted, reads, costs, node.architectures,
                    node.figures.get("measured"))
         )
-    before, after = _totals(costs, regions, len(original.graph.node), len(loaded.proto.graph.node))
+    before = _total(costs_before(costs, original, folded), (), original.proto)
+    after = _total(costs, regions, loaded.proto)
     return Report(
         version=__version__,
         model=name_of(loaded),
@@ -87,7 +94,13 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         fusions=tuple(entries),
         refusals=(),
         verification={"status": "not recorded"},
+        sizes=_sizes(loaded.proto),
     )
+
+
+def _sizes(model: onnx.ModelProto) -> Sizes:
+    record = sizes_record(model)
+    return Sizes() if record is None else Sizes(record.replaced, len(record.nodes))
 
 
 def _planning_only(profile: Profile) -> tuple[str, ...]:
@@ -127,7 +140,8 @@ def input_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def replaced_nodes(node: FusedNode, graph: Graph) -> tuple[Node, ...]:
-    """The nodes of the original graph that a fused node stands for: what lies between its inputs and its outputs."""
+    """The nodes that a fused node stands for, in the graph of the original that it is in: what lies between its inputs
+    and its outputs."""
     edge = {graph.values[name] for name in (*node.hosts, *node.tensors)}
     found: dict[Node, None] = {}
     waiting: list[Value] = [graph.values[name] for name in node.outputs]
@@ -141,7 +155,7 @@ def replaced_nodes(node: FusedNode, graph: Graph) -> tuple[Node, ...]:
 
 
 def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
-    """The region of the original graph that a fused node stands for."""
+    """The region of a graph of the original that a fused node stands for."""
     tensors = tuple(graph.values[name] for name in node.tensors)
     shapes = [shape for value in tensors if (shape := shape_of(value, ledger.sizes)) is not None]
     kernels, scratch = plan_cost(node.plan, shapes, 90, 132) if len(shapes) == len(tensors) else (1, 0)
@@ -152,12 +166,14 @@ def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
 def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, reads: Iterable[str], costs: CostModel,
            architectures: tuple[str, ...], measured: Mapping[str, Any] | None) -> FusionEntry:
     cost = costs.region(region)
+    body = region.nodes[0].body
+    before = "" if body is None else f"{body.label}: "
     return FusionEntry(
         rule=rule,
         schedule=schedule,
         node=node,
         kernel=kernel,
-        replaces=tuple(member.label for member in region.nodes),
+        replaces=tuple(member.label.removeprefix(before) for member in region.nodes),
         operators=tuple(member.qualified_op for member in region.nodes if member.op != "Constant"),
         inputs=tuple(reads),
         outputs=tuple(value.name for value in region.outputs),
@@ -169,18 +185,40 @@ def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, read
         memory_saved=cost.memory_saved,
         architectures=architectures,
         measured=measured,
+        body="" if body is None else body.label,
+        runs=cost.executions,
     )
 
 
-def _totals(costs: CostModel, regions: Sequence[Fused], nodes: int, nodes_after: int) -> tuple[Totals, Totals]:
-    """The whole model before and after."""
-    return _total(costs, (), nodes), _total(costs, regions, nodes_after)
+def costs_before(costs: CostModel, original: LoadedModel, folded: LoadedModel) -> CostModel:
+    """The cost model of a model as it was before its arithmetic on sizes was folded.
+
+    Args:
+        costs: of the ``folded`` model; what was observed of its nodes holds for the same nodes of the original.
+    """
+    if original is folded:
+        return costs
+    graph, ledger = load_graph(original), costs.ledger
+    known = {_first(node): seen for node, seen in ledger.observed.items()}
+    observed = {node: known[_first(node)] for each in graph.walk() for node in each.nodes if _first(node) in known}
+    sizes = bind(graph, input_sizes(ledger.graph, ledger.sizes))
+    return CostModel(Ledger(graph, sizes, observed=observed), costs.profile)
 
 
-def _total(costs: CostModel, regions: Sequence[Fused], nodes: int) -> Totals:
+def _first(node: Node) -> str:
+    return next((value.name for value in node.outputs if value is not None), "")
+
+
+def _all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of the main graph and of bodies, fused nodes as one each."""
+    return [node for _, graph in graphs_of(model) for node in graph.node]
+
+
+def _total(costs: CostModel, regions: Sequence[Fused], model: onnx.ModelProto) -> Totals:
+    """One run of a model with these regions fused."""
     traffic = costs.ledger.total(regions)
     return Totals(
-        nodes=nodes,
+        nodes=len(_all_nodes(model)),
         kernels=traffic.kernels,
         flops=traffic.flops,
         bytes_products=traffic.bytes_products,

@@ -16,7 +16,7 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.placement import place
 from onnxfuse.planning.recorded import solved
-from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.traffic import Fused, Ledger, plan_cost
 from onnxfuse.reporting.gather import name_of, replaced_nodes
 from onnxfuse.rewriting import FusedNode, read_fused, unfuse
@@ -216,16 +216,17 @@ class _Predictor:
     """The cost model of a fused model's original, at whatever sizes a run had."""
 
     def __init__(self, loaded: LoadedModel, dims: Mapping[str, int]) -> None:
-        self._graph = load_graph(LoadedModel(loaded.path, unfuse(loaded.proto), loaded.folder))
+        self._graph = load_graph(LoadedModel(loaded.path, unfuse(loaded.proto, folded=True), loaded.folder))
         self._defaults = bind(self._graph, dims)
         self._placement = place(self._graph)
-        self._groups = runtime_groups(self._graph)
+        self._groups = groups_of(self._graph)
         self._ledgers: dict[tuple[tuple[str, int], ...], Ledger] = {}
 
     def seconds(self, node: FusedNode, run: RecordedRun, profile: Profile) -> float | None:
         """Predicted GPU time of a call; None where its sizes are not those of the graph, or one is not known."""
-        tensors = tuple(self._graph.values[name] for name in node.tensors)
-        outputs = tuple(self._graph.values[name] for name in node.outputs)
+        graph = self._graph.part(node.body)
+        tensors = tuple(graph.values[name] for name in node.tensors)
+        outputs = tuple(graph.values[name] for name in node.outputs)
         if (len(run.inputs), len(run.outputs)) != (len(tensors), len(outputs)):
             return None
         sizes = solved(zip((*tensors, *outputs), (*run.inputs, *run.outputs), strict=True))
@@ -240,6 +241,6 @@ class _Predictor:
         kernels, scratch = (
             plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors) if len(shapes) == len(tensors) else (1, 0)
         )
-        region = Fused(replaced_nodes(node, self._graph), tensors, outputs, kernels, scratch)
+        region = Fused(replaced_nodes(node, graph), tensors, outputs, kernels, scratch)
         counted = ledger.region(region.nodes, region.inputs, region.outputs, region.kernels, region.scratch)
         return None if counted.unknown else CostModel(ledger, profile, self._groups).kernel_seconds(region)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import cached_property
 
-from onnxfuse.graph.model import Node
+from onnxfuse.graph.model import Graph, Node
 from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.facts import node_facts
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.plan import Considered
-from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import prohibitions
@@ -26,8 +26,8 @@ class Reasons:
 
     def __init__(self, optimised: Optimised) -> None:
         self._optimised = optimised
-        self._view = optimised.canonical.graph
-        self.view = {original: node for node in self._view.nodes for original in node.originals}
+        self._views = list(optimised.canonical.graph.walk())
+        self.view = {original: node for view in self._views for node in view.nodes for original in node.originals}
         """The node of the canonical view that stands for an original one."""
         self.inside = {node: fusion for fusion in optimised.plan.fusions for node in fusion.nodes}
         """The fusion that an original node is in."""
@@ -59,10 +59,13 @@ class Reasons:
         """Why an original node that launches a kernel is in no fused node."""
         if self._optimised.ledger.placement.kinds[node] is Kind.PRODUCT:
             return Refusal("product", product_words(node), node.label)
+        if self._optimised.ledger.placement.kinds[node] is Kind.CONTROL:
+            words = f"{node.op} copies the results that it stacks; what its body holds is fused in there"
+            return Refusal("control", words, node.label)
         view = self.view.get(node, node)
         if view in self._forbidden:
             return self._forbidden[view]
-        facts = node_facts(view, self._view, self._placement, self._optimised.ledger.sizes)
+        facts = node_facts(view, self._home[view], self._placement)
         if isinstance(facts, Refusal):
             return facts
         # One kernel that stays one kernel is no reason: why it found no company is.
@@ -123,16 +126,21 @@ class Reasons:
 
     @cached_property
     def _placement(self) -> Placement:
-        return Ledger(self._view, self._optimised.ledger.sizes).placement
+        return Ledger(self._views[0], self._optimised.ledger.sizes).placement
+
+    @cached_property
+    def _home(self) -> dict[Node, Graph]:
+        """The graph of the canonical view that a node of it is in."""
+        return {node: view for view in self._views for node in view.nodes}
 
     @cached_property
     def _groups(self) -> dict[Node, frozenset[Node]]:
-        return {node: group for group in runtime_groups(self._optimised.graph) for node in group}
+        return {node: group for group in groups_of(self._optimised.graph) for node in group}
 
     @cached_property
     def _forbidden(self) -> dict[Node, Refusal]:
         """Nodes that a forbid rule keeps out of every region."""
-        found = prohibitions(self._view, self._optimised.rules).found
+        found = [each for view in self._views for each in prohibitions(view, self._optimised.rules).found]
         return {
             node: Refusal(entry.rule.id, entry.rule.reason, node.label, entry.rule.id,
                           f"Disable the rule {entry.rule.id} to join them all the same.")
@@ -157,7 +165,7 @@ def told(optimised: Optimised) -> tuple[Refusal, ...]:
     fused = {node for fusion in optimised.plan.fusions for node in fusion.view}
     labels = {node.label for node in fused}
     joined = {
-        node.label for node in view.nodes if node in fused
+        node.label for each in view.walk() for node in each.nodes if node in fused
         for value in node.outputs if value is not None
         if any(consumer in fused for consumer in value.consumers)
     }

@@ -28,6 +28,8 @@ class FusionEntry:
         memory_saved: bytes of tensors that are no longer made.
         architectures: those with an embedded image.
         measured: GPU time that was measured of it (``planning.evidence.Times``), or None.
+        body: the body of an If, a Loop or a Scan that it is in, as "Loop_3/body", or "".
+        runs: how often it runs in one run of the model; bytes and kernels are those of one time.
     """
 
     rule: str
@@ -46,6 +48,8 @@ class FusionEntry:
     memory_saved: int
     architectures: tuple[str, ...] = ()
     measured: Mapping[str, Any] | None = None
+    body: str = ""
+    runs: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,14 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Arithmetic on sizes that was folded: operands that read a constant or an earlier value now, nodes that went."""
+
+    operands: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
 class Report:
     """What became of a model.
 
@@ -74,6 +86,7 @@ class Report:
         fusions: what was fused; refusals: what came near and was not.
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
+        sizes: arithmetic on sizes that was folded.
         warnings: of the rule files and the target; notes: what the plan rests on beside them.
     """
 
@@ -92,6 +105,7 @@ class Report:
     measured: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sizes: Sizes = field(default_factory=Sizes)
 
     @property
     def estimated_speedup(self) -> float:
@@ -110,6 +124,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "dims": dict(report.dims),
         "nodes_before": before.nodes,
         "nodes_after": after.nodes,
+        "size_operands_folded": report.sizes.operands,
+        "size_nodes_removed": report.sizes.nodes,
         "kernels_before": before.kernels,
         "kernels_after": after.kernels,
         "flops_before": before.flops,

@@ -57,6 +57,8 @@ def _totals(report: Report, console: Console) -> None:
     table.add_row("GPU time, predicted", duration(before.seconds), duration(after.seconds))
     console.print()
     console.print(table)
+    if report.sizes.nodes:
+        console.print(f"size operands folded: {report.sizes.operands:,}, {count(report.sizes.nodes, 'node')} removed")
     if report.unknown:
         names = ", ".join(report.unknown[:3]) + (", ..." if len(report.unknown) > 3 else "")
         console.print(f"{len(report.unknown)} tensors of unknown size count as 0 bytes: {escape(names)}")
@@ -86,6 +88,9 @@ def _fusions(report: Report, console: Console) -> None:
     console.print(table)
     if len(order) > SHOWN:
         console.print(f"and {count(len(order) - SHOWN, 'kernel')} more; the JSON report lists all of them")
+    for body, inside in grouped((entry for entry in report.fusions if entry.body), lambda entry: entry.body).items():
+        console.print(f"in {escape(body)}, counted {inside[0].runs:g} times a run: "
+                      f"{escape(', '.join(dict.fromkeys(entry.node for entry in inside)))}")
 
 
 def _figure(entries: Sequence[FusionEntry]) -> str:

@@ -24,8 +24,8 @@ class CanonicalGraph:
 
     Attributes:
         graph: nodes and values of its own; a value has the name that it has in the model, and a node's ``originals``
-            are nodes of the graph that the view was made from.
-        made: canonical nodes of the view.
+            are nodes of the graph that the view was made from.  Its ``bodies`` are the views of that graph's bodies.
+        made: canonical nodes of the view, those in its bodies too.
         refusals: near misses of the canonical rules, but those that a later round mended.
     """
 
@@ -74,7 +74,12 @@ def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool
     made = tuple(node for node in view.nodes if node.rule is not None)
     mended = {(node.rule, original.label) for node in made for original in node.originals}
     refusals = tuple(miss for place, miss in told.items() if place not in mended)
-    return CanonicalGraph(view, made, refusals)
+    bodies = [canonicalise(body, rules, tell_all=tell_all) for body in graph.bodies]
+    return CanonicalGraph(
+        replace(view, bodies=tuple(body.graph for body in bodies)),
+        made + tuple(node for body in bodies for node in body.made),
+        refusals + tuple(miss for body in bodies for miss in body.refusals),
+    )
 
 
 def _is_canonical(found: Match) -> bool:
@@ -159,6 +164,7 @@ def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
     return Graph(
         tuple(nodes), kept, tuple(values[value.name] for value in graph.inputs),
         tuple(values[value.name] for value in graph.outputs), graph.opsets, graph.functions,
+        body=graph.body, owner=graph.owner, first=graph.first,
     )
 
 
@@ -210,5 +216,5 @@ def _canonical_node(found: Match, graph: Graph) -> Node:
     final = found.nodes[-1]
     return Node(
         final.index, final.name, becomes.op, becomes.domain, attributes, tuple(inputs), found.results,
-        originals=found.originals, rule=rule.id,
+        originals=found.originals, rule=rule.id, body=final.body,
     )

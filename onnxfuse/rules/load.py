@@ -31,6 +31,9 @@ from onnxfuse.rules.pattern import CompiledPattern, suggestion
 from onnxfuse.rules.syntax import Call, Name, TextError
 from onnxfuse.rules.yamlfile import Document, Path_
 
+STAGES = frozenset({"horizontal-joins", "shape-arithmetic"})
+"""Ids of stages without rules of their own that can be disabled as a rule can."""
+
 _Common = dict[str, Any]
 """What every rule has, as keywords of its class."""
 
@@ -40,7 +43,7 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
 
     Args:
         paths: files, or folders whose ``*.yaml`` files are read in order of their names.
-        disable: ids of rules to leave out.
+        disable: ids of rules, and of stages, to leave out.
 
     Raises:
         RuleError: a file, or one of its rules, is wrong; an id is not unique, or to be disabled and unknown.
@@ -62,8 +65,8 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
                 if not any(example.refused is not None for example in rule.examples):
                     warnings.append(f"The rule {rule.id} has no example that is refused.\n{rule.place}")
     disabled = frozenset(disable)
-    for name in sorted(disabled - rules.keys()):
-        close = suggestion(name, rules)
+    for name in sorted(disabled - rules.keys() - STAGES):
+        close = suggestion(name, [*rules, *STAGES])
         raise RuleError(
             f"No rule is called {name}.", place="--disable",
             remedy=f"Did you mean {close}?" if close else "`onnxfuse rules list` shows them all.",

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse.graph import LoadedModel, build_graph
 from onnxfuse.graph.constants import read
 from onnxfuse.graph.model import Value
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.measuring.inputs import INDICES, index_bound
 from onnxfuse.pipeline import Optimised, region_of
@@ -40,7 +41,7 @@ def runtime_model(subject: Subject, optimised: Optimised) -> onnx.ModelProto:
     weights.
     """
     fusion, sizes = subject.fusion, optimised.ledger.sizes
-    model = body_model(region_of(fusion), optimised.loaded.proto)
+    model = body_model(region_of(fusion), optimised.folded.proto)
     graph = model.graph
     values = {f"h{place}": value for place, value in enumerate(fusion.hosts)}
     values |= {f"x{place}": value for place, value in enumerate(fusion.tensors)}
@@ -50,7 +51,7 @@ def runtime_model(subject: Subject, optimised: Optimised) -> onnx.ModelProto:
         shape = (len(value.elements or ()),) if info.name.startswith("h") and value.shape is None else shape_of(
             value, sizes)
         info.CopyFrom(helper.make_tensor_value_info(info.name, info.type.tensor_type.elem_type, shape))
-    weights = _weights({name: value for name, value in values.items() if name.startswith("x")}, optimised.loaded)
+    weights = _weights({name: value for name, value in values.items() if name.startswith("x")}, optimised.folded)
     graph.initializer.extend(weights.values())
     kept = [info for info in graph.input if info.name not in weights]
     del graph.input[:]
@@ -114,7 +115,7 @@ def _weights(values: Mapping[str, Value], loaded: LoadedModel) -> dict[str, Tens
     wanted = {value.name: name for name, value in values.items() if value.is_constant}
     found: dict[str, TensorProto] = {}
     room = MOST_WEIGHTS
-    for tensor in loaded.proto.graph.initializer:
+    for tensor in (tensor for _, graph in graphs_of(loaded.proto) for tensor in graph.initializer):
         name = wanted.get(tensor.name)
         if name is None:
             continue

@@ -9,11 +9,12 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.measurements import text_of
 from onnxfuse.measuring.database import DEFAULT
 from onnxfuse.pipeline import Optimised
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Fusion, Maker, makers_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES, Kernel, make_kernel
+from onnxfuse.schedules.together import SCHEDULE as TOGETHER
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Subject:
 
 def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
     """The distinct regions of a plan, those that take longest first, and why others cannot be measured."""
-    maker = Maker(optimised.graph, optimised.canonical.graph, CostModel(optimised.ledger, optimised.profile))
+    makers = makers_of(optimised.graph, optimised.canonical.graph, CostModel(optimised.ledger, optimised.profile))
     identities = Identities(optimised.graph, optimised.ledger.sizes)
     found: dict[Identity, list[tuple[Fusion, Lowered]]] = {}
     refusals = []
     for fusion in optimised.plan.fusions:
-        keyed = _keyed(fusion, maker, identities)
+        keyed = _keyed(fusion, makers[fusion.nodes[0].place], identities)
         if isinstance(keyed, Refusal):
             refusals.append(keyed)
         else:
@@ -71,6 +72,8 @@ def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
 
 def _keyed(fusion: Fusion, maker: Maker, identities: Identities) -> tuple[Identity, Lowered] | Refusal:
     label, schedule = fusion.nodes[0].label, fusion.kernel.schedule
+    if schedule == TOGETHER:
+        return Refusal("joined", "several regions in one launch; they are measured apart", label, fusion.rule)
     if schedule not in SCHEDULES:
         return Refusal("user-kernel", "a kernel of the user's own is not weighed", label, fusion.rule)
     lowered = maker.lowered(fusion.view)

@@ -24,6 +24,7 @@ from onnxfuse.pipeline import Optimised, Options, Tell, optimise, silent
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import settled
 from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.horizontal import STAGE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.runtime.compile import KernelSource
@@ -141,7 +142,9 @@ def tune(
     start = time.monotonic()
     profile = _profile(timer)
     optimised = optimise(
-        source, Options(options.rules, options.disable, options.dims, profile, verify=False, database=False), tell)
+        source,
+        # Regions are measured apart, whatever shares a launch in the end.
+        Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False), tell)
     subjects, refusals = subjects_of(optimised)
     if options.force:
         for subject in subjects:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfuse.errors import VerificationError
-from onnxfuse.graph import Graph
-from onnxfuse.graph.constants import read
+from onnxfuse.errors import ModelError, VerificationError
+from onnxfuse.graph import Graph, Value
+from onnxfuse.graph.constants import numpy_type, read
 from onnxfuse.graph.load import LoadedModel
+from onnxfuse.graph.model import Body
+from onnxfuse.graph.order import graphs_of
+from onnxfuse.measuring.inputs import draw
 from onnxfuse.planning.sizes import Sizes, bytes_of
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.evaluate import array_type, plain_feeds
+from onnxfuse.verifying.inside import Exposed, Inner, expose
 from onnxfuse.verifying.reference import formal_names
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import Slim
@@ -29,34 +33,131 @@ GROUP_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Captured:
-    """A fused node and what it reads in a run, by formal name."""
+    """A fused node and what it reads, by formal name; ``how`` says where that is from: "captured" in a run,
+    "captured in the last run of its body", or "generated" where its body did not run."""
 
     node: FusedNode
     feeds: Mapping[str, Array]
+    how: str = "captured"
 
 
 def capture(nodes: Sequence[FusedNode], loaded: LoadedModel, graph: Graph, slim: Slim, run: Run, sizes: Sizes,
             providers: Sequence[Any]) -> Iterator[Captured]:
     """The inputs of each node, from one run of the original for every group of nodes that fits in memory.
 
+    Nodes in bodies come after the others.  What they read in a run that does not get there is drawn in the types and
+    sizes that it has in the graph; a node for which that cannot be done either is left out.
+
     Raises:
         VerificationError: ONNX Runtime cannot run the original.
     """
-    constants = {tensor.name: tensor for tensor in loaded.proto.graph.initializer}
-    for group in _groups(nodes, graph, sizes):
-        wanted = {name: None for node in group for name in formal_names(node).values()
-                  if name not in constants and name not in run.feeds}
-        values = dict(zip(wanted, _run(slim, run, graph, list(wanted), providers), strict=True)) if wanted else {}
+    source = _Source(loaded, graph, run)
+    outside = [node for node in nodes if node.body is None]
+    for group in _groups(outside, graph, sizes):
+        wanted = dict.fromkeys(value for node in group for value in source.computed(node))
+        names = [value.name for value in wanted]
+        values = dict(zip(wanted, _run(slim, run, graph, names, providers), strict=True)) if wanted else {}
         for node in group:
-            feeds = {}
-            for formal, name in formal_names(node).items():
-                if name in run.feeds:
-                    feeds[formal] = run.feeds[name]
-                elif name in constants:
-                    feeds[formal] = read(constants[name], loaded.folder)
-                else:
-                    feeds[formal] = values[name]
+            feeds = source.feeds(node, values)
+            assert feeds is not None, "what the main graph computes is in every run"
             yield Captured(node, feeds)
+    for group in _groups([node for node in nodes if node.body is not None], graph, sizes):
+        values = _inside(dict.fromkeys(value for node in group for value in source.computed(node)), source, slim,
+                         providers)
+        for node in group:
+            feeds = source.feeds(node, values)
+            if feeds is not None:
+                inner = any(source.place[value] for value in source.computed(node))
+                yield Captured(node, feeds, "captured in the last run of its body" if inner else "captured")
+                continue
+            feeds = source.drawn(node, sizes)
+            if feeds is not None:
+                yield Captured(node, feeds, "generated")
+
+
+def _label(body: Body | None) -> str:
+    return "" if body is None else body.label
+
+
+class _Source:
+    """What fused nodes read, in the graphs of the original."""
+
+    def __init__(self, loaded: LoadedModel, graph: Graph, run: Run) -> None:
+        self._loaded, self.graph, self.run = loaded, graph, run
+        # The planned graph may have other nodes: a body is where its label is in the model that runs.
+        places = {_label(body): () if body is None else body.place for body, _ in graphs_of(loaded.proto)}
+        self._constants = {(() if body is None else body.place, tensor.name): tensor
+                           for body, part in graphs_of(loaded.proto) for tensor in part.initializer}
+        self.place = {value: places[_label(part.body)] for part in graph.walk() for value in part.values.values()
+                      if value.outer is None}
+
+    def values(self, node: FusedNode) -> dict[str, Value]:
+        """By formal name, the value in the graph that it is of."""
+        part, found = self.graph.part(node.body), {}
+        for formal, name in formal_names(node).items():
+            value = part.values[name]
+            while value.outer is not None:
+                value = value.outer
+            found[formal] = value
+        return found
+
+    def computed(self, node: FusedNode) -> list[Value]:
+        """Those that are neither inputs of the model nor initialisers."""
+        return [value for value in self.values(node).values() if self._given(value) is None]
+
+    def feeds(self, node: FusedNode, computed: Mapping[Value, Array]) -> dict[str, Array] | None:
+        """Arrays by formal name; None where one was not computed."""
+        feeds = {}
+        for formal, value in self.values(node).items():
+            given = self._given(value)
+            if given is None:
+                if value not in computed:
+                    return None
+                given = computed[value]
+            feeds[formal] = given
+        return feeds
+
+    def drawn(self, node: FusedNode, sizes: Sizes) -> dict[str, Array] | None:
+        """Arrays by formal name, all but initialisers drawn, so that their sizes fit; None where one cannot be."""
+        generator = np.random.default_rng(0)
+        try:
+            return {formal: self._drawn(formal, value, sizes, generator)
+                    for formal, value in self.values(node).items()}
+        except (ModelError, KeyError):
+            return None
+
+    def _drawn(self, formal: str, value: Value, sizes: Sizes, generator: np.random.Generator) -> Array:
+        stored = self._stored(value)
+        if stored is not None:
+            return stored
+        if formal.startswith("h"):
+            if value.elements is None or value.dtype is None or value.shape is None:
+                raise ModelError(f"What '{value.name}' holds is not known before a run.")
+            numbers = [size.evaluate(sizes) for size in value.elements]
+            return np.array(numbers, numpy_type(value.dtype)).reshape([size.evaluate(sizes) for size in value.shape])
+        return draw(value, sizes, generator)
+
+    def _given(self, value: Value) -> Array | None:
+        if not self.place[value] and value.name in self.run.feeds:
+            return self.run.feeds[value.name]
+        return self._stored(value)
+
+    def _stored(self, value: Value) -> Array | None:
+        tensor = self._constants.get((self.place[value], value.name))
+        return None if tensor is None else read(tensor, self._loaded.folder)
+
+
+def _inside(wanted: Iterable[Value], source: _Source, slim: Slim, providers: Sequence[Any]) -> dict[Value, Array]:
+    """What values of bodies, and of the main graph, were in a run; without those that were not computed in it."""
+    values = [value for value in wanted if value.dtype is not None]
+    inner = [value for value in values if source.place[value]]
+    model, exposed = expose(slim.model, [Inner(source.place[v], v.name, v.dtype or 0) for v in inner])
+    names = {value: Exposed(value.name, 0) for value in values} | dict(zip(inner, exposed, strict=True))
+    kinds = {names[value].name: value.dtype or 0 for value in values}
+    arrays = _results(Slim(model, slim.folder), source.run, kinds, providers) if values else {}
+    found = {value: names[value].last(arrays[names[value].name]) if source.place[value] else
+             arrays[names[value].name] for value in values}
+    return {value: array for value, array in found.items() if array is not None}
 
 
 def run_model(session: Any, model: onnx.ModelProto, run: Run) -> list[Array]:
@@ -77,17 +178,24 @@ def run_model(session: Any, model: onnx.ModelProto, run: Run) -> list[Array]:
 
 
 def _run(slim: Slim, run: Run, graph: Graph, names: Sequence[str], providers: Sequence[Any]) -> list[Array]:
-    kinds = [graph.values[name].dtype for name in names]
-    unknown = [name for name, kind in zip(names, kinds, strict=True) if kind is None]
-    if unknown:
-        raise VerificationError(f"The type of '{unknown[0]}' is not known.")
+    kinds: dict[str, int] = {}
+    for name in names:
+        kind = graph.values[name].dtype
+        if kind is None:
+            raise VerificationError(f"The type of '{name}' is not known.")
+        kinds[name] = kind
+    found = _results(slim, run, kinds, providers)
+    return [found[name] for name in names]
+
+
+def _results(slim: Slim, run: Run, kinds: Mapping[str, int], providers: Sequence[Any]) -> dict[str, Array]:
+    """What values of the main graph, given with their types, are in a run."""
     present = {info.name for info in slim.model.graph.output}
-    extra = [(name, kind) for name, kind in zip(names, kinds, strict=True) if kind is not None and name not in present]
+    extra = [(name, kind) for name, kind in kinds.items() if name not in present]
     session = slim.session(providers, extra)
     outputs = [info.name for info in slim.model.graph.output] + [name for name, _ in extra]
     found = dict(zip(outputs, run_model(session, slim.model, run), strict=True))
-    return [np.asarray(found[name]).astype(array_type(kind), copy=False)
-            for name, kind in zip(names, kinds, strict=True) if kind is not None]
+    return {name: np.asarray(found[name]).astype(array_type(kind), copy=False) for name, kind in kinds.items()}
 
 
 def _groups(nodes: Sequence[FusedNode], graph: Graph, sizes: Sizes) -> Iterator[list[FusedNode]]:
@@ -96,7 +204,8 @@ def _groups(nodes: Sequence[FusedNode], graph: Graph, sizes: Sizes) -> Iterator[
     total = 0
     for node in nodes:
         fresh = set(formal_names(node).values()) - held
-        size = sum(bytes_of(graph.values[name], sizes) or 0 for name in fresh)
+        part = graph.part(node.body)
+        size = sum(bytes_of(part.values[name], sizes) or 0 for name in fresh)
         if group and total + size > GROUP_BYTES:
             yield group
             group, held, total = [], set(), 0

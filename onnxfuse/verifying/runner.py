@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
+from onnxfuse.rewriting.index import all_nodes
 from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
 
 Array = NDArray[Any]
@@ -198,7 +199,8 @@ def element_type(array: Array) -> int:
 def node_model(node: FusedNode, model: onnx.ModelProto, plan: launch.LaunchPlan,
                feeds: Mapping[str, Array]) -> onnx.ModelProto:
     """A model of one fused node, its inputs and outputs under their formal names."""
-    original = next(entry for entry in model.graph.node if entry.domain == launch.DOMAIN and entry.name == node.name)
+    every = all_nodes(iter(model.graph.node))
+    original = next(entry for entry in every if entry.domain == launch.DOMAIN and entry.name == node.name)
     call = onnx.NodeProto()
     call.CopyFrom(original)
     call.name = node.op

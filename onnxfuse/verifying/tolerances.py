@@ -9,15 +9,15 @@ body in its own types, node by node.
   of the output alone: a float32 output of float16 arithmetic is no better than float16.
 - What only moves, selects or negates numbers must give them exactly.
 - Sums of n terms err by about the square root of n roundings: ``reduction_factor``.
-- Integers and booleans must be equal to the reference or the original's own.  Where one hangs on a comparison or on rounding to an integer of *computed*
-  numbers, an element may also be what it would be had these numbers been a few units in the last place larger or
-  smaller (``reference.nudged``).
+- Integers and booleans must be equal to the reference or the original's own.  Where one hangs on a comparison or on
+  rounding to an integer of *computed* numbers, an element may also be what it would be had these numbers been a few
+  units in the last place larger or smaller (``reference.nudged``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
@@ -148,6 +148,10 @@ def judge(
                          got=f"shape {got.shape}", wanted=f"shape {reference.shape}")
     if not got.size:
         return Judgement(0.0, 0.0, 0.0, 0, 0)
+    if not got.ndim:
+        # NumPy makes plain numbers of what it computes from arrays without axes.
+        rows = [array.reshape(1) for array in wanted]
+        return replace(judge(got.reshape(1), rows, None if own is None else own.reshape(1), types, length), where=())
     if dtype not in TABLE:
         # The original's own answer is right too: it may have rounded a quotient on the other side of a tie.
         return _exact(got, wanted if own is None else [*wanted, own])

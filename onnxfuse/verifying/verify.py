@@ -27,6 +27,9 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 
+_UNREACHED = "its body did not run, and what it reads there cannot be made up"
+
+
 class Subject(Protocol):
     """What is verified: ``pipeline.Optimised``."""
 
@@ -180,7 +183,7 @@ def _verify_nodes(subject: Subject, original: Slim, runs: Sequence[Run], nodes: 
     total = len(nodes) * len(runs)
     for number, run in enumerate(runs):
         sizes = {**subject.ledger.sizes, **run.about.sizes}
-        label = "captured" if len(runs) == 1 else f"captured, run {number + 1}"
+        turn = "" if len(runs) == 1 else f", run {number + 1}"
         done: set[str] = set()
         try:
             for taken in capture(nodes, subject.loaded, subject.graph, original, run, sizes, runner.providers):
@@ -190,7 +193,7 @@ def _verify_nodes(subject: Subject, original: Slim, runs: Sequence[Run], nodes: 
                 earlier = results.get(node.name)
                 if earlier is not None and earlier.verdict == "failed":
                     continue
-                results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, label))
+                results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
                 if results[node.name].verdict == "failed" and not runner.alive():
                     raise VerificationError(f"the GPU stopped answering when {node.name} ran")
         except VerificationError as error:
@@ -199,6 +202,8 @@ def _verify_nodes(subject: Subject, original: Slim, runs: Sequence[Run], nodes: 
                 results.setdefault(node.name, _not_run((node,), error.message)[0])
             if not runner.alive():
                 break
+    for node in nodes:
+        results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])
     return tuple(condemned([results[node.name] for node in nodes]))
 
 

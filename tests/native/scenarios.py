@@ -41,6 +41,8 @@ def write(folder: Path) -> None:
         "lower": make.chain(make.add_one({"sm_86": IMAGE, "sm_80": b"FAKE\n\0", "sm_89": b"FAKE\n\0"}), 1),
         "torn": make.chain(make.add_one({"sm_90": b"\x7fELF"}), 1),
         "scratch": make.chain(make.Fused(**{**vars(make.add_two()), **with_image}), 3),
+        "bodies": make.bodies(make.add_one(embedded)),
+        "bodies_torn": make.bodies(make.add_one({"sm_90": b"\x7fELF"})),
         "host": make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"]),
     }
     for name, model in models.items():
@@ -117,6 +119,24 @@ def embedded() -> None:
     expect(counter("fake_modules").value == 1, "two sessions share one module")
     del made, other
     expect(counter("fake_modules").value == 0, "the last session unloads the module")
+
+
+def bodies() -> None:
+    """Nodes in a Loop's body and in the branches of an If in it get their kernels when the session is created."""
+    made = session("bodies")
+    expect(counter("fake_modules").value == 1, "one module", counter("fake_modules").value)
+    x = np.random.default_rng(0).standard_normal(129, np.float32)
+    for trips in (0, 1, 3):
+        for flag in (False, True):
+            before = counter("fake_launches", ctypes.c_long).value
+            (y,) = made.run(None, {"x": x, "m": np.array(trips), "flag": np.array(flag)})
+            times = trips * (1 + flag)
+            expect(np.array_equal(y, _plus(x, times)), trips, flag)
+            expect(counter("fake_launches", ctypes.c_long).value - before == times, trips, flag)
+    del made
+    expect(counter("fake_modules").value == 0, "the session unloads the module")
+    text = message("bodies_torn")
+    expect("node 'first' (Region0, add-one)" in text or "node 'only' (Region0, add-one)" in text, text)
 
 
 def _plus(x: np.ndarray, times: int) -> np.ndarray:
@@ -563,8 +583,8 @@ def no_ranges() -> None:
 SCENARIOS = {
     function.__name__: function
     for function in (
-        embedded, lower, torn, missing_image, callback, dump, cache, scratch, no_pools, hosts, variants, alignment,
-        places, threads, churn, statistics, statistics_captured, statistics_behind, statistics_fault,
+        embedded, bodies, lower, torn, missing_image, callback, dump, cache, scratch, no_pools, hosts, variants,
+        alignment, places, threads, churn, statistics, statistics_captured, statistics_behind, statistics_fault,
         statistics_failed_run, statistics_shapes, statistics_at_exit, statistics_unwritable, statistics_threads,
         ranges, no_ranges,
     )
