@@ -132,7 +132,8 @@ def evaluate_nodes(
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Element types by value; an operator that onnx does not know gives its first input's type."""
+    """Element types by value; behind an operator that it does not know, onnx infers few: the others are the type of the
+    input that decides in most operators."""
     inferred = onnx.shape_inference.infer_shapes(model)
     graph = inferred.graph
     types = {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
@@ -140,7 +141,7 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
     for node in model.graph.node:
         for name in node.output:
             if not types.get(name):
-                types[name] = types[node.input[0]]
+                types[name] = types[node.input[node.op_type in ("Where", "CastLike", "DequantizeLinear")]]
     return types
 
 

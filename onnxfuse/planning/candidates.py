@@ -18,7 +18,7 @@ from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.legality import boundary, check_host_inputs
-from onnxfuse.planning.sizes import bytes_of, shape_of
+from onnxfuse.planning.sizes import bytes_of, elements_of, shape_of
 from onnxfuse.planning.traffic import Fused, plan_cost
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match
@@ -27,6 +27,9 @@ from onnxfuse.schedules.split import expected_steps
 
 SCATTERED_SHARE = 0.1
 """Share of a region's bytes that may be read element by element from far apart."""
+
+NEAR_BYTES = 32 * 1024
+"""What a multiprocessor's first-level cache serves however it is read."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Maker:
         kernel = self._kernel(lowered, region.rule, "rows" if has_rows else "pointwise")
         if isinstance(kernel, Refusal):
             return kernel
-        if not has_rows and self._is_scattered(kernel, lowered):
+        if not has_rows and self._is_scattered(kernel, region, lowered):
             tiled = self._kernel(lowered, region.rule, "tiled")
             kernel = tiled if isinstance(tiled, Kernel) else kernel
         return self._refuse_scattered(kernel, region, lowered) or self._with(region, kernel)
@@ -169,19 +172,28 @@ class Maker:
             region = replace(region, cost=cost)
         return Fusion(**vars(region), kernel=kernel, steps=steps, scratch=scratch)
 
-    def _bytes(self, lowered: Lowered) -> list[int]:
-        return [bytes_of(value, self.costs.ledger.sizes) or 0 for value in lowered.tensors]
+    def _apart(self, kernel: Kernel, region: Region, lowered: Lowered) -> dict[int, int]:
+        """By scattered input, bytes that are read element by element from far apart: again for every result, where
+        the tensor is spread over them."""
+        sizes = self.costs.ledger.sizes
+        results = max((elements_of(value, sizes) or 0 for value in region.outputs), default=0)
+        found = {}
+        for place in kernel.scattered:
+            value = lowered.tensors[place]
+            size, count = bytes_of(value, sizes) or 0, elements_of(value, sizes) or 0
+            found[place] = size if size <= NEAR_BYTES else size * max(1, results // max(count, 1))
+        return found
 
-    def _is_scattered(self, kernel: Kernel, lowered: Lowered) -> bool:
+    def _is_scattered(self, kernel: Kernel, region: Region, lowered: Lowered) -> bool:
         """Whether too much is read element by element from far apart."""
-        count = self._bytes(lowered)
-        return sum(count[place] for place in kernel.scattered) > SCATTERED_SHARE * max(sum(count), 1)
+        everything = sum(bytes_of(value, self.costs.ledger.sizes) or 0 for value in lowered.tensors)
+        return sum(self._apart(kernel, region, lowered).values()) > SCATTERED_SHARE * max(everything, 1)
 
     def _refuse_scattered(self, kernel: Kernel, region: Region, lowered: Lowered) -> Refusal | None:
-        if not self._is_scattered(kernel, lowered):
+        if not self._is_scattered(kernel, region, lowered):
             return None
-        count = self._bytes(lowered)
-        worst = lowered.tensors[max(kernel.scattered, key=lambda place: count[place])]
+        count = self._apart(kernel, region, lowered)
+        worst = lowered.tensors[max(count, key=count.__getitem__)]
         moving = [node.label for node in region.view if moves_innermost(node)]
         return Refusal(
             "scattered-access",

@@ -40,6 +40,13 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     if refusal is not None:
         return refusal
     outputs = [value for value in node.outputs if value is not None and (value.consumers or value.is_output)]
+    unstated = next((value for value in outputs if value.is_output and value.declared is None), None)
+    if unstated is not None and graph.owner is not None and graph.owner.op == "Scan":
+        # ONNX Runtime knows the shape of a fused node's output from the file alone, and a Scan needs it beforehand.
+        return Refusal(
+            "scan-output", f"'{unstated.name}' is an output of a Scan's body, and the model does not state its shape",
+            node.label, remedy="state the shapes of the body's outputs",
+        )
     lowered = lower([node], outputs, graph)
     if isinstance(lowered, Refusal):
         return lowered

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from onnxfuse.graph.dims import Dim, product, symbol
+from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.lowering.ir import Input, Reduce, Reshape, postorder
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, expression
 from onnxfuse.lowering.lower import Lowered
@@ -250,21 +250,28 @@ def scattered_inputs(loads: Iterable[Load], lanes_of: dict[int, Lanes]) -> tuple
 
 def is_scattered(offset: Dim, lanes: Lanes) -> bool:
     """Whether neighbouring elements lie far apart: the step is neither 0 nor 1.  ``lanes``: of width two."""
-    return lanes.stride(offset) not in (0, 1) and any(
-        factor.value is None or factor.value > 1 for factor in _steps(offset, lanes)
-    )
+    if lanes.stride(offset) in (0, 1):
+        return False
+    step = _usual_step(offset, lanes)
+    return step.value is None or abs(step.value) > 1
 
 
-def _steps(offset: Dim, lanes: Lanes) -> list[Dim]:
-    """What each moving digit of step one is multiplied with in an offset."""
-    steps = []
+def _usual_step(offset: Dim, lanes: Lanes) -> Dim:
+    """By how much an offset grows from one element to the next, but where a digit turns over."""
+    total = dim(0)
     for monomial, factor in offset.terms.items():
-        for atom, _ in monomial:
-            if atom.kind != "symbol":
-                continue
-            digit = lanes.space.variable(atom.name)
-            if digit is not None and digit.base == lanes.element and digit.step == 1:
-                scale = Dim({monomial: factor}).divide(symbol(atom.name))
-                if scale is not None:
-                    steps.append(scale)
-    return steps
+        for atom, power in monomial:
+            pace = _pace(atom.name, lanes) if atom.kind == "symbol" else dim(0)
+            scale = Dim({monomial: factor}).divide(symbol(atom.name)) if pace != 0 and power == 1 else None
+            total = total + scale * pace if scale is not None else total
+    return total
+
+
+def _pace(name: str, lanes: Lanes) -> Dim:
+    """The same of a loop variable; what an index read from memory does is not known, and counts as nothing."""
+    if name == lanes.element:
+        return dim(1)
+    if name in lanes.space.derived:
+        return _usual_step(lanes.space.derived[name], lanes)
+    digit = lanes.space.digits.get(name)
+    return _pace(digit.base, lanes) if digit is not None and digit.step == 1 else dim(0)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -166,12 +166,12 @@ class Launcher:
     plan: LaunchPlan
     module: Any
 
-    @staticmethod
-    def of(kernel: Kernel) -> Launcher:
+    @classmethod
+    def of(cls, kernel: Kernel) -> Self:
         capability = cp.cuda.Device().compute_capability
         module = cp.cuda.function.Module()
         module.load(compile_cubin(kernel.source, f"sm_{capability}", kernel.plan.options))
-        return Launcher(kernel.plan, module)
+        return cls(kernel.plan, module)
 
     def situation(self, inputs: Sequence[cp.ndarray], outputs: Sequence[cp.ndarray] = ()) -> Situation:
         found = Situation(
@@ -185,7 +185,7 @@ class Launcher:
         made = [cp.empty(tuple(situation.evaluate(size) for size in output.shape), dtype)
                 for output, dtype in zip(self.plan.outputs, dtypes, strict=True)]
         for array in made:
-            array.view(cp.uint8).fill(0xFB)
+            array.reshape(-1).view(cp.uint8).fill(0xFB)
         return made
 
     def variants(self, inputs: Sequence[cp.ndarray], outputs: Sequence[cp.ndarray]) -> list[Variant]:
@@ -266,7 +266,7 @@ def check(case: Case) -> tuple[str, float | None]:
     variants = launcher.variants(inputs, outputs)
     for variant in variants:
         for array in outputs:
-            array.view(cp.uint8).fill(0xFB)
+            array.reshape(-1).view(cp.uint8).fill(0xFB)
         launcher.launch(variant, inputs, outputs)
         cp.cuda.Device().synchronize()
         for number, (array, wanted) in enumerate(zip(outputs, expected, strict=True)):

@@ -7,8 +7,9 @@
 
 namespace onnxfuse {
 
-// Names of the pool; of a domain, at least: the other domains have powers of two of them.
-constexpr int kRegionNames = 512, kLeastNames = 16;
+// Names of the pool, and of the smallest domain: the others have powers of two of them.
+constexpr int kRegionNames = 512;
+constexpr int kLeastNames = 16;
 
 // An operator of the pool, for the CUDA provider or for the CPU's.
 struct RegionOp : OrtCustomOp {
