@@ -80,12 +80,14 @@ def test_a_transpose_of_the_innermost_axis_joins_what_is_pointwise() -> None:
     assert made.plan.fusions[0].kernel.schedule == "tiled"
 
 
-def test_a_transpose_that_is_undone_needs_no_tiles() -> None:
-    made = fuse("""g (float[N, 64, 4096] x, float[4096, 64] b) => (float[N, 64, 4096] y) {
+@pytest.mark.parametrize(("columns", "schedule"), [(1, "pointwise"), (64, "tiled")])
+def test_a_transpose_that_is_undone_needs_no_tiles(columns: int, schedule: str) -> None:
+    """But an operand that lies the other way is read far apart for every one of the results that it is spread over."""
+    made = fuse(f"""g (float[N, 64, 4096] x, float[4096, {columns}] b) => (float[N, 64, 4096] y) {{
         t = Transpose<perm = [0, 2, 1]>(x) a = Add(t, b) y = Transpose<perm = [0, 2, 1]>(a)
-    }""", dims={"N": 32})
+    }}""", dims={"N": 32})
     assert regions(made) == [("grow-pointwise", ["Transpose", "Add", "Transpose"])]
-    assert made.plan.fusions[0].kernel.schedule == "pointwise"
+    assert made.plan.fusions[0].kernel.schedule == schedule
 
 
 def test_rows_do_not_take_in_a_transpose_of_the_innermost_axis() -> None:
