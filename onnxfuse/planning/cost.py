@@ -15,6 +15,7 @@ from math import fsum
 
 from onnx import TensorProto
 
+from onnxfuse.graph.classes import OperatorClass, classify
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.hardware import Profile
@@ -30,7 +31,10 @@ PRODUCT_EFFICIENCY = 0.7
 FUSED_EFFICIENCY = 0.9
 """Share of the bandwidth that a generated kernel reaches."""
 
-TILED_EFFICIENCY = 0.8
+ROWS_EFFICIENCY = 0.8
+"""The same of one with reductions: a row waits for its slowest element."""
+
+TILED_EFFICIENCY = 0.7
 """The same of one that moves the innermost axis: what goes through shared memory waits for its whole block."""
 
 
@@ -220,7 +224,9 @@ class CostModel:
         return self._fused_seconds(counted, fused.nodes)
 
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
-        efficiency = TILED_EFFICIENCY if any(map(moves_innermost, nodes)) else FUSED_EFFICIENCY
+        reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
+        moves = any(map(moves_innermost, nodes))
+        efficiency = TILED_EFFICIENCY if moves else ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
 
     def is_grouped(self, node: Node) -> bool:
