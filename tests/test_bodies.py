@@ -56,7 +56,7 @@ from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.reporting import as_json
 from onnxfuse.rewriting import read_fused, unfuse
-from onnxfuse.runtime.nodes import names_needed
+from onnxfuse.runtime.nodes import fused_nodes, names_needed
 from onnxfuse.verifying import RunInputs, verify
 from onnxfuse.verifying.capture import Captured, capture
 from onnxfuse.verifying.runs import Run
@@ -293,7 +293,7 @@ def test_both_branches_may_use_one_name() -> None:
     found = read_fused(done.model)
     assert len(found) == 3 and len({each.name for each in found}) == 3
     assert len({each.op for each in found[1:]}) == 1, "equal bodies share a function"
-    assert names_needed(done.model) == len(done.model.functions)
+    assert names_needed(fused_nodes(done.model)) == len(done.model.functions)
     onnx.checker.check_model(done.model)
     assert results(done.model) == results(original)
     everything = original.SerializeToString(deterministic=True)

@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -43,13 +43,9 @@ def fused_nodes(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> list
             return list(_read(data))
 
 
-def names_needed(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> int:
-    """How many names of the library's pool, counted from its first, hold all fused operators of a model.
-
-    Raises:
-        OSError, ValueError: as ``fused_nodes``.
-    """
-    numbers = [re.fullmatch(r"Region(\d+)", node.op_type) for node in fused_nodes(model)]
+def names_needed(nodes: Iterable[onnx.NodeProto]) -> int:
+    """How many names of the library's pool, counted from its first, hold the operators of these fused nodes."""
+    numbers = [re.fullmatch(r"Region(\d+)", node.op_type) for node in nodes]
     return 1 + max((int(found[1]) for found in numbers if found is not None), default=-1)
 
 
@@ -61,8 +57,13 @@ def kernel_sources(model: str | os.PathLike[str] | bytes | onnx.ModelProto, arch
     Raises:
         OSError, ValueError: as ``fused_nodes``.
     """
+    return sources_of(fused_nodes(model), architecture)
+
+
+def sources_of(nodes: Iterable[onnx.NodeProto], architecture: str) -> list[KernelSource]:
+    """The same of fused nodes at hand."""
     distinct: dict[KernelSource, None] = {}
-    for node in fused_nodes(model):
+    for node in nodes:
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if "plan" not in attributes or "source" not in attributes:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -40,27 +39,29 @@ def register(
         RuntimeLibraryError: the native library is missing, or ONNX Runtime is older than 1.20 or refuses it.
         KernelError: with ``model``: a kernel does not compile.
         OutputError: with ``model``: ``ONNXFUSE_DUMP`` is set, and a kernel cannot be written there.
-        OSError, ValueError: with ``model``: it cannot be read.
+        OSError, ValueError: with ``model``: it cannot be read; nothing was registered.
     """
+    nodes = None
+    if model is not None:
+        # These import onnx, which other deployments can do without.
+        from onnxfuse.runtime.nodes import fused_nodes, names_needed, sources_of
+
+        nodes = fused_nodes(model)
     path = library.library_path()
     compiler = callback.install()
-    if model is not None:
-        from onnxfuse.runtime.nodes import names_needed  # imports onnx, which other deployments can do without
-
-        library.load().onnxfuse_expect_names(names_needed(model))
+    if nodes is not None:
+        library.load().onnxfuse_expect_names(names_needed(nodes))
     try:
         session_options.register_custom_ops_library(str(path))
     except Exception as error:  # ONNX Runtime has an exception type per status, all of them plain
         raise RuntimeLibraryError(
             f"ONNX Runtime refuses the native library: {_reason(error)}", place=str(path)
         ) from error
-    if model is None or compiler is None:
+    if nodes is None or compiler is None:
         return
     gpu = _gpu(device)
     if gpu is not None:
-        from onnxfuse.runtime.nodes import kernel_sources
-
-        compiler.images(kernel_sources(model, gpu.architecture), gpu.architecture)
+        compiler.images(sources_of(nodes, gpu.architecture), gpu.architecture)
 
 
 def session(
@@ -94,8 +95,10 @@ def session(
     device = _device(providers, arguments.get("provider_options"))
     if device is not None and _gpu(device) is not None:
         _preload(onnxruntime)
-        with contextlib.suppress(OSError, ValueError):  # of the file: ONNX Runtime says what is wrong with it
+        try:
             register(options, path, device=device)
+        except (OSError, ValueError):  # ONNX Runtime says what is wrong with the file, or reads what is no protobuf
+            register(options, device=device)
     # A second try without the provider that failed would only hide the reason.
     arguments.setdefault("enable_fallback", 0)
     try:
