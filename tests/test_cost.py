@@ -100,6 +100,23 @@ def test_breaking_a_fusion_of_the_runtime_has_its_price() -> None:
         fuse(loaded, "Add", "LayerNormalization", "Relu")).estimated_speedup
 
 
+def test_a_product_that_stays_counts_on_neither_side() -> None:
+    loaded = graph(
+        "float[B,512,64] x, float[B,64,512] k", "float[B,512,512] y", "a = Relu(x) s = Mul(a, c) y = MatMul(s, k)",
+        "float c = {0.125}",
+    )
+    model = CostModel(Ledger(loaded, {"B": 64}), H200)
+    one, both = model.region(fuse(loaded, "Relu")), model.region(fuse(loaded, "Relu", "Mul"))
+    # The runtime scales inside of its product: the kernel that makes the operand does it for nothing as well.
+    assert (both.kernels_before, both.kernels_after) == (one.kernels_before, one.kernels_after) == (1, 1)
+    assert both.seconds_before == pytest.approx(one.seconds_before, rel=1e-5)
+    assert both.seconds_after == pytest.approx(one.seconds_after, rel=1e-5)
+    assert both.bytes_before == 2 * one.bytes_before + 4  # and the factor
+    # Alone it would be a kernel where the runtime has none.
+    alone = model.region(fuse(loaded, "Mul"))
+    assert (alone.kernels_before, alone.kernels_after, alone.seconds_before) == (0, 1, pytest.approx(0.0))
+
+
 def test_the_whole_graph_adds_up() -> None:
     loaded = graph("float[268435456] x", "float[268435456] y", "a = Abs(x) b = Neg(a) y = Exp(b)")
     model = CostModel(Ledger(loaded, {}), H200)

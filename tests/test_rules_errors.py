@@ -301,6 +301,29 @@ A forbid rule has one of pattern, edge and condition.
 help: It has none."""
 
 
+FORBID = "id: a\nkind: forbid\nsummary: s\nwhy: w\nreason: r\npattern: |\n  s = Relu(x)\n  y = MatMul(s, other)\n"
+
+
+def test_exception_for_what_the_pattern_does_not_read(tmp_path: Path) -> None:
+    assert told(tmp_path, f"{FORBID}leave: [s]\nunless_made: [others]\n") == """\
+others is no input of the pattern.
+--> mine.yaml:10:15
+   |
+10 | unless_made: [others]
+   |               ^^^^^^
+help: Did you mean other?"""
+
+
+def test_exception_from_nothing(tmp_path: Path) -> None:
+    assert told(tmp_path, f"{FORBID}unless_made: [x]\n") == """\
+unless_made needs leave.
+--> mine.yaml:9:1
+  |
+9 | unless_made: [x]
+  | ^^^^^^^^^^^
+help: Say what is left otherwise."""
+
+
 def test_disabling_an_unknown_rule(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD)

@@ -197,7 +197,7 @@ def test_what_the_runtime_folds_is_left_to_it() -> None:
     searched = graph(SCALED)
     relu, scale, transpose, product, tanh = searched.nodes
     said = prohibitions(searched, shipped())
-    refusal = said.refuses([relu, scale])
+    refusal = said.refuses([scale])
     assert refusal is not None
     assert (refusal.code, refusal.rule, refusal.message, refusal.remedy) == (
         "runtime-matmul-scale", "runtime-matmul-scale",
@@ -209,6 +209,18 @@ def test_what_the_runtime_folds_is_left_to_it() -> None:
     assert said.refuses([tanh]) is None
     # a region that holds the product as well takes nothing from the runtime
     assert said.refuses([scale, transpose, product]) is None
+    # and one that makes what is scaled scales it for nothing
+    assert said.refuses([relu, scale]) is None
+    refusal = said.refuses([relu, scale, transpose])
+    assert refusal is not None and refusal.code == "runtime-matmul-transpose"
+
+
+def test_an_input_is_made_by_no_region() -> None:
+    searched = graph("""g (float[b, 8, 16] q, float[b, 16, 8] k) => (float[b, 8, 8] y, float[b, 8, 16] z)
+        <float c = {0.25}> { z = Relu(q) s = Mul(q, c) y = MatMul(s, k) }""")
+    relu, scale, _ = searched.nodes
+    refusal = prohibitions(searched, shipped()).refuses([relu, scale])
+    assert refusal is not None and refusal.code == "runtime-matmul-scale"
 
 
 def test_an_edge_is_refused_through_members_only() -> None:

@@ -191,7 +191,7 @@ def test_prediction_against_a_session(name: str, tmp_path: Path) -> None:
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     left = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
     groups = runtime_groups(load_graph(model))
-    assert len(left) == len(model.graph.node) - sum(len(group) - 1 for group in groups)
+    assert len(left) == len(model.graph.node) - sum(len(group.nodes) - 1 for group in groups)
     assert not made or made in left
     assert bool(groups) == bool(made)
 
@@ -199,7 +199,8 @@ def test_prediction_against_a_session(name: str, tmp_path: Path) -> None:
 def test_groups_share_no_node() -> None:
     for _, *parts in CASES.values():
         groups = runtime_groups(load_graph(build(*parts)))
-        assert len(frozenset().union(*groups)) == sum(map(len, groups))
+        nodes = [group.nodes for group in groups]
+        assert len(frozenset().union(*nodes)) == sum(map(len, nodes))
 
 
 @pytest.mark.parametrize(
@@ -220,4 +221,34 @@ def test_convolution_add_relu_in_float32_alone(dtype: str, size: int) -> None:
         f"{dtype}[B,4,8,8] x, {dtype}[4,4,1,1] k, {dtype}[B,4,8,8] z", f"{dtype}[B,4,8,8] y",
         "t = Conv(x, k) s = Add(t, z) y = Relu(s)", "",
     ))
-    assert sum(len(group) for group in runtime_groups(loaded)) == size
+    assert sum(len(group.nodes) for group in runtime_groups(loaded)) == size
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        (["Mul"], [{"Transpose", "MatMul", "Div"}]),  # of the scaled and transposed operand the scale: the rest holds
+        (["Transpose"], [{"MatMul", "Div"}, {"Mul"}]),  # what it joined to the product is alone
+        (["Mul", "Transpose", "Div"], [{"MatMul"}]),
+        (["MatMul"], [{"Mul"}, {"Transpose"}, {"Div"}]),
+    ],
+)
+def test_what_is_left_of_a_product(gone: list[str], left: list[set[str]]) -> None:
+    graph = load_graph(build(
+        "float[B,4,8,16] q, float[B,4,8,16] k", "float[B,4,8,8] y",
+        "s = Mul(k, c) t = Transpose<perm = [0, 1, 3, 2]>(s) m = MatMul(q, t) y = Div(m, c)", "float c = {8.0}",
+    ))
+    (group,) = runtime_groups(graph)
+    units = group.without([node for node in graph.nodes if node.op in gone])
+    assert sorted(sorted(node.op for node in unit) for unit in units) == sorted(map(sorted, left))
+
+
+def test_a_norm_stands_without_the_sum_before_it_and_falls_with_a_step() -> None:
+    """Its steps are one LayerNormalization: without the sum they still are, without one of them none is."""
+    _, *parts = CASES["skip through double"]
+    graph = load_graph(build(*parts))
+    (group,) = runtime_groups(graph)
+    sums = [node for node in graph.nodes if node.op == "Add" and node not in group.core]
+    assert sums and [len(unit) for unit in group.without(sums)] == [len(group.core)]
+    step = next(node for node in graph.nodes if node.op == "Sqrt")
+    assert {len(unit) for unit in group.without([step])} == {1}

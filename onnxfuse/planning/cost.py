@@ -23,6 +23,7 @@ from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.runtime_kernels import runtime_efficiency
+from onnxfuse.planning.runtime_matching import RuntimeFusion
 from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger
 
 PRODUCT_EFFICIENCY = 0.7
@@ -92,7 +93,7 @@ class RegionCost:
 
     ``seconds_before`` and ``kernels_before`` are ONNX Runtime's with its own fusions; ``bytes_before`` counts node by
     node, as the report defines it.  ``memory_saved``: bytes of tensors that are no longer made.
-    ``seconds_after`` includes what is left of a runtime fusion that the region breaks.
+    ``seconds_after`` includes what is left of a runtime fusion that the region breaks, beyond what that takes anyway.
     ``executions``: how often the region runs in one run of the model, in both times; 0 where a profile shows that it
     never does.  Bytes, kernels and memory are those of one time.
     """
@@ -120,14 +121,12 @@ class RegionCost:
 class CostModel:
     """Predicted times of one graph, at given sizes, on one GPU."""
 
-    def __init__(self, ledger: Ledger, profile: Profile, groups: Sequence[frozenset[Node]] | None = None) -> None:
+    def __init__(self, ledger: Ledger, profile: Profile, groups: Sequence[RuntimeFusion] | None = None) -> None:
         """``groups``: what the runtime fuses itself, ``groups_of`` the graph where None."""
         self.ledger = ledger
         self.profile = profile
         self.groups = groups_of(ledger.graph) if groups is None else tuple(groups)
-        self._group: dict[Node, frozenset[Node]] = {}
-        for group in self.groups:
-            self._group.update((node, group) for node in group)
+        self._group = {node: group for group in self.groups for node in group.nodes}
         self._seconds: dict[frozenset[Node], float] = {}
 
     def seconds(self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = FUSED_EFFICIENCY) -> float:
@@ -167,37 +166,45 @@ class CostModel:
     def unfused(self, nodes: Iterable[Node]) -> tuple[float, int]:
         """Predicted time, and kernels, of ``nodes`` as ONNX Runtime runs them.
 
-        Nodes of a group that are not all among ``nodes`` count one kernel each.
+        Of a group that is not all among ``nodes`` counts what stands without the others (``RuntimeFusion``).
         """
         wanted = set(nodes)
-        units: set[frozenset[Node]] = set()
-        for node in wanted:
-            group = self._group.get(node)
-            units.add(group if group is not None and group <= wanted else frozenset([node]))
+        units = {frozenset([node]) for node in wanted if node not in self._group}
+        for group in {self._group[node] for node in wanted if node in self._group}:
+            units.update(group.without(group.nodes - wanted))
         launched = [unit for unit in units if any(self.ledger.node(node).kernels for node in unit)]
         # Exact whatever the order: sets have none.
         return fsum(self.group_seconds(unit) for unit in launched), len(launched)
 
     def region(self, fused: Fused) -> RegionCost:
-        """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts."""
+        """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts, less
+        what runs all the same: a product whose operand the region scales takes its time either way."""
         members = set(fused.nodes)
-        touched = set(members)
-        for node in fused.nodes:
-            touched |= self._group.get(node, frozenset())
+        touched = members.union(*map(self._around, members))
         before, kernels_before = self.unfused(touched)
         left, kernels_left = self.unfused(touched - members)
+        stays = [self._stays(group, members) for group in {self._group[node] for node in members & self._group.keys()}]
+        same, kernels_same = fsum(seconds for seconds, _ in stays), sum(kernels for _, kernels in stays)
         executions = self.ledger.executions(fused.nodes)
         counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
         return RegionCost(
             bytes_before=sum(self.ledger.node(node).bytes for node in fused.nodes),
             bytes_after=counted.bytes,
-            kernels_before=kernels_before,
-            kernels_after=kernels_left + counted.kernels,
-            seconds_before=before,
-            seconds_after=left + executions * self._fused_seconds(counted, members),
+            kernels_before=kernels_before - kernels_same,
+            kernels_after=kernels_left - kernels_same + counted.kernels,
+            seconds_before=before - same,
+            seconds_after=left - same + executions * self._fused_seconds(counted, members),
             memory_saved=memory_saved(self.ledger, fused),
             executions=executions,
         )
+
+    def _stays(self, group: RuntimeFusion, members: Collection[Node]) -> tuple[float, int]:
+        """Time, and kernels, that a runtime fusion takes both whole and without a region's nodes."""
+        left = group.nodes.difference(members)
+        if not left or not group.core <= left:
+            return 0.0, 0
+        (whole, kernels), (rest, _) = self.unfused(group.nodes), self.unfused(group.without(members)[0])
+        return min(whole, rest), kernels
 
     def together(self, parts: Sequence[Fused]) -> RegionCost:
         """Independent regions of one graph before, and after in one launch.  Each moves in it what it moves alone: a
@@ -229,6 +236,10 @@ class CostModel:
         efficiency = TILED_EFFICIENCY if moves else ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
 
+    def _around(self, node: Node) -> frozenset[Node]:
+        """What the runtime fuses with a node, the node itself among them; nothing where that is nothing."""
+        return self._group[node].nodes if node in self._group else frozenset()
+
     def is_grouped(self, node: Node) -> bool:
         """Whether the runtime fuses the node with others itself."""
         return node in self._group
@@ -241,7 +252,7 @@ class CostModel:
         """Predicted time of what the runtime fuses with some of these nodes and is not among them: as it runs now,
         beyond the nodes alone, and when they are gone.  Both are 0 where no runtime fusion is broken."""
         members = set(nodes)
-        touched = members.union(*(self._group.get(node, frozenset()) for node in members))
+        touched = members.union(*map(self._around, members))
         if touched == members:
             return 0.0, 0.0
         whole, _ = self.unfused(touched)

@@ -109,7 +109,7 @@ class _Planner:
         self.custom: list[Fusion] = []
         self.overlapping: list[Match] = []
         placement = Ledger(view, ledger.sizes).placement
-        left = {node for found in self.forbidden.found for node in found.leave}
+        left = {node for found in self.forbidden.found if not found.unless for node in found.leave}
         for node in view.nodes:
             facts = node_facts(node, view, placement)
             if isinstance(facts, Facts) and node not in left:

@@ -15,6 +15,7 @@ from onnx import TensorProto
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.runtime_matching import (
     Groups,
+    RuntimeFusion,
     Unit,
     is_constant,
     is_op,
@@ -30,7 +31,7 @@ from onnxfuse.planning.runtime_matching import (
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def runtime_groups(graph: Graph) -> tuple[frozenset[Node], ...]:
+def runtime_groups(graph: Graph) -> tuple[RuntimeFusion, ...]:
     """Disjoint groups of two nodes and more that ONNX Runtime would run as one kernel each, in graph order."""
     groups = Groups()
     for transformer in (
@@ -39,11 +40,10 @@ def runtime_groups(graph: Graph) -> tuple[frozenset[Node], ...]:
     ):
         for node in graph.nodes:
             transformer(node, groups)
-    found = {frozenset(group) for group in groups.of.values() if len(group) > 1}
-    return tuple(sorted(found, key=lambda group: min(node.index for node in group)))
+    return tuple(groups.all())
 
 
-def groups_of(graph: Graph) -> tuple[frozenset[Node], ...]:
+def groups_of(graph: Graph) -> tuple[RuntimeFusion, ...]:
     """``runtime_groups`` of a graph and of the bodies in it."""
     return tuple(group for each in graph.walk() for group in runtime_groups(each))
 
@@ -77,7 +77,11 @@ def _simple_pairs(first: Node, groups: Groups) -> None:
             fits = fits and (len(first.inputs) < 3 or first.inputs[2] is None or scalar(first.inputs[2]) == 0.0)
         case _:
             fits = False
-    if fits:
+    if fits and first.op in ("MatMul", "Gemm"):
+        groups.attach(first, second)
+    elif fits and second.op in ("Conv", "Gemm"):
+        groups.attach(second, first)
+    elif fits:
         groups.join(first, second)
 
 
@@ -96,7 +100,7 @@ def _conv_constants(conv: Node, groups: Groups) -> None:
             return
         if not constant:
             return
-        groups.join(conv, after)
+        groups.attach(conv, after)
         groups.units[after] = Unit("Conv", result(conv))
         last = after
 
@@ -130,12 +134,12 @@ def _gemm(product: Node, groups: Groups) -> None:
         fits = bias.shape == (columns,) and all(size.value is not None for size in (*left.shape, *right.shape))
         fits = fits and not _is_attention_output(product)
     if fits:
-        groups.join(product, add)
+        groups.attach(product, add)
         groups.units[add] = Unit("Gemm", left)
         for position in (0, 1) if len(left.shape) == 2 else ():
             transpose = producer(product, position, "Transpose")
             if transpose is not None and only_reader(transpose) is product and _swaps_last(transpose):
-                groups.join(product, transpose)
+                groups.attach(product, transpose)
 
 
 def _is_attention_output(product: Node) -> bool:
@@ -307,11 +311,11 @@ def _bias_gelu(add: Node, groups: Groups) -> None:
     if target.is_output or not readers:
         return
     if len(readers) == 1 and (is_op(readers[0], "Gelu") or readers[0].qualified_op in _GELUS) and groups.free(readers):
-        groups.join(add, readers[0])
+        groups.attach(readers[0], add)
         return
     for last, unit in groups.units.items():
         if unit.op in ("Gelu", "FastGelu") and unit.source is target and set(readers) <= groups.of[last]:
-            groups.join(add, last)
+            groups.attach(last, add)
             return
 
 
@@ -337,14 +341,14 @@ def _skip_layer_norm(norm: Node, groups: Groups) -> None:
         return
     if not set(source.consumers) <= readers or (unit is None and len(source.consumers) != 1) or not _alike(add):
         return
-    groups.join(norm, add)
+    groups.attach(norm, add)
     for value in add.inputs:
         before = value.producer if value is not None else None
         if before is None or not is_op(before, "Add") or not groups.free([before]) or only_reader(before) is not add:
             continue
         bias = before.inputs[1]
         if bias is not None and is_constant(bias) and bias.rank == 1 and _same_last(before):
-            groups.join(norm, before)
+            groups.attach(norm, before)
             return
 
 
@@ -397,7 +401,7 @@ def _bias_softmax(softmax: Node, groups: Groups) -> None:
             while split < len(leading) and leading[split] == target[split]:
                 split += 1
         if all(size == 1 for size in leading[split:]):
-            groups.join(add, softmax)
+            groups.attach(softmax, add)
             return
 
 
@@ -413,7 +417,7 @@ def _fused_matmul_transposes(product: Node, groups: Groups) -> None:
         if transpose is None or not groups.free([transpose]) or result(transpose).is_output:
             continue
         if all(is_op(reader, "MatMul") for reader in result(transpose).consumers) and _says(transpose):
-            groups.join(product, transpose)
+            groups.attach(product, transpose)
 
 
 def _says(transpose: Node) -> bool:
@@ -453,20 +457,20 @@ def _fused_matmul_scales(product: Node, groups: Groups) -> None:
         if scale is None:
             continue
         if scale is not None and _is_scale(scale) and groups.free([scale]) and only_reader(scale) is product:
-            groups.join(product, scale)
+            groups.attach(product, scale)
             operand = next((value for value in scale.inputs if scalar(value) is None), None)
             moved = operand.producer if operand is not None else None
             if moved is None or not is_op(moved, "Transpose") or only_reader(moved) is not scale:
                 continue
             if groups.free([moved]) and _says(moved):
-                groups.join(product, moved)
+                groups.attach(product, moved)
         elif is_op(scale, "Transpose") and scale is not None and scale in groups.of.get(product, set()):
             before = producer(scale, 0, "Mul", "Div")
             if before is not None and _is_scale(before) and groups.free([before]) and only_reader(before) is scale:
-                groups.join(product, before)
+                groups.attach(product, before)
     after = only_reader(product)
     if after is not None and _is_scale(after) and groups.free([after]):
-        groups.join(product, after)
+        groups.attach(product, after)
 
 
 def _is_scale(node: Node) -> bool:
@@ -484,7 +488,7 @@ def _conv_relu(conv: Node, groups: Groups) -> None:
         last = after
     after = only_reader(last)
     if after is not None and is_op(after, "Relu") and groups.free([after]):
-        groups.join(conv, after)
+        groups.attach(conv, after)
     elif after is not None and is_op(after, "Add") and groups.free([after]):
         operands = [value.shape if value is not None else None for value in after.inputs]
         relu = only_reader(after)

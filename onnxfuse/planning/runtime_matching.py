@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,22 +18,59 @@ class Unit:
     source: Value
 
 
+@dataclass(frozen=True)
+class RuntimeFusion:
+    """Nodes that the runtime runs as one kernel.  It still does where some are gone that are not of the ``core``."""
+
+    nodes: frozenset[Node]
+    core: frozenset[Node]
+
+    def without(self, gone: Collection[Node]) -> list[frozenset[Node]]:
+        """What is left when some nodes are gone: the core and what still touches it, and every other node alone."""
+        left = self.nodes.difference(gone)
+        if not self.core <= left:
+            return [frozenset([node]) for node in left]
+        kept, front = set(self.core), list(self.core)
+        while front:
+            node = front.pop()
+            beside = {value.producer for value in node.reads() if value.producer is not None}
+            beside |= {reader for value in node.outputs if value is not None for reader in value.consumers}
+            found = (beside & left) - kept
+            kept |= found
+            front += found
+        return [frozenset(kept), *(frozenset([node]) for node in left - kept)]
+
+
 class Groups:
-    """Groups found so far, and the operator that each stands for, by its last node."""
+    """Groups found so far, their cores, and the operator that each stands for, by its last node."""
 
     def __init__(self) -> None:
         self.of: dict[Node, set[Node]] = {}
         self.units: dict[Node, Unit] = {}
+        self._core: dict[Node, set[Node]] = {}
 
     def free(self, nodes: Iterable[Node]) -> bool:
         """Whether no node is fused yet."""
         return not any(node in self.of for node in nodes)
 
     def join(self, *nodes: Node) -> None:
-        """Make one group of these nodes and of the groups that they are in."""
+        """Make one group of these nodes and of the groups that they are in; it stands with all of its nodes."""
         joined = {member for node in nodes for member in self.of.get(node, {node})}
         for member in joined:
-            self.of[member] = joined
+            self.of[member] = self._core[member] = joined
+
+    def attach(self, node: Node, *more: Node) -> None:
+        """Add nodes to the group of ``node``, which stands without them too."""
+        core = self._core.get(node, {node})
+        self.join(node, *more)
+        for member in self.of[node]:
+            self._core[member] = core
+
+    def all(self) -> list[RuntimeFusion]:
+        """The groups of two nodes and more, in graph order."""
+        distinct = {id(group): RuntimeFusion(frozenset(group), frozenset(self._core[node]))
+                    for node, group in self.of.items() if len(group) > 1}
+        return sorted(distinct.values(), key=lambda group: min(node.index for node in group.nodes))
 
 
 def is_op(node: Node | None, *ops: str) -> bool:

@@ -135,7 +135,7 @@ class Reasons:
 
     @cached_property
     def _groups(self) -> dict[Node, frozenset[Node]]:
-        return {node: group for group in groups_of(self._optimised.graph) for node in group}
+        return {node: group.nodes for group in groups_of(self._optimised.graph) for node in group.nodes}
 
     @cached_property
     def _forbidden(self) -> dict[Node, Refusal]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.graph.model import Graph, Node
+from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.kinds import ForbidRule, RuleSet
 from onnxfuse.rules.matcher import match
-from onnxfuse.rules.matches import NodeIndex
+from onnxfuse.rules.matches import Match, NodeIndex
 from onnxfuse.rules.operators import OperatorKey, root
 
 
 @dataclass(frozen=True)
 class Prohibition:
-    """Nodes that a forbid rule speaks of: no region may hold one of ``leave`` without all of ``nodes``; where
-    ``leave`` is empty, none may hold all of ``nodes``."""
+    """Nodes that a forbid rule speaks of: no region may hold one of ``leave`` without all of ``nodes``, nor without all
+    of ``unless`` where there are any; where ``leave`` is empty, none may hold all of ``nodes``."""
 
     rule: ForbidRule
     nodes: tuple[Node, ...]
     leave: tuple[Node, ...]
+    unless: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Prohibitions:
         members = set(nodes)
         for prohibition in self.found:
             held = members.issuperset(prohibition.nodes)
+            if prohibition.unless and members.issuperset(prohibition.unless):
+                continue
             left = [node for node in prohibition.leave if node in members]
             if (left and not held) or (held and not prohibition.leave):
                 node = left[0] if left else prohibition.nodes[-1]
@@ -56,15 +59,19 @@ def prohibitions(graph: Graph, rules: RuleSet) -> Prohibitions:
             continue
         # what is forbidden stays so however else its values are read: escapes do not matter here
         for place in match(rule, graph, index, forbidden={}).matches:
-            leave = []
-            for name in rule.leave:
-                value = place.bindings.get(name)
-                producer = root(value).producer if value is not None else None
-                if producer is not None and producer in place.nodes:
-                    leave.append(producer)
+            leave = [node for node in _makers(place, rule.leave) if node in place.nodes]
+            made = _makers(place, rule.unless_made)
             if leave or not rule.leave:
-                found.append(Prohibition(rule, place.nodes, tuple(leave)))
+                unless = made if len(made) == len(rule.unless_made) else ()
+                found.append(Prohibition(rule, place.nodes, tuple(leave), tuple(unless)))
     return Prohibitions(tuple(found), tuple(rule for rule in rules.forbid if rule.edge is not None))
+
+
+def _makers(place: Match, names: Sequence[str]) -> list[Node]:
+    """The nodes that compute values of a match, of those values that a node computes."""
+    values = [place.bindings.get(name) for name in names]
+    makers = [root(value).producer for value in values if isinstance(value, Value)]
+    return [node for node in makers if node is not None]
 
 
 def _joined(

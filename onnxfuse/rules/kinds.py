@@ -141,12 +141,14 @@ class ForbidRule(PatternRule):
         condition: a refusal code of the engine: a pattern whose match fails for it is refused while the rule stands.
         leave: names of the pattern whose nodes are left to the runtime: no region takes them from the rest of
             the pattern.  Where empty, no region holds all of the pattern's nodes.
+        unless_made: inputs of the pattern: a region that computes all of them takes what is left all the same.
     """
 
     reason: str
     edge: tuple[frozenset[OperatorKey], frozenset[OperatorKey]] | None = None
     condition: str | None = None
     leave: tuple[str, ...] = ()
+    unless_made: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

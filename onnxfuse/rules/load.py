@@ -392,10 +392,20 @@ def _forbid(document: Document, part: schema.ForbidPart, common: _Common) -> For
                 raise document.error(
                     place, f"No line of the pattern assigns {name}.", f"Did you mean {close}?" if close else None
                 )
+        if part.unless_made and not part.leave:
+            raise document.error(("unless_made",), "unless_made needs leave.", "Say what is left otherwise.", key=True)
+        for number, name in enumerate(part.unless_made):
+            if name not in pattern.inputs:
+                close = suggestion(name, pattern.inputs)
+                place = ("unless_made", number) if ("unless_made", number) in document.values else ("unless_made",)
+                raise document.error(
+                    place, f"{name} is no input of the pattern.", f"Did you mean {close}?" if close else None
+                )
         return ForbidRule(
-            **common, pattern=pattern, pattern_text=part.pattern, where=where, reason=reason, leave=tuple(part.leave)
+            **common, pattern=pattern, pattern_text=part.pattern, where=where, reason=reason, leave=tuple(part.leave),
+            unless_made=tuple(part.unless_made),
         )
-    for key in ("where", "leave", "sets"):
+    for key in ("where", "leave", "unless_made", "sets"):
         if getattr(part, key):
             raise document.error((key,), f"{key} needs a pattern.", "Remove it, or write a pattern.", key=True)
     empty: _Common = {**common, "pattern": None, "pattern_text": "", "where": (), "reason": reason}

@@ -128,6 +128,7 @@ class ForbidPart(RulePart):
     where: Conditions = []
     sets: dict[str, Words] = {}
     leave: Words = []
+    unless_made: Words = []
     edge: EdgePart | None = None
     condition: Kebab | None = None
 
