@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, table,
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.reporting import Report, report_of
+from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import save
+from onnxfuse.rules import load_rules
 
 SLACK = 0.01
 """What the lower end of a ratio's interval may lie under the bar for each row."""
@@ -126,23 +129,24 @@ def choose(names: str | None) -> list[Row]:
     return [row for row in rows if row.name.startswith(tuple(wanted))]
 
 
-def fuse(rows: Sequence[Row], folder: str, target: str | None) -> Iterator[tuple[Row, str, str, Optimised, float]]:
+def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = ()
+         ) -> Iterator[tuple[Row, str, str, Optimised, float]]:
     """Hydrate a model and fuse it for each of its rows: the two files, what was planned, the seconds that it took."""
     original = Path(folder) / f"{rows[0].model}.onnx"
     original.write_bytes(hydrate().hydrate(ZOO / f"{rows[0].model}.onnx.xz").SerializeToString())
     for row in rows:
         start = time.perf_counter()
-        optimised = optimise(original, Options(dims=row.dims, target=target, verify=False))
+        optimised = optimise(original, Options(dims=row.dims, target=target, verify=False, disable=disable))
         seconds = time.perf_counter() - start
         path = Path(folder) / f"{row.name.replace(':', '_')}.fused.onnx"
         save(optimised.model, path, source=optimised.loaded)
         yield row, str(original), str(path), optimised, seconds
 
 
-def prepare(rows: Sequence[Row], folder: str, target: str | None) -> list[Prepared]:
+def prepare(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = ()) -> list[Prepared]:
     """Hydrate a model and fuse it for each of its rows."""
     return [Prepared(row, original, fused, report_of(optimised), seconds)
-            for row, original, fused, optimised, seconds in fuse(rows, folder, target)]
+            for row, original, fused, optimised, seconds in fuse(rows, folder, target, disable)]
 
 
 def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int,
@@ -301,6 +305,12 @@ def _options(pairs: Sequence[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+def _disabled(ids: Sequence[str]) -> list[str]:
+    """Ids of rules, with those of all fuse rules for "fuse"."""
+    named = [rule.id for rule in load_rules([rules_folder()]).fuse] if "fuse" in ids else []
+    return [*(each for each in ids if each != "fuse"), *named]
+
+
 def _bars(texts: Sequence[str]) -> list[Bar]:
     try:
         return [Bar.parse(text) for text in texts]
@@ -317,6 +327,8 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
               help="Show the N most expensive kernels of each model.")
 @click.option("--provider-option", "pairs", multiple=True, metavar="KEY=VALUE",
               help="Of the CUDA provider, both models.")
+@click.option("--disable", multiple=True, metavar="ID",
+              help="Rule or stage to leave out; fuse for all rules that name a pattern to fuse.")
 @click.option("--least", "least", multiple=True, metavar="[NAME=]RATIO",
               help="Bar: 1.3 for the mean, each=1.0, llama=1.5, wall:unet=1.5.  Exit code 1 where one is missed.")
 @click.option("--target", help="GPU to plan for; by default the one at hand.")
@@ -327,15 +339,17 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, show_default=False,
               help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pairs: tuple[str, ...],
-         least: tuple[str, ...], target: str | None, report_only: bool, jobs: int, seconds: float, out: Path) -> None:
+         disable: tuple[str, ...], least: tuple[str, ...], target: str | None, report_only: bool, jobs: int,
+         seconds: float, out: Path) -> None:
     rows, bars = choose(names), _bars(least)
     where = apart(environment)
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
+    disabled = _disabled(disable)
     if quick:
         settings |= {"runs": 50, "laps": 5, "memory": False}
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="onnxfuse-zoo-") as folder:
-        made = prepare_all(rows, folder, target or where.gpu, jobs)
+        made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, disable=disabled))
         for row in rows:
             prepared = made[row.name]
             if isinstance(prepared, str):
@@ -352,8 +366,8 @@ def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pa
         sys.exit(any(outcome.error for outcome in outcomes))
     text, met = show(outcomes, bars, list_kernels)
     what = "-".join(["zoo", *(["cuda-graph"] if cuda_graph else []), *(["quick"] if quick else []),
-                     *(pair.replace("=", "-").replace("_", "-") for pair in pairs)])
-    path = write_results(out, what, where, _content(outcomes, settings), text)
+                     *(pair.replace("=", "-").replace("_", "-") for pair in pairs), *(f"no-{id}" for id in disable)])
+    path = write_results(out, what, where, _content(outcomes, {**settings, "disabled": disabled}), text)
     click.echo(text)
     click.echo(f"written: {path} and .json", err=True)
     sys.exit(not met or any(outcome.error for outcome in outcomes))
