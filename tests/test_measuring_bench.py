@@ -12,7 +12,7 @@ from onnx import parser
 from test_measuring_cupti import FakeLibrary, packed
 
 from onnxfuse.errors import KernelError, ModelError
-from onnxfuse.measuring import bench, cupti
+from onnxfuse.measuring import bench, cupti, runner
 from onnxfuse.measuring.machine import CPU, Machine, find_machine
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import save
@@ -129,6 +129,36 @@ def test_a_model_that_the_runtime_refuses(models, cpu, tmp_path):
     onnx.save(parser.parse_model(MODEL.replace("Sigmoid(x)", "NoSuchOperator(x)")), path)
     with pytest.raises(ModelError, match="ONNX Runtime refuses the model: "):
         bench(models[0], path, runs=1)
+
+
+def test_a_model_that_no_cuda_graph_can_hold_runs_plainly(models, gpu, monkeypatch):
+    """ONNX Runtime refuses to capture what has nodes on the CPU: that side runs without, and the result says so."""
+    real, asked = runner.create_session, []
+
+    def refusing(path, machine, options, *, fused):
+        asked.append((fused, dict(options)))
+        if not fused and runner.CUDA_GRAPH in options:
+            raise ModelError("ONNX Runtime refuses the model: This session cannot use the graph capture feature as ...")
+        return real(path, machine, {}, fused=fused)
+
+    monkeypatch.setattr(runner, "create_session", refusing)
+    result = bench(models[0], models[1], runs=1, laps=2, memory=False, cuda_graph=True)
+    captured = {runner.CUDA_GRAPH: "1"}
+    assert asked == [(False, captured), (False, {}), (True, captured)]
+    assert result.cuda_graph and result.gpu_ratio is not None
+    assert result.notes == (
+        f"{models[0].name} has nodes that ONNX Runtime runs on the CPU, so that no CUDA graph holds it: its runs were "
+        "plain ones.",
+    )
+
+
+def test_another_refusal_stays_one(models, gpu, monkeypatch):
+    def refusing(path, machine, options, *, fused):
+        raise ModelError("ONNX Runtime refuses the model: no such operator")
+
+    monkeypatch.setattr(runner, "create_session", refusing)
+    with pytest.raises(ModelError, match="no such operator"):
+        bench(models[0], models[1], runs=1, cuda_graph=True)
 
 
 def test_kernels_and_gpu_time(models, gpu):

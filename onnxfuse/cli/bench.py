@@ -16,7 +16,7 @@ from onnxfuse.cli.parameters import FILE, dim_option, model_argument, read_setti
 @click.argument("fused", type=FILE, required=False)
 @dim_option
 @click.option("--inputs", type=FILE, metavar="FILE.npz", help="Arrays by input name; those missing are made up.")
-@click.option("--cuda-graph", is_flag=True, help="Replay a CUDA graph.")
+@click.option("--cuda-graph", is_flag=True, help="Replay a CUDA graph, of each model that has no nodes on the CPU.")
 @click.option("--runs", type=click.IntRange(min=1), metavar="N",
               help="Timed runs of each model; by default as many as take a second.")
 @click.option("--provider-option", "settings", multiple=True, metavar="NAME=VALUE", callback=read_settings,

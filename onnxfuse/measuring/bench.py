@@ -20,7 +20,7 @@ from onnxfuse.measuring.laps import Laps, gpu_ratio, has_kernels, side_of, take_
 from onnxfuse.measuring.machine import Machine, find_machine, start_provider
 from onnxfuse.measuring.memory import MemoryMeter
 from onnxfuse.measuring.results import BenchResult
-from onnxfuse.measuring.runner import Runner
+from onnxfuse.measuring.runner import CUDA_GRAPH, Runner
 from onnxfuse.measuring.statistics import ratio
 
 BLOCKS = 10
@@ -62,7 +62,7 @@ def bench(
         original: path of a model; fused: of another one with the same inputs and outputs.
         dims: sizes of symbolic dimensions.
         inputs: arrays by input name; those missing are made up (``inputs.make_inputs``).
-        cuda_graph: replay a CUDA graph; the model must run on the GPU as a whole.
+        cuda_graph: replay a CUDA graph; of a model that does not run on the GPU as a whole, the runs are plain ones.
         runs: timed runs of each model, by default as many as take a second.
         laps: runs of each model under the profiler.
         provider_options: of the CUDA provider, for both models; "device_id" chooses the GPU.
@@ -80,7 +80,7 @@ def bench(
     feeds = _feeds(original, dims or {}, inputs)
     notes = [] if machine.gpu else [_ON_CPU]
     if machine.gpu and cuda_graph:
-        options["enable_cuda_graph"] = "1"
+        options[CUDA_GRAPH] = "1"
     elif cuda_graph:
         notes.append("There are no CUDA graphs on the CPU; the runs were plain ones.")
     start_provider(machine, options)
@@ -88,6 +88,8 @@ def bench(
     say("creating sessions")
     runners = [Runner(path, machine, feeds, options, fused=place == 1)
                for place, path in enumerate((original, fused)) if path is not None]
+    notes += [f"{Path(runner.path).name} has nodes that ONNX Runtime runs on the CPU, so that no CUDA graph holds it: "
+              "its runs were plain ones." for runner in runners if runner.uncaptured]
     say("warming up")
     for runner in runners:
         _warm_up(runner)

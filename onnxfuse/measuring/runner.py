@@ -20,6 +20,13 @@ QUIET = 3
 """Severity of messages that sessions print: errors."""
 
 
+CUDA_GRAPH = "enable_cuda_graph"
+"""The provider's option by which runs after the first few replay a CUDA graph."""
+
+NO_CAPTURE = "cannot use the graph capture feature"
+"""What ONNX Runtime says of a model that does not run on the GPU as a whole."""
+
+
 def create_session(path: str, machine: Machine, options: Mapping[str, str], *, fused: bool) -> tuple[Any, float]:
     """An ONNX Runtime session, and the seconds that creating it took.
 
@@ -49,11 +56,23 @@ def create_session(path: str, machine: Machine, options: Mapping[str, str], *, f
     return session, seconds
 
 
+def _session(path: str, machine: Machine, options: Mapping[str, str], *, fused: bool) -> tuple[Any, float, bool]:
+    """A session, the seconds that creating it took, and whether it was refused a CUDA graph and is without."""
+    try:
+        return *create_session(path, machine, options, fused=fused), False
+    except ModelError as error:
+        if CUDA_GRAPH not in options or NO_CAPTURE not in str(error):
+            raise
+    plain = {name: value for name, value in options.items() if name != CUDA_GRAPH}
+    return *create_session(path, machine, plain, fused=fused), True
+
+
 class Runner:
     """One model at work.
 
     Attributes:
         creation_seconds: what creating the session took.
+        uncaptured: whether a CUDA graph was wanted and ONNX Runtime refused it: it has nodes on the CPU.
     """
 
     def __init__(
@@ -77,7 +96,7 @@ class Runner:
         """
         self.path = str(path)
         self._machine = machine
-        self.session, self.creation_seconds = create_session(self.path, machine, options, fused=fused)
+        self.session, self.creation_seconds, self.uncaptured = _session(self.path, machine, options, fused=fused)
         self._memory = machine.memory()
         self.outputs = [output.name for output in self.session.get_outputs()]
         try:
