@@ -268,3 +268,22 @@ def test_regions_of_one_structure_share_their_kernel() -> None:
     first, *_ = [fusion.kernel for fusion in made.plan.fusions]
     kernels = [fusion.kernel for fusion in made.plan.fusions if len(fusion.nodes) == 4]
     assert len(kernels) == 2 and kernels[0] is kernels[1] and kernels[0] is not first
+
+
+def test_what_a_refused_region_leaves_grows_anew() -> None:
+    """A shifted window: norm, roll, and windows to the front.  The roll reads the norm in two pieces, so that no kernel
+    holds both; once the norm has its own, the pieces are one kernel too, and a second optimisation finds no more."""
+    text = """g (float16[N, 56, 56, 96] x, float16[N, 56, 56, 96] r, float16[96] s, float16[96] b) =>
+        (float16[M, 7, 7, 96] y, float16[N, 56, 56, 96] z)
+        <int64[1] low = {3}, int64[1] end = {99999}, int64[1] none = {0}, int64[1] axis = {1},
+         int64[6] windows = {-1, 8, 7, 8, 7, 96}, int64[4] flat = {-1, 7, 7, 96}> {
+        z = Add(x, r) n = LayerNormalization(z, s, b)
+        upper = Slice(n, low, end, axis) lower = Slice(n, none, low, axis) rolled = Concat<axis = 1>(upper, lower)
+        split = Reshape(rolled, windows) moved = Transpose<perm = [0, 1, 3, 2, 4, 5]>(split) y = Reshape(moved, flat)
+    }"""
+    made = fuse(text, dims={"N": 8})
+    found = [ops for _, ops in regions(made)]
+    assert ["Add", "LayerNormalization"] in found
+    assert any({"Slice", "Concat", "Transpose"} <= set(ops) for ops in found)
+    again = optimise(made.model, Options(verify=False, target="H200", dims={"N": 8}))
+    assert not again.plan.fusions

@@ -33,6 +33,11 @@ from onnxfuse.rules import FuseRule, Match, Prohibitions, RuleSet, find_matches,
 
 __all__ = ["LEAST_GAIN", "Considered", "Objective", "Plan", "make_plan"]
 
+
+MOST_ROUNDS = 3
+"""How often what the chosen regions leave may grow anew."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is fused and what is not.
@@ -126,17 +131,14 @@ class _Planner:
 
     def plan(self) -> Plan:
         self._seed()
-        self.growth.grow()
-        self.refusals += self.growth.refusals
-        groups = sorted(
-            {id(group): group for group in self.growth.group.values()}.values(),
-            key=lambda group: min(node.index for node in group.nodes),
-        )
-        for group in groups:
-            self.scales.offer(group.nodes, group.rule.id if group.rule is not None else None)
+        groups = self._grown(self.growth)
         self._offer_overlapping()
         self._offer_unions(groups)
         chosen = self._select()
+        for _ in range(MOST_ROUNDS):
+            if not self._offer_rest(groups, chosen):
+                break
+            chosen = self._select()
         self._take_in_borders(chosen)
         # A user who brings a kernel has decided: it is not weighed.
         fusions = self.custom + [weighed.fusion for weighed in chosen if weighed.fusion is not None]
@@ -157,6 +159,38 @@ class _Planner:
         for node in self.facts:
             if node not in self.growth.group and (node.domain, node.op) in listed:
                 self.growth.seed([node])
+
+    def _grown(self, growth: Growth) -> list[Group]:
+        """The groups that grow from the seeds, in graph order, each weighed."""
+        growth.grow()
+        self.refusals += growth.refusals
+        groups = sorted(
+            {id(group): group for group in growth.group.values()}.values(),
+            key=lambda group: min(node.index for node in group.nodes),
+        )
+        for group in groups:
+            self.scales.offer(group.nodes, group.rule.id if group.rule is not None else None)
+        return groups
+
+    def _offer_rest(self, groups: Sequence[Group], chosen: Sequence[Weighed]) -> bool:
+        """What is left of groups that were not taken whole grows anew; whether there is anything new to choose from.
+
+        A second optimisation of the result would find it, and find nothing after this.
+        """
+        fixed = [each.members for each in chosen] + [frozenset(fusion.view) for fusion in self.custom]
+        taken = frozenset().union(*fixed)
+        if not any(sum(not self.facts[node].view for node in group.nodes - taken) > 1
+                   for group in groups if group.nodes & self.facts.keys()):
+            return False
+        rest = {node: facts for node, facts in self.facts.items() if node not in taken and node in self.growth.group}
+        growth = Growth(self.view, rest, self.rules, self.growth.sizes)
+        for members in fixed:
+            growth.contraction.contract(members)
+        for node in rest:
+            growth.seed([node])
+        known = len(self.scales.pool)
+        self._grown(growth)
+        return len(self.scales.pool) > known
 
     def _seed_match(self, match: Match) -> Refusal | None:
         rule = match.rule.id
