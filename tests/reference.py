@@ -81,6 +81,9 @@ EXACT = JUMPING | {
     "GatherElements",
     "Gather",
     "Pad",
+    "Resize",
+    "OneHot",
+    "GlobalMaxPool",
     "DepthToSpace",
     "SpaceToDepth",
     "ConstantOfShape",
@@ -389,8 +392,57 @@ def _pad(attributes: Mapping, opset: int, x: Array, amounts: Array, value: Array
     for axis, first, last in zip(chosen, amounts[:len(chosen)], amounts[len(chosen):], strict=True):
         x = np.take(x, range(max(-first, 0), x.shape[axis] - max(-last, 0)), axis)
         widths = [(max(first, 0), max(last, 0)) if place == axis else (0, 0) for place in range(x.ndim)]
-        x = np.pad(x, widths, constant_values=0 if value is None else value.item())
+        mode = attributes.get("mode", b"constant").decode()
+        more = {} if mode != "constant" else {"constant_values": 0 if value is None else value.item()}
+        x = np.pad(x, widths, mode=mode, **more)
     return x
+
+
+def _resize(attributes: Mapping, opset: int, x: Array, _: Array | None = None, scales: Array | None = None,
+            sizes: Array | None = None) -> Array:
+    """The nearest element: by the coordinates that the standard gives, rounded as it says."""
+    axes = attributes.get("axes") or range(x.ndim)
+    for place, axis in enumerate(axes):
+        before = x.shape[axis]
+        scale = float(scales[place]) if scales is not None and scales.size else sizes[place] / before
+        size = int(sizes[place]) if sizes is not None and sizes.size else int(before * scale)
+        place_of = {
+            "asymmetric": lambda i, scale=scale: i / scale,
+            "half_pixel": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
+            "half_pixel_symmetric": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
+            "pytorch_half_pixel": lambda i, scale=scale, size=size: (i + 0.5) / scale - 0.5 if size > 1 else 0 * i,
+        }[attributes.get("coordinate_transformation_mode", b"half_pixel").decode()]
+        rounded = {
+            "floor": np.floor, "ceil": np.ceil,
+            "round_prefer_floor": lambda c: np.ceil(c - 0.5), "round_prefer_ceil": lambda c: np.floor(c + 0.5),
+        }[attributes.get("nearest_mode", b"round_prefer_floor").decode()]
+        x = np.take(x, np.clip(rounded(place_of(np.arange(size))), 0, max(before - 1, 0)).astype(np.int64), axis)
+    return x
+
+
+def _global_pool(kind: str) -> Callable:
+    """A reduction over the axes behind the channels."""
+
+    def pool(attributes: Mapping, opset: int, x: Array) -> Array:
+        axes, p = tuple(range(2, x.ndim)), attributes.get("p", 2)
+        if kind == "average":
+            return x.mean(axis=axes, keepdims=True)
+        return x.max(axis=axes, keepdims=True) if kind == "max" else (
+            (np.abs(x) ** p).sum(axis=axes, keepdims=True) ** (1 / p))
+
+    return pool
+
+
+def _mean_variance(attributes: Mapping, opset: int, x: Array) -> Array:
+    axes = tuple(attributes.get("axes", (0, 2, 3)))
+    return (x - x.mean(axis=axes, keepdims=True)) / (x.std(axis=axes, keepdims=True) + 1e-9)
+
+
+def _one_hot(attributes: Mapping, opset: int, indices: Array, depth: Array, values: Array) -> Array:
+    count, axis = int(np.ravel(depth)[0]), attributes.get("axis", -1)
+    found = np.expand_dims(indices.astype(np.int64), axis)
+    places = np.arange(count).reshape([-1 if place == axis % found.ndim else 1 for place in range(found.ndim)])
+    return np.where(places == np.where(found < 0, found + count, found), values[1], values[0])
 
 
 def _along(attributes: Mapping, x: Array, parameter: Array) -> Array:
@@ -442,6 +494,12 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "GatherElements"): _gather_elements,
     ("", "Gather"): _gather,
     ("", "Pad"): _pad,
+    ("", "Resize"): _resize,
+    ("", "OneHot"): _one_hot,
+    ("", "GlobalAveragePool"): _global_pool("average"),
+    ("", "GlobalMaxPool"): _global_pool("max"),
+    ("", "GlobalLpPool"): _global_pool("power"),
+    ("", "MeanVarianceNormalization"): _mean_variance,
     ("", "QuantizeLinear"): _quantize,
     ("", "DequantizeLinear"): _dequantize,
     ("", "PRelu"): lambda a, o, x, slope: np.where(x < 0, x * slope, x),
@@ -479,6 +537,7 @@ OWN: dict[tuple[str, str], Callable] = {
     (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
     (CANONICAL, "Silu"): lambda a, o, x: _silu(x),
+    (CANONICAL, "QuickGelu"): lambda a, o, x: _silu(x, a["alpha"]),
     (CANONICAL, "SafeSoftmax"): _safe_softmax,
     **{("", name): _reduction(name) for name in REDUCTIONS},
 }

@@ -104,7 +104,7 @@ ACTIVATIONS = ("Gelu()", "Gelu<approximate=\"tanh\">()", "Mish()", "HardSigmoid(
                "HardSwish()", "LeakyRelu()", "LeakyRelu<alpha=0.3>()", "Elu()", "Elu<alpha=2.0>()", "Celu<alpha=0.7>()",
                "Selu()", "ThresholdedRelu()", "ThresholdedRelu<alpha=0.25>()", "Shrink()", "Shrink<bias=0.3,lambd=0.75>()")
 CONTRIB = ("com.microsoft.Gelu()", "com.microsoft.QuickGelu()", "com.microsoft.QuickGelu<alpha=1.0>()",
-           "com.microsoft.FastGelu()", "onnxfuse.canonical.Silu()")
+           "com.microsoft.FastGelu()", "onnxfuse.canonical.Silu()", "onnxfuse.canonical.QuickGelu<alpha=1.25>()")
 ARITHMETIC = ("Add()", "Sub()", "Mul()", "Min()", "Max()")
 
 CASES: tuple[Case, ...] = (
@@ -206,6 +206,24 @@ CASES: tuple[Case, ...] = (
          sizes=({"N": 1, "M": 4}, {"N": 40, "M": 43})),
     Case("pad and cut", "g (T[N,5] x, T[N,7] z) => (T[N,7] y) <int64[4] p = {0,-1,0,3}> { a = Pad(x, p) y = Add(a, z) }", ("float", "float16")),
     Case("pad one axis", "g (T[N,5,3] x, T v) => (T[N,8,3] y) <int64[2] p = {1,2}, int64[1] a = {-2}> { y = Pad(x, p, v, a) }"),
+    Case("pad with the edge", "g (T[N,5,3] x) => (T[N,12,4] y) <int64[6] p = {0,3,1,0,4,0}> { y = Pad<mode=\"edge\">(x, p) }",
+         ("float", "float16", "int32")),
+    Case("pad with a reflection", "g (T[N,5,3] x) => (T[N,11,5] y) <int64[6] p = {0,2,1,0,4,1}> { a = Pad<mode=\"reflect\">(x, p) y = Neg(a) }"),
+    Case("resize by two", "g (T[N,3,H,5] x) => (T[N,3,I,10] y) <float[4] s = {1,1,2,2}> "
+         "{ y = Resize<mode=\"nearest\", coordinate_transformation_mode=\"asymmetric\", nearest_mode=\"floor\">(x, , s) }",
+         ("float", "float16", "bfloat16", "int8"), sizes=({"N": 1, "H": 1, "I": 2}, {"N": 2, "H": 7, "I": 14}, {"N": 1, "H": 0, "I": 0})),
+    *(Case(f"resize by {times}, {way}, {nearest}", f"g (T[N,2,4,5] x) => (T[N,2,{4 * times},{5 * times}] y) "
+           f"<float[2] s = {{{times},{times}}}> {{ a = Neg(x) y = Resize<coordinate_transformation_mode=\"{way}\", "
+           f"nearest_mode=\"{nearest}\", axes=[2,3]>(a, , s) }}", ("float",))
+      for way in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric") for nearest in ("round_prefer_floor", "round_prefer_ceil")
+      for times in (2, 3, 4)),
+    Case("resize to sizes", "g (T[2,3,4,5] x) => (T[2,3,12,5] y) <int64[4] s = {2,3,12,5}> { y = Resize(x, , , s) }", sizes=({},)),
+    Case("resize to sizes that are computed", "g (T[N,3,H,5] x) => (T[N,3,I,5] y) <int64[4] f = {1,1,3,1}> "
+         "{ d = Shape(x) s = Mul(d, f) y = Resize(x, , , s) }", sizes=({"N": 2, "H": 3, "I": 9},)),
+    Case("one hot", "g (int64[N,3] i, T[2] v) => (T[N,3,7] a, T[N,7,3] b) <int64 d = {7}> "
+         "{ a = OneHot(i, d, v) b = OneHot<axis=1>(i, d, v) }", ("float", "float16", "int32", "bool"), inputs={"i": below(9, -9)}),
+    Case("one hot of other types", "g (int32[N] i, T[N] j) => (float[N,7] a, float[7,N] b) <int32 d = {7}, float[2] v = {-1, 2}> "
+         "{ a = OneHot(i, d, v) b = OneHot<axis=0>(j, d, v) }", ("uint8", "float", "int8"), inputs={"i": below(7), "j": below(7)}),
     Case("quantize", "g (float[N,8] x) => (int8[N,8] a, uint8[N,8] b, int16[N,8] c, uint8[N,8] d) "
          "<float s = {0.125}, int8 z = {3}, int16 w = {-300}, uint8[8] o = {0,1,128,255,7,9,100,200}, float[8] t = {1,2,0.5,0.25,0.125,4,1,8}>"
          "{ a = QuantizeLinear(x, s, z) b = QuantizeLinear(x, s) c = QuantizeLinear(x, s, w) d = QuantizeLinear<axis=1>(x, t, o) }",
@@ -241,6 +259,13 @@ CASES: tuple[Case, ...] = (
          opset=18, length=40),
     Case("group norm 21", "g (T[N,6,4,5] x, T[6] s, T[6] b) => (T[N,6,4,5] y) { y = GroupNormalization<num_groups=3>(x, s, b) }",
          opset=21, length=40),
+    Case("mean variance", "g (T[N,6,4,5] x) => (T[N,6,4,5] a, T[N,6,4,5] b) "
+         "{ a = MeanVarianceNormalization(x) b = MeanVarianceNormalization<axes=[0,-2,-1]>(x) }", length=800),
+    Case("mean variance of the last", "g (T[N,6,33] x) => (T[N,6,33] y) { y = MeanVarianceNormalization<axes=[-1]>(x) }", FLOATING, opset=13, length=33),
+    Case("global pools", "g (T[N,3,5,7] x) => (T[N,3,1,1] a, T[N,3,1,1] b, T[N,3,1,1] c, T[N,3,1,1] d) "
+         "{ a = GlobalAveragePool(x) b = GlobalMaxPool(x) c = GlobalLpPool(x) d = GlobalLpPool<p=1>(x) }",
+         ("float", "float16", "double"), opset=22, length=35),
+    Case("global pool of one axis", "g (T[N,3,33] x) => (T[N,3,33] y) { a = GlobalAveragePool(x) y = Sub(x, a) }", length=33),
     Case("lp norm", "g (T[N,33] x) => (T[N,33] a, T[N,33] b) { a = LpNormalization(x) b = LpNormalization<p=1>(x) }",
          ("float", "double", "float16"), length=33, opset=22),
     Case("loss", "g (T[N,9] x, int64[N] l) => (T[N] y) { p = LogSoftmax(x) y = NegativeLogLikelihoodLoss<reduction=\"none\">(p, l) }",

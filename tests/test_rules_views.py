@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnxfuse.errors import RuleError
 from onnxfuse.graph import load_graph
 from onnxfuse.graph.model import Graph
+from onnxfuse.lowering.operators import LOWERINGS
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import (
     CanonicalGraph,
@@ -27,6 +28,7 @@ from onnxfuse.rules import (
     postfix,
     prohibitions,
 )
+from onnxfuse.rules.operators import CANONICAL_DOMAIN, CANONICAL_OPERATORS
 
 
 @cache
@@ -268,6 +270,14 @@ def test_over_sixty_operators_are_pointwise() -> None:
     assert len(standard) > 60
     assert {"Add", "Where", "Cast", "IsNaN", "Greater", "Gelu", "Erf"} <= standard
     assert {"BiasGelu", "QuickGelu", "FastGelu", "Gelu"} <= {op for d, op in rule.operators if d == "com.microsoft"}
+
+
+def test_what_canonical_rules_make_can_be_fused() -> None:
+    """Each operator of the view has a lowering and a class that rules grow over: a spelling that is recognised must not
+    be worse off than its nodes."""
+    for op in CANONICAL_OPERATORS:
+        assert (CANONICAL_DOMAIN, op) in LOWERINGS
+        assert any((CANONICAL_DOMAIN, op) in rule.operators for rule in shipped().grow)
 
 
 # -- a user's own kernel ------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ _POINTWISE = frozenset({
 _VIEWS = frozenset({
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Expand", "Tile",
     "DepthToSpace", "SpaceToDepth", "Pad", "Gather", "GatherElements", "Trilu", "Range", "ConstantOfShape",
+    "OneHot", "Resize",
 })
 _REDUCTIONS = frozenset({
     *REDUCTIONS, "ArgMax", "ArgMin", "Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "LayerNormalization",

@@ -22,6 +22,7 @@ def biased_gelu(node: Node, context: Context) -> Tensor:
 
 
 @lowers("QuickGelu", domain=MICROSOFT)
+@lowers("QuickGelu", domain=CANONICAL)
 def quick_gelu(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
     return silu(source, number_attribute(node, "alpha", 1.702))

@@ -86,6 +86,19 @@ def _reduce(kind: str, x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return log_sum_exp(x, axes)
 
 
+@lowers("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def global_pool(node: Node, context: Context) -> Tensor:
+    """A reduction of every channel (axis 1) over the axes behind it, which stay with size one."""
+    source = operand(node, context, 0)
+    axes, p = tuple(range(2, len(source.shape))), integer_attribute(node, "p", 2)
+    if node.op == "GlobalMaxPool":
+        return total("max", source, axes)
+    if node.op == "GlobalLpPool" and p not in (1, 2):
+        raise context.refuse("unsupported-mode", f"a GlobalLpPool of order {p} has no kernel")
+    kind = "Mean" if node.op == "GlobalAveragePool" else f"L{p}"
+    return declare(_reduce(kind, accumulate(source), axes), source.dtype)
+
+
 def finite_maximum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The maximum, or 0 where it is infinite: subtracting it must not make a NaN of a finite result."""
     largest = total("max", x, axes)
@@ -178,6 +191,18 @@ def instance_normalization(node: Node, context: Context) -> Tensor:
         reshape(operand(node, context, place), (source.shape[1],) + (dim(1),) * (rank - 2)) for place in (1, 2)
     )
     return declare(scaled(normal, scale, bias), source.dtype)
+
+
+@lowers("MeanVarianceNormalization")
+def mean_variance_normalization(node: Node, context: Context) -> Tensor:
+    """(x - mean) / (standard deviation + 1e-9), as the standard's own function has it."""
+    source = operand(node, context, 0)
+    rank = len(source.shape)
+    axes = tuple(sorted({axis + rank if axis < 0 else axis for axis in node.attributes.get("axes", (0, 2, 3))}))
+    x = accumulate(source)
+    centred = apply("sub", x, mean_of_shares(x, axes))
+    deviation = apply("sqrt", mean(apply("mul", centred, centred), axes))
+    return declare(apply("div", centred, apply("add", deviation, like(1e-9, x))), source.dtype)
 
 
 @lowers("GroupNormalization")

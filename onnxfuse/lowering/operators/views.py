@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfuse.graph.dims import Dim, dim, maximum, minimum, product
 from onnxfuse.graph.model import Node, Shape, Value
 from onnxfuse.lowering.context import Context, apply, expand, like, number, reshape, size_of, test
-from onnxfuse.lowering.ir import Concat, Fill, Iota, Permute, Reshape, Slice, Take, Tensor
+from onnxfuse.lowering.ir import Concat, Fill, Iota, Map, Permute, Reshape, Slice, Take, Tensor
 from onnxfuse.lowering.operators.registry import integer_attribute, lowers, operand, optional
 from onnxfuse.lowering.scalars import INT64
 
@@ -138,6 +138,65 @@ def tile(node: Node, context: Context) -> Tensor:
     return Reshape(source.dtype, tuple(result), expand(reshape(source, ones), tuple(paired)))
 
 
+REPEATING = frozenset({("asymmetric", "floor")}) | {
+    (transformation, nearest)
+    for transformation in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+    for nearest in ("round_prefer_floor", "round_prefer_ceil")
+}
+"""Coordinate transformations and ways to round of a nearest Resize by whole numbers n that read element i // n."""
+
+MOST_REPEATS = 16
+"""Largest whole number by which sizes that are not known are compared."""
+
+
+@lowers("Resize")
+def resize(node: Node, context: Context) -> Tensor:
+    """The nearest element, by whole numbers: every element so often, one after the other."""
+    source, result = operand(node, context, 0), result_shape(node, context)
+    mode = node.attributes.get("mode", "nearest")
+    way = (node.attributes.get("coordinate_transformation_mode", "half_pixel"),
+           node.attributes.get("nearest_mode", "round_prefer_floor"))
+    if mode != "nearest" or way not in REPEATING:
+        raise context.refuse("unsupported-mode", f"a Resize in mode '{mode}' ({', '.join(way)}) has no kernel")
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    factors = [_times(size, before) for size, before in zip(result, source.shape, strict=True)]
+    whole = [times for times in factors if times is not None]
+    axes = node.attributes.get("axes") or range(len(factors))
+    # Scales that are given count, not the sizes that come of them: 4 elements by 2.2 are 8, but not each of them twice.
+    if len(whole) < len(factors) or (
+        scales is not None and (scales.constant is None or (
+            scales.constant.size and [whole[axis] for axis in axes] != scales.constant.reshape(-1).tolist()))
+    ):
+        raise context.refuse("unsupported-mode", "a Resize by other than whole numbers that are known has no kernel")
+    shape_operands(node, context, 1)
+    ones = tuple(size for before in source.shape for size in (before, dim(1)))
+    paired = tuple(size for before, times in zip(source.shape, whole, strict=True) for size in (before, dim(times)))
+    return Reshape(source.dtype, result, expand(reshape(source, ones), paired))
+
+
+def _times(size: Dim, before: Dim) -> int | None:
+    """How many times one size is another, where that is a whole number."""
+    if size.value is not None and before.value:
+        return size.value // before.value if size.value % before.value == 0 else None
+    return next((times for times in range(1, MOST_REPEATS + 1) if before * times == size), None)
+
+
+@lowers("OneHot")
+def one_hot(node: Node, context: Context) -> Tensor:
+    """The second of two values at the place that an index names along a new axis, negative ones from the end, and the
+    first everywhere else."""
+    indices, values, shape = operand(node, context, 0), operand(node, context, 2), result_shape(node, context)
+    context.note_size(_present(node, context, 1))
+    axis = axis_of(node, "axis", -1, len(shape))
+    depth = shape[axis]
+    place = Iota(INT64, shape, axis)
+    index = Map(INT64, indices.shape, "cast", (indices,))
+    index = apply("where", test("lt", index, like(0, index)), apply("add", index, size_of(depth, INT64)), index)
+    spread = reshape(index, (*indices.shape[:axis], dim(1), *indices.shape[axis:]))
+    off, on = (reshape(cut(values, 0, dim(each), dim(1)), ()) for each in (0, 1))
+    return apply("where", test("eq", place, spread), on, off)
+
+
 @lowers("DepthToSpace")
 def depth_to_space(node: Node, context: Context) -> Tensor:
     source, block = operand(node, context, 0), integer_attribute(node, "blocksize", 1)
@@ -213,7 +272,7 @@ def gather(node: Node, context: Context) -> Tensor:
 def pad(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
     mode = node.attributes.get("mode", "constant")
-    if mode != "constant":
+    if mode not in ("constant", "edge", "reflect"):
         raise context.refuse("unsupported-mode", f"a Pad in mode '{mode}' has no kernel")
     rank = len(source.shape)
     amounts = context.integers(_present(node, context, 1))
@@ -222,8 +281,28 @@ def pad(node: Node, context: Context) -> Tensor:
     border = like(0, source) if border is None else reshape(border, (dim(1),) * rank)
     for axis, first, last in zip(axes, amounts[:len(axes)], amounts[len(axes):], strict=True):
         axis = axis + rank if axis < 0 else axis
-        source = _padded(source, axis, (first, last), border)
+        if mode == "constant":
+            source = _padded(source, axis, (first, last), border)
+        elif min(first, last) < 0:
+            raise context.refuse("unsupported-mode", f"a Pad by less than nothing in mode '{mode}' has no kernel")
+        else:
+            source = _continued(source, axis, (first, last), mode)
     return source
+
+
+def _continued(source: Tensor, axis: int, amounts: tuple[int, int], mode: str) -> Tensor:
+    """An axis with so many elements more at its ends: its last one again and again, or those before it backwards."""
+    size, (first, last) = source.shape[axis], amounts
+
+    def part(count: int, edge: Dim, inner: Dim) -> Tensor:
+        if mode == "reflect":
+            return cut(source, axis, inner, dim(count), -1)
+        return expand(cut(source, axis, edge, dim(1)), (*source.shape[:axis], dim(count), *source.shape[axis + 1:]))
+
+    parts = [part(first, dim(0), dim(first))] if first else []
+    parts += [source, *([part(last, size - 1, size - 2)] if last else [])]
+    shape = (*source.shape[:axis], size + first + last, *source.shape[axis + 1:])
+    return source if len(parts) == 1 else Concat(source.dtype, shape, tuple(parts), axis)
 
 
 def _padded(source: Tensor, axis: int, amounts: tuple[int, int], border: Tensor) -> Tensor:
