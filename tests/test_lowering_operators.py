@@ -127,6 +127,11 @@ CASES: tuple[Case, ...] = (
     together("integer power", ("Pow()",), ("int32", "int64"), operands="x, z", inputs={"z": below(9)}),
     together("shifts", ("BitShift<direction=\"LEFT\">()", "BitShift<direction=\"RIGHT\">()"), UNSIGNED,
              operands="x, z", inputs={"x": limits, "z": below(8)}),
+    # past the width of every type, and by less than nothing
+    together("shifts out", ("BitShift<direction=\"LEFT\">()", "BitShift<direction=\"RIGHT\">()"), INTEGERS,
+             operands="x, z", inputs={"x": limits, "z": below(72)}),
+    together("shifts back", ("BitShift<direction=\"LEFT\">()", "BitShift<direction=\"RIGHT\">()"), SIGNED,
+             operands="x, z", inputs={"x": limits, "z": below(40, -40)}),
     together("logic", ("And()", "Or()", "Xor()", "Equal()"), ("bool",), operands="x, z"),
     together("not", ("Not()", "Identity()"), ("bool",)),
     Case("powers", "g (T[N] x, T[N] p, int64[N] k) => (T[N] a, T[N] b, T[N] c, T[N] d, T[N] e, T[N] f, T[N] h, T[N] i) "

@@ -163,8 +163,8 @@ FUNCTIONS: dict[str, Function] = {
     "bitor": Function(None, "({0} | {1})"),
     "bitxor": Function(None, "({0} ^ {1})"),
     "bitnot": Function(None, "(~{0})"),
-    "shl": Function(None, "({0} << {1})"),
-    "shr": Function(None, "({0} >> {1})"),
+    "shl": Function(None, "of::shift_left({0}, {1})"),
+    "shr": Function(None, "of::shift_right({0}, {1})"),
 }
 """Functions of a ``Map``.  Besides these there are two that change the element type: "cast", which rounds as a Cast
 node does, and "narrow", which only declares another floating type and leaves rounding to whoever needs it."""

@@ -190,6 +190,16 @@ template <typename T, typename U> __device__ __forceinline__ T modulo(T a, U b) 
   const T r = a % (T)b;
   return r != 0 && (r < 0) != (b < 0) ? r + (T)b : r;
 }
+// A shift by less than nothing, or by all bits, leaves what the sign bit alone would.
+template <typename T, typename U> __device__ __forceinline__ bool shifts_out(U by) {
+  return by < 0 || (unsigned long long)by >= 8 * sizeof(T);
+}
+template <typename T, typename U> __device__ __forceinline__ T shift_left(T a, U by) {
+  return shifts_out<T>(by) ? (T)0 : (T)((unsigned long long)a << by);
+}
+template <typename T, typename U> __device__ __forceinline__ T shift_right(T a, U by) {
+  return shifts_out<T>(by) ? (T)(a < 0 ? -1 : 0) : (T)(a >> by);
+}
 template <typename T, typename U> __device__ __forceinline__ T ipow(T a, U b) {
   T result = 1;
   if (b < 0) return a == 1 || (a == (T)-1 && b % 2 == 0) ? (T)1 : a == (T)-1 ? a : (T)0;
