@@ -24,9 +24,11 @@ test: .venv-test/ready .venv-oldest/ready
 	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python \
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup || failed=1; exit $$failed
 
-# 2,000 random models in place of the 200 of `make test`; SEED=2000 takes others.
+# 2,000 random models in place of the 200 of `make test`, and all of the standard's test cases in place of one of twenty;
+# SEED=2000 takes other models.
 test-long: .venv-test/ready
-	.venv-test/bin/python -m pytest -n $(JOBS) --graphs 2000 --seed $(SEED) tests/test_random_graphs.py
+	.venv-test/bin/python -m pytest -n $(JOBS) --graphs 2000 --seed $(SEED) --every 1 \
+		tests/test_random_graphs.py tests/test_standard_cases.py
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check --quiet --output-format concise .

@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
     parser.addoption("--graphs", type=int, default=200, help="random models of test_random_graphs.py; 200 by default")
     parser.addoption("--seed", type=int, default=0, help="seed of the first random model; 0 by default")
+    parser.addoption("--every", type=int, default=20, help="one of so many of the standard's test cases; 20 by default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
