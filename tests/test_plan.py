@@ -287,3 +287,22 @@ def test_what_a_refused_region_leaves_grows_anew() -> None:
     assert any({"Slice", "Concat", "Transpose"} <= set(ops) for ops in found)
     again = optimise(made.model, Options(verify=False, target="H200", dims={"N": 8}))
     assert not again.plan.fusions
+
+
+def test_a_norm_of_heads_and_the_rotation_of_its_halves() -> None:
+    """Rows are normalised and read again in halves: no kernel holds both, so that the norm is one and the rotation
+    another, and nothing between them is left."""
+    text = """g (float16[N, 256, 6, 64] q, float16[64] w, float16[1, 1, 256, 64] c, float16[1, 1, 256, 64] s) =>
+        (float16[N, 6, 256, 64] y)
+        <int64[1] none = {0}, int64[1] half = {32}, int64[1] end = {99999}, int64[1] axis = {3}, float two = {2.0},
+         int64[1] last = {-1}, float eps = {1.0e-6}> {
+        f = Cast<to = 1>(q) p = Pow(f, two) m = ReduceMean(p, last) e = Add(m, eps) r = Sqrt(e) i = Reciprocal(r)
+        n = Mul(f, i) b = Cast<to = 10>(n) v = Mul(w, b) t = Transpose<perm = [0, 2, 1, 3]>(v)
+        a = Mul(t, c) upper = Slice(t, half, end, axis) lower = Slice(t, none, half, axis) minus = Neg(upper)
+        turned = Concat<axis = -1>(minus, lower) d = Mul(turned, s) y = Add(a, d)
+    }"""
+    made = fuse(text, dims={"N": 8})
+    found = [set(ops) for _, ops in regions(made)]
+    assert any({"ReduceMean", "Sqrt"} <= ops or "RMSNormalization" in ops for ops in found)
+    assert any({"Neg", "Concat", "Add"} <= ops for ops in found)
+    assert len(made.model.graph.node) <= 3

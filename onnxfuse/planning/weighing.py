@@ -24,7 +24,10 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Prohibitions, RuleSet
 
 MOST_CUTS = 12
-"""How many nodes may be cut off a group before it is given up."""
+"""How often a group without a kernel may be cut before it is given up."""
+
+MOST_TRIED = 6
+"""Cuts of a set without a kernel for whose parts kernels are tried."""
 
 MOST_PLACES = 16
 """Places of a region at which a cut is tried: those where the fewest bytes would be written and read again."""
@@ -99,6 +102,7 @@ class Scales:
     def __post_init__(self) -> None:
         self._seen: set[Members] = set()
         self._estimates: dict[Members, tuple[float, RegionCost]] = {}
+        self._kernels: dict[Members, bool] = {}
 
     @property
     def weighed(self) -> int:
@@ -120,7 +124,7 @@ class Scales:
                 waiting += self._within_limit(members)
             elif cuts < MOST_CUTS and len(members) > 2:
                 cuts += 1
-                waiting += without(members, refusal)
+                waiting += self._parted(members)
 
     def make(self, weighed: Weighed) -> bool:
         """Make the kernel of a region; where there is none, strike it from the pool and weigh its parts."""
@@ -141,7 +145,7 @@ class Scales:
         self.pool.remove(weighed)
         self._refuse(weighed.members, region.rule, refusal, region.cost)
         if len(weighed.members) > 2:
-            for part in without(weighed.members, refusal):
+            for part in self._parted(weighed.members):
                 self.offer(part, None)
         return False
 
@@ -189,6 +193,34 @@ class Scales:
         # One kernel that stays one kernel is nothing to explain.
         if cost is None or cost.kernels_before > 1 or refusal.code not in ("no-gain", "memory-pressure"):
             self.refusals.append(refusal)
+
+    def _parted(self, members: Members) -> list[Members]:
+        """A set that has no kernel in two: some of the first nodes, which a kernel can hold, and the rest.  The cut is the
+        one that is worth most and leaves a rest that has a kernel too, else the last one.  Where the first node alone
+        has none, it is what goes."""
+        nodes = ordered(members)
+        held, refused = 0, len(nodes)
+        while refused - held > 1:
+            middle = (held + refused) // 2
+            if all(map(self._has_kernel, connected(nodes[:middle]))):
+                held = middle
+            else:
+                refused = middle
+        if not held:
+            return connected(nodes[1:])
+        cuts = [[*connected(nodes[:count]), *connected(nodes[count:])] for count in range(held, 0, -1)]
+        best = sorted(cuts, key=lambda parts: -sum(map(self.worth, parts)))[:MOST_TRIED]
+        return next((parts for parts in best if all(map(self._has_kernel, parts))), cuts[0])
+
+    def _has_kernel(self, nodes: Members) -> bool:
+        members = frozenset(trimmed(set(nodes), self.facts))
+        if members not in self._kernels:
+            held = all(self.facts[node].view for node in members)
+            if not held and self.forbidden.refuses(members) is None:
+                found = self.maker.region(members, self.rule_of(members))
+                held = not isinstance(found, Refusal) and isinstance(self.maker.with_kernel(*found), Region)
+            self._kernels[members] = held
+        return self._kernels[members]
 
     def _better(self, members: Members, admitted: bool) -> list[Members]:
         """Parts that are predicted to be worth more than the whole; where it wins, the best cut is kept as a split."""
@@ -278,12 +310,6 @@ def _counted(region: Region) -> Fused:
 def ordered(members: Iterable[Node]) -> tuple[Node, ...]:
     """Nodes in graph order."""
     return tuple(sorted(members, key=lambda node: node.index))
-
-
-def without(members: Members, refusal: Refusal) -> list[Members]:
-    """The set without the node at which it stopped, or without its last one, in connected parts."""
-    culprit = next((node for node in members if node.label == refusal.node), max(members, key=lambda n: n.index))
-    return connected(members - {culprit})
 
 
 def connected(members: Collection[Node]) -> list[Members]:
