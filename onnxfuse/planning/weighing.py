@@ -195,9 +195,9 @@ class Scales:
             self.refusals.append(refusal)
 
     def _parted(self, members: Members) -> list[Members]:
-        """A set that has no kernel in two: some of the first nodes, which a kernel can hold, and the rest.  The cut is the
-        one that is worth most and leaves a rest that has a kernel too, else the last one.  Where the first node alone
-        has none, it is what goes."""
+        """A set that has no kernel in two: some of the first nodes, which a kernel can hold, and the rest.  The cut is
+        the one that is worth most and leaves a rest that has a kernel too, else the last one.  Where the first node
+        alone has none, it is what goes."""
         nodes = ordered(members)
         held, refused = 0, len(nodes)
         while refused - held > 1:
