@@ -222,6 +222,8 @@ CASES: tuple[Case, ...] = (
            f"nearest_mode=\"{nearest}\", axes=[2,3]>(a, , s) }}", ("float",))
       for way in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric") for nearest in ("round_prefer_floor", "round_prefer_ceil")
       for times in (2, 3, 4)),
+    Case("resize of opset 11", "g (float[N,3,4,5] x) => (float[N,3,8,10] y) <float[4] s = {1,1,2,2}, float[0] r = {}> "
+         "{ y = Resize<coordinate_transformation_mode=\"asymmetric\", nearest_mode=\"floor\">(x, r, s) }", ("float",), opset=11),
     Case("resize to sizes", "g (T[2,3,4,5] x) => (T[2,3,12,5] y) <int64[4] s = {2,3,12,5}> { y = Resize(x, , , s) }", sizes=({},)),
     Case("resize to sizes that are computed", "g (T[N,3,H,5] x) => (T[N,3,I,5] y) <int64[4] f = {1,1,3,1}> "
          "{ d = Shape(x) s = Mul(d, f) y = Resize(x, , , s) }", sizes=({"N": 2, "H": 3, "I": 9},)),
@@ -264,9 +266,6 @@ CASES: tuple[Case, ...] = (
          opset=18, length=40),
     Case("group norm 21", "g (T[N,6,4,5] x, T[6] s, T[6] b) => (T[N,6,4,5] y) { y = GroupNormalization<num_groups=3>(x, s, b) }",
          opset=21, length=40),
-    Case("mean variance", "g (T[N,6,4,5] x) => (T[N,6,4,5] a, T[N,6,4,5] b) "
-         "{ a = MeanVarianceNormalization(x) b = MeanVarianceNormalization<axes=[0,-2,-1]>(x) }", length=800),
-    Case("mean variance of the last", "g (T[N,6,33] x) => (T[N,6,33] y) { y = MeanVarianceNormalization<axes=[-1]>(x) }", FLOATING, opset=13, length=33),
     Case("global pools", "g (T[N,3,5,7] x) => (T[N,3,1,1] a, T[N,3,1,1] b, T[N,3,1,1] c, T[N,3,1,1] d) "
          "{ a = GlobalAveragePool(x) b = GlobalMaxPool(x) c = GlobalLpPool(x) d = GlobalLpPool<p=1>(x) }",
          ("float", "float16", "double"), opset=22, length=35),

@@ -193,18 +193,6 @@ def instance_normalization(node: Node, context: Context) -> Tensor:
     return declare(scaled(normal, scale, bias), source.dtype)
 
 
-@lowers("MeanVarianceNormalization")
-def mean_variance_normalization(node: Node, context: Context) -> Tensor:
-    """(x - mean) / (standard deviation + 1e-9), as the standard's own function has it."""
-    source = operand(node, context, 0)
-    rank = len(source.shape)
-    axes = tuple(sorted({axis + rank if axis < 0 else axis for axis in node.attributes.get("axes", (0, 2, 3))}))
-    x = accumulate(source)
-    centred = apply("sub", x, mean_of_shares(x, axes))
-    deviation = apply("sqrt", mean(apply("mul", centred, centred), axes))
-    return declare(apply("div", centred, apply("add", deviation, like(1e-9, x))), source.dtype)
-
-
 @lowers("GroupNormalization")
 def group_normalization(node: Node, context: Context) -> Tensor:
     source, groups = operand(node, context, 0), dim(integer_attribute(node, "num_groups", 1))

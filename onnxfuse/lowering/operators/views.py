@@ -158,6 +158,8 @@ def resize(node: Node, context: Context) -> Tensor:
            node.attributes.get("nearest_mode", "round_prefer_floor"))
     if mode != "nearest" or way not in REPEATING:
         raise context.refuse("unsupported-mode", f"a Resize in mode '{mode}' ({', '.join(way)}) has no kernel")
+    if context.opset < 13:
+        _present(node, context, 1)  # the checker passes over its absence in a graph, and not in a function
     scales = node.inputs[2] if len(node.inputs) > 2 else None
     factors = [_times(size, before) for size, before in zip(result, source.shape, strict=True)]
     whole = [times for times in factors if times is not None]
