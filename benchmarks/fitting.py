@@ -42,7 +42,7 @@ def seconds(region: Any, profile: Profile, efficiency: float, floor_us: float | 
 
 def planned_efficiency(schedule: str) -> float:
     """The share of the bandwidth that the planner takes a schedule to reach."""
-    return cost.TILED_EFFICIENCY if schedule == "tiled" else cost.FUSED_EFFICIENCY
+    return cost.TILED_EFFICIENCY if schedule in ("tiled", "turned") else cost.FUSED_EFFICIENCY
 
 
 def fit(regions: Sequence[Any], measured: Vector, weights: Vector, profile: Profile,

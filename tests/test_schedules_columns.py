@@ -95,6 +95,8 @@ REGIONS = [
      "{ s = Where(k, x, low) p = Softmax<axis=1>(s) n = IsNaN(p) y = Where(n, zero, p) }"),
     ("chunks side by side", "g (T[N,4,H] x, T[N,6,H] z) => (T[N,10,H] y) { c = Concat<axis=1>(x, z) y = Softmax<axis=1>(c) }"),
     ("gated", "g (T[N,2,9,H] x, T[N,1,9,H] z) => (T[N,1,9,H] y) <int64[1] a = {1}> { p = Softmax<axis=1>(x) s = ReduceSum(p, a) y = Mul(s, z) }"),
+    ("a bias a channel, before and after", "g (T[N,9,H] x, T[9,1] b) => (T[N,9,H] y) "
+     "{ a = Add(x, b) p = Softmax<axis=1>(a) y = Add(p, b) }"),
     ("log-softmax of classes", "g (T[N,9,H] x) => (T[N,9,H] y) { y = LogSoftmax<axis=1>(x) }"),
     ("a norm of vectors", "g (T[N,9,H] x) => (T[N,9,H] y) { p = Abs(x) q = Exp(p) y = LpNormalization<axis=1>(q) }"),
     ("statistics of channels", "g (T[N,7,H,W] x) => (T[7] m, T[N,7,H,W] y) <int64[3] a = {0,2,3}, int64[2] b = {1,2}> "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.graph.model import Shape
-from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.lowering.index import Coordinates, IndexSpace
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,16 @@ class Arrangement:
     def __str__(self) -> str:
         """As in "[32, (64), 3136]", reduced segments in parentheses."""
         return f"[{', '.join(f'({size})' if reduced else str(size) for size, reduced in self.segments)}]"
+
+
+def coordinates(shape: Shape, axes: Sequence[int], row: Dim, element: Dim, space: IndexSpace) -> Coordinates:
+    """Where, in a tensor of this shape that is reduced over ``axes``, an element of a row lies."""
+    reduced = sorted(axes)
+    kept = [axis for axis in range(len(shape)) if axis not in reduced]
+    places: dict[int, Dim] = {}
+    for some, index in ((kept, row), (reduced, element)):
+        places |= zip(some, space.delinear(index, tuple(shape[axis] for axis in some)), strict=True)
+    return tuple(places[axis] for axis in range(len(shape)))
 
 
 def arrangement(shape: Shape, axes: Sequence[int]) -> Arrangement:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
-from onnxfuse.lowering.arrangement import Arrangement, arrangement
+from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
 from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.ir import (
@@ -229,16 +229,13 @@ class Puller:
         shape = tensor.operand.shape
         if self.rows is None:
             raise _refused("reduction-structure", "a reduction is used where elements are not arranged in its rows")
-        reduced = sorted(tensor.axes)
-        kept = [axis for axis in range(len(shape)) if axis not in reduced]
-        outer, inner = (tuple(shape[axis] for axis in axes) for axes in (kept, reduced))
-        row = self.space.linear(tuple(at[axis] for axis in kept), outer)
+        kept = [axis for axis in range(len(shape)) if axis not in tensor.axes]
+        row = self.space.linear(tuple(at[axis] for axis in kept), tuple(shape[axis] for axis in kept))
         if row != self.rows.row or arrangement(shape, tensor.axes) != self.rows.arrangement:
             raise _refused("reduction-structure", "reductions over different rows meet in one region")
         # The loop over a row is the reduction's own: conditions on the place of what is wanted say nothing about it.
-        places = dict(zip(kept, self.space.delinear(self.rows.row, outer), strict=True))
-        places |= zip(reduced, self.space.delinear(self.rows.place, inner), strict=True)
-        element = self.element(tensor.operand, tuple(places[axis] for axis in range(len(shape))))
+        places = coordinates(shape, tensor.axes, self.rows.row, self.rows.place, self.space)
+        element = self.element(tensor.operand, places)
         return self._share(
             Reduced(
                 tensor.dtype,

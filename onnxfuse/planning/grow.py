@@ -4,7 +4,7 @@ Every node that can be fused starts as a group of its own, and every match of a 
 the graph are visited from the largest tensor to the smallest; where an edge joins two groups that fit, they become
 one.  Groups fit where
 
-- their row structures agree (there is one at most), and none with rows moves the innermost axis,
+- their row structures agree (there is one at most), and what has rows and moves the innermost axis can be turned,
 - every value that is used outside has as many elements as the group's domain, or one a row,
 - the contracted graph stays free of cycles, and no rule forbids it.
 
@@ -20,11 +20,13 @@ from functools import lru_cache
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.lowering.arrangement import Arrangement
+from onnxfuse.lowering.lower import lower
 from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
+from onnxfuse.schedules.rows import refuses_turning
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Growth:
     def __post_init__(self) -> None:
         self.contraction = Contraction(self.graph)
         self.group: dict[Node, Group] = {}
+        self._turned: dict[frozenset[Node], Refusal | None] = {}
 
     def seed(
         self, nodes: Iterable[Node], rule: FuseRule | None = None, names: Mapping[Value, str] | None = None
@@ -97,7 +100,7 @@ class Growth:
             for consumer in value.consumers
             if consumer in self.group
         ]
-        # Transposes last: what joins one is lost to rows.
+        # Transposes last: what joins one moves its bytes less well.
         edges.sort(key=lambda edge: (self._transposes(edge[2], edge[3]), edge[0], edge[2].index, edge[1]))
         waiting = edges
         while waiting:
@@ -151,16 +154,26 @@ class Growth:
                 label,
             )
         rows = first.rows or second.rows
-        if rows is not None and (first.transposes or second.transposes):
-            return Refusal(
-                "transposing",
-                f"a transpose of the innermost axis and rows of {rows.length} elements meet at '{value.name}': "
-                "the rows would be read element by element",
-                label,
-                remedy="keep the innermost axis in place",
+        refusal = _domain(escaping(members), rows, label)
+        if refusal is not None or rows is None or not (first.transposes or second.transposes):
+            return refusal
+        why = self._turning(frozenset(members))
+        return why and Refusal(
+            "transposing",
+            f"a transpose of the innermost axis and rows of {rows.length} elements meet at '{value.name}': "
+            f"{why.message}",
+            label,
+            remedy="keep the innermost axis in place",
+        )
+
+    def _turning(self, members: frozenset[Node]) -> Refusal | None:
+        """Why nodes with rows, some of which move the innermost axis, have no kernel that reads well."""
+        if members not in self._turned:
+            lowered = lower(sorted(members, key=lambda node: node.index), escaping(set(members)), self.graph)
+            self._turned[members] = (
+                lowered if isinstance(lowered, Refusal) else refuses_turning(lowered, self.sizes)
             )
-        outputs = escaping(members)
-        return _domain(outputs, rows, label)
+        return self._turned[members]
 
     def _transposes(self, *nodes: Node) -> bool:
         return any(self.facts[node].transposes for node in nodes)

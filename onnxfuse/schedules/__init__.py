@@ -3,8 +3,9 @@
 pointwise.py   maps and views
 rows.py        reductions over the last axes, with maps around them; rows_text.py its text
 columns.py     reductions over other axes
+turned.py      reductions between tensors that lie along the rows and others across; turned_text.py its text
 split.py       few long rows, in several steps
-reduction.py   what these three have in common; phases.py the phases that they run in
+reduction.py   what these four have in common; phases.py the phases that they run in
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++
 together.py    several independent regions, each with its own schedule's kernel, in one launch
@@ -28,7 +29,7 @@ from onnxfuse.schedules.tiled import tiled_kernel
 
 SCHEDULES: dict[str, Callable[[Lowered, str, Mapping[str, int], Choice | None], Kernel | Refusal]] = {
     "pointwise": pointwise_kernel,
-    "rows": row_kernel, "columns": row_kernel, "split": row_kernel,
+    "rows": row_kernel, "columns": row_kernel, "split": row_kernel, "turned": row_kernel,
     "tiled": tiled_kernel,
 }
 

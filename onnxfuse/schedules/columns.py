@@ -57,7 +57,7 @@ def column_ways(work: Work) -> Ways:
     extent, signature = work.extent, work.signature
     count, length = work.expression(extent.count), work.expression(extent.length)
     ways = Ways()
-    texts = {keep: _ColumnText(work.frame, keep).text() for keep in (True, False)}
+    texts = {keep: ColumnText(work.frame, keep).text() for keep in (True, False)}
     layouts = _layouts(work)
     for layout in layouts:
         keep = layout.items > 0
@@ -97,7 +97,7 @@ def _layouts(work: Work) -> list[Shape]:
     layouts = []
     for width in dict.fromkeys((work.lanes.width, 1)) if fits_narrow(work.lowered) else ():
         if kept and length:
-            layouts += _kept(work, width, length, kept)
+            layouts += in_registers(work, width, length, kept)
         layouts.append(_streaming(work, width, length))
     last = _streaming(work, 1, length)
     return [*dict.fromkeys(layouts), Shape(last.deep, last.across, 1, 0, bits=64)]
@@ -109,7 +109,7 @@ def longest_kept(work: Work) -> int:
     return max(ACROSS) * KEPT_LIMIT // (max(work.phases.live, 1) * narrowest)
 
 
-def _kept(work: Work, widest: int, length: int, kept: int) -> list[Shape]:
+def in_registers(work: Work, widest: int, length: int, kept: int) -> list[Shape]:
     """The best way to keep columns of this length in registers, if any."""
     found = []
     for halved in range(HALVED + 1):
@@ -118,19 +118,19 @@ def _kept(work: Work, widest: int, length: int, kept: int) -> list[Shape]:
             items = -(-length // deep)
             if items * width * kept <= KEPT_LIMIT:
                 # Idle threads cost what they are; every step of combining and each halving of the vectors a little.
-                weight = items * deep / length * (1 + 0.03 * (log2(deep) + halved)) * _hunger(work, width, deep)
+                weight = items * deep / length * (1 + 0.03 * (log2(deep) + halved)) * hunger(work, width, deep)
                 found.append((weight, Shape(deep, side_by_side(deep, work.extent.rows, width), width, items)))
     return [min(found, key=lambda each: each[0])[1]] if found else []
 
 
 def _streaming(work: Work, width: int, length: int | None) -> Shape:
     deep = 1
-    while deep < WARP and (256 if length is None else length) >= 2 * deep * AT_LEAST and _hunger(work, width, deep) > 1:
+    while deep < WARP and (256 if length is None else length) >= 2 * deep * AT_LEAST and hunger(work, width, deep) > 1:
         deep *= 2
     return Shape(deep, side_by_side(deep, work.extent.rows, width), width, 0)
 
 
-def _hunger(work: Work, width: int, deep: int) -> float:
+def hunger(work: Work, width: int, deep: int) -> float:
     """How much longer so few threads take than enough of them; those here have little on its way each."""
     rows, enough = work.extent.rows, 8 * ENOUGH_THREADS
     threads = deep * -(-rows // width) if rows else enough // 8 * deep
@@ -168,7 +168,9 @@ def shared(kind: str) -> str:
     return f"shared_{kind.replace(' ', '_')}"
 
 
-class _ColumnText(ColumnPhases):
+class ColumnText(ColumnPhases):
+    """The text of a column kernel."""
+
     first = "live && place == 0"
 
     def __init__(self, frame: Frame, keep: bool) -> None:

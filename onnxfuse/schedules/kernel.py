@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -220,6 +220,11 @@ def is_vector(load: Load, lanes: Lanes) -> bool:
     return (stride == 0 or (stride == 1 and lanes.aligned(load.offset))) and all(
         lanes.uniform(condition) for condition in load.conditions
     )
+
+
+def divides(lanes: Lanes, planned: Mapping[str, int]) -> bool:
+    """Whether what lanes noted to be multiples of the width are so at the planned sizes, as far as these are known."""
+    return all(size.evaluate(planned) % lanes.width == 0 for size in lanes.multiples if size.symbols <= planned.keys())
 
 
 def best_width(lanes_of: dict[int, Lanes], loads: Sequence[Load], extent: Dim, dtypes: Iterable[int]) -> int:

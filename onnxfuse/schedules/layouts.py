@@ -1,18 +1,19 @@
 """Where the elements of a region's outputs lie, seen from one loop over them.
 
 One element is wanted at a time, and the outputs of a region may have it at different places: x and its transpose, say.
-Starting from the place in the first output, every tensor that has the same elements is reached by walking the region
-up and down: through maps of operands of the same shape, through permutations and reshapes.  Each of these steps is a
-bijection, so an output that is reached is written whole, once.
+Starting from the place in a tensor, every other that has the same elements is reached by walking the region up and
+down: through maps of operands of the same shape, through permutations and reshapes.  Each of these steps is a
+bijection, so an output that is reached is written whole, once.  A reduction leads on to the one element of a row.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
-from onnxfuse.graph.dims import Dim, product
+from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.lowering.index import Coordinates, IndexSpace
-from onnxfuse.lowering.ir import Map, Permute, Program, Reshape, Tensor, operands, postorder
+from onnxfuse.lowering.ir import Map, Permute, Program, Reduce, Reshape, Tensor, operands, postorder
 
 
 def output_coordinates(program: Program, space: IndexSpace, place: Dim) -> list[Coordinates]:
@@ -21,13 +22,19 @@ def output_coordinates(program: Program, space: IndexSpace, place: Dim) -> list[
     Args:
         place: its row-major place in the first output, and in those that share no elements with it.
     """
+    first = program.outputs[0]
+    found = reached(program, space, {first: space.delinear(place, first.shape)})
+    return [found.get(id(output)) or space.delinear(place, output.shape) for output in program.outputs]
+
+
+def reached(program: Program, space: IndexSpace, start: Mapping[Tensor, Coordinates]) -> dict[int, Coordinates]:
+    """Coordinates of the element at hand in every tensor that is reached from those given, by ``id`` of the tensor."""
     users: dict[int, list[Tensor]] = {}
     for tensor in postorder(program.outputs):
         for operand in operands(tensor):
             users.setdefault(id(operand), []).append(tensor)
-    first = program.outputs[0]
-    found: dict[int, Coordinates] = {id(first): space.delinear(place, first.shape)}
-    waiting = deque([first])
+    found = {id(tensor): coordinates for tensor, coordinates in start.items()}
+    waiting = deque(start)
     while waiting:
         tensor = waiting.popleft()
         at = found[id(tensor)]
@@ -37,7 +44,7 @@ def output_coordinates(program: Program, space: IndexSpace, place: Dim) -> list[
             if coordinates is not None and id(neighbour) not in found:
                 found[id(neighbour)] = coordinates
                 waiting.append(neighbour)
-    return [found.get(id(output)) or space.delinear(place, output.shape) for output in program.outputs]
+    return found
 
 
 def _down(tensor: Tensor, operand: Tensor, at: Coordinates, space: IndexSpace) -> Coordinates | None:
@@ -62,6 +69,8 @@ def _up(tensor: Tensor, user: Tensor, at: Coordinates, space: IndexSpace) -> Coo
             return tuple(at[axis] for axis in user.axes)
         case Reshape():
             return _reshaped(tensor, user, at, space)
+        case Reduce():
+            return tuple(dim(0) if axis in user.axes else coordinate for axis, coordinate in enumerate(at))
     return None
 
 

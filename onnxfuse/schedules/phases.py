@@ -14,13 +14,15 @@ from onnxfuse.schedules.text import Lanes, Scope, Writer
 
 @dataclass(frozen=True)
 class Output:
-    """Output ``index``: an expression an element of the row (``whole``), or one a row; ``place`` is where it lies."""
+    """Output ``index``: an expression an element of the row (``whole``), or one a row; ``place`` is where it lies,
+    ``staged`` whether it goes there through shared memory."""
 
     index: int
     dtype: int
     scalar: Scalar
     whole: bool
     place: Dim
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,11 @@ class PhaseText:
         """Lines after the vectors of a loop's turn are asked for."""
         return []
 
+    def store(self, output: Output, name: str) -> list[str]:
+        """What becomes of a vector of an output, the array ``name``."""
+        place = f"o{output.index} + ({self.writer.index(output.place)})"
+        return [f"{self.live}of::store({place}, of::pack<{TYPES[output.dtype].storage}>({name}));"]
+
     # ---- What they share. ----
 
     def known(self, scalar: Scalar) -> str | None:
@@ -183,7 +190,8 @@ class PhaseText:
         if scalar in self.names:
             return self.names[scalar]
         if self.keep and scalar in self.arrays and self.phases.kept[scalar] < self.phase:
-            return f"{self.arrays[scalar]}[item * width + v]"
+            # Across rows, what the lanes have in common is defined before the loop over them.
+            return f"{self.arrays[scalar]}[item * width{' + v' if self.frame.lanes.moves(scalar) else ''}]"
         return None
 
     def phase_lines(self) -> list[str]:
@@ -206,12 +214,11 @@ class PhaseText:
         vectors = []
         for output in self.phases.outputs:
             if output.whole and self.phases.depth(output.scalar) == self.phase:
-                stored, name = TYPES[output.dtype], f"w{output.index}"
-                vectors.append(f"{stored.compute} {name}[width];")
+                name = f"w{output.index}"
+                vectors.append(f"{TYPES[output.dtype].compute} {name}[width];")
                 inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
-                place = f"o{output.index} + ({self.writer.index(output.place)})"
-                after.append(f"{self.live}of::store({place}, of::pack<{stored.storage}>({name}));")
-        loop = self._loop(vectors, inner, after) if inner else []
+                after += self.store(output, name)
+        loop = self.loop(vectors, inner, after) if inner else []
         lines = [f"  {line}" for line in [*self._outside(), *before]] + loop
         for number, reduction in enumerate(reductions):
             lines += self.reduce(number, reduction)
@@ -227,7 +234,8 @@ class PhaseText:
         self.writer.lines[scope] = []
         return lines
 
-    def _loop(self, vectors: list[str], inner: list[str], after: list[str]) -> list[str]:
+    def loop(self, vectors: list[str], inner: list[str], after: list[str]) -> list[str]:
+        """The loop of a phase: arrays that a turn declares, lines for each lane, and lines for the whole vector."""
         lane_lines = self.writer.leave(Scope.LANE)
         vector_lines = self.writer.leave(Scope.VECTOR)
         if self.frame.lanes.across:
@@ -247,14 +255,16 @@ class PhaseText:
             return []
         values = [(output, TYPES[output.dtype], self.writer.scalar(output.scalar)) for output in once]
         if not self.frame.lanes.across:
-            stores = [f"    o{o.index}[row] = of::Store<{kind.storage}>::from({text});" for o, kind, text in values]
+            stores = [f"    o{o.index}[{self.writer.index(o.place)}] = of::Store<{kind.storage}>::from({text});"
+                      for o, kind, text in values]
             return [*(f"  {line}" for line in self._outside()), f"  if ({self.first}) {{", *stores, "  }"]
+        places = [self.writer.index(output.place) for output in once]
         lane_lines, vector_lines = self.writer.leave(Scope.LANE), self.writer.leave(Scope.VECTOR)
         lines = [*self._outside(), *self.writer.leave(Scope.ROW), *vector_lines]
         lines += [f"{kind.compute} w{output.index}[width];" for output, kind, _ in values]
         inner = [*lane_lines, *(f"w{output.index}[v] = {text};" for output, _, text in values)]
-        stores = [f"of::store(o{output.index} + row, of::pack<{kind.storage}>(w{output.index}));"
-                  for output, kind, _ in values]
+        stores = [f"of::store(o{output.index} + {place}, of::pack<{kind.storage}>(w{output.index}));"
+                  for (output, kind, _), place in zip(values, places, strict=True)]
         return [
             f"  if ({self.first}) {{", *(f"    {line}" for line in lines),
             "#pragma unroll", "    for (int v = 0; v < width; ++v) {", *(f"      {line}" for line in inner), "    }",

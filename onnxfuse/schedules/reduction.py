@@ -1,15 +1,20 @@
-"""What the schedules with reductions have in common: the region's rows, pulled, and how they are vectorised."""
+"""What the schedules with reductions have in common: the region's rows, pulled, and which way their vectors run.
+
+Tensors run along the rows (neighbours in memory are of one row), across them (of neighbouring rows), or neither way.
+Vectors run along rows where tensors do, and across rows where these lie across.  Where both kinds meet, as around a
+transpose, vectors run across, and what lies along the rows is *staged*: it goes through shared memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.dims import Dim, product
-from onnxfuse.lowering.arrangement import Arrangement, arrangement
+from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
 from onnxfuse.lowering.context import Unlowerable
-from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.ir import Reduce, postorder
+from onnxfuse.lowering.index import Coordinates, IndexSpace
+from onnxfuse.lowering.ir import Program, Reduce, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Rows
@@ -19,12 +24,14 @@ from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import (
     Signature,
     best_width,
+    divides,
     is_vector,
     moving_loads,
     narrow_guards,
     scattered_inputs,
     vector_guards,
 )
+from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.phases import Frame, Output, Phases, Text
 from onnxfuse.schedules.text import Lanes, Writer
 
@@ -50,27 +57,44 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class Way:
+    """Which way vectors run.
+
+    Attributes:
+        across: whether over neighbouring rows, not along one.
+        staged: loads of tensors that run along the rows, where vectors run across; ``outputs`` are the indices of such
+            outputs.
+    """
+
+    across: bool
+    staged: tuple[Load, ...] = ()
+    outputs: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Work:
     """A region with reductions, pulled.
 
     Attributes:
         extent: its rows.
-        lanes: the vectors: along rows, or across them where neighbours in memory are of different rows.
+        way: which way its vectors run; ``lanes`` are they.
         frame: what its texts need.
         narrow: guards of 32-bit indices.
         vectors: pointers that are read or written in vectors, with the bytes of an element.
         scattered: inputs that neighbouring elements read far apart.
+        planned: sizes to plan for, by the text's symbols.
     """
 
     lowered: Lowered
     puller: Puller
     extent: Extent
-    arrangement: Arrangement
+    way: Way
     lanes: Lanes
     frame: Frame
     narrow: tuple[str, ...]
     vectors: tuple[tuple[str, int], ...]
     scattered: tuple[int, ...]
+    planned: Mapping[str, int]
 
     @property
     def aligned(self) -> tuple[str, ...]:
@@ -82,6 +106,11 @@ class Work:
     def phases(self) -> Phases:
         """Its phases."""
         return self.frame.phases
+
+    @property
+    def turns(self) -> bool:
+        """Whether something goes through shared memory because it lies the other way."""
+        return bool(self.way.staged or self.way.outputs)
 
     @property
     def signature(self) -> Signature:
@@ -121,7 +150,9 @@ def arranged(
     row, element = space.base("@row", count), space.base("@e", length)
     row = row if count != 1 else row * 0
     element = element if length != 1 else element * 0
-    puller = Puller(space, Rows(row, element, found))
+    rows = Rows(row, element, found)
+    puller = Puller(space, rows)
+    places = _places(program, space, rows, reductions[0])
     outputs: list[Output] = []
     try:
         for index, tensor in enumerate(program.outputs):
@@ -132,16 +163,22 @@ def arranged(
                 return Refusal(
                     "iteration-shape", f"an output of {named} elements fits neither the rows nor their elements"
                 )
-            place = found.place(row, element, space) if whole else row
-            scalar = puller.element(tensor, space.delinear(place, tensor.shape))
-            outputs.append(Output(index, tensor.dtype, scalar, whole, place))
+            natural = found.place(row, element, space) if whole else row
+            place = space.linear(places[id(tensor)], tensor.shape) if id(tensor) in places else natural
+            if place == natural or not _runs(place, whole, puller):
+                at, place = space.delinear(natural, tensor.shape), natural
+            else:
+                at = places[id(tensor)]
+            outputs.append(Output(index, tensor.dtype, puller.element(tensor, at), whole, place))
     except Unlowerable as stopped:
         return stopped.refusal
     names = lowered.binding.names
     own, *others = (
         (_planned(length.substitute(names), each), _planned(count.substitute(names), each)) for each in (sizes, *nearby)
     )
-    return _vectorised(lowered, puller, outputs, Extent(count, length, *own, choice, tuple(others)), found)
+    planned = {name: size.evaluate(sizes) for name, size in names.items() if size.symbols <= sizes.keys()}
+    return _vectorised(
+        lowered, (puller, found), outputs, Extent(count, length, *own, choice, tuple(others)), planned)
 
 
 def _planned(size: Dim, sizes: Mapping[str, int]) -> int | None:
@@ -149,31 +186,89 @@ def _planned(size: Dim, sizes: Mapping[str, int]) -> int | None:
     return size.evaluate(sizes) if size.symbols <= sizes.keys() else None
 
 
+def _places(program: Program, space: IndexSpace, rows: Rows, reduction: Reduce) -> dict[int, Coordinates]:
+    """Coordinates of the element at hand, or of its row, in the tensors that have it, by ``id``."""
+    shape = reduction.operand.shape
+    at = coordinates(shape, reduction.axes, rows.row, rows.place, space)
+    return reached(program, space, {reduction.operand: at})
+
+
+def _runs(place: Dim, whole: bool, puller: Puller) -> bool:
+    """Whether an output at this place runs along rows, or across them; what there is once a row can only do that."""
+    bases = ("@e", "@row") if whole else ("@row",)
+    return any(Lanes(puller.space, puller, base, "@row", 1).stride(place) == 1 for base in bases)
+
+
+def _way(outputs: Sequence[Output], loads: Sequence[Load], puller: Puller, found: Arrangement) -> Way:
+    """Which way the vectors of a region run."""
+    along, across = (Lanes(puller.space, puller, base, "@row", 1) for base in ("@e", "@row"))
+
+    def runs(offset: Dim, one: Lanes, other: Lanes) -> bool:
+        """One way, with steps of several elements the other way: what does not move that way is no matter."""
+        far = other.stride(offset)
+        return one.stride(offset) == 1 and far is not None and far not in (0, 1)
+
+    offsets = [load.offset for load in loads] + [output.place for output in outputs if output.whole]
+    lies_along, lies_across = (
+        any(runs(offset, *ways) for offset in offsets) for ways in ((along, across), (across, along))
+    )
+    if not (lies_along and lies_across):
+        return Way(lies_across or (found.across and not lies_along))
+    # Indices that are read from memory are needed where what they lead to is brought into shared memory.
+    indices = moving_loads(puller.gathered.values(), across)
+    staged = tuple(
+        load for load in loads
+        if load not in indices and along.stride(load.offset) == 1 and across.stride(load.offset) not in (0, 1)
+    )
+    turned = frozenset(output.index for output in outputs if output.whole and runs(output.place, along, across))
+    return Way(True, staged, turned)
+
+
 def _vectorised(
-    lowered: Lowered, puller: Puller, outputs: list[Output], extent: Extent, found: Arrangement
+    lowered: Lowered, rows: tuple[Puller, Arrangement], outputs: list[Output], extent: Extent,
+    planned: Mapping[str, int],
 ) -> Work:
+    """``rows``: what pulls them, and how they are arranged; ``planned``: sizes by the text's symbols."""
+    puller, found = rows
     roots = [output.scalar for output in outputs]
-    base = "@row" if found.across else "@e"
-    wide = [output for output in outputs if output.whole or found.across]
+
+    def moving(base: str) -> list[Load]:
+        return moving_loads([*roots, *puller.gathered.values()], Lanes(puller.space, puller, base, "@row", 1))
+
+    way = _way(outputs, [*dict.fromkeys([*moving("@e"), *moving("@row")])], puller, found)
+    outputs = [replace(output, staged=output.index in way.outputs) for output in outputs]
+    base = "@row" if way.across else "@e"
+    wide = [output for output in outputs if (output.whole or way.across) and not output.staged]
+    # How many neighbours there are: vectors divide them.
+    inner = extent.length
+    if inner != 1 and way.across is found.across:
+        inner = found.inner
+    elif inner != 1 and way.across:
+        inner = extent.count
 
     def lanes_of(width: int) -> Lanes:
         return Lanes(puller.space, puller, base, "@row", width)
 
     candidates = {width: lanes_of(width) for width in (1, 2, 4, 8)}
-    loads = moving_loads([*roots, *puller.gathered.values()], candidates[1])
+    loads = [load for load in moving(base) if load not in way.staged]
     possible = {width: lanes for width, lanes in candidates.items() if width == 1 or _stores(wide, lanes)}
-    dtypes = [output.dtype for output in wide if output.whole] + [load.dtype for load in loads]
-    lanes = lanes_of(best_width(possible, loads, found.inner if extent.length != 1 else extent.length, dtypes))
-    lanes._multiple(found.inner if extent.length != 1 else extent.length)
+    if way.staged or way.outputs:
+        for width in possible:
+            # Lanes note what must be multiples of the width as they are asked.
+            _vectors(wide, loads, candidates[width])
+        possible = {width: lanes for width, lanes in possible.items() if divides(lanes, planned)}
+    dtypes = [output.dtype for output in wide if output.whole] + [load.dtype for load in (*loads, *way.staged)]
+    lanes = lanes_of(best_width(possible, loads, inner, dtypes))
+    lanes._multiple(inner)
     _stores(wide, lanes)
-    along = Lanes(puller.space, puller, "@e", "@row", 1) if found.across else lanes
+    along = Lanes(puller.space, puller, "@e", "@row", 1) if way.across else lanes
     sizes = Signature(lowered).sizes
     writer = Writer(lanes, sizes)
     frame = Frame(Phases(outputs, along), lanes, sizes, writer.size(extent.count), writer.size(extent.length))
     narrow = narrow_guards(lowered)
     vectors = tuple(_vectors(wide, loads, lanes))
     scattered = scattered_inputs(loads, candidates)
-    return Work(lowered, puller, extent, found, lanes, frame, narrow, vectors, scattered)
+    return Work(lowered, puller, extent, way, lanes, frame, narrow, vectors, scattered, planned)
 
 
 def _stores(outputs: Sequence[Output], lanes: Lanes) -> bool:

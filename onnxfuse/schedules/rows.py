@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, log2
 
+from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
@@ -24,7 +25,8 @@ from onnxfuse.schedules.kernel import Kernel, Signature, fits_narrow, header, ma
 from onnxfuse.schedules.phases import Text
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Ways, Work, arranged
 from onnxfuse.schedules.rows_text import row_text
-from onnxfuse.schedules.split import split_ways
+from onnxfuse.schedules.split import split_ways, wants_split
+from onnxfuse.schedules.turned import refuses_staging, turned_ways
 
 BLOCK = 128
 """Threads of a block whose rows are a warp or less."""
@@ -82,18 +84,21 @@ def row_kernel(
 ) -> Kernel | Refusal:
     """A kernel for a region with reductions, or why there is none; see ``make_kernel``.
 
-    Rows that lie in one piece are this module's, others those of ``columns``; few long rows of either kind are split.
-    Tuning is offered choices for the first kind.
+    Rows that lie in one piece are this module's, others those of ``columns``, or of ``turned`` where both kinds meet;
+    few long rows of the first two kinds are split.  Tuning is offered choices for the first kind.
     """
     work = arranged(lowered, sizes, choice, nearby)
     if isinstance(work, Refusal):
         return work
     others: tuple[Shape, ...] = ()
     told: Shape | None = None
+    if work.turns:
+        turned = _few(work) or turned_ways(work)
+        return turned if isinstance(turned, Refusal) else _kernel(work, turned, "turned", rule)
     split = split_ways(work)
     if split is not None and split.always:
         ways, name = split.ways, "split"
-    elif work.arrangement.across:
+    elif work.way.across:
         ways, name = column_ways(work), "columns"
     else:
         layouts = _layouts(work)
@@ -104,13 +109,45 @@ def row_kernel(
     if split is not None and not split.always:
         # Behind what keeps its rows in registers; guards tell the rest apart.
         ways, name = _joined(ways, split.ways, ahead=split.planned), "split" if split.planned else name
+    made = _kernel(work, ways, name, rule)
+    return replace(
+        made, choice=None if told is None else told.choice, choices=tuple(shape.choice for shape in others))
+
+
+def refuses_turning(lowered: Lowered, sizes: Mapping[str, int]) -> Refusal | None:
+    """Why a region with reductions that moves the innermost axis has no kernel that moves all tensors in whole sectors.
+
+    Args:
+        sizes: what symbols are planned to be.
+    """
+    work = arranged(lowered, sizes, None, ())
+    if isinstance(work, Refusal):
+        return in_graph_terms(work, lowered.binding.names)
+    if work.scattered:
+        return Refusal("scattered-access", "the rows would be read element by element")
+    return (_few(work) or refuses_staging(work)) if work.turns else None
+
+
+def _few(work: Work) -> Refusal | None:
+    """Few long rows want to be split, and then nothing is turned."""
+    if not wants_split(work):
+        return None
+    names = work.lowered.binding.names
+    count, length = (size.substitute(names) for size in (work.extent.count, work.extent.length))
+    return Refusal(
+        "few-rows",
+        f"{count} rows of {length} elements are too few for blocks of their own, and tensors lie along them and across",
+    )
+
+
+def _kernel(work: Work, ways: Ways, name: str, rule: str) -> Kernel:
+    """The kernel of a schedule's variants."""
+    lowered = work.lowered
     plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
     comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
-    headers = [header(), header("columns")] if work.arrangement.across else [header()]
-    return Kernel(
-        name, "".join([*headers, comment, *ways.functions, *ways.kernels]), plan, work.scattered,
-        None if told is None else told.choice, tuple(shape.choice for shape in others),
-    )
+    names = ["onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else [])]
+    source = "".join([*map(header, names), comment, *ways.functions, *ways.kernels])
+    return Kernel(name, source, plan, work.scattered)
 
 
 def _joined(ways: Ways, split: Ways, ahead: bool) -> Ways:

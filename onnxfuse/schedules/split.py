@@ -10,7 +10,7 @@ nothing in scratch needs a value before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.lowering.arrangement import arrangement
@@ -82,13 +82,10 @@ class Form:
 def split_ways(work: Work) -> Split | None:
     """The variants for few long rows, or None where there can be none of them or none are planned."""
     extent, form = work.extent, _form(work)
-    few = MULTIPROCESSORS // 2 * form.whole
     count, length = extent.count.value, extent.length.value
-    if (count is not None and count > few) or (length is not None and length <= form.longest):
+    if (count is not None and count > _few(form)) or (length is not None and length <= form.longest):
         return None
-    shapes = ((extent.planned, extent.rows), *extent.nearby)
-    planned, *near = (size is not None and rows is not None and size > form.longest and rows <= few
-                      for size, rows in shapes)
+    planned, *near = _planned(work, form)
     # Without a plan for it, what is known must point that way: a softmax over two sizes that vary has no such variants.
     known = count is not None or (length is not None and length > 16 * form.longest)
     if not (known or planned or any(near)):
@@ -97,9 +94,25 @@ def split_ways(work: Work) -> Split | None:
     return Split(_ways(work, form, () if always else _guards(work, form)), always, planned or always)
 
 
+def wants_split(work: Work) -> bool:
+    """Whether the planned rows are few and long."""
+    return next(_planned(work, _form(work)))
+
+
+def _few(form: Form) -> int:
+    """Rows up to which they are few."""
+    return MULTIPROCESSORS // 2 * form.whole
+
+
+def _planned(work: Work, form: Form) -> Iterator[bool]:
+    """Whether the planned rows are few and long, and whether each of those nearby are."""
+    for size, rows in ((work.extent.planned, work.extent.rows), *work.extent.nearby):
+        yield size is not None and rows is not None and size > form.longest and rows <= _few(form)
+
+
 def _form(work: Work) -> Form:
     width, extent = work.lanes.width, work.extent
-    if not work.arrangement.across:
+    if not work.way.across:
         longest = KEPT_ROW // max(work.phases.live, 1) if work.phases.live else LONG_ROW
         return Form(0, width, 1, 1, THREADS * width, longest)
     count = extent.count.value if extent.count.value is not None else extent.rows

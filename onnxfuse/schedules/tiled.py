@@ -26,6 +26,7 @@ from onnxfuse.schedules.kernel import (
     Kernel,
     Signature,
     best_width,
+    divides,
     fits_narrow,
     header,
     is_scattered,
@@ -255,7 +256,7 @@ class _Tiling:
                 and all(is_vector(load, lanes) for load in self.staged)
                 and all(lanes.stride(target.offset) == 1 and lanes.aligned(target.offset)
                         for target in self.targets if target.staged)
-                and self._divides(lanes)
+                and divides(lanes, self.planned)
             ):
                 return lanes
         return Lanes(self.space, self.puller, "@r", "", 1)
@@ -269,7 +270,7 @@ class _Tiling:
             possible = lanes._multiple(self.extents[2])
             for load in self.direct:
                 is_vector(load, lanes)
-            if width <= self._most_turned() and possible and self._divides(lanes):
+            if width <= self._most_turned() and possible and divides(lanes, self.planned):
                 candidates[width] = lanes
         dtypes = [target.dtype for target in self.targets] + [load.dtype for load in (*self.direct, *self.staged)]
         return candidates[best_width(candidates, self.direct, self.extents[2], dtypes)]
@@ -281,11 +282,6 @@ class _Tiling:
 
     def _staged_types(self) -> list[int]:
         return [load.dtype for load in self.staged] + [target.dtype for target in self.targets if target.staged]
-
-    def _divides(self, lanes: Lanes) -> bool:
-        """Whether what must be multiples of the width are, at the planned sizes."""
-        numbers = (_number(size, self.planned) for size in lanes.multiples)
-        return all(number is None or number % lanes.width == 0 for number in numbers)
 
     def _shapes(self, work: Work) -> list[tuple[Shape, tuple[str, ...]]]:
         """The variants: tiles with their guards, the quickest first, the last one without guards."""

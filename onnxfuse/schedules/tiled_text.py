@@ -123,7 +123,7 @@ class _TiledText:
         writer = Writer(self.work.down, self.sizes)
         fetched: list[str] = []
         for load, name in self.tiles.items():
-            fetched += self._fetch(writer, load, f"{name}_down[turn][j]")
+            fetched += fetch(writer, load, f"{name}_down[turn][j]", "tall")
         defined = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
         turns = f"(batch * rows * columns / (tall * width) + {THREADS - 1}) / {THREADS}"
         arrays = [
@@ -132,19 +132,6 @@ class _TiledText:
         ]
         puts = [f"{name}.put(part * rows + row, column, {name}_down[turn]);" for name in self.tiles.values()]
         return [*arrays, *self._down(self._each_column([*defined, *fetched])), *self._down(puts)]
-
-    def _fetch(self, writer: Writer, load: Load, target: str) -> list[str]:
-        """Lines that read ``tall`` elements of an input."""
-        conditions = [writer.condition(condition)[0] for condition in load.conditions]
-        allowed = " && ".join(f"({text})" for text in conditions if text != "true")
-        guard = f"if ({allowed}) " if allowed else ""
-        if is_vector(load, self.work.down):
-            return [f"{guard}{target} = of::load<tall>(i{load.input} + ({writer.index(load.offset)}));"]
-        place = writer.index(load.offset, lane=True)
-        inner = [*writer.lines[Scope.LANE], f"{guard}{target}.at[v] = i{load.input}[{place}];"]
-        writer.lines[Scope.LANE] = []
-        writer.names[Scope.LANE] = {}
-        return ["#pragma unroll", "for (int v = 0; v < tall; ++v) {", *(f"  {line}" for line in inner), "}"]
 
     def _compute(self) -> list[str]:
         """From inputs and tiles to outputs and tiles."""
@@ -197,6 +184,21 @@ class _TiledText:
                 f"out{target.index}.take(part * rows + row, column, out{target.index}_down);",
             ]
         return self._down([*takes, *self._each_column([*defined, *sent])])
+
+
+def fetch(writer: Writer, load: Load, target: str, width: str) -> list[str]:
+    """Lines that read a vector of an input into the vector ``target``; ``width`` is how the text calls its width.  What
+    a condition does not allow is left as it is."""
+    conditions = [writer.condition(condition)[0] for condition in load.conditions]
+    allowed = " && ".join(f"({text})" for text in conditions if text != "true")
+    guard = f"if ({allowed}) " if allowed else ""
+    if is_vector(load, writer.lanes):
+        return [f"{guard}{target} = of::load<{width}>(i{load.input} + ({writer.index(load.offset)}));"]
+    place = writer.index(load.offset, lane=True)
+    inner = [*writer.lines[Scope.LANE], f"{guard}{target}.at[v] = i{load.input}[{place}];"]
+    writer.lines[Scope.LANE] = []
+    writer.names[Scope.LANE] = {}
+    return ["#pragma unroll", f"for (int v = 0; v < {width}; ++v) {{", *(f"  {line}" for line in inner), "}"]
 
 
 def _loop(piece: str, unroll: str, body: Iterable[str]) -> list[str]:

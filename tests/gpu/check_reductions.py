@@ -3,44 +3,34 @@
 
     python tests/gpu/check_reductions.py [--only TEXT ...] [--least 0.7] [--set split.BLOCKS=4 ...]
 
-Whole tensors from 1 to 256 MB, few long rows, reductions over channels and over the batch, norms of images.  Compared
-with CuPy in float64: float32 to 1e-5 and float16 to 2e-3 of the largest magnitude, largest and smallest elements
-exactly.  Every way a plan could run is checked, and twice, for the same bits; the first is timed: under a CUDA graph,
-over as many sets of tensors as the second-level cache cannot hold.  A copy that moves as many bytes is timed in the
-same way.  Exits with 1 where a result is wrong, or a large case (from 16 MB on) reaches less than ``--least``.
+Whole tensors from 1 to 256 MB, few long rows, reductions over channels and over the batch, norms of images, norms and
+softmax between tensors that lie along the rows and across, as around a transpose.  Compared with CuPy in float64:
+float32 to 1e-5 and float16 to 2e-3 of the largest magnitude, largest and smallest elements exactly.  Every way a plan
+could run is checked, and twice, for the same bits; the first is timed: under a CUDA graph, over as many sets of tensors
+as the second-level cache cannot hold.  A copy that moves as many bytes is timed in the same way.  Exits with 1 where a
+result is wrong, or a large case (from 16 MB on) reaches less than ``--least``.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parent))
 
-import check_transposes as common  # noqa: E402
-import cupy as cp  # noqa: E402
-import numpy as np  # noqa: E402
-import onnx  # noqa: E402
+import cupy as cp
+import launching
+from launching import Compute, Launcher
 
-import onnxfuse.schedules.columns as columns  # noqa: E402
-import onnxfuse.schedules.reduction as reduction  # noqa: E402
-import onnxfuse.schedules.split as split  # noqa: E402
-from onnxfuse.graph import load_graph  # noqa: E402
-from onnxfuse.lowering.launch import Variant  # noqa: E402
-from onnxfuse.lowering.lower import lower  # noqa: E402
-from onnxfuse.refusal import Refusal  # noqa: E402
-from onnxfuse.schedules import Kernel, make_kernel  # noqa: E402
+import onnxfuse.schedules.columns as columns
+import onnxfuse.schedules.reduction as reduction
+import onnxfuse.schedules.split as split
+import onnxfuse.schedules.turned as turned
 
-MODULES = {"columns": columns, "reduction": reduction, "split": split}
+MODULES = {"columns": columns, "reduction": reduction, "split": split, "turned": turned}
 TYPES = {"float16": 2, "float": 4}
-
-Compute = Callable[..., Sequence[cp.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -134,66 +124,54 @@ def cases() -> list[Case]:
              "g (T[N,320,H,W] x, T[320] w, T[320] b) => (T[N,320,H,W] y) "
              "{ n = GroupNormalization<num_groups=32>(x, w, b) s = Sigmoid(n) y = Mul(n, s) }",
              {"N": 2, "H": 64, "W": 64}, group_norm)
+        for channels, pixels in ((96, 56), (192, 28), (384, 14), (768, 7), (97, 31)):
+            turns(case, channels, {"N": 32, "H": pixels, "W": pixels})
     return found
 
 
-def made(case: Case) -> tuple[Kernel, list[tuple[np.dtype[Any], tuple[int, ...]]], list[np.dtype[Any]], list[int]]:
-    """The kernel, types and shapes of its inputs, types of its outputs, and which of its inputs the text's are."""
-    graph = load_graph(onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]>\n' + case.text))
-    lowered = lower([node for node in graph.nodes if node.op != "Constant"], graph.outputs, graph)
-    kernel = lowered if isinstance(lowered, Refusal) else make_kernel(lowered, "check", "rows", case.sizes)
-    if isinstance(lowered, Refusal) or isinstance(kernel, Refusal):
-        raise AssertionError(f"no kernel: {kernel}")
-    numpy = onnx.helper.tensor_dtype_to_np_dtype
-    inputs = [(np.dtype(numpy(value.dtype)), tuple(size.evaluate(case.sizes) for size in value.shape))
-              for value in lowered.tensors]
-    places = [lowered.tensors.index(value) for value in graph.inputs]
-    return kernel, inputs, [np.dtype(numpy(output.dtype)) for output in kernel.plan.outputs], places
+def turns(case: Callable[..., None], channels: int, image: dict[str, int]) -> None:
+    """Cases between channels first and channels last, as in ConvNeXt; ``case`` takes what a case is made of."""
+    size = f"of [32, {channels}, {image['H']}, {image['W']}]"
+    first, last, known = (text.format(C=channels, **image) for text in ("N,{C},{H},{W}", "N,{H},{W},{C}", "{C}"))
+    read = f"T[{first}] x, T[{known}] w, T[{known}] b"
 
+    def moved(x: cp.ndarray) -> cp.ndarray:
+        return x.transpose(0, 2, 3, 1)
 
-@dataclass(frozen=True)
-class Launcher(common.Launcher):
-    """Also of plans with scratch: a buffer a set of tensors, so that timing allocates nothing."""
+    def back(x: cp.ndarray) -> cp.ndarray:
+        return x.transpose(0, 3, 1, 2)
 
-    def launch(self, variant: Variant, inputs: Sequence[cp.ndarray], outputs: Sequence[cp.ndarray],
-               scratch: Sequence[cp.ndarray] = ()) -> None:
-        situation = self.situation(inputs)
-        for step in variant.steps:
-            arguments: list[Any] = []
-            for text in step.arguments:
-                kind, colon, size = text.partition(":")
-                if colon:
-                    arguments.append((np.int32 if kind == "i32" else np.int64)(situation.evaluate(size)))
-                else:
-                    arguments.append({"i": inputs, "o": outputs, "t": scratch}[text[0]][int(text[1:])])
-            grid, block = (tuple(situation.evaluate(size) for size in sizes) for sizes in (step.grid, step.block))
-            if 0 not in grid:
-                self.module.get_function(step.kernel)(grid, block, tuple(arguments), situation.evaluate(step.shared))
-
-    def situation(self, inputs: Sequence[cp.ndarray], outputs: Sequence[cp.ndarray] = ()) -> Any:
-        found = super().situation(inputs, outputs)
-        device = cp.cuda.Device()
-        found.multiprocessors = int(cp.cuda.runtime.getDeviceProperties(device.id)["multiProcessorCount"])
-        return found
-
-    def scratch(self, inputs: Sequence[cp.ndarray]) -> list[cp.ndarray]:
-        """Scratch memory, poisoned."""
-        situation = self.situation(inputs)
-        return [cp.full(situation.evaluate(text), 0xFF, cp.uint8) for text in self.plan.scratch]
+    case(f"norm to channels last {size}",
+         f"g ({read}) => (T[{last}] y) {{ t = Transpose<perm=[0,2,3,1]>(x) y = LayerNormalization(t, w, b) }}", image,
+         lambda x, w, b: (norm(moved(x), w, b, -1),))
+    case(f"norm to channels first {size}",
+         f"g (T[{last}] x, T[{known}] w, T[{known}] b) => (T[{first}] y) "
+         "{ t = LayerNormalization(x, w, b) y = Transpose<perm=[0,3,1,2]>(t) }", image,
+         lambda x, w, b: (back(norm(x, w, b, -1)),))
+    case(f"norm there and back {size}",
+         f"g ({read}) => (T[{first}] y) {{ t = Transpose<perm=[0,2,3,1]>(x) n = LayerNormalization(t, w, b) "
+         "y = Transpose<perm=[0,3,1,2]>(n) }", image, lambda x, w, b: (back(norm(moved(x), w, b, -1)),))
+    case(f"residual, norm, to channels last {size}",
+         f"g ({read}, T[{last}] r) => (T[{first}] a, T[{last}] y) {{ t = Transpose<perm=[0,3,1,2]>(r) a = Add(x, t) "
+         "u = Transpose<perm=[0,2,3,1]>(a) y = LayerNormalization(u, w, b) }", image,
+         lambda x, w, b, r: (x + back(r), norm(moved(x) + r, w, b, -1)))
+    case(f"softmax to channels last {size}",
+         f"g (T[{first}] x) => (T[{last}] y) {{ s = Softmax<axis=1>(x) y = Transpose<perm=[0,2,3,1]>(s) }}", image,
+         lambda x: (moved(softmax(x, 1)),))
 
 
 def check(case: Case) -> tuple[str, float | None]:
     """Every variant right; how quick the first is, as text and as a share of a copy's rate."""
-    kernel, kinds, dtypes, places = made(case)
-    launcher = Launcher.of(kernel)
+    subject = launching.made(case.text, case.sizes, "rows")
+    launcher = Launcher.of(subject.kernel)
 
     def tensors() -> tuple[list[cp.ndarray], list[cp.ndarray], list[cp.ndarray]]:
-        inputs = [cp.abs(common.filled(dtype, shape, 0)) if not shape else common.filled(dtype, shape, 0)
-                  for dtype, shape in kinds]
-        return inputs, launcher.outputs(inputs, dtypes), launcher.scratch(inputs)
+        inputs = [cp.abs(launching.filled(dtype, shape, 0)) if not shape else launching.filled(dtype, shape, 0)
+                  for dtype, shape in subject.inputs]
+        return inputs, launcher.outputs(inputs, subject.outputs), launcher.scratch(inputs)
 
     inputs, outputs, scratch = tensors()
-    expected = case.compute(*(inputs[place].astype(cp.float64) for place in places))
+    expected = case.compute(*(inputs[place].astype(cp.float64) for place in subject.places))
     variants = launcher.variants(inputs, outputs)
     for variant in variants:
         before: list[bytes] = []
@@ -208,47 +186,18 @@ def check(case: Case) -> tuple[str, float | None]:
             before = now
         for number, (array, wanted) in enumerate(zip(outputs, expected, strict=True)):
             exact = case.exact or wanted.dtype == cp.bool_
-            common.expect(f"output {number}, {variant.name}", array.reshape(-1), cp.asarray(wanted).reshape(-1), exact)
+            what, flat = f"output {number}, {variant.name}", cp.asarray(wanted).reshape(-1)
+            launching.expect(what, array.reshape(-1), flat, exact)
     del expected
     size = sum(array.nbytes for array in (*inputs, *outputs))
-    sets = [(inputs, outputs, scratch), *(tensors() for _ in range(common.sets_of(size) - 1))]
-    taken = common.seconds(lambda turn: launcher.launch(variants[0], *sets[turn]), len(sets))
-    share = common.copy_seconds(size) / taken
+    sets = [(inputs, outputs, scratch), *(tensors() for _ in range(launching.sets_of(size) - 1))]
+    taken = launching.seconds(lambda turn: launcher.launch(variants[0], *sets[turn]), len(sets))
+    share = launching.copy_seconds(size) / taken
     text = f"{size / 1e6:7.1f} MB {taken * 1e6:8.1f} us {size / taken / 1e9:6.0f} GB/s {share:5.2f} of a copy"
     largest = max(array.nbytes for array in (*inputs, *outputs))
     steps = f"{len(variants[0].steps)} kernel{'s' * (len(variants[0].steps) > 1)}"
-    return f"{text}   {variants[0].name}, {steps}", share if largest >= common.LEAST_MB << 20 else None
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], help="cases whose names hold one of these texts")
-    parser.add_argument("--least", type=float, default=0.0, help="share of a copy's rate that large cases must reach")
-    parser.add_argument("--set", nargs="*", default=[], metavar="MODULE.NAME=N",
-                        help="other constants of the schedules")
-    given = parser.parse_args()
-    for text in given.set:
-        place, _, number = text.partition("=")
-        home, _, name = place.partition(".")
-        if home not in MODULES or not hasattr(MODULES[home], name):
-            parser.error(f"no schedule has a constant {place}; modules are {', '.join(MODULES)}")
-        setattr(MODULES[home], name, int(number))
-    failed = 0
-    for case in cases():
-        if given.only and not any(text in case.name for text in given.only):
-            continue
-        try:
-            text, share = check(case)
-            slow = share is not None and share < given.least
-            failed += slow
-            print(f"{case.name:<46} {'SLOW  ' if slow else 'ok    '} {text}", flush=True)
-        except Exception as error:
-            traceback.print_exc()
-            failed += 1
-            print(f"{case.name:<46} FAILED {type(error).__name__}: {str(error)[:2000]}", flush=True)
-        cp.get_default_memory_pool().free_all_blocks()
-    return 1 if failed else 0
+    return f"{text}   {variants[0].name}, {steps}", share if largest >= launching.LEAST_MB << 20 else None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(launching.run(__doc__, cases(), check, MODULES))

@@ -1,0 +1,199 @@
+"""The turned schedule: columns between tensors that lie along them and tensors that lie across.
+
+A norm over the channels of an image whose result has the channels last reads neighbouring pixels and writes
+neighbouring channels.  Vectors run across the columns, as in the column schedule; a block owns columns that lie side by
+side, and what runs along them goes through shared memory by chunks (``turned_text``), so that every tensor is moved in
+whole sectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+from onnxfuse.lowering.launch import Step, Variant
+from onnxfuse.lowering.scalars import TYPES
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import columns
+from onnxfuse.schedules.kernel import divides, fits_narrow, is_vector, vector_guards
+from onnxfuse.schedules.reduction import Ways, Work
+from onnxfuse.schedules.text import Lanes
+from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
+from onnxfuse.schedules.turned_text import Staging, turned_text
+
+STAGED_BYTES = 64
+"""Bytes a thread of all that is staged: what shared memory holds with all threads of a multiprocessor at work."""
+
+WIDEST = 4
+"""Elements of a vector along a column, at most."""
+
+STREAMING_DEEP = 8
+"""Threads that share a column which does not stay in registers, at least: what they stage at a time is one piece."""
+
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How columns are shared, the turns that a loop takes over a chunk, and the width of vectors along a column."""
+
+    columns: columns.Shape
+    turns: int
+    wide: int
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a column that are staged at a time."""
+        return self.turns * self.columns.deep
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        own = self.columns
+        kind = f"x{own.items}" if own.items else "stream"
+        return f"turned_{own.deep}x{own.across}_w{own.width}_v{self.wide}_{kind}_c{self.chunk}_{own.bits}"
+
+    def shared(self, work: Work, staging: Staging) -> int:
+        """Bytes of shared memory; see cuda/tile.cuh and cuda/columns.cuh."""
+        own = self.columns
+        total = 0
+        for dtype in staging.dtypes:
+            size = TYPES[dtype].size
+            total += size * (own.across * own.width * self.chunk + own.across * max(self.wide, 4 // size)) + 16
+        kinds = {TYPES[reduction.dtype].compute for phase in work.phases.reductions for reduction in phase}
+        groups = own.deep // min(max(columns.WARP // own.across, 1), own.deep)
+        room = groups * own.across * own.width if groups > 1 else 1
+        return total + room * sum(8 if kind in ("double", "long long", "unsigned long long") else 4 for kind in kinds)
+
+
+def refuses_staging(work: Work) -> Refusal | None:
+    """Why a region that stages something has no variants."""
+    staging = _staging(work)
+    return _too_many(staging) if _shapes(work, staging) is None else None
+
+
+def _too_many(staging: Staging) -> Refusal:
+    many = len(staging.dtypes)
+    return Refusal("tile-memory", f"{many} tensors that lie along the rows do not fit shared memory together")
+
+
+def turned_ways(work: Work) -> Ways | Refusal:
+    """The variants of a region that stages something, or why it has none."""
+    extent, signature = work.extent, work.signature
+    count, length = work.expression(extent.count), work.expression(extent.length)
+    staging = _staging(work)
+    shapes = _shapes(work, staging)
+    if shapes is None:
+        return _too_many(staging)
+    texts = {keep: turned_text(work.frame, staging, keep) for keep in (True, False)}
+    ways = Ways()
+    for shape, needed in shapes:
+        own = shape.columns
+        keep = own.items > 0
+        text, index = texts[keep], "int" if own.bits == 32 else "long long"
+        guards = needed
+        if keep and extent.length.value is None:
+            guards += (f"{length} {own.deep * own.items + 1} <",)
+        numbers = (own.width, own.deep, own.across, max(own.items, 1), shape.turns, shape.wide)
+        call = f"{text.name}<{', '.join(map(str, numbers))}, {index}>"
+        used = work.used(text)
+        ways.kernels.append(signature.entry(shape.name, call, used, index, own.threads))
+        grid = f"{count} {own.across * own.width} ceil"
+        step = Step(shape.name, (grid, "1", "1"), (str(own.threads), "1", "1"), signature.arguments(used, own.bits))
+        ways.variants.append(Variant(shape.name, (step,), guards))
+    for keep in sorted({shape.columns.items > 0 for shape, _ in shapes}, reverse=True):
+        parameters = signature.parameters(work.used(texts[keep]), "idx")
+        ways.functions.append(
+            "template <int width, int deep, int across, int items, int turns, int wide, typename idx> "
+            f"__device__ __forceinline__ void {texts[keep].name}({parameters}) {{\n{texts[keep].body}}}\n"
+        )
+    return ways
+
+
+def _staging(work: Work) -> Staging:
+    """What is staged, with the longest vectors by which all of it can be moved along the columns."""
+    loads = work.way.staged
+    outputs = [output for output in work.phases.outputs if output.staged]
+    space, puller = work.puller.space, work.puller
+    narrowest = Staging(loads, outputs, Lanes(space, puller, "@e", "@row", 1))
+    wide = min(WIDEST, VECTOR_BYTES // max(TYPES[dtype].size for dtype in narrowest.dtypes))
+    while wide > 1:
+        lanes = Lanes(space, puller, "@e", "@row", wide)
+        if (
+            lanes._multiple(work.extent.length)
+            and all(is_vector(load, lanes) for load in loads)
+            and all(lanes.stride(output.place) == 1 and lanes.aligned(output.place) for output in outputs)
+            and divides(lanes, work.planned)
+        ):
+            return Staging(loads, outputs, lanes)
+        wide //= 2
+    return narrowest
+
+
+def _shapes(work: Work, staging: Staging) -> list[tuple[Shape, tuple[str, ...]]] | None:
+    """The variants with their guards, the quickest first, the last one without any; None where one does not fit."""
+    lowered, across, down = work.lowered, work.lanes, staging.down
+    along = [(f"i{load.input}", TYPES[load.dtype].size) for load in staging.loads]
+    along += [(f"o{output.index}", TYPES[output.dtype].size) for output in staging.outputs]
+    guards = {
+        (across.width, 1): vector_guards(lowered, across, work.vectors),
+        (1, down.width): vector_guards(lowered, down, along),
+        (1, 1): (),
+    }
+    sides = [(across.width, down.width)]
+    # Where one side's sizes are known only when the kernel runs, they need not spoil the other side's vectors.
+    sides += [(1, down.width)] if across.multiples else []
+    sides += [(across.width, 1)] if down.multiples else []
+    wanted: list[tuple[columns.Shape, int, tuple[str, ...]]] = []
+    for width, wide in dict.fromkeys([*sides, (1, 1)]) if fits_narrow(lowered) else ():
+        needed = tuple(dict.fromkeys((*work.narrow, *guards[width, 1], *guards[1, wide])))
+        wanted += [(shape, wide, needed) for shape in _columns(work, width)]
+        if not needed:
+            break
+    else:
+        wanted.append((replace(_columns(work, 1)[-1], bits=64), 1, ()))
+    found: dict[Shape, tuple[str, ...]] = {}
+    for own, wide, needed in wanted:
+        shape = _staged(work, staging, own, wide)
+        if shape is None:
+            return None
+        # Narrower vectors may be best with wider ones allowed too: such a shape asks for no more than it needs.
+        found[shape] = needed
+    return list(found.items())
+
+
+def _columns(work: Work, width: int) -> list[columns.Shape]:
+    """Ways to share columns by vectors of this width: in registers where they fit, and streaming unless the length is
+    known."""
+    extent, kept = work.extent, work.phases.live
+    length = extent.length.value if extent.length.value is not None else extent.planned
+    shapes = columns.in_registers(work, width, length, kept) if kept and length else []
+    if not shapes or extent.length.value is None:
+        deep = STREAMING_DEEP
+        while length and deep > 1 and deep // 2 >= length:
+            deep //= 2
+        while deep < columns.WARP and columns.hunger(work, width, deep) > 1:
+            deep *= 2
+        shapes.append(columns.Shape(deep, columns.side_by_side(deep, extent.rows, width), width, 0))
+    return [_in_sectors(work, shape) for shape in shapes]
+
+
+def _in_sectors(work: Work, shape: columns.Shape) -> columns.Shape:
+    """With as many threads side by side as read whole sectors."""
+    smallest, across = min((size for _, size in work.vectors), default=SECTOR_BYTES), shape.across
+    while across * shape.width * smallest < SECTOR_BYTES and 2 * across * shape.deep <= MOST_THREADS:
+        across *= 2
+    return replace(shape, across=across)
+
+
+def _staged(work: Work, staging: Staging, shape: columns.Shape, wide: int) -> Shape | None:
+    """The longest chunks that leave room for other blocks, of whole vectors; None where none fit."""
+    unit = wide // gcd(wide, shape.deep)
+    length = work.extent.length.value if work.extent.length.value is not None else work.extent.planned
+    whole = shape.items or -(-(length or MOST_THREADS) // shape.deep)
+    most = max(STAGED_BYTES // (shape.width * sum(TYPES[dtype].size for dtype in staging.dtypes)), 1)
+    for parts in range(-(-whole // most), whole + 1):
+        found = Shape(shape, -(-whole // (parts * unit)) * unit, wide)
+        if found.shared(work, staging) <= SHARED_BYTES:
+            return found
+    return None
