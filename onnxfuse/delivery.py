@@ -41,7 +41,7 @@ def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell)
             raise VerificationError(
                 f"The {verification.summary}.", remedy="This is a fault of onnxfuse; please report it with the model.",
             )
-        lost = failed_regions(verification, optimised.rewritten.placed)
+        lost = optimised.together(failed_regions(verification, optimised.rewritten.placed))
         if not lost:
             return replace(optimised, verification=verification, taken_back=tuple(failed))
         failed += [_refusal(verification, placed.node) for placed in optimised.rewritten.placed
@@ -77,7 +77,9 @@ def check_sessions(optimised: Optimised) -> None:
 
 
 def _refusal(verification: Verification, node: str) -> Refusal:
-    result = next(result for result in verification.failed if result.node == node)
+    result = next((result for result in verification.failed if result.node == node), None)
+    if result is None:
+        return Refusal("failed-verification", "it computes again what a fused node that failed computes", node)
     return Refusal("failed-verification", result.message, node, result.rule, "This is a fault of onnxfuse; report it.")
 
 

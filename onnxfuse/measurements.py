@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,11 +23,12 @@ from onnxfuse.measuring.database import (
 from onnxfuse.measuring.driver import driver_version
 from onnxfuse.measuring.run_profile import read_run_profile
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.evidence import Times, settled
+from onnxfuse.planning.evidence import Times, judge_by, settled
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.identity import Identity
 from onnxfuse.planning.observed import observe
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.recompute import Judge
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.library import gpus
@@ -137,20 +139,26 @@ def _stale(known: Environment) -> str:
 
 
 def settled_by(
-    database: Place, plan: Plan, view: Graph, costs: CostModel, *, choices: bool
+    database: Place, plan: Plan, view: Graph, costs: CostModel, *, choices: bool,
+    then: Callable[[Plan, Judge | None], Plan] = lambda plan, _: plan,
 ) -> tuple[Plan, tuple[str, ...]]:
     """A plan after what a database says of its GPU (``planning.evidence.settled``), and what there is to say of it.
+
+    Args:
+        then: what is made of the settled plan while the database is open; told the judge of further fusions, None
+            where nothing was measured.
 
     Raises:
         MeasurementError: as ``find_measurements``.
     """
     if database is False:
-        return plan, ()
+        return then(plan, None), ()
     found, notes = find_measurements(costs.profile, None if database is None else Path(database))
     if found is None:
-        return plan, notes
+        return then(plan, None), notes
     with found.database:
-        return settled(plan, view, costs, found, choices=choices), notes
+        judge = judge_by(view, costs, found, choices=choices)
+        return then(settled(plan, view, costs, found, choices=choices), judge), notes
 
 
 def observing(

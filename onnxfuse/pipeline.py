@@ -23,7 +23,9 @@ from onnxfuse.planning.horizontal import joined
 from onnxfuse.planning.layout import prefers_channels_last
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.plan import Plan, make_plan
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.recompute import STAGE as RECOMPUTE
+from onnxfuse.planning.recompute import Judge, recomputed
+from onnxfuse.planning.traffic import Ledger, shared
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
@@ -56,6 +58,7 @@ class Options:
         inputs: the user's own arrays by input name, to verify with.
         database: of measurements to plan by: a file, the default one where it is there (None), or none (False).
         run_profile: ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
+        eager: compute values again also where that is predicted to cost a little more, to measure it.
     """
 
     rules: Sequence[str | Path] = ()
@@ -71,6 +74,7 @@ class Options:
     inputs: Mapping[str, Any] | None = None
     database: Place = None
     run_profile: str | Path | None = None
+    eager: bool = False
 
     @property
     def objective(self) -> Objective:
@@ -119,11 +123,26 @@ class Optimised:
         return tuple(dict.fromkeys(stages))
 
     def without(self, lost: Collection[int]) -> Optimised:
-        """The same with some regions left as they were."""
+        """The same with some regions, and those that go ``together`` with them, left as they were."""
+        lost = self.together(lost)
         fusions = tuple(fusion for place, fusion in enumerate(self.plan.fusions) if place not in lost)
         regions = tuple(region for place, region in enumerate(self.regions) if place not in lost)
         rewritten = rewrite(self.folded.proto, self.graph, regions)
         return replace(self, plan=replace(self.plan, fusions=fusions), regions=regions, rewritten=rewritten)
+
+    def together(self, lost: Collection[int]) -> set[int]:
+        """Regions, by place, and with them those that compute the same nodes: what these compute again nobody else
+        would write."""
+        common = shared(fusion.fused for fusion in self.plan.fusions)
+        held = [common.intersection(fusion.nodes) for fusion in self.plan.fusions]
+        found: set[int] = set()
+        waiting = list(lost)
+        while waiting:
+            place = waiting.pop()
+            if place not in found:
+                found.add(place)
+                waiting += [other for other, nodes in enumerate(held) if not nodes.isdisjoint(held[place])]
+        return found
 
 
 def silent(stage: str, done: int, of: int) -> None:
@@ -155,10 +174,17 @@ def optimise(
     ledger = Ledger(graph, bind(graph, options.dims))
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
     plan = make_plan(graph, canonical.graph, rules, ledger, profile, options.objective)
-    plan, more = settled_by(options.database, plan, canonical.graph, CostModel(ledger, profile),
-                            choices=not options.objective.spread)
+    costs = CostModel(ledger, profile)
+
+    def again(settled: Plan, judge: Judge | None) -> Plan:
+        if RECOMPUTE in rules.disabled:
+            return settled
+        return recomputed(settled, rules, costs, options.objective, judge, eager=options.eager)
+
+    plan, more = settled_by(options.database, plan, canonical.graph, costs, choices=not options.objective.spread,
+                            then=again)
     if HORIZONTAL_JOINS not in rules.disabled:
-        plan = joined(plan, graph, canonical.graph, CostModel(ledger, profile), options.objective)
+        plan = joined(plan, graph, canonical.graph, costs, options.objective)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)
@@ -214,4 +240,5 @@ def region_of(fusion: Fusion) -> FusedRegion:
         kernel.plan.to_json(),
         kernel.source,
         figures=figures,
+        again=fusion.again,
     )

@@ -5,12 +5,12 @@ All counts are integers and compared exactly.
 
 from __future__ import annotations
 
-import importlib.util
+import ast
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import onnx
 import pytest
@@ -24,6 +24,10 @@ from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved, peak_memory
 from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.planning.traffic import Fused, Ledger, plan_cost, region_traffic, traffic
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+recount = importlib.import_module("recount")
 
 
 def model(inputs: str, outputs: str, body: str, constants: str = "") -> onnx.ModelProto:
@@ -251,14 +255,14 @@ def test_kernels_and_scratch_come_from_the_variant_that_runs() -> None:
     assert plan_cost(whole, [(101,)], 90, 132) == (2, 2 * 404)
 
 
-def recount() -> ModuleType:
-    path = Path(__file__).resolve().parent.parent / "benchmarks" / "recount.py"
-    spec = importlib.util.spec_from_file_location("recount", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["recount"] = module
-    spec.loader.exec_module(module)
-    return module
+def test_the_recount_is_independent() -> None:
+    """It imports the standard library, NumPy and onnx; and a part of itself."""
+    for name in ("recount", "recount_shapes"):
+        tree = ast.parse((BENCHMARKS / f"{name}.py").read_text(encoding="utf-8"))
+        found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        others = {module.partition(".")[0] for module in found} - sys.stdlib_module_names
+        assert others <= {"numpy", "onnx", "recount_shapes"}, name
 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -289,7 +293,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_the_recount_agrees_on_plain_models(name: str) -> None:
     sizes = {"B": 7, "S": 3}
-    mine, theirs = traffic(load_graph(MODELS[name]()), sizes), recount().count(MODELS[name](), sizes)
+    mine, theirs = traffic(load_graph(MODELS[name]()), sizes), recount.count(MODELS[name](), sizes)
     assert (theirs.products, theirs.other, theirs.kernels) == (mine.bytes_products, mine.bytes_other, mine.kernels)
     assert not theirs.unknown
 
@@ -341,7 +345,7 @@ def test_the_recount_agrees_on_fused_files(name: str, ops: tuple[str, ...]) -> N
     rows = next(size.evaluate({"B": 7}) for size in region.inputs[0].shape or ())
     region = replace(region, kernels=2, scratch=2 * 4 * rows)
     mine = traffic(loaded, {"B": 7}, [region])
-    theirs = recount().count(fused_file(original, region, launch), {"B": 7})
+    theirs = recount.count(fused_file(original, region, launch), {"B": 7})
     assert (theirs.products, theirs.other, theirs.kernels) == (mine.bytes_products, mine.bytes_other, mine.kernels)
 
 
@@ -350,7 +354,7 @@ def test_the_recount_compares_with_the_report(tmp_path: Path, capsys: pytest.Cap
     report = tmp_path / "report.json"
     report.write_text('{"bytes_before": 788, "bytes_after": 800, "kernels_before": 3}', encoding="utf-8")
     arguments = [str(tmp_path / "a.onnx"), str(tmp_path / "a.onnx"), "--dim", "B=8", "--report", str(report)]
-    assert recount().main(arguments) == 0
+    assert recount.main(arguments) == 0
     assert "bytes_after                   788  report              800  off by 1.52%" in capsys.readouterr().out
     report.write_text('{"bytes_before": 788, "bytes_after": 900}', encoding="utf-8")
-    assert recount().main(arguments) == 1
+    assert recount.main(arguments) == 1

@@ -41,6 +41,7 @@ class Region:
         nodes: the original nodes, in graph order; view: the nodes of the canonical view.
         tensors, hosts, inlined, outputs: values of the original graph, as ``rewriting.FusedRegion`` has them.
         cost: what it gains.
+        again: original nodes that another region holds too, and that count there before fusion (``recompute``).
     """
 
     rule: str
@@ -51,6 +52,12 @@ class Region:
     inlined: tuple[Value, ...]
     outputs: tuple[Value, ...]
     cost: RegionCost
+    again: tuple[Node, ...] = field(default=(), kw_only=True)
+
+    @property
+    def fused(self) -> Fused:
+        """As the ledger counts it, in one kernel."""
+        return Fused(self.nodes, self.tensors, self.outputs, again=self.again)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Fusion(Region):
     @property
     def fused(self) -> Fused:
         """As the ledger counts it."""
-        return Fused(self.nodes, self.tensors, self.outputs, self.steps, self.scratch)
+        return Fused(self.nodes, self.tensors, self.outputs, self.steps, self.scratch, self.again)
 
 
 @dataclass
@@ -88,13 +95,29 @@ class Maker:
     nearby: tuple[Mapping[str, int], ...] = ()
     _kernels: dict[Hashable, Kernel] = field(default_factory=dict, repr=False)
 
-    def lowered(self, members: Collection[Node]) -> Lowered | Refusal:
-        """Nodes of the canonical view as tensors, or why they cannot be."""
-        return lower(sorted(members, key=lambda node: node.index), escaping(set(members)), self.view)
+    def lowered(self, members: Collection[Node], outputs: Sequence[Value] | None = None) -> Lowered | Refusal:
+        """Nodes of the canonical view as tensors, or why they cannot be.
 
-    def region(self, members: Collection[Node], rule: str) -> tuple[Region, Lowered] | Refusal:
-        """Nodes of the canonical view as a region with its cost, or why they are none.  No kernel is made yet."""
-        lowered = self.lowered(members)
+        Args:
+            outputs: values of the view that are used outside; all that other nodes read where None.
+        """
+        used = escaping(set(members)) if outputs is None else outputs
+        return lower(sorted(members, key=lambda node: node.index), used, self.view)
+
+    def tensors_of(self, region: Region) -> Lowered | Refusal:
+        """A region that was made, as tensors once more."""
+        return self.lowered(region.view, [self.view.values[value.name] for value in region.outputs])
+
+    def region(
+        self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None
+    ) -> tuple[Region, Lowered] | Refusal:
+        """Nodes of the canonical view as a region with its cost, or why they are none.  No kernel is made yet.
+
+        Args:
+            outputs: as ``lowered`` takes them.
+        """
+        outputs = escaping(set(members)) if outputs is None else outputs
+        lowered = self.lowered(members, outputs)
         if isinstance(lowered, Refusal):
             return lowered
         ordered = sorted(members, key=lambda node: node.index)
@@ -103,7 +126,7 @@ class Maker:
             return lone
         names = [value.name for value in size_operands(lowered.sized)]
         steps = expected_steps(lowered, self.costs.ledger.sizes, self.costs.profile.multiprocessors)
-        region = self._bound(ordered, rule, lowered.tensors, escaping(set(members)), names, steps)
+        region = self._bound(ordered, rule, lowered.tensors, outputs, names, steps)
         return region if isinstance(region, Refusal) else (region, lowered)
 
     def fusion(self, members: Collection[Node], rule: str) -> Fusion | Refusal:
@@ -168,7 +191,7 @@ class Maker:
         if len(shapes) == len(region.tensors):
             steps, scratch = plan_cost(kernel.plan, shapes, profile.sm, profile.multiprocessors)
         if (steps, scratch) != (1, 0):
-            cost = self.costs.region(Fused(region.nodes, region.tensors, region.outputs, steps, scratch))
+            cost = self.costs.region(replace(region.fused, kernels=steps, scratch=scratch))
             region = replace(region, cost=cost)
         return Fusion(**vars(region), kernel=kernel, steps=steps, scratch=scratch)
 

@@ -24,7 +24,7 @@ from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.runtime_kernels import runtime_efficiency
 from onnxfuse.planning.runtime_matching import RuntimeFusion
-from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger
+from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger, again_in
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
@@ -180,7 +180,7 @@ class CostModel:
         """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts, less
         what runs all the same: a product whose operand the region scales takes its time either way."""
         members = set(fused.nodes)
-        touched = members.union(*map(self._around, members))
+        touched = members.union(*map(self._around, members)).difference(fused.again)
         before, kernels_before = self.unfused(touched)
         left, kernels_left = self.unfused(touched - members)
         stays = [self._stays(group, members) for group in {self._group[node] for node in members & self._group.keys()}]
@@ -188,7 +188,7 @@ class CostModel:
         executions = self.ledger.executions(fused.nodes)
         counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
         return RegionCost(
-            bytes_before=sum(self.ledger.node(node).bytes for node in fused.nodes),
+            bytes_before=sum(self.ledger.node(node).bytes for node in fused.own),
             bytes_after=counted.bytes,
             kernels_before=kernels_before - kernels_same,
             kernels_after=kernels_left - kernels_same + counted.kernels,
@@ -212,7 +212,7 @@ class CostModel:
         whole = Fused(
             tuple(sorted({node for part in parts for node in part.nodes}, key=lambda node: node.index)),
             tuple(dict.fromkeys(value for part in parts for value in part.inputs)),
-            tuple(value for part in parts for value in part.outputs),
+            tuple(value for part in parts for value in part.outputs), again=again_in(parts),
         )
         reads: dict[Value, int] = {}
         alone = [self.ledger.region(part.nodes, part.inputs, part.outputs) for part in parts]
@@ -225,10 +225,10 @@ class CostModel:
         more = self._fused_seconds(moved, whole.nodes) - self.kernel_seconds(whole)
         return replace(cost, seconds_after=cost.seconds_after + cost.executions * more)
 
-    def kernel_seconds(self, fused: Fused) -> float:
-        """Predicted time of a region's own kernel, once."""
+    def kernel_seconds(self, fused: Fused, flops: int = 0) -> float:
+        """Predicted time of a region's own kernel, once, with so much arithmetic beyond that of its nodes."""
         counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
-        return self._fused_seconds(counted, fused.nodes)
+        return self._fused_seconds(replace(counted, flops=counted.flops + flops), fused.nodes)
 
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
         reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)

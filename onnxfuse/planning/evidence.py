@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -67,12 +67,11 @@ def settled(plan: Plan, view: Graph, costs: CostModel, evidence: Evidence, *, ch
         choices: whether tuned schedules are taken over: they hold near the planned sizes, and would be in the way of
             variants for others.
     """
-    court = _Court(makers_of(costs.ledger.graph, view, costs), costs, evidence, choices,
-                   Identities(costs.ledger.graph, costs.ledger.sizes))
+    judge = judge_by(view, costs, evidence, choices=choices)
     fusions: list[Fusion] = []
     slower: dict[tuple[Node, ...], Refusal] = {}
     for fusion in plan.fusions:
-        found = court.settled(fusion)
+        found = judge(fusion)
         if isinstance(found, Refusal):
             slower[fusion.view] = found
         else:
@@ -87,6 +86,17 @@ def settled(plan: Plan, view: Graph, costs: CostModel, evidence: Evidence, *, ch
     )
 
 
+def judge_by(
+    view: Graph, costs: CostModel, evidence: Evidence, *, choices: bool = True
+) -> Callable[[Fusion], Fusion | Refusal]:
+    """What measurements make of one fusion: its best kernel and its times, or why it is left to the runtime.
+
+    Args: as ``settled`` takes them.
+    """
+    makers = makers_of(costs.ledger.graph, view, costs)
+    return _Court(makers, costs, evidence, choices, Identities(costs.ledger.graph, costs.ledger.sizes)).settled
+
+
 @dataclass(frozen=True)
 class _Court:
     makers: Mapping[Place, Maker]
@@ -99,7 +109,7 @@ class _Court:
     def settled(self, fusion: Fusion) -> Fusion | Refusal:
         """A fusion with its best kernel and its times, or why it is left to the runtime."""
         schedule = fusion.kernel.schedule
-        lowered = self.makers[fusion.nodes[0].place].lowered(fusion.view) if schedule in SCHEDULES else None
+        lowered = self.makers[fusion.nodes[0].place].tensors_of(fusion) if schedule in SCHEDULES else None
         if lowered is None or isinstance(lowered, Refusal):
             return fusion
         what = self.identities.of(fusion, lowered, schedule)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel, RegionCost
-from onnxfuse.planning.legality import Contraction, check_host_inputs
+from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
 from onnxfuse.planning.limits import inefficient, too_large
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.objective import Objective
@@ -27,6 +27,7 @@ from onnxfuse.planning.pieces import Piece, bound, joint_rule, piece_of, regions
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.sizes import elements_of
+from onnxfuse.planning.traffic import again_in, shared
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel
 from onnxfuse.schedules.together import share_launch, together
@@ -104,16 +105,24 @@ class _Joiner:
         self.maker, self.costs, self.objective = maker, maker.costs, objective
         self.placement = placement
         self.contraction = Contraction(maker.view)
+        self.common: set[Node] = set()
         self.most_held = 0
 
     def joined(self, plan: Plan) -> Plan:
         """The plan with this graph's regions joined."""
         own = [fusion for fusion in plan.fusions if fusion.nodes[0].place == self.maker.graph.place]
-        for fusion in own:
-            if self.contraction.contract(fusion.view) is not None:
+        twice = shared(fusion.fused for fusion in own)
+        common = {node for f in own for node in f.view if not twice.isdisjoint(node.originals)} if twice else set()
+        units = apart([fusion.view for fusion in own], common)
+        self.common = common.difference(*units)
+        for unit in units:
+            if self.contraction.contract(unit) is not None:
                 return plan
         self.most_held = self._most_held(own)
-        parts = [part for fusion in own if (part := piece_of(fusion, self.costs, chosen=True)) is not None]
+        parts = [
+            part for fusion, unit in zip(own, units, strict=True)
+            if (part := piece_of(fusion, self.costs, chosen=True, members=unit)) is not None
+        ]
         parts += self._left_over(plan, own)
         parts = self._siblings(parts)
         found = [part for part in parts if part.pieces]
@@ -182,20 +191,32 @@ class _Joiner:
         total = one.cost.bytes_after + other.cost.bytes_after
         if self._bytes(common) < LEAST_SHARED * total or self._largest(one) != self._largest(other):
             return None
-        members = first.members | second.members
+        members = {*one.view, *other.view}
         if not self._may_meet(first.members, second.members) or self._operators(members) > self._most_operators():
             return None
-        found = self.maker.region(members, joint_rule([one, other]))
-        if isinstance(found, Refusal) or not self._gains(found[0].cost, [first, second], first.saved + second.saved):
+        found = self.maker.region(members, joint_rule([one, other]), self._written(one, other))
+        if isinstance(found, Refusal):
             return None
-        made = self.maker.with_kernel(*found)
-        if not isinstance(made, Fusion) or made.cost != found[0].cost or self._exceeds(made) is not None:
+        region, lowered = found
+        again = again_in([one.fused, other.fused])
+        if again:
+            region = replace(region, again=again, cost=self.costs.region(replace(region.fused, again=again)))
+        if not self._gains(region.cost, [first, second], first.saved + second.saved):
+            return None
+        made = self.maker.with_kernel(region, lowered)
+        if not isinstance(made, Fusion) or made.cost != region.cost or self._exceeds(made) is not None:
             return None
         parts = tuple(part for each in (first, second) for part in (each.pieces or (each,)))
-        part = piece_of(made, self.costs, chosen=False, pieces=parts)
+        part = piece_of(made, self.costs, chosen=False, pieces=parts, members=first.members | second.members)
         if part is not None and self.contraction.join(first.members, second.members) is None:
             return part
         return None
+
+    def _written(self, *fusions: Fusion) -> list[Value]:
+        """Values of the view that regions write, in graph order."""
+        written = {self.maker.view.values[value.name] for fusion in fusions for value in fusion.outputs}
+        nodes = _ordered(fusion.view for fusion in fusions)
+        return list(dict.fromkeys(value for node in nodes for value in node.outputs if value in written and value))
 
     def _bytes(self, values: Iterable[Value]) -> int:
         return sum(self.costs.ledger.bytes_of(value) or 0 for value in values)
@@ -211,11 +232,12 @@ class _Joiner:
         level = self._levels()
         waiting: deque[_Launch] = deque(maxlen=OPEN)
         found: list[_Launch] = []
+        depths = {id(part): level[min(part.members, key=lambda node: node.index)] for part in parts}
         ordered = sorted(
-            parts, key=lambda part: (level[part.fusion.view[0]], part.fusion.kernel.source, -part.blocks, part.first)
+            parts, key=lambda part: (depths[id(part)], part.fusion.kernel.source, -part.blocks, part.first)
         )
         for part in ordered:
-            depth = level[part.fusion.view[0]]
+            depth = depths[id(part)]
             for launch in reversed(waiting):
                 cost = self._extended(launch, part, depth)
                 if cost is not None and self.contraction.join(launch.members, part.members) is None:
@@ -240,7 +262,7 @@ class _Joiner:
         return level
 
     def _launching(self, node: Node) -> bool:
-        return self.placement.kinds[node] not in (Kind.FOLDED, Kind.VIEW, Kind.HOST)
+        return node not in self.common and self.placement.kinds[node] not in (Kind.FOLDED, Kind.VIEW, Kind.HOST)
 
     def _extended(self, launch: _Launch, part: Piece, depth: int) -> RegionCost | None:
         """The cost of a launch with one part more, or None where that may not be or is not worth it."""
@@ -255,7 +277,7 @@ class _Joiner:
         if not share_launch([(each.fusion.kernel, each.planned) for each in parts]):
             return None
         members = launch.members
-        if self._operators(members) + self._operators(part.members) > self._most_operators():
+        if sum(self._operators(each.fusion.view) for each in parts) > self._most_operators():
             return None
         if not self._may_meet(members, part.members) or bound(parts) is None:
             return None
@@ -274,11 +296,12 @@ class _Joiner:
             return None
         nodes, view = _ordered(f.nodes for f in fusions), _ordered(f.view for f in fusions)
         fusion = Fusion(
-            rule, nodes, view, found.tensors, found.hosts, found.inlined, found.outputs, launch.cost, kernel
+            rule, nodes, view, found.tensors, found.hosts, found.inlined, found.outputs, launch.cost, kernel,
+            again=again_in([each.fused for each in fusions]),
         )
         if self._exceeds(fusion) is not None:
             return None
-        return Piece(fusion, frozenset(view), False, 0, max(part.blocks for part in parts), parts)
+        return Piece(fusion, launch.members, False, 0, max(part.blocks for part in parts), parts)
 
     # ---- What both must pass. ----
 

@@ -9,7 +9,7 @@ Answers are refusals, as values; None means that nothing stands in the way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -48,6 +48,26 @@ def boundary(nodes: Iterable[Node]) -> Boundary:
                 outside = value.is_output or any(consumer not in members for consumer in value.consumers)
                 (outputs if outside else inner).append(value)
     return Boundary(tuple(inputs), tuple(outputs), tuple(inner))
+
+
+def apart(groups: Sequence[Collection[Node]], common: Collection[Node]) -> list[frozenset[Node]]:
+    """Sets of nodes without those that several of them hold (``common``), so that they can be contracted side by side.
+
+    What several regions compute stands for itself then, and each of them depends on it; but one of them keeps what
+    reads a result of its own, of which the others depend as well.
+    """
+    found = [set(group).difference(common) for group in groups]
+    holders: dict[Node, list[int]] = {node: [] for node in common}
+    for place, group in enumerate(groups):
+        for node in group:
+            if node in holders:
+                holders[node].append(place)
+    for node in sorted(common, key=lambda node: node.index):
+        makers = {value.producer for value in node.reads()}
+        home = next((place for place in holders[node] if not makers.isdisjoint(found[place])), None)
+        if home is not None:
+            found[home].add(node)
+    return [frozenset(group) for group in found]
 
 
 def successors(node: Node) -> Iterator[Node]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.planning.legality import Contraction
+from onnxfuse.planning.legality import Contraction, apart
 from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.traffic import Fused, Ledger
+from onnxfuse.planning.traffic import Fused, Ledger, shared
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def memory_saved(ledger: Ledger, fused: Fused) -> int:
     outputs = set(fused.outputs)
     return sum(
         size
-        for node in fused.nodes
+        for node in fused.own
         for value, size in ledger.node(node).writes.items()
         if value not in outputs
     )
@@ -92,11 +92,13 @@ class _Step:
 def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
     """What runs, in order: nodes that launch, and regions."""
     fused = [region for region in fused if region.nodes[0].place == ledger.graph.place]
-    region_of = {frozenset(region.nodes): region for region in fused}
+    common = shared(fused)
+    members = apart([region.nodes for region in fused], common)
+    region_of = dict(zip(members, fused, strict=True))
     if fused:
         contraction = Contraction(ledger.graph)
-        for region in fused:
-            refusal = contraction.contract(region.nodes)
+        for held in members:
+            refusal = contraction.contract(held)
             if refusal is not None:
                 raise ValueError(refusal.message)
         units = contraction.order()
@@ -106,7 +108,9 @@ def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
         found = region_of.get(frozenset(unit))
         if found is not None:
             yield _Step(unit, found.inputs, found.outputs, found.scratch // 2)
-        elif ledger.placement.kinds[unit[0]].launches or ledger.placement.kinds[unit[0]] is Kind.CONTROL:
+        elif unit[0] not in common and (
+            ledger.placement.kinds[unit[0]].launches or ledger.placement.kinds[unit[0]] is Kind.CONTROL
+        ):
             node = unit[0]
             yield _Step(unit, tuple(node.reads()), tuple(value for value in node.outputs if value is not None))
 

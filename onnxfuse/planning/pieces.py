@@ -26,7 +26,7 @@ class Piece:
 
     Attributes:
         fusion: it, with its kernel.
-        members: its nodes of the view.
+        members: its nodes of the view, those that other regions compute too left out (``legality.apart``).
         chosen: whether the plan has it; else its nodes run as the runtime runs them.
         planned: variant of its kernel that runs at the planned sizes; blocks: how many that launches.
         pieces: the regions it was joined of; none where the plan, or the runtime, has it.
@@ -70,8 +70,14 @@ class Piece:
         )
 
 
-def piece_of(fusion: Fusion, costs: CostModel, *, chosen: bool, pieces: tuple[Piece, ...] = ()) -> Piece | None:
-    """A region whose kernel can share a launch at the planned sizes; None for others."""
+def piece_of(
+    fusion: Fusion, costs: CostModel, *, chosen: bool, pieces: tuple[Piece, ...] = (),
+    members: frozenset[Node] | None = None,
+) -> Piece | None:
+    """A region whose kernel can share a launch at the planned sizes; None for others.
+
+    Args: as ``Piece`` has them; all nodes of the region where ``members`` is None.
+    """
     kernel = fusion.kernel
     situation = _situation(fusion, costs) if kernel.schedule in SCHEDULES and fusion.cost.executions else None
     if situation is None:
@@ -83,7 +89,8 @@ def piece_of(fusion: Fusion, costs: CostModel, *, chosen: bool, pieces: tuple[Pi
     if planned not in usable(kernel):
         return None
     blocks = situation.evaluate(kernel.plan.variants[planned].steps[0].grid[0])
-    return Piece(fusion, frozenset(fusion.view), chosen, planned, blocks, pieces) if blocks else None
+    members = frozenset(fusion.view) if members is None else members
+    return Piece(fusion, members, chosen, planned, blocks, pieces) if blocks else None
 
 
 def _situation(fusion: Fusion, costs: CostModel) -> Situation | None:

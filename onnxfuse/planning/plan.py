@@ -12,7 +12,7 @@ the strategy values (``objective``).  Whatever is not taken is a refusal, and ev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxfuse.graph.binding import bind
 from onnxfuse.graph.model import Graph, Node, Value
@@ -33,9 +33,23 @@ from onnxfuse.rules import FuseRule, Match, Prohibitions, RuleSet, find_matches,
 
 __all__ = ["LEAST_GAIN", "Considered", "Objective", "Plan", "make_plan"]
 
-
 MOST_ROUNDS = 3
 """How often what the chosen regions leave may grow anew."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grounds:
+    """What the regions of one graph were chosen from.
+
+    Attributes:
+        maker: makes its fusions; facts: of the nodes of its canonical view that regions may hold.
+        forbidden: what rules keep apart; nearby: costs at further sizes that matter, by their text.
+    """
+
+    maker: Maker
+    facts: Mapping[Node, Facts]
+    forbidden: Prohibitions
+    nearby: Mapping[str, CostModel]
 
 
 @dataclass(frozen=True)
@@ -47,12 +61,14 @@ class Plan:
         refusals: everything that came near and was not fused, each once.
         candidates: number of regions for which there was a kernel.
         considered: every region that was weighed, in graph order of their first nodes.
+        grounds: what the regions of each graph were chosen from.
     """
 
     fusions: tuple[Fusion, ...]
     refusals: tuple[Refusal, ...]
     candidates: int
     considered: tuple[Considered, ...] = ()
+    grounds: tuple[Grounds, ...] = field(default=(), compare=False, repr=False)
 
 
 def make_plan(
@@ -85,6 +101,7 @@ def make_plan(
         tuple(dict.fromkeys(refusal for plan in plans for refusal in plan.refusals)),
         sum(plan.candidates for plan in plans),
         tuple(record for plan in plans for record in plan.considered),
+        tuple(grounds for plan in plans for grounds in plan.grounds),
     )
 
 
@@ -145,7 +162,8 @@ class _Planner:
         fusions.sort(key=lambda fusion: fusion.nodes[0].index)
         refusals = dict.fromkeys(self.refusals + self.scales.refusals)
         candidates = self.scales.weighed + len(self.custom)
-        return Plan(tuple(fusions), tuple(refusals), candidates, self._considered(chosen))
+        grounds = Grounds(self.maker, self.facts, self.forbidden, self.scales.nearby)
+        return Plan(tuple(fusions), tuple(refusals), candidates, self._considered(chosen), (grounds,))
 
     def _seed(self) -> None:
         """Named groups from fuse rules, largest matches first; every other node that a grow rule lists alone."""

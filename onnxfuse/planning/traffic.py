@@ -74,13 +74,22 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Fused:
-    """A region that runs as one node: what it replaces, reads and writes."""
+    """A region that runs as one node: what it replaces, reads and writes.
+
+    ``again`` are those of its nodes that another region holds too, and that count there before fusion.
+    """
 
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     kernels: int = 1
     scratch: int = 0
+    again: tuple[Node, ...] = ()
+
+    @property
+    def own(self) -> tuple[Node, ...]:
+        """Its nodes that count for it before fusion."""
+        return tuple(node for node in self.nodes if node not in self.again) if self.again else self.nodes
 
 
 @dataclass(frozen=True)
@@ -230,6 +239,18 @@ def _unsized(*groups: Mapping[Value, int | None]) -> tuple[str, ...]:
     return tuple(value.name for group in groups for value, size in group.items() if size is None)
 
 
+def again_in(parts: Sequence[Fused]) -> tuple[Node, ...]:
+    """What regions joined to one compute again that none of them counts before fusion, in graph order."""
+    own = {node for part in parts for node in part.own}
+    again = {node for part in parts for node in part.again if node not in own}
+    return tuple(sorted(again, key=lambda node: node.index))
+
+
+def shared(fused: Iterable[Fused]) -> frozenset[Node]:
+    """Nodes that several of some regions hold; Constants, which bodies hold copies of, left out."""
+    return frozenset(node for region in fused for node in region.again if node.op != "Constant")
+
+
 def traffic(graph: Graph, sizes: Sizes, fused: Sequence[Fused] = ()) -> Traffic:
     """The traffic of one run of ``graph`` at ``sizes``, with the regions ``fused``, if any, run as one node each."""
     return Ledger(graph, sizes).total(fused)
@@ -237,7 +258,7 @@ def traffic(graph: Graph, sizes: Sizes, fused: Sequence[Fused] = ()) -> Traffic:
 
 def region_traffic(ledger: Ledger, fused: Fused) -> tuple[int, int]:
     """Bytes through device memory of a region's nodes one by one, and of the fused node."""
-    before = sum(ledger.node(node).bytes for node in fused.nodes)
+    before = sum(ledger.node(node).bytes for node in fused.own)
     return before, ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch).bytes
 
 
@@ -252,7 +273,7 @@ def fused(region: FusedRegion, sizes: Sizes, sm: int = 90, multiprocessors: int 
     if all(shape is not None for shape in shapes):
         plan = LaunchPlan.from_json(region.plan)
         kernels, scratch = plan_cost(plan, [shape for shape in shapes if shape is not None], sm, multiprocessors)
-    return Fused(region.nodes, region.tensors, region.outputs, kernels, scratch)
+    return Fused(region.nodes, region.tensors, region.outputs, kernels, scratch, region.again)
 
 
 def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int) -> tuple[int, int]:

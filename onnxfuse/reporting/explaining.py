@@ -96,7 +96,10 @@ class _Explainer:
                     fused(optimised.regions[entry.region], self.ledger.sizes))
             for entry in optimised.rewritten.placed
         ]
-        self.home = {node: placed for placed in self.placed for node in placed.fusion.nodes}
+        self.home: dict[Node, list[_Placed]] = {}
+        for placed in self.placed:
+            for node in placed.fusion.nodes:
+                self.home.setdefault(node, []).append(placed)
 
     def subject(self, name: str, file: LoadedModel | None) -> tuple[str, list[Node]]:
         """What a name stands for: how to call it, and the original nodes."""
@@ -133,7 +136,7 @@ class _Explainer:
     def node(self, subject: str, nodes: Sequence[Node]) -> NodeExplanation:
         """One node, or the nodes of a fused one."""
         shown = [node for node in nodes if node.op != "Constant"] or list(nodes)
-        homes = list(dict.fromkeys(placed.name for node in nodes if (placed := self.home.get(node)) is not None))
+        homes = self._homes(nodes)
         state: State = "fused" if homes else self._state(nodes[-1])
         refusals = self.reasons.at(nodes)
         if state == "alone":
@@ -170,14 +173,20 @@ class _Explainer:
 
     def _summary(self, nodes: Sequence[Node], state: State, refusals: Sequence[Refusal]) -> str:
         if state == "fused":
-            homes = dict.fromkeys(placed.name for node in nodes if (placed := self.home.get(node)) is not None)
+            homes = self._homes(nodes)
             first = next(placed for placed in self.placed if placed.name in homes)
             others = sum(node.op != "Constant" for node in first.fusion.nodes)
             more = f" and {len(homes) - 1} more" if len(homes) > 1 else ""
+            if len(homes) > 1 and all(len(self.home.get(node, ())) == len(homes) for node in nodes):
+                return f"computed in each of {', '.join(homes)}: so its result need not be written and read"
             return f"runs in {first.name}{more}: {others} nodes as one kernel ({first.fusion.rule})"
         if state == "product":
             return product_words(nodes[-1])
         return f"a kernel of its own: {refusals[0].message}" if state == "alone" else _WORDS[state]
+
+    def _homes(self, nodes: Sequence[Node]) -> list[str]:
+        """Names of the fused nodes that hold one of these nodes."""
+        return list(dict.fromkeys(placed.name for node in nodes for placed in self.home.get(node, ())))
 
     def _runtime(self, nodes: Sequence[Node]) -> tuple[str, ...]:
         """Nodes that the runtime itself would fuse with these."""
@@ -188,8 +197,7 @@ class _Explainer:
         """Regions around nodes: the chosen, then the others by what they would have saved."""
         found = self.reasons.considered(nodes)
         reasons = {frozenset(entry.nodes): entry.reason for entry in found if entry.verdict == "chosen"}
-        chosen = list({id(fusion): fusion for node in nodes if (fusion := self.reasons.inside.get(node)) is not None}
-                      .values())
+        chosen = list({id(fusion): fusion for node in nodes for fusion in self.reasons.inside.get(node, ())}.values())
         weighed = [
             _weighed("chosen", reasons.get(frozenset(fusion.view), ""), fusion.rule, fusion.nodes, fusion.cost)
             for fusion in chosen
@@ -212,7 +220,7 @@ class _Explainer:
     def _neighbour(self, value: Value, node: Node) -> Neighbour:
         home = self.home.get(node)
         return Neighbour(value.name, self.ledger.bytes_of(value), node.label, node.qualified_op, self._state(node),
-                         "" if home is None else home.name)
+                         home[0].name if home else "")
 
     def _remaining(self) -> list[Remaining]:
         """Nodes and fused nodes by what they are, what they read and write, and why."""

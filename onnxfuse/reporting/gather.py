@@ -160,7 +160,9 @@ def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
     shapes = [shape for value in tensors if (shape := shape_of(value, ledger.sizes)) is not None]
     kernels, scratch = plan_cost(node.plan, shapes, 90, 132) if len(shapes) == len(tensors) else (1, 0)
     outputs = tuple(graph.values[name] for name in node.outputs)
-    return Fused(replaced_nodes(node, graph), tensors, outputs, kernels, scratch)
+    made = (graph.values[name].producer for name in node.again if name in graph.values)
+    again = tuple(sorted((maker for maker in made if maker is not None), key=lambda maker: maker.index))
+    return Fused(replaced_nodes(node, graph), tensors, outputs, kernels, scratch, again)
 
 
 def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, reads: Iterable[str], costs: CostModel,
@@ -187,6 +189,7 @@ def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, read
         measured=measured,
         body="" if body is None else body.label,
         runs=cost.executions,
+        recomputes=tuple(member.label.removeprefix(before) for member in region.again if member.op != "Constant"),
     )
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.pipeline import Optimised
+from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.facts import node_facts
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.plan import Considered
@@ -29,8 +30,11 @@ class Reasons:
         self._views = list(optimised.canonical.graph.walk())
         self.view = {original: node for view in self._views for node in view.nodes for original in node.originals}
         """The node of the canonical view that stands for an original one."""
-        self.inside = {node: fusion for fusion in optimised.plan.fusions for node in fusion.nodes}
-        """The fusion that an original node is in."""
+        self.inside: dict[Node, list[Fusion]] = {}
+        """The fusions that an original node is in: several where its result is computed again."""
+        for fusion in optimised.plan.fusions:
+            for node in fusion.nodes:
+                self.inside.setdefault(node, []).append(fusion)
         self._refused: dict[str, list[Refusal]] = {}
         for refusal in optimised.refusals:
             self._refused.setdefault(refusal.node, []).append(refusal)

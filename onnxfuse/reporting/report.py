@@ -30,6 +30,7 @@ class FusionEntry:
         measured: GPU time that was measured of it (``planning.evidence.Times``), or None.
         body: the body of an If, a Loop or a Scan that it is in, as "Loop_3/body", or "".
         runs: how often it runs in one run of the model; bytes and kernels are those of one time.
+        recomputes: those of ``replaces`` that another fused node replaces too; they count there before fusion.
     """
 
     rule: str
@@ -50,6 +51,7 @@ class FusionEntry:
     measured: Mapping[str, Any] | None = None
     body: str = ""
     runs: float = 1.0
+    recomputes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,11 @@ def _fusions(report: Report, console: Console) -> None:
         console.print("[bold]Nothing was fused.[/]")
         return
     kernels = grouped(report.fusions, lambda entry: entry.kernel)
-    replaced = sum(len(entry.operators) for entry in report.fusions)
+    again = sum(len(entry.recomputes) for entry in report.fusions)
+    replaced = sum(len(entry.operators) for entry in report.fusions) - again
+    more = f"; {again:,} of them computed again rather than read" if again else ""
     console.print(f"[bold]Fused:[/] {count(replaced, 'node')} into {len(report.fusions)}, "
-                  f"{count(len(kernels), 'distinct kernel')}")
+                  f"{count(len(kernels), 'distinct kernel')}{more}")
     heads = ["times", "rule", "schedule", "operators", "bytes before", "after", "predicted"]
     with_measured = any(entry.measured for entry in report.fusions)
     table = plain_table(*heads, *(["measured"] if with_measured else []), left=(1, 2, 3))

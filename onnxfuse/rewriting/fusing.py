@@ -12,15 +12,14 @@ that reads it, and that graph's record keeps it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from onnxfuse.graph.model import Graph, Place, Value
-from onnxfuse.graph.order import graphs_of
+from onnxfuse.graph.model import Graph, Node, Place
 from onnxfuse.lowering import launch
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting.body import Body, make_body, value_record
@@ -40,6 +39,7 @@ from onnxfuse.rewriting.names import NamePool, node_name
 from onnxfuse.rewriting.order import contracted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.region import FusedRegion
+from onnxfuse.rewriting.types import region_names, symbol_names, type_of, value_info
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,18 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class _Site:
-    """A region in terms of the model: positions of its nodes, names of its values, its body and operator type."""
+    """A region in terms of the model: positions of its nodes, names of its values, its body and operator type.
+
+    ``again`` are positions of nodes that another region holds too.
+    """
 
     number: int
     region: FusedRegion
-    nodes: tuple[int, ...]
+    nodes: frozenset[int]
+    again: frozenset[int]
     inlined: frozenset[str]
     body: Body
     op: str
-    new: bool
 
     @property
     def actuals(self) -> tuple[str, ...]:
@@ -84,13 +87,17 @@ class _Site:
         return _label(self.number, self.region)
 
 
+_Gone = dict[int, list[_Site]]
+"""The sites that hold a node, by its position; one of them but for what is computed again."""
+
+
 def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]) -> Rewritten:
     """Replace each region by one node of domain ``onnxfuse`` whose body is a function of the model.
 
     Args:
         model: what was loaded; it is not changed.  Weights in its file are copied once, others are not read.
         graph: the view of ``model`` in which the regions were found.
-        regions: disjoint and convex, together without a cycle between them.
+        regions: convex, together without a cycle between them, and disjoint but for what they compute again.
 
     Raises:
         InvariantError: a region breaks a promise of ``FusedRegion``.
@@ -102,6 +109,7 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
     sites: list[_Site] = []
     refusals: list[Refusal] = []
     taken: dict[tuple[Place, int], str] = {}
+    lost: set[tuple[Place, int]] = set()
     for number, region in enumerate(regions):
         label = _label(number, region)
         require(region.place in graphs, f"{label}: its nodes are of no graph of the model")
@@ -109,28 +117,34 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         for value in (*region.hosts, *region.tensors, *region.inlined, *region.outputs):
             require(value.name in graphs[region.place].values, f"{label}: {value.name!r} is no value of the graph")
         nodes, inlined = resolve(index, region, label)
+        outer = {name for node in region.again for name in (_first_output(each) for each in node.originals)}
+        again = {position for position in nodes if outer.intersection(index.nodes[position].output)}
         for position in nodes:
-            other = taken.setdefault((region.place, position), label)
+            other = label if position in again else taken.setdefault((region.place, position), label)
             require(other == label, f"{label} and {other} share node {index.nodes[position].name!r}")
         hosts, tensors, outputs = (
             [value.name for value in values] for values in (region.hosts, region.tensors, region.outputs)
         )
         check_body(index, label, nodes, hosts, tensors, list(inlined), outputs)
         body = make_body(index, label, nodes, hosts, tensors, inlined, outputs)
-        op, new = pool.name(body.function, region.plan, region.source)
+        op, _ = pool.name(body.function, region.plan, region.source)
         if op is None:
             refusals.append(_out_of_names(region))
+            lost.update((region.place, position) for position in nodes)
         else:
-            sites.append(_Site(number, region, nodes, frozenset(inlined), body, op, new))
+            sites.append(_Site(number, region, frozenset(nodes), frozenset(again), frozenset(inlined), body, op))
+    kept = _apart(sites, lost)
+    refusals += [_out_of_names(site.region) for site in sites if site not in kept]
+    sites = kept
     result = onnx.ModelProto()
     result.CopyFrom(model)
     if not sites:
         return Rewritten(result, (), tuple(refusals))
-    for site in sites:
-        if site.new:
-            function = result.functions.add()
-            function.CopyFrom(site.body.function)
-            function.name = site.op
+    present = {function.name for function in model.functions if function.domain == launch.DOMAIN}
+    for op, body in {site.op: site.body for site in sites if site.op not in present}.items():
+        function = result.functions.add()
+        function.CopyFrom(body.function)
+        function.name = op
     names = _names(model, indexes, sites)
     placed: list[Placed] = []
     # To reorder a graph moves its nodes, and with them the bodies inside.
@@ -145,20 +159,39 @@ def _label(number: int, region: FusedRegion) -> str:
     return f"region {number} ({region.rule})"
 
 
+def _apart(sites: Sequence[_Site], lost: set[tuple[Place, int]]) -> list[_Site]:
+    """The sites that hold none of the ``lost`` nodes, nor a node of a site that does: what a region no longer writes,
+    because all that read it compute it again, nobody would write."""
+    kept, left = list(sites), len(sites) + 1
+    while len(kept) < left and lost:
+        left = len(kept)
+        for site in kept:
+            held = {(site.region.place, position) for position in site.nodes}
+            if not lost.isdisjoint(held):
+                lost |= held
+        kept = [site for site in kept if (site.region.place, next(iter(site.nodes))) not in lost]
+    return kept
+
+
 def _names(model: onnx.ModelProto, indexes: Mapping[Place, ModelIndex], sites: Sequence[_Site]) -> set[str]:
     """Names of the nodes that stay, in all graphs of the model."""
     names = Counter(node.name for node in all_nodes(iter(model.graph.node)))
-    names.subtract(indexes[site.region.place].nodes[position].name for site in sites for position in site.nodes)
+    gone = {(site.region.place, position) for site in sites for position in site.nodes}
+    names.subtract(indexes[place].nodes[position].name for place, position in gone)
     return {name for name, count in names.items() if count > 0}
 
 
 def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], names: set[str]) -> list[Placed]:
     """Put fused nodes into one graph of the copy of the model that ``index`` is of."""
-    gone = {position: site for site in sites for position in site.nodes}
+    gone: _Gone = {}
+    for site in sites:
+        for position in site.nodes:
+            gone.setdefault(position, []).append(site)
     reads = _reads(index, gone)
     users = users_of(reads)
+    holders = {position: [site.nodes for site in found] for position, found in gone.items()}
     for site in sites:
-        check_cover(index, site.label, frozenset(site.nodes), {v.name for v in site.region.outputs}, users)
+        check_cover(index, site.label, site.nodes, {v.name for v in site.region.outputs}, users, holders)
     unread = _unread_constants(index, sites, gone, users)
     origin = Origin.of(index)
     idle = _idle_constants(graph_at(model, index.place), index, reads, gone, unread, origin)
@@ -166,22 +199,24 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
         return []
     left = unread | {entry.name for entry in idle}
     dropped = {index.producer[name] for name in left if name in index.producer}
-    rank = {item: place for place, item in enumerate(_order(index, reads, gone, dropped))}
+    first = {site.number: _first(site, gone) for site in sites}
+    rank = {item: place for place, item in enumerate(_order(index, reads, gone, first, dropped))}
     graph = graph_at(model, index.place)
     keys = [
         len(rank) if position in gone or position in dropped else rank[position]
         for position in range(len(index.nodes))
     ]
     placed: list[Placed] = []
-    symbols = _symbol_names(index.model)
+    symbols = symbol_names(index.model)
     for site in sites:
-        name = node_name([index.nodes[position] for position in site.nodes], site.region.rule, names)
+        own = sorted(position for position in site.nodes if len(gone[position]) == 1)
+        name = node_name([index.nodes[position] for position in own], site.region.rule, names)
         names.add(name)
         fresh = [v for v in site.region.outputs if v.name not in index.infos and v.name not in index.outputs]
         record = _record(index, site, origin, unread, tuple(value.name for value in fresh))
         graph.node.append(_node(site, name, record))
-        keys.append(rank[min(site.nodes)])
-        graph.value_info.extend(_value_info(value, symbols, site.label) for value in fresh)
+        keys.append(rank[first[site.number]])
+        graph.value_info.extend(value_info(value, symbols, site.label) for value in fresh)
         placed.append(Placed(site.number, name, site.op))
     rearrange(graph.node, keys)
     del graph.node[len(rank) :]
@@ -203,7 +238,7 @@ def resolve(
     outputs = {value.name for value in region.outputs}
     for node in region.nodes:
         for original in node.originals:
-            name = next((value.name for value in original.outputs if value is not None), "")
+            name = _first_output(original)
             position = index.producer.get(name)
             if position is None or index.nodes[position].op_type != original.op:
                 raise InvariantError(f"{label}: node {original.label!r} is not in the model")
@@ -216,6 +251,10 @@ def resolve(
     return tuple(sorted(found)), {name: array for name, array in inlined.items() if name in read | listed}
 
 
+def _first_output(node: Node) -> str:
+    return next((value.name for value in node.outputs if value is not None), "")
+
+
 def _out_of_names(region: FusedRegion) -> Refusal:
     return Refusal(
         "region-names",
@@ -226,16 +265,24 @@ def _out_of_names(region: FusedRegion) -> Refusal:
     )
 
 
-def _reads(index: ModelIndex, gone: Mapping[int, _Site]) -> tuple[tuple[str, ...], ...]:
-    """What each node depends on, without the constants that its region's body will hold a copy of."""
+def _reads(index: ModelIndex, gone: _Gone) -> tuple[tuple[str, ...], ...]:
+    """What each node depends on, without the constants that the bodies of all its regions will hold a copy of."""
     return tuple(
-        tuple(name for name in names if name not in gone[position].inlined) if position in gone else names
+        tuple(name for name in names if any(name not in site.inlined for site in gone[position]))
+        if position in gone else names
         for position, names in enumerate(index.reads)
     )
 
 
+def _first(site: _Site, gone: _Gone) -> int:
+    """The first node of a site that no other holds: it stands for the site."""
+    own = [position for position in site.nodes if len(gone[position]) == 1]
+    require(bool(own), f"{site.label}: other regions hold all of its nodes")
+    return min(own)
+
+
 def _unread_constants(
-    index: ModelIndex, sites: Sequence[_Site], gone: Mapping[int, _Site], users: Mapping[str, list[int]]
+    index: ModelIndex, sites: Sequence[_Site], gone: _Gone, users: Mapping[str, list[int]]
 ) -> frozenset[str]:
     """Inlined constants that nothing reads any more."""
     names = {name for site in sites for name in site.inlined}
@@ -251,7 +298,7 @@ def _unread_constants(
 
 
 def _idle_constants(
-    graph: onnx.GraphProto, index: ModelIndex, reads: Sequence[Sequence[str]], gone: Mapping[int, _Site],
+    graph: onnx.GraphProto, index: ModelIndex, reads: Sequence[Sequence[str]], gone: _Gone,
     unread: Collection[str], origin: Origin,
 ) -> list[IdleRecord]:
     """Constants that only bodies read, and that these hold copies of in fused nodes now; ``graph`` has those bodies."""
@@ -281,21 +328,22 @@ def _idle_constants(
 
 
 def _order(
-    index: ModelIndex, reads: Sequence[Sequence[str]], gone: Mapping[int, _Site], dropped: Collection[int]
+    index: ModelIndex, reads: Sequence[Sequence[str]], gone: _Gone, first: Mapping[int, int], dropped: Collection[int]
 ) -> list[int]:
-    """Positions of the nodes that stay, and of each region's first node for the region, in topological order."""
-    item = [min(gone[position].nodes) if position in gone else position for position in range(len(index.nodes))]
+    """Positions of the nodes that stay, and of each region's first node (``first``, by its number) for the region, in
+    topological order."""
+    sites = {site.number: site for found in gone.values() for site in found}.values()
+    item = {value.name: first[site.number] for site in sites for value in site.region.outputs}
+    wanted = {position: names for position, names in enumerate(reads) if position not in gone}
+    wanted |= {first[site.number]: site.actuals for site in sites}
     needs: dict[int, set[int]] = {}
-    for position, names in enumerate(reads):
-        if position not in dropped:
-            made = {index.producer[name] for name in names if name in index.producer}
-            producers = {item[producer] for producer in made if producer not in dropped}
-            needs.setdefault(item[position], set()).update(producers)
-    for own, before in needs.items():
-        before.discard(own)
+    for own, names in wanted.items():
+        if own not in dropped:
+            made = {item.get(name, index.producer[name]) for name in names if name in index.producer}
+            needs[own] = made - {own, *dropped}
     order, stuck = contracted(sorted(needs), needs)
     if stuck:
-        cycle = [gone[n].label if n in gone else f"node {index.nodes[n].name!r}" for n in _cycle(stuck, needs)]
+        cycle = [gone[n][0].label if n in gone else f"node {index.nodes[n].name!r}" for n in _cycle(stuck, needs)]
         raise InvariantError(f"no order of the nodes is possible: a cycle runs through {', '.join(cycle)}")
     return order
 
@@ -343,19 +391,14 @@ def _record(
         constants,
         {formal: type_of(v) for formal, v in region_names(region)},
         added,
+        tuple(_again(index, site)),
     )
 
 
-def region_names(region: FusedRegion) -> list[tuple[str, Value]]:
-    """The formal name in the body of each value that the region reads or computes for others."""
-    groups = (("h", region.hosts), ("x", region.tensors), ("y", region.outputs))
-    return [(f"{letter}{place}", value) for letter, values in groups for place, value in enumerate(values)]
-
-
-def type_of(value: Value) -> tuple[str, tuple[str, ...] | None]:
-    """A value's element type and sizes as text, as a record keeps them."""
-    name = "UNDEFINED" if value.dtype is None else onnx.TensorProto.DataType.Name(value.dtype)
-    return name, None if value.shape is None else tuple(map(str, value.shape))
+def _again(index: ModelIndex, site: _Site) -> Iterator[str]:
+    """Inner values, by their formal names, that another region computes too."""
+    names = {name for position in site.again for name in index.nodes[position].output if name}
+    return (formal for formal, value in site.body.values.items() if value.name in names)
 
 
 def _node(site: _Site, name: str, record: FusedRecord) -> onnx.NodeProto:
@@ -374,34 +417,11 @@ def _node(site: _Site, name: str, record: FusedRecord) -> onnx.NodeProto:
     return node
 
 
-def _value_info(value: Value, symbols: Collection[str], label: str) -> onnx.ValueInfoProto:
-    """Type and shape of an output; a size that is no number and no name of the model stays open."""
-    if value.dtype is None:
-        raise InvariantError(f"{label}: the type of output {value.name!r} is unknown")
-    shape: list[int | str | None] | None = None
-    if value.shape is not None:
-        shape = [
-            size.value if size.value is not None else str(size) if str(size) in symbols else None
-            for size in value.shape
-        ]
-    return helper.make_tensor_value_info(value.name, value.dtype, shape)
-
-
-def _symbol_names(model: onnx.ModelProto) -> frozenset[str]:
-    return frozenset(
-        size.dim_param
-        for _, graph in graphs_of(model)
-        for info in (*graph.input, *graph.output, *graph.value_info)
-        for size in info.type.tensor_type.shape.dim
-        if size.dim_param
-    )
-
-
-def _remove(graph: onnx.GraphProto, index: ModelIndex, gone: Mapping[int, _Site], unread: Collection[str]) -> None:
+def _remove(graph: onnx.GraphProto, index: ModelIndex, gone: _Gone, unread: Collection[str]) -> None:
     """Drop constants that nothing reads and ``value_info`` of values that are no more."""
     vanished = set(unread)
-    for position, site in gone.items():
-        vanished |= set(index.nodes[position].output) - {value.name for value in site.region.outputs}
+    for position, sites in gone.items():
+        vanished |= set(index.nodes[position].output) - {v.name for site in sites for v in site.region.outputs}
     for place in sorted((index.infos[name] for name in vanished if name in index.infos), reverse=True):
         del graph.value_info[place]
     for place in sorted((index.initializers[n] for n in unread if n in index.initializers), reverse=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import ModelIndex
@@ -53,17 +53,23 @@ def check_body(
 
 
 def check_cover(
-    index: ModelIndex, label: str, nodes: Collection[int], outputs: Collection[str], users: dict[str, list[int]]
+    index: ModelIndex, label: str, nodes: Collection[int], outputs: Collection[str], users: dict[str, list[int]],
+    holders: Mapping[int, Sequence[Collection[int]]],
 ) -> None:
-    """Every value of the region that is used outside is an output.
+    """Every value of the region that is used outside is an output, or computed again where it is used.
 
-    ``users`` gives the nodes that will read each value, those of other regions for what they inline left out.
+    Args:
+        users: the nodes that will read each value, those of other regions for what they inline left out.
+        holders: the nodes of each region that a node is in; nothing for nodes that stay.
     """
     for position in nodes:
         for name in index.nodes[position].output:
             if not name or name in outputs:
                 continue
             require(name not in index.outputs, f"{label}: {name!r} is an output of the graph and vanishes")
-            outside = [user for user in users.get(name, ()) if user not in nodes]
+            outside = [
+                user for user in users.get(name, ())
+                if user not in nodes and not (user in holders and all(position in held for held in holders[user]))
+            ]
             readers = [index.nodes[user].name for user in outside]
             require(not outside, f"{label}: {name!r} vanishes and nodes {readers} read it")

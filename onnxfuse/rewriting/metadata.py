@@ -26,7 +26,7 @@ IR_VERSION = 8
 class NodeRecord:
     """What the body does not say of a node: its place, name, notes; ``tensors`` holds, by attribute, names and
     notes of tensors in its attributes; ``devices`` its device configurations; both as base64 protobuf.  An absent
-    name is None, an empty one ""."""
+    name is None, an empty one "".  ``stands``: another fused node that held it too was put back, and it with that."""
 
     name: str | None = None
     position: int | None = None
@@ -34,6 +34,7 @@ class NodeRecord:
     metadata_props: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     devices: str = ""
+    stands: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class FusedRecord:
         types: element type (its name in ``TensorProto.DataType``) and sizes, as text, of inputs and outputs by
             formal name; sizes None where unknown.
         added: outputs whose ``value_info`` entry did not exist before.
+        again: inner values, by formal name, that other fused nodes compute too.
     """
 
     rule: str
@@ -81,6 +83,7 @@ class FusedRecord:
     constants: Mapping[str, ConstantRecord] = field(default_factory=dict)
     types: Mapping[str, tuple[str, tuple[str, ...] | None]] = field(default_factory=dict)
     added: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def fused_record(text: str, place: str) -> FusedRecord:
                 for formal, (dtype, sizes) in raw.get("types", {}).items()
             },
             tuple(raw.get("added", ())),
+            tuple(raw.get("again", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(place, repr(error)) from error

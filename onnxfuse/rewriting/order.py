@@ -6,6 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
+import onnx
+
+from onnxfuse.rewriting.index import reads_of
+
 
 class Sortable(Protocol):
     """What a protobuf list offers."""
@@ -53,3 +57,25 @@ def contracted(
             if not waiting[follower]:
                 heappush(ready, follower)
     return order, sorted(set(items) - set(order))
+
+
+def in_order(nodes: Sequence[onnx.NodeProto], items: Sequence[int]) -> Sequence[int]:
+    """Items, each a place among the nodes, in topological order, as near as can be to the order given; as given where
+    there is none."""
+    chosen = [nodes[item] for item in items]
+    if is_sorted(chosen):
+        return items
+    maker = {name: place for place, node in enumerate(chosen) for name in node.output if name}
+    needs = {place: {maker[name] for name in reads_of(node) if name in maker} for place, node in enumerate(chosen)}
+    order, stuck = contracted(range(len(chosen)), needs)
+    return items if stuck else [items[place] for place in order]
+
+
+def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Whether every node comes after those that compute what it reads."""
+    later = {name for node in nodes for name in node.output if name}
+    for node in nodes:
+        if any(name in later for name in reads_of(node)):
+            return False
+        later.difference_update(node.output)
+    return True

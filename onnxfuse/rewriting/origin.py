@@ -54,7 +54,8 @@ class Origin:
         records = list(fused.values())
         constants = [constant for entry in records for constant in entry.constants.values()]
         idle = record.idle
-        gone = [node.position for entry in records for node in entry.nodes]
+        # Several fused nodes may hold a node; it stands where one of them was put back.
+        gone = list(dict.fromkeys(node.position for entry in records for node in entry.nodes if not node.stands))
         gone += [entry.position for entry in idle if entry.node]
         gone += _known(constant.node.position for constant in constants if constant.node is not None)
         plain = [position for position in range(len(index.nodes)) if position not in fused]

@@ -32,6 +32,7 @@ class FusedNode:
         plan, source: launch plan and kernel text.
         architectures: those with a compiled image, such as "sm_90".
         body: the body that it is in, or None for the main graph.
+        again: inner values that other fused nodes compute too, by their names in the original.
     """
 
     name: str
@@ -47,6 +48,7 @@ class FusedNode:
     source: str
     architectures: tuple[str, ...] = field(default=())
     body: Body | None = None
+    again: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -104,6 +106,7 @@ def _of_graph(graph: onnx.GraphProto, functions: Collection[str], body: Body | N
                 source,
                 tuple(sorted(name.removeprefix(IMAGE) for name in attributes if name.startswith(IMAGE))),
                 body,
+                tuple(record.values[formal].name for formal in record.again if formal in record.values),
             )
         )
     return found

@@ -25,6 +25,7 @@ class FusedRegion:
         plan: the launch plan as JSON; source: kernel text.
         images: compiled kernels by architecture ("sm_90"), where embedding was asked for.
         figures: what the report keeps with the node (bytes, predicted speed-up and so on), JSON-able.
+        again: those of its nodes that another region holds too; one region that holds them does not list them here.
     """
 
     rule: str
@@ -38,6 +39,7 @@ class FusedRegion:
     source: str
     images: Mapping[str, bytes] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
+    again: tuple[Node, ...] = ()
 
     @property
     def place(self) -> Place:

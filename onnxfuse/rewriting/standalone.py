@@ -12,11 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse.errors import ModelError
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import make_body
-from onnxfuse.rewriting.fusing import region_names, resolve, type_of
+from onnxfuse.rewriting.fusing import resolve
 from onnxfuse.rewriting.index import STANDARD_DOMAINS, ModelIndex
 from onnxfuse.rewriting.metadata import IR_VERSION
 from onnxfuse.rewriting.reading import FusedNode
 from onnxfuse.rewriting.region import FusedRegion
+from onnxfuse.rewriting.types import region_names, type_of
 
 Precision = Literal["float32", "float64"]
 Types = Mapping[str, tuple[str, tuple[str, ...] | None]]

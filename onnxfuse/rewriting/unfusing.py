@@ -15,7 +15,7 @@ from onnxfuse.graph.model import Place
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
-from onnxfuse.rewriting.index import ModelIndex, all_nodes, graph_at, notes_of, reads_of
+from onnxfuse.rewriting.index import ModelIndex, all_nodes, graph_at, notes_of
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,
     KEY,
@@ -29,7 +29,7 @@ from onnxfuse.rewriting.metadata import (
     unpacked,
 )
 from onnxfuse.rewriting.names import unlike
-from onnxfuse.rewriting.order import Sortable, rearrange
+from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.sizes import unfold
 
@@ -43,6 +43,8 @@ class _Restored:
     infos: list[tuple[int | None, onnx.ValueInfoProto]] = field(default_factory=list)
     constants: set[str] = field(default_factory=set)
     """Names of constants that are in the model again."""
+    shared: dict[str, str] = field(default_factory=dict)
+    """Values that other fused nodes compute too, by their names in the original: what they are called in the model."""
 
 
 def unfuse(
@@ -80,7 +82,8 @@ def unfuse(
         part.restored = restored = _expand(index, wanted, origin.fused.values(), coming)
         _wake(restored, origin.record.idle)
         if len(wanted) < len(origin.fused):
-            _forget(graph, restored, {place: record for place, record in origin.fused.items() if place not in wanted})
+            left = {place: record for place, record in origin.fused.items() if place not in wanted}
+            _forget(graph, restored, left, _functions(model))
         _place_nodes(graph, index, origin, wanted, restored)
         _place_weights(graph, origin, restored)
         _place_infos(graph, index, origin, wanted, restored)
@@ -149,16 +152,24 @@ def _parts(model: onnx.ModelProto, only: Collection[str] | None) -> dict[Place, 
     }
 
 
-def _forget(graph: onnx.GraphProto, restored: _Restored, left: Mapping[int, FusedRecord]) -> None:
-    """Let the fused nodes that stay no longer claim the places of constants that are in the model again."""
+def _forget(graph: onnx.GraphProto, restored: _Restored, left: Mapping[int, FusedRecord],
+            functions: Mapping[str, onnx.FunctionProto]) -> None:
+    """Let the fused nodes that stay no longer claim the places of what is in the model again: constants, and nodes that
+    others held too."""
     for position, record in left.items():
         back = {formal for formal, constant in record.constants.items() if constant.name in restored.constants}
-        if not back:
+        shared = {formal for formal, value in record.values.items()
+                  if formal not in record.constants and value.name in restored.shared}
+        if not back and not shared:
             continue
         constants = {formal: _unplaced(entry) if formal in back else entry
                      for formal, entry in record.constants.items()}
-        values = {formal: entry for formal, entry in record.values.items() if formal not in back}
-        text = to_json(replace(record, constants=constants, values=values))
+        values = {formal: ValueRecord(restored.shared[entry.name]) if formal in shared else entry
+                  for formal, entry in record.values.items() if formal not in back}
+        made = functions[graph.node[position].op_type].node[-len(record.nodes):]
+        nodes = tuple(replace(notes, stands=notes.stands or not shared.isdisjoint(node.output))
+                      for notes, node in zip(record.nodes, made, strict=True))
+        text = to_json(replace(record, nodes=nodes, constants=constants, values=values))
         attribute = next(entry for entry in graph.node[position].attribute if entry.name == KEY)
         attribute.s = text.encode()
 
@@ -182,6 +193,8 @@ class _Names:
             here = here.around
         self.nodes = {node.name for node in index.nodes}
         self.constants: dict[str, bytes] = {}
+        self.shared: dict[tuple[str, bytes], str] = {}
+        """Names of values that several fused nodes compute, by their names in the original and what computes them."""
 
     def value(self, stem: str) -> str:
         name = unlike(stem, self.values)
@@ -203,10 +216,12 @@ def _expand(
         records: those of all fused nodes of the graph.
         coming: names of constants that come back into the graphs around it.
     """
-    functions = {entry.name: entry for entry in index.model.functions if entry.domain == launch.DOMAIN}
+    functions = _functions(index.model)
     names = _Names(index, coming)
     restored = _Restored()
+    records = list(records)
     takers = _takers(records)
+    common = {record.values[formal].name for record in records for formal in record.again if formal in record.values}
     for position, record in fused.items():
         call = index.nodes[position]
         function = functions[call.op_type]
@@ -225,12 +240,44 @@ def _expand(
                 if info is not None:
                     _restore_info(restored, info, actuals[original.output[0]])
                 notes = constant.node or NodeRecord()
+            formal = first_output(original)
+            inner = record.values.get(formal) if formal not in record.constants else None
+            key = None
+            if inner is not None and (notes.stands or inner.name in common):
+                key = inner.name, _content(original, actuals)
+                known = names.shared.get(key) or (_standing(index, *key) if notes.stands else None)
+                if known is not None:
+                    actuals[formal] = known
+                    continue
             node = _node(call, record, original, actuals, names, restored)
+            if key is not None:
+                names.shared[key] = restored.shared[key[0]] = actuals[formal]
             dress(node, notes)
             if node.name:
                 node.name = names.node(node.name)
             restored.nodes.append((position, notes.position, node))
     return restored
+
+
+def _functions(model: onnx.ModelProto) -> dict[str, onnx.FunctionProto]:
+    """The bodies of fused nodes, by name."""
+    return {entry.name: entry for entry in model.functions if entry.domain == launch.DOMAIN}
+
+
+def _content(node: onnx.NodeProto, actuals: Mapping[str, str]) -> bytes:
+    """What a node of a body computes: the same for two nodes that give the same result."""
+    bare, _ = strip(node, 0)
+    bare.ClearField("output")
+    bare.input[:] = [actuals.get(formal, formal) if formal else "" for formal in bare.input]
+    return bytes(bare.SerializeToString(deterministic=True))
+
+
+def _standing(index: ModelIndex, name: str, content: bytes) -> str | None:
+    """The name, where the model still has a node that computes just that under it."""
+    position = index.producer.get(name)
+    if position is None or _content(index.nodes[position], {}) != content:
+        return None
+    return name
 
 
 def _takers(records: Iterable[FusedRecord]) -> dict[str, tuple[ConstantRecord, ValueRecord | None]]:
@@ -344,24 +391,15 @@ def _place_nodes(
     old = {item: place for item in kept if (place := places[item]) is not None}
     nodes = list(graph.node)
     keys = [(last, 0)] * last
-    if len(set(old.values())) == len(kept) and _sorted([nodes[item] for item in sorted(kept, key=old.__getitem__)]):
+    if len(set(old.values())) == len(kept) and is_sorted([nodes[item] for item in sorted(kept, key=old.__getitem__)]):
         for item in kept:
             keys[item] = (old[item], 0)
     else:
-        for item in kept:
-            keys[item] = local[item]
+        # What several fused nodes held may come after a reader where the other one was put back first.
+        for place, item in enumerate(in_order(nodes, sorted(kept, key=local.__getitem__))):
+            keys[item] = (place, 0)
     rearrange(graph.node, keys)
     del graph.node[len(kept) :]
-
-
-def _sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
-    """Whether every node comes after those that compute what it reads."""
-    later = {name for node in nodes for name in node.output if name}
-    for node in nodes:
-        if any(name in later for name in reads_of(node)):
-            return False
-        later.difference_update(node.output)
-    return True
 
 
 def _place_weights(graph: onnx.GraphProto, origin: Origin, restored: _Restored) -> None:

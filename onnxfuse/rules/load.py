@@ -31,7 +31,7 @@ from onnxfuse.rules.pattern import CompiledPattern, suggestion
 from onnxfuse.rules.syntax import Call, Name, TextError
 from onnxfuse.rules.yamlfile import Document, Path_
 
-STAGES = frozenset({"horizontal-joins", "shape-arithmetic"})
+STAGES = frozenset({"horizontal-joins", "recompute", "shape-arithmetic"})
 """Ids of stages without rules of their own that can be disabled as a rule can."""
 
 _Common = dict[str, Any]

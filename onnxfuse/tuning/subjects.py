@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.lowering.lower import Lowered
@@ -70,13 +70,21 @@ def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
     return subjects, refusals
 
 
+def distinct(plans: Sequence[Optimised]) -> tuple[list[Subject], list[Refusal]]:
+    """The distinct regions of several plans of one model, and why others cannot be measured; see ``subjects_of``."""
+    found = [subjects_of(plan) for plan in plans]
+    subjects = list({subject.what: subject for each, _ in reversed(found) for subject in each}.values())
+    subjects.sort(key=lambda subject: -subject.count * subject.fusion.cost.seconds_before)
+    return subjects, list(dict.fromkeys(refusal for _, refusals in found for refusal in refusals))
+
+
 def _keyed(fusion: Fusion, maker: Maker, identities: Identities) -> tuple[Identity, Lowered] | Refusal:
     label, schedule = fusion.nodes[0].label, fusion.kernel.schedule
     if schedule == TOGETHER:
         return Refusal("joined", "several regions in one launch; they are measured apart", label, fusion.rule)
     if schedule not in SCHEDULES:
         return Refusal("user-kernel", "a kernel of the user's own is not weighed", label, fusion.rule)
-    lowered = maker.lowered(fusion.view)
+    lowered = maker.tensors_of(fusion)
     if isinstance(lowered, Refusal):
         return lowered
     sizes = identities.sizes

@@ -20,17 +20,18 @@ from onnxfuse.errors import KernelError, OnnxfuseError, TargetError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
-from onnxfuse.pipeline import Optimised, Options, Tell, optimise, silent
+from onnxfuse.pipeline import Optimised, Options, Tell, load, optimise, silent
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import settled
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import STAGE
+from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.runtime.compile import KernelSource
 from onnxfuse.schedules import Kernel, parse_choice
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
-from onnxfuse.tuning.subjects import Subject, subjects_of
+from onnxfuse.tuning.subjects import Subject, distinct
 from onnxfuse.tuning.timer import Bench, Timed, Timer
 from onnxfuse.verifying.tolerances import TABLE, judge
 
@@ -141,18 +142,22 @@ def tune(
     options = options or TuneOptions()
     start = time.monotonic()
     profile = _profile(timer)
-    optimised = optimise(
-        source,
-        # Regions are measured apart, whatever shares a launch in the end.
-        Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False), tell)
-    subjects, refusals = subjects_of(optimised)
+    # Regions are measured apart, whatever shares a launch in the end; where values can be computed again, both ways.
+    wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
+                     eager=True)
+    loaded = load(source)
+    optimised = optimise(loaded, wanted, tell)
+    plans = [optimised]
+    if any(fusion.again for fusion in optimised.plan.fusions):
+        plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, RECOMPUTE)), tell))
+    subjects, refusals = distinct(plans)
     if options.force:
         for subject in subjects:
             for key in (subject.what.kernel, subject.what.nodes):
                 database.forget(timer.environment, key, subject.shapes)
     work = _Work(optimised, timer, database, None if options.budget is None else start + options.budget, tell)
     tallies = [work.measure(subject, place, len(subjects)) for place, subject in enumerate(subjects)]
-    verdicts = _verdicts(optimised, work.found)
+    verdicts = {place: why for plan in plans for place, why in _verdicts(plan, work.found).items()}
     regions = [work.region(subject, tally, verdicts) for subject, tally in zip(subjects, tallies, strict=True)]
     return Tuned(timer.environment.gpu, database.name, tuple(regions), tuple(refusals), time.monotonic() - start)
 

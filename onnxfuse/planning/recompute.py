@@ -1,0 +1,417 @@
+"""Values that are computed again where they are read, rather than written and read.
+
+    regions of the plan, lone nodes ─ a value that one of them writes for others ─ what computes it: few cheap nodes?
+        ─ what all of them take, the value written and computed again ─▶ regions that hold those nodes beside their own
+
+The regions of a plan are disjoint: a value that two of them need is written by one and read by the other.  Here a
+value that only regions read, or nodes that could be regions, is computed by each of its readers from what its own
+region reads; that region keeps the rest of its results, or goes.  It is done where all of them together are predicted
+(or were measured) to take less, and every one has its kernel.  Then the next value is looked at, until nothing gains.
+
+A reader depends on what the region depended on that wrote the value, and it depended on that region before: no cycle
+can come of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnxfuse.graph.model import Node, Value
+from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.grow import admitting
+from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
+from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.objective import Objective
+from onnxfuse.planning.plan import Grounds, Plan
+from onnxfuse.planning.sketches import Part, Sketch, Sketches
+from onnxfuse.planning.weighing import Considered
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules import RuleSet
+from onnxfuse.schedules import SCHEDULES
+
+STAGE = "recompute"
+"""Id under which ``--disable`` leaves it out."""
+
+LEAST_SAVED = 0.05
+"""Share of their time that regions must be predicted to save: both sides are estimates."""
+
+NEAR = 1.25
+"""How many times longer they may be predicted to take where a measurement may say otherwise."""
+
+BETTER = 0.98
+"""Share of the measured time that they must stay under: less is noise."""
+
+MOST_READERS = 8
+"""Regions that compute a value again."""
+
+Judge = Callable[[Fusion], Fusion | Refusal]
+"""Told a fusion; returns it with the kernel and the times that measurements give it, or why the runtime is better."""
+
+
+def recomputed(
+    plan: Plan, rules: RuleSet, costs: CostModel, objective: Objective, judge: Judge | None = None, *,
+    eager: bool = False,
+) -> Plan:
+    """A plan in which values are computed again where that costs less than to write and read them.
+
+    Args:
+        plan: its regions share no node.
+        rules: the rules in force; costs: of the model's graph; objective: what the plan is to be good at.
+        judge: what was measured, if anything.
+        eager: take also what is predicted to cost a little more, to measure it.
+    """
+    for grounds in plan.grounds:
+        stage = _Stage(plan, grounds, rules, costs, objective, judge, eager)
+        plan = stage.planned()
+    return plan
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Values that are computed again: the parts that go for it, and those that come.
+
+    ``heavier``: more may be held until the readers ran than the values were.
+    """
+
+    values: tuple[Value, ...]
+    gone: list[Part]
+    come: list[Part]
+    heavier: bool
+
+
+@dataclass
+class _Stage:
+    """One graph."""
+
+    plan: Plan
+    grounds: Grounds
+    rules: RuleSet
+    costs: CostModel
+    objective: Objective
+    judge: Judge | None
+    eager: bool
+    records: dict[tuple[str, ...], Considered] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.maker, self.facts = self.grounds.maker, self.grounds.facts
+        self.sketches = Sketches(self.grounds, self.costs)
+        self.place = self.maker.graph.place
+
+    def planned(self) -> Plan:
+        """The plan with this graph's values computed again where that is better."""
+        before = [fusion for fusion in self.plan.fusions if fusion.nodes[0].place == self.place]
+        limit = 0
+        for tight in (False, True):
+            self.records.clear()
+            changes = self._run(before, tight)
+            after = self._counted(before)
+            if self.place or not any(change.heavier for change in changes):
+                break
+            ledger = self.costs.ledger
+            if not limit:
+                limit = peak_memory(ledger, [fusion.fused for fusion in before]).peak
+                limit = limit if self.objective.saves_memory else max(limit, peak_memory(ledger).peak)
+            if peak_memory(ledger, [fusion.fused for fusion in after]).peak <= limit:
+                break
+        else:
+            changes = []
+        return self._with(before, after, changes) if changes else replace(
+            self.plan, considered=(*self.plan.considered, *self.records.values()))
+
+    # ---- The search. ----
+
+    def _run(self, before: Sequence[Fusion], tight: bool) -> list[_Change]:
+        """Change parts until nothing gains; ``tight`` takes only what holds no more memory meanwhile."""
+        self.tight = tight
+        self.home: dict[Node, list[Part]] = {}
+        self.parts: dict[int, Part] = {}
+        self.closed: set[Node] = set()
+        for fusion in before:
+            if fusion.kernel.schedule not in SCHEDULES:
+                self.closed.update(fusion.view)
+                continue
+            self._add(self._part(fusion))
+        lone = self._lone()
+        for node in lone:
+            outputs = tuple(value for value in node.outputs if value is not None)
+            reads = frozenset(value for value in node.inputs if value is not None)
+            self._add(Part((node,), outputs, None, reads))
+        waiting = deque(sorted(self.parts.values(), key=lambda part: part.view[0].index))
+        changes = []
+        while waiting:
+            part = waiting.popleft()
+            if id(part) not in self.parts:
+                continue
+            change = self._change(part)
+            if change is None:
+                continue
+            changed = {value.name for value in change.values}
+            self.records = {names: record for names, record in self.records.items() if changed.isdisjoint(names)}
+            for each in change.gone:
+                self._remove(each)
+            for each in change.come:
+                self._add(each)
+            read = sorted({value for each in change.come for value in each.reads}, key=lambda value: value.name)
+            waiting.extendleft(reversed(change.come))
+            waiting += [part for value in read if value.producer is not None
+                        for part in self.home.get(value.producer, ()) if value in part.outputs]
+            changes.append(change)
+        return changes
+
+    def _part(self, fusion: Fusion, flops: int = 0, old: bool = True) -> Part:
+        values = self.maker.view.values
+        return Part(
+            fusion.view, tuple(values[value.name] for value in fusion.outputs), fusion,
+            frozenset(values[value.name] for value in fusion.tensors if value.name in values), flops, old,
+        )
+
+    def _lone(self) -> list[Node]:
+        """Nodes that were weighed alone, gain nothing as a kernel of their own, and are in nothing that the runtime
+        fuses."""
+        found = {
+            record.nodes[0]: None for record in self.plan.considered
+            if record.verdict == "no-gain" and len(record.nodes) == 1 and record.nodes[0].place == self.place
+        }
+        return [
+            node for node in found
+            if node not in self.home and node not in self.closed and node in self.facts and not self.facts[node].view
+            and not any(self.costs.is_grouped(original) for original in node.originals)
+        ]
+
+    def _add(self, part: Part) -> None:
+        self.parts[id(part)] = part
+        for node in part.view:
+            self.home.setdefault(node, []).append(part)
+
+    def _remove(self, part: Part) -> None:
+        del self.parts[id(part)]
+        for node in part.view:
+            self.home[node] = [each for each in self.home[node] if each is not part]
+
+    def _change(self, part: Part) -> _Change | None:
+        """The most of a part's values that are better computed again."""
+        readers = {value: found for value in part.outputs if (found := self._readers(part, value))}
+        if not readers:
+            return None
+        for values in [tuple(readers), *((value,) for value in readers if len(readers) > 1)]:
+            change = self._without(part, {value: readers[value] for value in values})
+            if change is not None:
+                return change
+        return None
+
+    def _readers(self, part: Part, value: Value) -> list[Part]:
+        """The parts that read a value of another; none where something else needs it in memory."""
+        assert value.producer is not None
+        if value.is_output:
+            return []
+        found: dict[int, Part] = {}
+        for consumer in value.consumers:
+            homes = self.home.get(consumer, [])
+            if not homes or value not in consumer.inputs:
+                return []
+            for home in homes:
+                if home is part or value.producer in home.members:
+                    continue
+                if value not in home.reads:
+                    return []
+                found[id(home)] = home
+        return list(found.values()) if len(found) <= MOST_READERS else []
+
+    def _without(self, part: Part, readers: Mapping[Value, Sequence[Part]]) -> _Change | None:
+        """The change in which a part's values are computed again by their readers, if that is better."""
+        kept = tuple(value for value in part.outputs if value not in readers)
+        cones = {value: self.sketches.cone(part, value, kept) for value in readers}
+        if any(cone is None for cone in cones.values()):
+            return None
+        wanted: dict[int, tuple[Part, list[Value]]] = {}
+        for value, found in readers.items():
+            for each in found:
+                wanted.setdefault(id(each), (each, []))[1].append(value)
+        gone = [part, *(each for each, _ in wanted.values())]
+        if len({self.costs.ledger.executions(self.sketches.originals(each.view)) for each in gone}) > 1:
+            return None
+        sketches = [
+            self.sketches.reading(each, {node for value in values for node in cones[value] or ()}, values)
+            for each, values in wanted.values()
+        ]
+        if kept:
+            sketches.insert(0, self.sketches.rest(part, kept))
+        heavier = len(readers) > 1 or self._holds_more(readers, cones)
+        if self.tight and heavier:
+            return None
+        before = sum(self._seconds(each, self.costs) for each in gone)
+        after = sum(self.costs.kernel_seconds(each.fused, each.flops) for each in sketches) * self._runs(part)
+        near = NEAR if self.eager or self.judge is not None else 1.0
+        if after >= before * near or (near == 1.0 and not self._gains(before, after, gone, sketches)):
+            self._tell(part, readers, before, after)
+            return None
+        if not self._admitted(sketches):
+            return None
+        come = self._made(sketches)
+        if isinstance(come, Refusal):
+            self._keep(part, readers, come.message)
+            return None
+        return _Change(tuple(readers), gone, come, heavier) if self._better(part, readers, gone, come) else None
+
+    # ---- What it would take. ----
+
+    def _seconds(self, part: Part, costs: CostModel) -> float:
+        """Predicted seconds of a part in one run."""
+        if id(costs) not in part.seconds:
+            originals = self.sketches.originals(part.view)
+            part.seconds[id(costs)] = costs.unfused(originals)[0] if part.fusion is None else (
+                costs.kernel_seconds(part.fusion.fused, part.flops) * costs.ledger.executions(originals))
+        return part.seconds[id(costs)]
+
+    def _runs(self, part: Part) -> float:
+        return self.costs.ledger.executions(self.sketches.originals(part.view))
+
+    def _gains(self, before: float, after: float, gone: Sequence[Part], come: Sequence[object]) -> bool:
+        """Whether the objective wants a change: it saves time, or costs none and does what the strategy is after."""
+        if self.objective.saves_memory or (self.objective.strategy == "all-in-one" and len(come) < len(gone)):
+            return after <= before
+        return before - after > LEAST_SAVED * before
+
+    def _holds_more(self, values: Collection[Value], cones: Mapping[Value, Sequence[Node] | None]) -> bool:
+        """Whether more is held until the readers ran than the values themselves."""
+        nodes = {node for cone in cones.values() for node in cone or ()}
+        held = {value for node in nodes for value in node.inputs
+                if value is not None and value.producer not in nodes and not value.is_constant}
+        return self._bytes(held) > self._bytes(values)
+
+    def _bytes(self, values: Iterable[Value]) -> int:
+        known = self.maker.graph.values
+        return sum(self.costs.ledger.bytes_of(known[value.name]) or 0 for value in values)
+
+    # ---- Whether it may be. ----
+
+    def _admitted(self, sketches: Sequence[Sketch]) -> bool:
+        """Whether rules and limits admit all of them."""
+        profile = self.costs.profile
+        return all(
+            self.grounds.forbidden.refuses(each.view) is None
+            and (not each.again or admitting(self.rules, set(each.view)) is not None)
+            and too_many(operators(each.view, self.facts), profile, "", "") is None
+            for each in sketches
+        )
+
+    def _made(self, sketches: Sequence[Sketch]) -> list[Part] | Refusal:
+        """The parts with their kernels, or why one has none, or may not have it."""
+        found = []
+        for sketch in sketches:
+            own = sketch.stands_for.fusion
+            grown = admitting(self.rules, set(sketch.view))
+            rule = own.rule if own is not None else grown.id if grown is not None else "grow"
+            region = self.maker.region(sketch.view, rule, sketch.outputs)
+            fusion = region if isinstance(region, Refusal) else self.maker.with_kernel(*region)
+            if isinstance(fusion, Fusion) and self.judge is not None:
+                fusion = self.judge(fusion)
+            if isinstance(fusion, Refusal):
+                return fusion
+            refusal = self._refused(fusion)
+            if refusal is not None:
+                return refusal
+            found.append(self._part(fusion, sketch.flops, old=False))
+        return found
+
+    def _refused(self, fusion: Fusion) -> Refusal | None:
+        profile, label = self.costs.profile, fusion.nodes[0].label
+        refusal = too_large(fusion.kernel.plan, fusion.tensors, self.costs.ledger.sizes, profile, label, fusion.rule)
+        return refusal or inefficient(fusion.fused, self.costs, label, fusion.rule)
+
+    def _better(
+        self, part: Part, readers: Mapping[Value, Sequence[Part]], gone: Sequence[Part], come: Sequence[Part]
+    ) -> bool:
+        """Whether parts with their kernels are better than those that they stand for: as measured, else as predicted;
+        and lose at no further size that matters."""
+        if any(sum(self._seconds(each, costs) for each in come) > sum(self._seconds(each, costs) for each in gone)
+               for costs in self.grounds.nearby.values()):
+            return False
+        rest = next((each for each in come if not set(each.outputs).isdisjoint(part.outputs)), None)
+        if rest is not None and rest.fusion is not None and not self.eager:
+            label = rest.view[0].label
+            if self.objective.refuses(rest.fusion.cost, len(rest.fusion.nodes), label, rest.fusion.rule) is not None:
+                return False
+        before = sum(self._seconds(each, self.costs) for each in gone)
+        after = sum(self._seconds(each, self.costs) for each in come)
+        times = [[each.measured for each in parts] for parts in (gone, come)]
+        known = [[time for time in side if time is not None] for side in times]
+        if all(len(found) == len(side) for found, side in zip(known, times, strict=True)):
+            if sum(known[1]) < BETTER * sum(known[0]):
+                return True
+        elif self._gains(before, after, gone, come) or (self.eager and after < NEAR * before):
+            return True
+        self._tell(part, readers, before, after)
+        return False
+
+    # ---- What came of it. ----
+
+    def _counted(self, before: Sequence[Fusion]) -> list[Fusion]:
+        """All regions of the graph: of what several hold, the first counts it."""
+        kept = [fusion for fusion in before if fusion.kernel.schedule not in SCHEDULES]
+        kept += [part.fusion for part in self.parts.values() if part.fusion is not None]
+        kept.sort(key=lambda fusion: fusion.nodes[0].index)
+        new = {id(part.fusion) for part in self.parts.values() if not part.old}
+        taken: set[Node] = set()
+        found = []
+        for fusion in kept:
+            if id(fusion) in new:
+                again = tuple(node for node in fusion.nodes if node in taken)
+                if again:
+                    fusion = replace(fusion, again=again)
+                    fusion = replace(fusion, cost=self.costs.region(fusion.fused))
+            taken.update(node for node in fusion.nodes if node.op != "Constant")
+            found.append(fusion)
+        return found
+
+    def _with(self, before: Sequence[Fusion], after: Sequence[Fusion], changes: Sequence[_Change]) -> Plan:
+        """The plan with these regions of the graph in place of those that it had."""
+        order = {graph.place: number for number, graph in enumerate(self.costs.ledger.graph.walk())}
+        old = {id(fusion) for fusion in before}
+        fusions = [fusion for fusion in self.plan.fusions if id(fusion) not in old]
+        fusions = sorted([*fusions, *after], key=lambda each: (order[each.nodes[0].place], each.nodes[0].index))
+        came = {part.view: self._words(change) for change in changes for part in change.come}
+        went = {part.view: change for change in changes for part in change.gone if part.old}
+        stay = {fusion.view for fusion in after}
+        considered = [
+            self._lost(record, went[record.nodes])
+            if record.nodes in went and record.nodes not in stay and record.verdict in ("chosen", "no-gain") else record
+            for record in self.plan.considered
+        ]
+        considered += [
+            Considered(fusion.view, fusion.rule, fusion.cost, "chosen", came[fusion.view], "")
+            for fusion in after if fusion.view in came
+        ]
+        considered += self.records.values()
+        considered.sort(key=lambda record: (order[record.nodes[0].place], record.nodes[0].index, -len(record.nodes)))
+        new = sum(fusion.view in came for fusion in after)
+        return replace(
+            self.plan, fusions=tuple(fusions), candidates=self.plan.candidates + new, considered=tuple(considered)
+        )
+
+    def _words(self, change: _Change) -> str:
+        names = ", ".join(f"'{value.name}'" for value in change.values)
+        before, after = (sum(self._seconds(each, self.costs) for each in parts) for parts in (change.gone, change.come))
+        are, they = ("is", "it is") if len(change.values) == 1 else ("are", "they are")
+        return (f"{names} {are} computed again where {they} read, and not written: that is predicted to take "
+                f"{after * 1e6:.1f} µs; written and read, {before * 1e6:.1f} µs.")
+
+    def _lost(self, record: Considered, change: _Change) -> Considered:
+        label = change.come[-1].view[0].label
+        return replace(record, verdict="lost", reason=self._words(change), lost_to=label)
+
+    def _tell(self, part: Part, readers: Mapping[Value, Sequence[Part]], before: float, after: float) -> None:
+        """Keep that it does not gain to compute values again."""
+        count = len({id(each) for found in readers.values() for each in found})
+        self._keep(part, readers, f"computed again by {count} reader{'' if count == 1 else 's'}, all would take "
+                                  f"{after * 1e6:.1f} µs; written and read, {before * 1e6:.1f} µs")
+
+    def _keep(self, part: Part, values: Collection[Value], reason: str) -> None:
+        """Keep why values stay written."""
+        names = ", ".join(f"'{value.name}'" for value in values)
+        rule = part.fusion.rule if part.fusion is not None else ""
+        words = f"{names} {'stays' if len(values) == 1 else 'stay'} written: {reason}."
+        self.records[tuple(value.name for value in values)] = Considered(part.view, rule, None, "refused", words, "")

@@ -1,0 +1,337 @@
+"""Values that are computed again where they are read: when they are, when they may not be, and the way back.
+
+Kernels run in the emulator; reference: each region's body in float64, tolerances those of ``verifying.tolerances``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from emulated import EmulatedRunner
+from fake_timer import RUNTIME, FakeTimer
+
+from onnxfuse.graph import from_proto
+from onnxfuse.measuring.database import open_database
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.recompute import recomputed
+from onnxfuse.reporting import as_json, explain, report_of, report_of_fused
+from onnxfuse.rewriting import InvariantError, read_fused, rewrite, unfuse
+from onnxfuse.tuning import Timed, TuneOptions, tune
+from onnxfuse.verifying import verify
+
+HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
+
+SMALL = {"N": 2, "H": 7, "W": 5}
+LARGE = {"N": 32, "H": 112, "W": 112}
+
+GATE = """g (float16[N, 16, H, W] x, float16[16, 16, 1, 1] w) => (float16[N, 16, H, W] y) <int64[2] axes = {2, 3}> {
+    c = Conv(x, w) s = Sigmoid(c) a = Mul(c, s)
+    m = ReduceMean(a, axes) e = Conv(m, w) g = Sigmoid(e) b = Mul(a, g) y = Conv(b, w)
+}"""
+"""A value that the pool and the gate read: computed once by each, from the convolution's result."""
+
+
+def model(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD + text)
+
+
+def fuse(text: str, **options: object) -> Optimised:
+    given = {"dims": LARGE, "verify": False, "target": "H200", "database": False, **options}
+    return optimise(model(text), Options(**given))  # type: ignore[arg-type]
+
+
+def regions(optimised: Optimised) -> list[list[str]]:
+    return [[node.op for node in fusion.nodes] for fusion in optimised.plan.fusions]
+
+
+def again(optimised: Optimised) -> list[list[str]]:
+    return [[node.op for node in fusion.again] for fusion in optimised.plan.fusions]
+
+
+def packed(proto: onnx.ModelProto) -> bytes:
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def run(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(packed(proto), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(feeds)))
+
+
+def feeds(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    return {
+        info.name: rng.standard_normal(
+            [size.dim_value or sizes[size.dim_param] for size in info.type.tensor_type.shape.dim]
+        ).astype(onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+        for info in proto.graph.input
+    }
+
+
+def test_a_cheap_value_is_computed_by_each_reader() -> None:
+    made, plain = fuse(GATE), fuse(GATE, disable=["recompute"])
+    assert regions(made) == [["Sigmoid", "Mul", "ReduceMean"], ["Sigmoid", "Mul", "Sigmoid", "Mul"]]
+    assert again(made) == [[], ["Sigmoid", "Mul"]]
+    assert regions(plain) == [["Sigmoid", "Mul", "ReduceMean"], ["Sigmoid", "Mul"]]
+    after, before = report_of(made), report_of(plain)
+    # Before, it was written and read; now the second reader reads the convolution's result instead.
+    assert before.after.bytes - after.after.bytes == 2 * 32 * 16 * 112 * 112
+    assert after.before == before.before and after.after.seconds < before.after.seconds
+    assert [entry.recomputes for entry in after.fusions] == [(), ("Sigmoid -> s", "Mul -> a")]
+    assert sum(entry.bytes_before for entry in after.fusions) == sum(entry.bytes_before for entry in before.fusions)
+    assert after.after.flops > before.after.flops == before.before.flops
+
+
+def test_the_report_of_the_file_says_the_same() -> None:
+    made = fuse(GATE)
+    entries = report_of(made).fusions
+    found = report_of_fused(from_proto(made.model), LARGE, made.profile)
+    assert found.fusions == entries and found.after == report_of(made).after
+    assert as_json(found)["fusions"][1]["recomputes"] == ("Sigmoid -> s", "Mul -> a")
+
+
+@pytest.mark.parametrize("sizes", [SMALL, {"N": 1, "H": 1, "W": 1}, {"N": 3, "H": 33, "W": 31}])
+def test_bodies_are_the_original_and_kernels_are_right(sizes: dict[str, int]) -> None:
+    original, made = model(GATE), fuse(GATE)
+    given = feeds(original, sizes)
+    for wanted, got in zip(run(original, given), run(made.model, given), strict=True):
+        assert wanted.tobytes() == got.tobytes()
+    found = verify(made, EmulatedRunner(), given)
+    assert [result.verdict for result in found.nodes] == ["passed", "passed"]
+
+
+CHAIN = """g (float[N, 64, 4096] x, float[4096, 4096] w) => (float[N, 64, 4096] y, float[N, 64, 4096] z) {
+    a = Abs(x) b = Exp(a) m = MatMul(b, w) c = Sub(m, a) d = Tanh(c) n = MatMul(d, w) e = Mul(n, a) y = Neg(e)
+    z = MatMul(e, w)
+}"""
+
+
+def test_the_region_that_wrote_it_keeps_the_rest() -> None:
+    made = fuse(CHAIN, dims={"N": 64})
+    assert regions(made) == [["Abs", "Exp"], ["Abs", "Sub", "Tanh"], ["Abs", "Mul", "Neg"]]
+    assert again(made) == [[], ["Abs"], ["Abs"]]
+    assert [value.name for value in made.plan.fusions[0].outputs] == ["b"]
+
+
+@pytest.mark.parametrize("text", [GATE, CHAIN])
+def test_the_original_comes_back_in_every_order(text: str) -> None:
+    """Byte for byte; on the way every model gives the original's results."""
+    original = model(text)
+    made = fuse(text, dims={"N": 64} if text == CHAIN else LARGE).model
+    assert packed(unfuse(made)) == packed(original)
+    given = feeds(original, SMALL) if text == GATE else None
+    wanted = run(original, given) if given is not None else []
+    names = [node.name for node in read_fused(made)]
+    for order in itertools.permutations(names):
+        left = made
+        for name in order:
+            left = unfuse(left, [name])
+            onnx.checker.check_model(left)
+            kinds = [node.op_type for node in left.graph.node]
+            assert all(kinds.count(kind) <= [n.op_type for n in original.graph.node].count(kind)
+                       for kind in kinds if not kind.startswith("Region"))
+            if given is not None:
+                assert [array.tobytes() for array in run(left, given)] == [array.tobytes() for array in wanted]
+        assert packed(left) == packed(original)
+
+
+def test_notes_of_what_is_computed_again_come_back() -> None:
+    original = model(GATE)
+    for place, node in enumerate(original.graph.node):
+        node.name, node.doc_string = f"node {place}", f"note {place}"
+    original.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, ["N", 16, "H", "W"]) for name in "sa")
+    made = optimise(original, Options(dims=LARGE, verify=False, target="H200", database=False)).model
+    assert not made.graph.value_info or {info.name for info in made.graph.value_info}.isdisjoint("sa")
+    first, second = (node.name for node in read_fused(made))
+    assert first != second and not first.startswith("node 1.")
+    for order in ((first, second), (second, first)):
+        assert packed(unfuse(unfuse(made, [order[0]]), [order[1]])) == packed(original)
+
+
+def test_nodes_that_compute_the_same_stay_two() -> None:
+    """Two nodes of equal content, each computed by two regions."""
+    text = """g (float[N, 64, 4096] x, float[4096, 4096] w) => (float[N, 64, 4096] y) {
+        a = Abs(x) k = Abs(x) b = Exp(a) p = Mul(b, k) m = MatMul(p, w) c = Sub(m, a) d = Mul(c, k) y = MatMul(d, w)
+    }"""
+    made = fuse(text, dims={"N": 64})
+    assert again(made) == [[], ["Abs", "Abs"]]
+    assert packed(unfuse(made.model)) == packed(model(text))
+    names = [node.name for node in read_fused(made.model)]
+    for order in (names, names[::-1]):
+        assert packed(unfuse(unfuse(made.model, [order[0]]), [order[1]])) == packed(model(text))
+
+
+def test_a_second_run_changes_nothing() -> None:
+    made = fuse(GATE)
+    other = optimise(made.model, Options(dims=LARGE, verify=False, target="H200", database=False))
+    assert other.plan.fusions == () and packed(other.model) == packed(made.model)
+
+
+def test_kernels_that_fail_go_together() -> None:
+    """Without one of two that compute a value again nobody would write it: the other goes too."""
+    made = fuse(GATE)
+    assert made.together([]) == set() and made.together([0]) == made.together([1]) == {0, 1}
+    assert packed(made.without([1]).model) == packed(model(GATE))
+    with pytest.raises(InvariantError, match=r"'[sa]' vanishes"):
+        rewrite(made.folded.proto, made.graph, made.regions[:1])
+    with pytest.raises(InvariantError, match="share node"):
+        rewrite(made.folded.proto, made.graph, [replace(region, again=()) for region in made.regions])
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("(float16[N, 16, H, W] y)", "(float16[N, 16, H, W] y, float16[N, 16, H, W] a)"),
+    ("y = Conv(b, w)", "y = Conv(b, w) z = Conv(a, w) "),
+    ("s = Sigmoid(c) a = Mul(c, s)", "s = Softmax<axis = 1>(c) a = Mul(c, s)"),
+    ("c = Conv(x, w) s = Sigmoid(c)", "c = Conv(x, w) s = RandomNormalLike(c)"),
+], ids=["an output of the graph", "another reader", "a reduction", "random numbers"])
+def test_what_must_be_written_is_written(old: str, new: str) -> None:
+    text = GATE.replace(old, new)
+    if "z = " in text:
+        text = text.replace("W] y)", "W] y, float16[N, 16, H, W] z)")
+    assert text != GATE and not any(again(fuse(text)))
+
+
+@pytest.mark.parametrize(("captured", "expected"), [("a", []), ("b", [["Sigmoid", "Mul"]])])
+def test_what_a_body_reads_is_written(captured: str, expected: list[list[str]]) -> None:
+    text = GATE.replace("y = Conv(b, w)", """q = If (t) <
+        then_branch = f () => (float16[N, 16, H, W] u) { u = Neg(CAPTURED) },
+        else_branch = h () => (float16[N, 16, H, W] v) { v = Exp(b) }
+    > y = Conv(q, w)""".replace("CAPTURED", captured)).replace("1] w) =>", "1] w, bool t) =>")
+    assert [found for found in again(fuse(text)) if found] == expected
+
+
+def test_bodies_are_graphs_too() -> None:
+    """Inside a branch a value is computed again as in the main graph, and comes back."""
+    inner = GATE[GATE.index("c = Conv"):GATE.rindex("}")]
+    text = """g (float16[N, 16, H, W] x, bool t) => (float16[N, 16, H, W] r)
+        <int64[2] axes = {2, 3}> {
+        r = If (t) <
+            then_branch = f () => (float16[N, 16, H, W] y) { INNER },
+            else_branch = h () => (float16[N, 16, H, W] v) { v = Identity(x) }
+        >
+    }""".replace("INNER", inner)
+    proto = model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float16), "w"))
+    made = optimise(proto, Options(dims=LARGE, verify=False, target="H200", database=False))
+    assert again(made) == [[], ["Sigmoid", "Mul"]]
+    assert packed(unfuse(made.model)) == packed(proto)
+
+
+def test_no_gain_is_told() -> None:
+    """Two operands in place of one: reading the sum costs no more."""
+    text = """g (float[N, 64, 4096] x, float[N, 64, 4096] z, float[4096, 4096] w) => (float[N, 64, 4096] y) {
+        a = Add(x, z) b = Exp(a) m = MatMul(b, w) c = Sub(m, a) d = Tanh(c) y = MatMul(d, w)
+    }"""
+    made = fuse(text, dims={"N": 64})
+    assert regions(made) == [["Add", "Exp"], ["Sub", "Tanh"]]
+    told = explain(made, "a").node
+    assert told is not None
+    (reason,) = (entry.reason for entry in told.considered if entry.verdict == "refused")
+    assert reason.startswith("'a' stays written: computed again by 1 reader, all would take ")
+
+
+def test_explain_names_the_regions() -> None:
+    made = fuse(GATE)
+    node = explain(made, "a").node
+    assert node is not None
+    names = [entry.node for entry in made.rewritten.placed]
+    assert node.state == "fused" and node.fused_nodes == tuple(names)
+    assert node.summary == f"computed in each of {', '.join(names)}: so its result need not be written and read"
+    chosen = [entry for entry in node.considered if entry.verdict == "chosen"]
+    assert len(chosen) == 2 and all("'a' is computed again where it is read" in entry.reason for entry in chosen)
+
+
+def test_a_value_that_is_spread_costs_its_arithmetic_every_time() -> None:
+    """Few elements that a reader spreads over many: done for each, their arithmetic outweighs a kernel of their own."""
+    steps = " ".join(f"p{place} = Pow(p{place - 1}, x)" for place in range(1, 8))
+    text = """g (float16[N, 64, 4096] u, float16[1, 1, 4096] x, float16[4096, 4096] w) => (float16[N, 64, 4096] y) {
+        p0 = Tanh(x) STEPS m = MatMul(u, w) c = Mul(m, p7) d = Tanh(c) n = MatMul(d, w) e = Mul(n, p7) f = Tanh(e)
+        y = MatMul(f, w)
+    }""".replace("STEPS", steps)
+    made = fuse(text, dims={"N": 16})
+    assert not any(again(made)) and regions(made)[1:] == [["Mul", "Tanh"], ["Mul", "Tanh"]]
+
+
+def test_a_run_holds_no_more() -> None:
+    made, plain = fuse(GATE), fuse(GATE, disable=["recompute"])
+    peaks = [peak_memory(each.ledger, [fusion.fused for fusion in each.plan.fusions]).peak for each in (made, plain)]
+    assert peaks[0] <= peaks[1]
+
+
+def timed(written: float, repeated: float) -> object:
+    """A judge that measured kernels that compute something again, and others."""
+    def judge(fusion: Fusion) -> Fusion:
+        sigmoids = [node.op for node in fusion.nodes].count("Sigmoid")
+        reads = any(value.name == "a" for value in (*fusion.tensors, *fusion.outputs))
+        return replace(fusion, measured={"microseconds": written if reads else repeated, "of": sigmoids})
+    return judge
+
+
+@pytest.mark.parametrize(("written", "repeated", "expected"), [
+    (10.0, 20.0, [[], []]), (20.0, 10.0, [[], ["Sigmoid", "Mul"]]), (10.0, 9.9, [[], []]),
+], ids=["slower", "faster", "noise"])
+def test_what_was_measured_decides(written: float, repeated: float, expected: list[list[str]]) -> None:
+    plain = fuse(GATE, disable=["recompute"])
+    judge = timed(written, repeated)
+    plan = replace(plain.plan, fusions=tuple(judge(fusion) for fusion in plain.plan.fusions))  # type: ignore[operator]
+    costs = CostModel(plain.ledger, plain.profile)
+    options = Options()
+    made = recomputed(plan, plain.rules, costs, options.objective, judge)  # type: ignore[arg-type]
+    assert [[node.op for node in fusion.again] for fusion in made.fusions] == expected
+
+
+def test_half_a_measurement_decides_nothing() -> None:
+    plain = fuse(GATE, disable=["recompute"])
+    costs = CostModel(plain.ledger, plain.profile)
+    made = recomputed(plain.plan, plain.rules, costs, Options().objective, timed(10.0, 20.0))  # type: ignore[arg-type]
+    assert [[node.op for node in fusion.again] for fusion in made.fusions] == [[], ["Sigmoid", "Mul"]]
+
+
+class _PoolTimer(FakeTimer):
+    """Tells what the kernel takes that writes the value beside the pool; every other one takes 10 µs."""
+
+    pool = 10.0
+
+    def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
+        found = super().time(model, fused=fused)
+        return replace(found, microseconds=self.pool if fused and len(model.graph.output) == 2 else found.microseconds)
+
+
+@pytest.mark.parametrize(("pool", "expected"), [(100.0, [[], ["Sigmoid", "Mul"]]), (1.0, [[], []])])
+def test_tune_measures_both_ways(tmp_path: Path, pool: float, expected: list[list[str]]) -> None:
+    """``optimize`` takes the faster one, whatever was predicted."""
+    path = tmp_path / "measurements.sqlite"
+    timer = _PoolTimer(lambda name: 1000.0 if name == RUNTIME else 10.0)
+    timer.pool = pool
+    with open_database(path) as kept:
+        found = tune(model(GATE), timer, kept, TuneOptions(dims=LARGE))
+    assert sorted(region.operators for region in found.regions) == sorted([
+        ("Sigmoid", "Mul", "ReduceMean"), ("Sigmoid", "Mul", "ReduceMean"), ("Sigmoid", "Mul", "Sigmoid", "Mul"),
+        ("Sigmoid", "Mul"),
+    ])
+    assert {region.verdict for region in found.regions} == {"fused"}
+    assert again(fuse(GATE, target="H100", database=path)) == expected
+    assert again(fuse(GATE, target="H100")) == [[], ["Sigmoid", "Mul"]]
+
+
+def test_a_record_tells_what_others_compute() -> None:
+    made = fuse(GATE)
+    nodes = read_fused(made.model)
+    assert [node.again for node in nodes] == [(), ("s", "a")]
+    left = unfuse(made.model, [nodes[0].name])
+    (attribute,) = (entry for node in left.graph.node for entry in node.attribute if entry.name == "onnxfuse")
+    stands = [entry.get("stands", False) for entry in json.loads(attribute.s)["nodes"]]
+    assert stands == [True, True, False, False]
