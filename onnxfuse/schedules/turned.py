@@ -62,7 +62,7 @@ class Shape:
             total += size * (own.across * own.width * self.chunk + own.across * max(self.wide, 4 // size)) + 16
         kinds = {TYPES[reduction.dtype].compute for phase in work.phases.reductions for reduction in phase}
         groups = own.deep // min(max(columns.WARP // own.across, 1), own.deep)
-        room = groups * own.across * own.width if groups > 1 else 1
+        room = (groups + 2) * own.across * own.width if groups > 1 else 1
         return total + room * sum(8 if kind in ("double", "long long", "unsigned long long") else 4 for kind in kinds)
 
 

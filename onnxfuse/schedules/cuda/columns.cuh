@@ -6,10 +6,14 @@ namespace of {
 template <int deep, int across> constexpr int within = across >= 32 ? 1 : 32 / across < deep ? 32 / across : deep;
 template <int deep, int across> constexpr int groups = deep / within<deep, across>;
 
-// Numbers of shared memory that `combine` needs for vectors of `width`.
-template <int deep, int across, int width> constexpr int room = groups<deep, across> > 1 ? groups<deep, across> * across * width : 1;
+// What a column has of shared memory: a number a group, and one that keeps columns out of each other's banks.
+template <int deep, int across> constexpr int line = groups<deep, across> + 1;
 
-// The values of the threads that share a column; each of them gets the result.
+// Numbers of shared memory that `combine` needs for vectors of `width`.
+template <int deep, int across, int width> constexpr int room = groups<deep, across> > 1 ? (line<deep, across> + 1) * across * width : 1;
+
+// The values of the threads that share a column; each of them gets the result.  What the groups found is spread over the
+// block once more, a number a thread, neighbouring lanes of the same column: nobody reads all groups.
 template <typename Op, int deep, int across, typename T, int width>
 __device__ __forceinline__ void combine(T (&values)[width], T* partial) {
 #pragma unroll
@@ -18,18 +22,28 @@ __device__ __forceinline__ void combine(T (&values)[width], T* partial) {
     for (int v = 0; v < width; ++v)
       values[v] = Op::of(values[v], (T)__shfl_xor_sync(0xffffffffu, values[v], offset * across));
   if constexpr (groups<deep, across> > 1) {
+    constexpr int columns = across * width, numbers = columns * groups<deep, across>;
     const int column = threadIdx.x % across, place = threadIdx.x / across;
+    T* results = partial + columns * line<deep, across>;
     __syncthreads();  // an earlier call may still read
     if (place % within<deep, across> == 0)
 #pragma unroll
-      for (int v = 0; v < width; ++v) partial[(place / within<deep, across> * width + v) * across + column] = values[v];
+      for (int v = 0; v < width; ++v)
+        partial[(v * across + column) * line<deep, across> + place / within<deep, across>] = values[v];
     __syncthreads();
 #pragma unroll
-    for (int v = 0; v < width; ++v) values[v] = partial[v * across + column];
-    for (int group = 1; group < groups<deep, across>; ++group)
+    for (int first = 0; first < numbers; first += deep * across) {
+      const int number = first + threadIdx.x, of_column = number / groups<deep, across>;
+      const bool inside = numbers % (deep * across) == 0 || number < numbers;
+      T value = partial[(inside ? of_column : 0) * line<deep, across> + number % groups<deep, across>];
 #pragma unroll
-      for (int v = 0; v < width; ++v)
-        values[v] = Op::of(values[v], partial[(group * width + v) * across + column]);
+      for (int offset = 1; offset < groups<deep, across>; offset *= 2)
+        value = Op::of(value, (T)__shfl_xor_sync(0xffffffffu, value, offset));
+      if (inside && number % groups<deep, across> == 0) results[of_column] = value;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < width; ++v) values[v] = results[v * across + column];
   }
 }
 
