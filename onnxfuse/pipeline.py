@@ -29,13 +29,19 @@ from onnxfuse.planning.traffic import Ledger, shared
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
-from onnxfuse.rewriting import FusedRegion, Rewritten, fold, rewrite
+from onnxfuse.rewriting import FusedRegion, Rewritten, fold, is_settled, rewrite
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying import Verification
 
 Tell = Callable[[str, int, int], None]
 """Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
+
+SETTLED = Refusal(
+    "already-optimised", "the model is as an optimisation left it", "",
+    remedy="to plan it anew, as for another GPU or other sizes, put it back first: onnxfuse unfuse MODEL",
+)
+"""Why nothing is decided again."""
 
 DEFAULT_TARGET = "H100"
 """The GPU that is planned for where none is named and none is present."""
@@ -168,12 +174,27 @@ def optimise(
     rules = load_rules([rules_folder(), *options.rules], options.disable)
     profile = profile_of(options.target, options.rules)
     tell("planning", 0, 0)
-    folded = loaded if SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
+    settled = is_settled(loaded.proto)
+    folded = loaded if settled or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
     graph = infer(build_graph(folded))
     canonical = canonicalise(graph, rules.canonical)
     ledger = Ledger(graph, bind(graph, options.dims))
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
-    plan = make_plan(graph, canonical.graph, rules, ledger, profile, options.objective)
+    if settled:
+        plan, more = Plan((), (SETTLED,), 0), (f"{SETTLED.message[0].upper()}{SETTLED.message[1:]}: {SETTLED.remedy}",)
+    else:
+        plan, more = _planned(canonical.graph, rules, ledger, profile, options)
+    regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
+    tell("rewriting", 0, 0)
+    rewritten = rewrite(folded.proto, graph, regions)
+    optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten,
+                          notes=notes + more)
+    return verified(optimised, options.inputs, tell) if options.verify else optimised
+
+
+def _planned(view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile, options: Options
+             ) -> tuple[Plan, tuple[str, ...]]:
+    """The plan for the ledger's graph, of which ``view`` is canonical, and what a user should know of it."""
     costs = CostModel(ledger, profile)
 
     def again(settled: Plan, judge: Judge | None) -> Plan:
@@ -181,16 +202,11 @@ def optimise(
             return settled
         return recomputed(settled, rules, costs, options.objective, judge, eager=options.eager)
 
-    plan, more = settled_by(options.database, plan, canonical.graph, costs, choices=not options.objective.spread,
-                            then=again)
+    plan = make_plan(ledger.graph, view, rules, ledger, profile, options.objective)
+    plan, notes = settled_by(options.database, plan, view, costs, choices=not options.objective.spread, then=again)
     if HORIZONTAL_JOINS not in rules.disabled:
-        plan = joined(plan, graph, canonical.graph, costs, options.objective)
-    regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
-    tell("rewriting", 0, 0)
-    rewritten = rewrite(folded.proto, graph, regions)
-    optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten,
-                          notes=notes + more)
-    return verified(optimised, options.inputs, tell) if options.verify else optimised
+        plan = joined(plan, ledger.graph, view, costs, options.objective)
+    return plan, notes
 
 
 def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from cli_models import CHAIN, PRODUCT, ROOT, encoder, environment, run, write
+from onnx import helper
 
 from onnxfuse.rewriting import read_fused
 
@@ -55,6 +56,26 @@ def test_optimising_twice_changes_nothing(tmp_path: Path) -> None:
     assert run("optimize", path, "-o", tmp_path / "once.onnx").exit_code == 0
     assert run("optimize", tmp_path / "once.onnx", "-o", tmp_path / "twice.onnx").exit_code == 0
     assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
+
+
+def test_optimising_twice_for_something_else_changes_nothing_either(tmp_path: Path) -> None:
+    onnx.save(encoder(), tmp_path / "model.onnx")
+    once, twice = tmp_path / "once.onnx", tmp_path / "twice.onnx"
+    assert run("optimize", tmp_path / "model.onnx", "-o", once, "--no-verify").exit_code == 0
+    result = run("optimize", once, "-o", twice, "--target", "T4", "--strategy", "all-in-one", "--no-verify")
+    assert result.exit_code == 0 and "onnxfuse unfuse MODEL" in result.output
+    assert once.read_bytes() == twice.read_bytes()
+    # an edit makes it a model like any other
+    model = onnx.load(once)
+    name = model.graph.output[0].name
+    model.graph.node.extend([helper.make_node("Neg", [name], ["minus"]), helper.make_node("Exp", ["minus"], ["power"]),
+                             helper.make_node("Add", ["power", "minus"], ["more"])])
+    model.graph.output.append(helper.make_tensor_value_info("more", model.graph.output[0].type.tensor_type.elem_type,
+                                                            None))
+    onnx.save(model, once)
+    result = run("optimize", once, "-o", twice, "--no-verify", "--report", tmp_path / "report.json")
+    assert result.exit_code == 0, result.output
+    assert len(json.loads((tmp_path / "report.json").read_text())["fusions"]) == 1
 
 
 def test_unfuse_gives_the_original_back(tmp_path: Path) -> None:

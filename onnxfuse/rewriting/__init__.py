@@ -10,6 +10,7 @@ from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.saving import Saved, save
+from onnxfuse.rewriting.settled import is_settled
 from onnxfuse.rewriting.sizes import SizesRecord, fold, sizes_record
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.rewriting.unfusing import unfuse
@@ -24,6 +25,7 @@ __all__ = [
     "SizesRecord",
     "body_model",
     "fold",
+    "is_settled",
     "read_fused",
     "rewrite",
     "save",

@@ -39,6 +39,7 @@ from onnxfuse.rewriting.names import NamePool, node_name
 from onnxfuse.rewriting.order import contracted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.region import FusedRegion
+from onnxfuse.rewriting.settled import settle
 from onnxfuse.rewriting.types import region_names, symbol_names, type_of, value_info
 
 
@@ -152,6 +153,7 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         here = [site for site in sites if site.region.place == place]
         placed += _apply(result, indexes[place], here, names)
     _import_domain(result)
+    settle(result)
     return Rewritten(result, tuple(sorted(placed, key=lambda entry: entry.region)), tuple(refusals))
 
 

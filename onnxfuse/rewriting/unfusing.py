@@ -31,6 +31,7 @@ from onnxfuse.rewriting.metadata import (
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
+from onnxfuse.rewriting.settled import unsettle
 from onnxfuse.rewriting.sizes import unfold
 
 
@@ -93,6 +94,7 @@ def unfuse(
         last = all(len(part.chosen) == len(part.origin.fused) for part in parts.values())
         _remember(result.metadata_props, parts[()], last)
         _unmark(result, parts)
+        unsettle(result)
     if not folded and (only is None or (chosen and last)):
         unfold(result)
     return result
