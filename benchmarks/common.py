@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import click
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
@@ -29,6 +31,7 @@ ZOO = HERE / "zoo"
 sys.path.insert(0, str(ROOT))
 
 Result = TypeVar("Result")
+Command = Callable[..., None]
 
 
 class ApartError(Exception):
@@ -131,6 +134,34 @@ def _answer(connection: Connection, function: Callable[..., Any], arguments: Seq
         answer = False, traceback.format_exc()
     connection.send(answer)
     connection.close()
+
+
+def row_options(dry_run: str, seconds: float) -> Callable[[Command], Command]:
+    """Options of a benchmark that profiles rows of the zoo: its function takes ``names``, ``target``, ``dry_run``,
+    ``jobs``, ``seconds`` and ``out``.
+
+    Args:
+        dry_run: help text of ``--dry-run``.
+        seconds: default of ``--seconds``.
+    """
+    options = (
+        click.option("--rows", "names", metavar="NAME,...", help="Rows whose names begin so; all by default."),
+        click.option("--target", help="GPU to plan for; by default the one at hand."),
+        click.option("--dry-run", is_flag=True, help=dry_run),
+        click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
+                     help="Models prepared at once."),
+        click.option("--seconds", type=float, default=seconds, show_default=True,
+                     help="Most that one row may take under the profiler."),
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
+                     help="Folder for the results; benchmarks/results by default."),
+    )
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def find_tool(name: str) -> str:

@@ -42,7 +42,9 @@ def seconds(region: Any, profile: Profile, efficiency: float, floor_us: float | 
 
 def planned_efficiency(schedule: str) -> float:
     """The share of the bandwidth that the planner takes a schedule to reach."""
-    return cost.TILED_EFFICIENCY if schedule in ("tiled", "turned") else cost.FUSED_EFFICIENCY
+    known = {"tiled": cost.TILED_EFFICIENCY, "turned": cost.TURNED_EFFICIENCY, "rows": cost.ROWS_EFFICIENCY,
+             "columns": cost.ROWS_EFFICIENCY, "split": cost.ROWS_EFFICIENCY}
+    return known.get(schedule, cost.FUSED_EFFICIENCY)
 
 
 def fit(regions: Sequence[Any], measured: Vector, weights: Vector, profile: Profile,

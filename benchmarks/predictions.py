@@ -12,7 +12,6 @@ and, at the row's sizes, its grid; nodes that share both share the mean of their
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -23,7 +22,7 @@ from statistics import fmean, median
 from typing import Any
 
 import click
-from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, table, write_results
+from common import ZOO, ApartError, apart, environment, hydrate, row_options, table, write_results
 from fitting import NEAR, fit_text
 from zoo import Row, choose, fuse, prepare_all
 
@@ -323,20 +322,13 @@ def _read(raw: Mapping[str, Any]) -> Compared:
 
 
 @click.command(help=__doc__.split("\n")[0])
-@click.option("--rows", "names", metavar="NAME,...", help="Rows whose names begin so; all by default.")
+@row_options(dry_run="Only plan and predict; no GPU is needed.", seconds=180)
 @click.option("--laps", default=LAPS, show_default=True, help="Runs under the profiler.")
 @click.option("--worst", default=15, show_default=True, metavar="N", help="How many of the predictions furthest off.")
 @click.option("--least", type=float, metavar="SHARE", help="Exit code 1 where fewer regions are within 25%, as 0.8.")
 @click.option("--fit", is_flag=True, help="Suggest constants of the cost model that fit what was measured.")
 @click.option("--from", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE.json",
               help="Show, and fit, what an earlier run measured; no GPU is needed.")
-@click.option("--target", help="GPU to plan for; by default the one at hand.")
-@click.option("--dry-run", is_flag=True, help="Only plan and predict; no GPU is needed.")
-@click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
-              help="Models prepared at once.")
-@click.option("--seconds", type=float, default=180, show_default=True, help="Most that one row may take.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
-              help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, laps: int, worst: int, least: float | None, fit: bool, source: Path | None,
          target: str | None, dry_run: bool, jobs: int, seconds: float, out: Path) -> None:
     if source is not None:

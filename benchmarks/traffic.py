@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 import click
-from common import RESULTS, ZOO, apart, environment, find_tool, hydrate, table, write_results
+from common import ZOO, apart, environment, find_tool, hydrate, row_options, table, write_results
 from predictions import Predicted, Region, predict
 from recount import count, load
 from zoo import Row, choose, prepare_all
@@ -40,7 +39,7 @@ AGREE = 0.10
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 L2 = "bytes of the second-level cache: "
 PRODUCT = re.compile(
-    r"gemm|gemv|cutlass|xmma|wgmma|nvjet|cudnn|conv|fprop|dgrad|wgrad|winograd|splitk|fmha|flash|implicit",
+    r"gemm|gemv|broadcast_?bias|cutlass|xmma|wgmma|nvjet|cudnn|conv|fprop|dgrad|wgrad|winograd|splitk|fmha|flash|implicit",
     re.IGNORECASE,
 )
 """Kernels of matrix products and convolutions, and what the libraries launch around them."""
@@ -325,18 +324,11 @@ def working_set(made: Predicted) -> str:
 
 
 @click.command(help=__doc__.split("\n")[0])
-@click.option("--rows", "names", metavar="NAME,...", help="Rows to recount, whose names begin so; all by default.")
+@row_options(dry_run="Count, and plan the rows of --counters, but do not run them.", seconds=300)
 @click.option("--most", type=float, metavar="SHARE", help="Exit code 1 where the mean share left is larger, as 0.4.")
 @click.option("--counters", metavar="MODEL:SIZES,...", help="Rows to run under ncu, of any sizes; needs a GPU.")
 @click.option("--cache-control", type=click.Choice(["none", "all"]), default="none", show_default=True,
               help="all: ncu empties the caches before every kernel.")
-@click.option("--target", help="GPU to plan for; by default the one at hand.")
-@click.option("--dry-run", is_flag=True, help="Count, and plan the rows of --counters, but do not run them.")
-@click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
-              help="Models prepared at once.")
-@click.option("--seconds", type=float, default=300, show_default=True, help="Most that one row may take under ncu.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
-              help="Folder for the results; benchmarks/results by default.")
 @click.option("--run", "job", type=click.Path(path_type=Path, exists=True), hidden=True)
 def main(names: str | None, most: float | None, counters: str | None, cache_control: str, target: str | None,
          dry_run: bool, jobs: int, seconds: float, out: Path, job: Path | None) -> None:

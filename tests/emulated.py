@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
-from emulator import EmulatorError, run_plan
+from emulator import Emulator, EmulatorError, run_plan
 from numpy.typing import NDArray
+from planted import HEADERS, THREADS, fault
 
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import HOST_INPUTS, LaunchPlan
@@ -48,3 +49,20 @@ class EmulatedRunner:
     def variants(self, plan: LaunchPlan, feeds: Mapping[str, Array]) -> list[int]:
         assert len(host_values(feeds)) == HOST_INPUTS
         return holding_variants(plan, feeds, self.sm, 132)
+
+
+class FaultyRunner(EmulatedRunner):
+    """Spoils every output behind the kernel, by a hundredth.
+
+    The fault is a launch of its own, as ``planted.plant`` plants it in a model, but of a text of its own: one for each
+    element type in place of each kernel's text once more, most of whose time is its compilation.
+    """
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        outputs = super().kernel(node, model, feeds, variant)
+        for output, array in zip(node.plan.outputs, outputs, strict=True):
+            if array.size:
+                name, text = fault(output.dtype)
+                Emulator(HEADERS + text).launch(name, -(-array.size // THREADS), THREADS, [array, array.size])
+        return outputs

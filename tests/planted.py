@@ -29,18 +29,31 @@ _SPOILED = {
 }
 """A hundredth more; an integer is one more."""
 
+HEADERS = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+"""What the text of a fault needs."""
+
+THREADS = 256
+"""Of a fault's block; one for each element."""
+
+
+def fault(dtype: int, place: int = 0) -> tuple[str, str]:
+    """Name and text of a kernel that spoils an output of this type: ``y``, of ``n`` elements."""
+    name = f"planted_fault_{place}"
+    return name, (f'\nextern "C" __global__ void {name}({_TYPES[dtype]}* __restrict__ y, const long long n) {{\n'
+                  f"  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
+                  f"  if (i < n) y[i] = {_SPOILED.get(dtype, 'y[i] + 1')};\n}}\n")
+
 
 def spoiled(plan: LaunchPlan, source: str, variants: Collection[int] | None = None) -> tuple[LaunchPlan, str]:
     """A plan and its text with every output spoiled, in these variants or in all."""
-    text = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n" + source
+    text = HEADERS + source
     steps = []
     for place, output in enumerate(plan.outputs):
-        kind, count = _TYPES[output.dtype], " ".join(["1", *(f"{size} *" for size in output.shape)])
-        name = f"planted_fault_{place}"
-        text += (f'\nextern "C" __global__ void {name}({kind}* __restrict__ y, const long long n) {{\n'
-                 f"  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
-                 f"  if (i < n) y[i] = {_SPOILED.get(output.dtype, 'y[i] + 1')};\n}}\n")
-        steps.append(Step(name, (f"{count} 256 ceil", "1", "1"), ("256", "1", "1"), (f"o{place}", f"i64:{count}")))
+        count = " ".join(["1", *(f"{size} *" for size in output.shape)])
+        name, kernel = fault(output.dtype, place)
+        text += kernel
+        steps.append(Step(name, (f"{count} {THREADS} ceil", "1", "1"), (str(THREADS), "1", "1"),
+                          (f"o{place}", f"i64:{count}")))
     changed = [replace(variant, steps=(*variant.steps, *steps)) if variants is None or place in variants else variant
                for place, variant in enumerate(plan.variants)]
     return replace(plan, variants=tuple(changed)), text

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fused_models import ADD_ONE
 from native import scenarios
+from native.stand_in import IMAGE, write
 
 from onnxfuse.runtime import cache
 
@@ -33,7 +34,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
              str(NATIVE / f"{name}.c"), "-o", str(folder / f"{name}.so")],
             check=True,
         )
-    scenarios.write(folder)
+    write(folder)
     return folder / "fake_cuda.so"
 
 
@@ -52,7 +53,7 @@ def environment(stand_in: Path, folder: Path, **more: str) -> dict[str, str]:
 ], ids=["this", "oldest"])
 def test_scenario(name: str, python: str, stand_in: Path, tmp_path: Path) -> None:
     if name == "cache":
-        cache.Cache(tmp_path, "nvrtc-1.0").write(cache.key(ADD_ONE, (), "sm_90a"), scenarios.IMAGE)
+        cache.Cache(tmp_path, "nvrtc-1.0").write(cache.key(ADD_ONE, (), "sm_90a"), IMAGE)
     done = subprocess.run(
         [python, str(NATIVE / "scenarios.py"), name], capture_output=True, text=True, timeout=120,
         env=environment(stand_in, tmp_path),

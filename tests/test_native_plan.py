@@ -105,25 +105,29 @@ def positive(expression: str) -> str:
     return f"{expression} 1000 %"
 
 
+# Built once: hypothesis takes longer to look at new strategies than to draw from them.
+BORDERS, SIZED, LATE = expressions(BEFORE), expressions([*BEFORE, "s0"]), expressions(AFTER)
+EARLY, WITHIN = expressions([*BEFORE, "s0", "s1"]), LATE.map(positive)
+ARGUMENTS = st.lists(st.sampled_from(["i0", "i1", "o0", "t0", "t1"]) | WITHIN.map("i32:{}".format)
+                     | LATE.map("i64:{}".format), max_size=4).map(tuple)
+THREE = st.tuples(WITHIN, WITHIN, WITHIN)
+STEPS = st.lists(st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), THREE, THREE, ARGUMENTS, WITHIN),
+                 max_size=2).map(tuple)
+ALIGNMENTS = st.sampled_from(["i0.addr 16 % 0 ==", "i1.addr 2 % 0 ==", "o0.addr 4 % 0 ==", "o0.addr 3 % 0 ==",
+                              "o0.addr 8 % 1 ==", "i0.addr 512 % 0 =="])
+GUARDED = st.lists(st.builds(Variant, st.just("guarded"), STEPS,
+                             st.lists(LATE | ALIGNMENTS, min_size=1, max_size=3).map(tuple)), max_size=2)
+CONDITIONS, AXES = st.lists(EARLY, max_size=2), st.lists(EARLY, max_size=3)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> LaunchPlan:
     """Plans of two tensors, two host inputs, two symbols and up to three variants."""
-    early, late = expressions([*BEFORE, "s0", "s1"]), expressions(AFTER).map(positive)
-    arguments = st.lists(st.sampled_from(["i0", "i1", "o0", "t0", "t1"]) | late.map("i32:{}".format)
-                         | expressions(AFTER).map("i64:{}".format), max_size=4)
-    three = st.tuples(late, late, late)
-    step = st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), three, three, arguments.map(tuple), late)
-    steps = st.lists(step, max_size=2).map(tuple)
-    alignments = st.sampled_from(["i0.addr 16 % 0 ==", "i1.addr 2 % 0 ==", "o0.addr 4 % 0 ==", "o0.addr 3 % 0 ==",
-                                  "o0.addr 8 % 1 ==", "i0.addr 512 % 0 =="])
-    guards = st.lists(expressions(AFTER) | alignments, min_size=1, max_size=3).map(tuple)
-    guarded = st.builds(Variant, st.just("guarded"), steps, guards)
     return LaunchPlan(
-        "region \"x\"\n", 2, (draw(expressions(BEFORE)), draw(expressions([*BEFORE, "s0"]))),
-        tuple(Check(condition, f"check {i}") for i, condition in enumerate(draw(st.lists(early, max_size=2)))),
-        (Output(1, tuple(draw(st.lists(early, max_size=3)))),),
-        (*draw(st.lists(guarded, max_size=2)), Variant("rest", draw(steps))),
-        (draw(late), draw(late)), ("-DX=1",),
+        "region \"x\"\n", 2, (draw(BORDERS), draw(SIZED)),
+        tuple(Check(condition, f"check {i}") for i, condition in enumerate(draw(CONDITIONS))),
+        (Output(1, tuple(draw(AXES))),), (*draw(GUARDED), Variant("rest", draw(STEPS))),
+        (draw(WITHIN), draw(WITHIN)), ("-DX=1",),
     )
 
 

@@ -18,7 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 from fused_models import ADD_ONE, TWICE, add_host, add_one, chain
-from native import scenarios
+from native.stand_in import IMAGE
 from onnx import TensorProto, helper
 
 import onnxfuse.runtime as runtime
@@ -240,7 +240,7 @@ def test_plain_onnx_runtime_with_and_without_the_library(python: str, tmp_path: 
 
 def nested() -> onnx.ModelProto:
     """Fused nodes in the graph, in a branch of an If, and in a function, beside a large weight."""
-    model = chain(add_one({"sm_80": scenarios.IMAGE}), 2)
+    model = chain(add_one({"sm_80": IMAGE}), 2)
     model.graph.initializer.append(helper.make_tensor("weight", TensorProto.FLOAT, [1000], bytes(4000), raw=True))
     inner = add_one(source=TWICE).node("inner", "Region1", [], ["x"], "z")
     branch = helper.make_graph([inner], "branch", [], [helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:\\\n|[^\n])*", re.MULTILINE)
@@ -25,6 +26,7 @@ class HostText:
     shared_alignment: int
 
 
+@lru_cache(maxsize=512)
 def for_host(source: str) -> HostText:
     """The text with dynamic shared memory as pointers and a table of its kernels at the end; lines keep their
     numbers."""

@@ -198,5 +198,5 @@ def _argument(text: str, buffers: Mapping[str, Buffer], situation: Situation) ->
 
 def _poisoned(array: Array, poison: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which elements are wholly made of the poison's byte."""
-    raw = np.frombuffer(array.tobytes(), np.uint8).reshape(*array.shape, array.itemsize)
-    return np.asarray((raw == poison).all(axis=-1))
+    whole = np.dtype(f"u{array.itemsize}")
+    return np.asarray(array.view(whole) == whole.type(int.from_bytes(bytes([poison]) * array.itemsize, "little")))

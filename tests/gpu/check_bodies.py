@@ -84,7 +84,7 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="run no kernels; no GPU is needed")
     arguments = parser.parse_args()
     if not arguments.rehearse:
-        from check_runtime import build
+        from building import build
 
         build()
     failed = False

@@ -11,42 +11,20 @@ References are NumPy's float32 sums of the same order, compared bit for bit.
 from __future__ import annotations
 
 import argparse
-import configparser
-import ctypes
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from building import ROOT, build
+
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-LIBRARY = ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so"
-
-
-def build() -> None:
-    """Build the native library where it is missing or old."""
-    sources = [*(LIBRARY.parent / "native").glob("*.cc"), *(LIBRARY.parent / "native").glob("*.h")]
-    if LIBRARY.exists() and LIBRARY.stat().st_mtime >= max(source.stat().st_mtime for source in sources):
-        return
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
-         f'-DONNXFUSE_VERSION="{config["metadata"]["version"]}"', *sorted(str(s) for s in sources if s.suffix == ".cc"),
-         "-o", str(LIBRARY), "-ldl", "-pthread"],
-        check=True,
-    )
-
-
 build()
 
 import fused_models as make  # noqa: E402
@@ -54,212 +32,24 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 from onnx import helper  # noqa: E402
+from runtime_sessions import (  # noqa: E402
+    IMAGES,
+    REHEARSAL,
+    Bound,
+    child,
+    expect,
+    plus,
+    provider,
+    session,
+    with_images,
+)
+from runtime_speed import cold_start, creation, cuda_graph, dispatch, watched_dispatch  # noqa: E402
 
 import onnxfuse.runtime as runtime  # noqa: E402
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant  # noqa: E402
 from onnxfuse.runtime import compile, library  # noqa: E402
 
-REHEARSAL = os.environ.get("ONNXFUSE_REHEARSAL") == "1"
-DEVICE = "cpu" if REHEARSAL else "cuda"
-IMAGES = {"sm_90": b"FAKE\nadd_one\nadd_more\n\0"} if REHEARSAL else {}
 SECONDS = 20.0
-NODES = 200
-BAR = 4.0
-"""What a fused node of a chain may cost, in microseconds."""
-
-
-def expect(condition: bool, *seen: object) -> None:
-    """An assertion that stays in optimised Python and shows what was seen."""
-    if not condition:
-        raise AssertionError(" ".join(map(str, seen)))
-
-
-def with_images(fused: make.Fused) -> make.Fused:
-    """The same with the stand-in's image, in a rehearsal."""
-    return make.Fused(**{**vars(fused), "images": IMAGES})
-
-
-def plus(x: np.ndarray, times: int) -> np.ndarray:
-    """x + 1 + 1 ..., rounded each time."""
-    for _ in range(times):
-        x = x + np.float32(1)
-    return x
-
-
-def provider(**settings: str) -> list[Any]:
-    """The providers of a session that runs fused nodes as kernels."""
-    return ["CPUExecutionProvider"] if REHEARSAL else [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
-
-
-def session(model: onnx.ModelProto, parallel: bool = False, registered: bool = True,
-            **settings: str) -> onnxruntime.InferenceSession:
-    """A session with the library registered, as a user would; it must run on the GPU."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if parallel:
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    raw = model.SerializeToString()
-    if registered:
-        runtime.register(options, raw)
-    out = onnxruntime.InferenceSession(raw, options, providers=provider(**settings), enable_fallback=0)
-    expect(REHEARSAL or out.get_providers()[0] == "CUDAExecutionProvider", out.get_providers())
-    return out
-
-
-class Bound:
-    """A session whose input x and output y stay on the device."""
-
-    def __init__(self, made: onnxruntime.InferenceSession, x: np.ndarray) -> None:
-        self.session, self.size = made, x.shape
-        self.x = onnxruntime.OrtValue.ortvalue_from_numpy(x.copy(), DEVICE, 0)  # on the CPU it keeps the array itself
-        self.y = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros_like(x), DEVICE, 0)
-        self.binding = made.io_binding()
-        self.binding.bind_ortvalue_input("x", self.x)
-        self.binding.bind_ortvalue_output("y", self.y)
-
-    def run(self) -> None:
-        """One run; ONNX Runtime waits for it to end."""
-        self.session.run_with_iobinding(self.binding)
-
-    def result(self, x: np.ndarray) -> np.ndarray:
-        """The output for another input of the same size, written into the same memory."""
-        self.x.update_inplace(x)
-        self.run()
-        out: np.ndarray = self.y.numpy()
-        return out
-
-    def microseconds(self, runs: int) -> float:
-        """Median time of a run."""
-        times = []
-        for _ in range(runs):
-            start = time.perf_counter()
-            self.run()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times) * 1e6
-
-
-class PerNode:
-    """Microseconds that a node of a chain costs: a chain against one node of it."""
-
-    def __init__(self, chain: Callable[[int], onnx.ModelProto], **settings: Any) -> None:
-        x = np.arange(64, dtype=np.float32)
-        self.long, self.short = (Bound(session(chain(count), **settings), x) for count in (NODES, 1))
-        for warming in range(30):
-            y = self.long.result(x * warming)
-            self.short.run()
-        self.right = np.array_equal(y, plus(x * 29, NODES))
-
-    def measure(self, runs: int = 30) -> float:
-        """The median of some runs."""
-        return (self.long.microseconds(runs) - self.short.microseconds(runs)) / (NODES - 1)
-
-
-class BareLaunch:
-    """The same kernels launched with nothing around them, their arguments as pointers or as one block."""
-
-    def __init__(self) -> None:
-        import cupy
-
-        folder = tempfile.mkdtemp(prefix="onnxfuse-bare-")
-        path = f"{folder}/bare.so"
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", str(ROOT / "tests" / "native" / "bare_launch.c"), "-o", path],
-                       check=True)
-        self.function = ctypes.CDLL(path).bare_launches
-        self.function.restype = ctypes.c_double
-        self.function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int, ctypes.c_uint] + [ctypes.c_void_p] * 2 + [
-            ctypes.c_size_t]
-        driver = ctypes.CDLL("libcuda.so.1")
-        kernel = cupy.RawKernel(make.ADD_ONE, "add_one")
-        kernel.compile()
-        self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.x, self.y = cupy.zeros(64, cupy.float32), cupy.zeros(64, cupy.float32)
-        self.values = (ctypes.c_uint64 * 3)(self.x.data.ptr, self.y.data.ptr, 64)
-        self.pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(self.values) + 8 * i for i in range(3)))
-        self.fixed = [ctypes.cast(driver.cuLaunchKernel, ctypes.c_void_p),
-                      ctypes.cast(driver.cuStreamSynchronize, ctypes.c_void_p), kernel.kernel.ptr, self.stream.ptr]
-
-    def measure(self, block: bool = False, runs: int = 30) -> float:
-        """Microseconds a launch: 200 against one, medians."""
-        def median(count: int) -> float:
-            times = [self.function(*self.fixed, count, 128, self.pointers, self.values, 24 if block else 0)
-                     for _ in range(runs)]
-            expect(min(times) > 0, "a launch failed", times)
-            return statistics.median(times)
-
-        return (median(NODES) - median(1)) / (NODES - 1)
-
-
-def plain_chain(count: int) -> onnx.ModelProto:
-    """The same chain of ONNX Runtime's own Add nodes."""
-    names = ["x", *(f"v{i}" for i in range(1, count)), "y"]
-    one = helper.make_tensor("one", make.FLOAT, [], [1.0])
-    nodes = [helper.make_node("Add", [names[i], "one"], [names[i + 1]]) for i in range(count)]
-    value = [helper.make_tensor_value_info(name, make.FLOAT, [64]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "plain", value[:1], value[1:], [one])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def fused_chain(count: int) -> onnx.ModelProto:
-    """A chain of fused nodes on 64 elements."""
-    return make.chain(with_images(make.add_one()), count, size=64)
-
-
-def silent_chain(count: int) -> onnx.ModelProto:
-    """The same chain of fused nodes that launch nothing: what is left is ONNX Runtime's work and the library's."""
-    fused = with_images(make.add_one())
-    plan = replace(fused.plan, variants=(Variant("silent", ()),))
-    return make.chain(replace(fused, plan=plan), count, size=64)
-
-
-def figures_of(measures: Mapping[str, Callable[[], float]], blocks: int = 15) -> dict[str, list[float]]:
-    """Each measure in turn, again and again, so that what disturbs the machine disturbs all."""
-    found: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(blocks):
-        for name, measure in measures.items():
-            found[name].append(measure())
-    return found
-
-
-def shown(found: Mapping[str, Sequence[float]]) -> str:
-    """Medians and least values, in microseconds a node."""
-    return "; ".join(f"{name} {statistics.median(times):.2f} (least {min(times):.2f})" for name, times in found.items())
-
-
-def judged(found: Mapping[str, Sequence[float]]) -> str:
-    """At most 4 µs a node.
-
-    Where a bare launch and ONNX Runtime's own work on a node are more together, so that its own Add needs more too, the
-    machine is called slow, and a fused node may cost 1.05 times that Add.
-    """
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    ours, theirs = medians["fused node"], medians["built-in Add"]
-    text = shown(found)
-    if ours <= BAR:
-        return f"us: {text}"
-    least = medians.get("bare cuLaunchKernel", 0.0) + medians.get("fused node without launch", 0.0)
-    expect(theirs > BAR and least > BAR, f"more than {BAR} us: {text}")
-    expect(ours <= 1.05 * theirs, f"slow machine, and more than 1.05 times the built-in Add: {text}")
-    return f"slow machine, whose launches do not fit {BAR} us, us: {text}"
-
-
-def dispatch() -> str:
-    """200 chained nodes on 64 elements: at most 4 µs a node."""
-    ours, theirs, silent = PerNode(fused_chain), PerNode(plain_chain), PerNode(silent_chain)
-    expect(ours.right and theirs.right, "wrong result of a chain")
-    measures = {"fused node": ours.measure, "built-in Add": theirs.measure, "fused node without launch": silent.measure}
-    if not REHEARSAL:
-        bare = BareLaunch()
-        measures |= {"bare cuLaunchKernel": bare.measure, "with packed arguments": lambda: bare.measure(block=True)}
-    return judged(figures_of(measures))
-
-
-def cuda_graph() -> str:
-    """The same under CUDA graphs, with inputs that change after the capture."""
-    if REHEARSAL:
-        return "not in a rehearsal"
-    ours, theirs = (PerNode(chain, enable_cuda_graph="1") for chain in (fused_chain, plain_chain))
-    expect(ours.right and theirs.right, "wrong result of a chain")
-    return judged(figures_of({"fused node": ours.measure, "built-in Add": theirs.measure}, blocks=5))
 
 
 def cuda_graph_scratch() -> str:
@@ -303,7 +93,7 @@ def host_inputs() -> str:
 def scratch() -> str:
     """Scratch buffers are right and do not leak."""
     made = session(make.chain(with_images(make.add_two()), 4))
-    x = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    x = np.random.default_rng(0).standard_normal(1 << (16 if REHEARSAL else 20), np.float32)
     free = []
     for number in range(300):
         y = made.run(None, {"x": x})[0]
@@ -312,7 +102,7 @@ def scratch() -> str:
             free.append(free_memory())
     lost = free[0] - free[1]
     expect(lost < 64 << 20, f"{lost >> 20} MiB lost in 200 runs")
-    return f"{lost >> 20} MiB lost in 200 runs of 16 MiB scratch"
+    return f"{lost >> 20} MiB lost in 200 runs of {4 * x.nbytes >> 20} MiB scratch"
 
 
 def free_memory() -> int:
@@ -483,42 +273,6 @@ def host_only_node() -> str:
     return "; ".join(outcomes)
 
 
-CHILD = """
-import sys, time
-if sys.argv[1] == "embedded":
-    sys.modules["cupy"] = None
-import numpy, onnxruntime
-options = onnxruntime.SessionOptions()
-options.log_severity_level = 4
-start = time.perf_counter()
-if sys.argv[1] == "embedded":
-    options.register_custom_ops_library(sys.argv[3])
-elif sys.argv[1] == "registered":
-    sys.path.insert(0, sys.argv[3])
-    import onnxfuse.runtime
-    onnxfuse.runtime.register(options, sys.argv[2])
-session = onnxruntime.InferenceSession(sys.argv[2], options, providers=sys.argv[4].split(","), enable_fallback=0)
-took = time.perf_counter() - start
-y = session.run(None, {"x": numpy.arange(5, dtype=numpy.float32)})[0]
-print("RESULT", took, y.tolist() == [float(sys.argv[5]) + i for i in range(5)], session.get_providers()[0])
-"""
-
-
-def child(kind: str, path: Path, adds: int, cache: Path) -> float:
-    """Create and run a session in a process of its own; the seconds that creating took."""
-    providers = "CPUExecutionProvider" if REHEARSAL else "CUDAExecutionProvider,CPUExecutionProvider"
-    where = LIBRARY if kind == "embedded" else ROOT
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, kind, str(path), str(where), providers, str(adds)],
-        capture_output=True, text=True, env=os.environ | {"ONNXFUSE_CACHE_DIR": str(cache)}, timeout=300,
-    )
-    results = [line.split() for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    expect(done.returncode == 0 and len(results) == 1, done.stdout, done.stderr)
-    _, took, right, first = results[0]
-    expect(right == "True" and first == providers.split(",")[0], results)
-    return float(took)
-
-
 def embedded() -> str:
     """An embedded image runs where CuPy cannot be imported and the cache is empty."""
     names = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -529,50 +283,6 @@ def embedded() -> str:
         took = child("embedded", path, 3, Path(folder) / "cache")
         expect(not (Path(folder) / "cache").exists(), "the cache was written")
     return f"session in {took:.2f} s"
-
-
-def distinct(count: int) -> onnx.ModelProto:
-    """A chain of nodes, each with a kernel text of its own."""
-    model = make.chain(with_images(make.add_one()), count)
-    for number, node in enumerate(model.graph.node):
-        for attribute in node.attribute:
-            if attribute.name == "source":
-                attribute.s = f"// kernel {number}\n{make.ADD_ONE}".encode()
-    return model
-
-
-def cold_start() -> str:
-    """A session with 20 distinct kernels: at most 10 s more with an empty cache, 0.5 s more with a warm one."""
-    with tempfile.TemporaryDirectory() as folder:
-        path, cache = Path(folder) / "model.onnx", Path(folder) / "cache"
-        onnx.save(distinct(20), path)
-        plain = min(child("plain", path, 20, cache) for _ in range(2)) if not REHEARSAL else 0.0
-        cold = child("registered", path, 20, cache)
-        entries = len(list(cache.glob("*/*.cubin")))
-        warm = min(child("registered", path, 20, cache) for _ in range(2))
-    text = f"plain {plain:.2f} s, cold {cold:.2f} s, warm {warm:.2f} s"
-    expect(REHEARSAL or entries == 20, entries, "entries in the cache", text)
-    expect(cold - plain <= 10 and warm - plain <= 0.5, text)
-    return text
-
-
-def creation() -> str:
-    """A session of 200 fused nodes whose kernels are there: at most 0.1 s more than one of 200 built-in nodes, both
-    with the library registered, which may take 0.25 s."""
-    def least(model: onnx.ModelProto, registered: bool) -> float:
-        times = []
-        for _ in range(6):
-            start = time.perf_counter()
-            session(model, registered=registered)
-            times.append(time.perf_counter() - start)
-        return min(times[1:]) * 1e3
-
-    ours, same, plain = (
-        least(model, registered) for model, registered in
-        ((fused_chain(NODES), True), (plain_chain(NODES), True), (plain_chain(NODES), False)))
-    text = f"{ours:.1f} ms; built-in nodes {plain:.1f} ms, {same:.1f} ms with the library registered"
-    expect(ours - same <= 100 and same - plain <= 250, text)
-    return text
 
 
 def recorded_runs() -> str:
@@ -587,7 +297,7 @@ def recorded_runs() -> str:
         finally:
             del os.environ["ONNXFUSE_STATISTICS"]
         silent = session(make.chain(with_images(make.add_two()), count))
-        sizes = (1 << 10, 1 << 24)
+        sizes = (1 << 10, 1 << (18 if REHEARSAL else 24))
         wrong: list[object] = []
 
         def work(made: onnxruntime.InferenceSession) -> None:
@@ -620,7 +330,7 @@ def recorded_runs() -> str:
     small, large = (statistics.median(medians[size]) / 1e3 for size in sizes)
     # 128 MiB through device memory, at 0.2 to 20 TB/s; a small kernel within what a busy GPU may add to it.
     expect(REHEARSAL or (6 < large < 700 and 0.5 < small < 100), f"{small} us, {large} us")
-    return f"{runs * threads} calls of each node; {small:.1f} us for 1024 elements, {large:.1f} us for 16777216"
+    return f"{runs * threads} calls of each node; {small:.1f} us for {sizes[0]} elements, {large:.1f} us for {sizes[1]}"
 
 
 def recorded_graph() -> str:
@@ -643,21 +353,6 @@ def recorded_graph() -> str:
     expect(len(runs) == 5 and all(run["captured"] == 1 for run in runs), found)
     expect(all(run["timed"] == run["calls"] - 1 for run in runs) and len(found["notes"]) == 1, found)
     return f"{runs[0]['calls']} calls of each node, 1 of them captured"
-
-
-def watched_dispatch() -> str:
-    """What statistics cost a node; the bar of ``dispatch`` holds without them."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["ONNXFUSE_STATISTICS"] = f"{folder}/statistics.json"
-        try:
-            watched = PerNode(fused_chain)
-        finally:
-            del os.environ["ONNXFUSE_STATISTICS"]
-        plain = PerNode(fused_chain)
-        found = figures_of({"with statistics": watched.measure, "without": plain.measure}, blocks=5)
-        expect(watched.right and plain.right, "wrong result of a chain")
-        del watched
-    return f"us: {shown(found)}"
 
 
 CHECKS: list[Callable[[], str]] = [

@@ -396,7 +396,7 @@ def main() -> int:
     on_gpu = not (given.dry_run or given.emulate)
     if on_gpu:
         find_tool("compute-sanitizer")
-        from check_runtime import build
+        from building import build
 
         build()
     start = time.perf_counter()

@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="make times up; no GPU is needed")
     arguments = parser.parse_args()
     if not arguments.dry_run:
-        from check_runtime import build
+        from building import build
 
         build()
     from common import table

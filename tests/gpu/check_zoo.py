@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write everything found")
     arguments = parser.parse_args()
     if not arguments.emulate:
-        from check_runtime import build
+        from building import build
 
         build()
     from zoo import choose

@@ -1,5 +1,11 @@
 // Everything that CUDA kernel text may use, for host g++.  Precompiled once; included before every kernel's text.
 #pragma once
+// Without the special functions of C++17, which make the C++ library's <math.h> twice as large to read.
+#if __has_include(<bits/c++config.h>)
+#include <bits/c++config.h>
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+#define _GLIBCXX_USE_STD_SPEC_FUNCS 0
+#endif
 #include <float.h>
 #include <limits.h>
 #include <math.h>

@@ -1,0 +1,360 @@
+"""Operators that onnx's evaluator lacks, or computes in float32: in float64 here, integers as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+
+
+def _erf(x: Array) -> Array:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(x)
+
+
+def _phi(x: Array) -> Array:
+    return x * 0.5 * (1 + _erf(x / np.sqrt(2)))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _silu(x: Array, alpha: float = 1.0) -> Array:
+    return x / (1 + np.exp(-alpha * x))
+
+
+def _gelu(attributes: Mapping, opset: int, x: Array) -> Array:
+    return _gelu_tanh(x) if attributes.get("approximate") == b"tanh" else _phi(x)
+
+
+def _biased(function: Callable[[Array], Array]) -> Callable:
+    return lambda attributes, opset, x, bias=None: function(x if bias is None else x + bias)
+
+
+def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    mean = x.mean(axis=axes, keepdims=True)
+    inverse = 1 / np.sqrt(x.var(axis=axes, keepdims=True) + epsilon)
+    return (x - mean) * inverse, mean, inverse
+
+
+def _root_mean_square(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    return x / np.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
+
+
+def _from(axis: int, x: Array) -> tuple[int, ...]:
+    return tuple(range(axis % x.ndim, x.ndim))
+
+
+def _layer_norm(
+    attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array | None = None
+) -> tuple[Array, ...]:
+    normal, mean, inverse = _normal(x, _from(attributes.get("axis", -1), x), attributes.get("epsilon", 1e-5))
+    return normal * scale + (0 if bias is None else bias), mean, inverse
+
+
+def _rms_norm(attributes: Mapping, opset: int, x: Array, scale: Array) -> Array:
+    return _root_mean_square(x, _from(attributes.get("axis", -1), x), attributes.get("epsilon", 1e-5)) * scale
+
+
+def _channels(vector: Array, x: Array) -> Array:
+    return vector.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def _instance_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array) -> Array:
+    normal, _, _ = _normal(x, tuple(range(2, x.ndim)), attributes.get("epsilon", 1e-5))
+    return normal * _channels(scale, x) + _channels(bias, x)
+
+
+def _group_norm(attributes: Mapping, opset: int, x: Array, scale: Array, bias: Array) -> Array:
+    groups = attributes["num_groups"]
+    grouped = x.reshape(x.shape[0], groups, -1)
+    normal, _, _ = _normal(grouped, (2,), attributes.get("epsilon", 1e-5))
+    if opset >= 21:
+        return normal.reshape(x.shape) * _channels(scale, x) + _channels(bias, x)
+    return (normal * scale[:, None] + bias[:, None]).reshape(x.shape)
+
+
+def _batch_norm(attributes: Mapping, opset: int, x: Array, *parameters: Array) -> Array:
+    scale, bias, mean, variance = (p.reshape(-1, *(1,) * (x.ndim - 2)) for p in parameters)
+    return (x - mean) / np.sqrt(variance + attributes.get("epsilon", 1e-5)) * scale + bias
+
+
+def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
+    powers = np.exp(x - x.max(axis=axes, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(axis=axes, keepdims=True)
+
+
+def _log_softmax(x: Array, axes: tuple[int, ...]) -> Array:
+    shifted = x - x.max(axis=axes, keepdims=True, initial=-np.inf)
+    return shifted - np.log(np.exp(shifted).sum(axis=axes, keepdims=True))
+
+
+def _softmax_like(function: Callable[[Array, tuple[int, ...]], Array]) -> Callable:
+    def run(attributes: Mapping, opset: int, x: Array) -> Array:
+        if opset >= 13:
+            return function(x, (attributes.get("axis", -1) % x.ndim,))
+        return function(x, _from(attributes.get("axis", 1), x))
+
+    return run
+
+
+def _safe_softmax(attributes: Mapping, opset: int, x: Array) -> Array:
+    result = _softmax(x, (attributes.get("axis", -1) % x.ndim,))
+    return np.where(np.isnan(result), 0.0, result)
+
+
+def _skip_layer_norm(
+    attributes: Mapping,
+    opset: int,
+    x: Array,
+    skip: Array,
+    scale: Array,
+    bias: Array | None = None,
+    added: Array | None = None,
+) -> tuple[Array, ...]:
+    total = x + skip + (0 if added is None else added)
+    normal, mean, inverse = _normal(total, (-1,), attributes.get("epsilon", 1e-12))
+    return normal * scale + (0 if bias is None else bias), mean, inverse, total
+
+
+def _skip_rms_norm(
+    attributes: Mapping, opset: int, x: Array, skip: Array, scale: Array, added: Array | None = None
+) -> tuple[Array | None, ...]:
+    total = x + skip + (0 if added is None else added)
+    return _root_mean_square(total, (-1,), attributes.get("epsilon", 1e-12)) * scale, np.zeros(()), np.zeros(()), total
+
+
+def _power(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
+    return np.power(x, y).astype(x.dtype)
+
+
+def _quotient(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
+    """Integers towards zero; a division by zero gives 0, which the standard leaves open."""
+    if x.dtype == np.float64:
+        return x / y
+    safe = np.where(y == 0, 1, y)
+    whole = x // safe
+    toward_zero = whole + ((x % safe != 0) & ((x < 0) != (safe < 0)))
+    return np.where(y == 0, 0, toward_zero).astype(x.dtype)
+
+
+def _modulo(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
+    if x.dtype == np.float64:
+        return np.fmod(x, y)
+    safe = np.where(y == 0, 1, y)
+    rest = np.fmod(x, safe) if attributes.get("fmod") else np.mod(x, safe)
+    return np.where(y == 0, 0, rest).astype(x.dtype)
+
+
+def _mean_of(attributes: Mapping, opset: int, *operands: Array) -> Array:
+    return sum(operands[1:], operands[0]) / len(operands)
+
+
+def _axes(attributes: Mapping, x: Array, axes: Array | None) -> tuple[int, ...]:
+    given = attributes.get("axes") if axes is None else axes
+    if given is None or len(given) == 0:
+        return () if attributes.get("noop_with_empty_axes") else tuple(range(x.ndim))
+    return tuple(int(axis) % x.ndim for axis in given)
+
+
+def _log_sum_exp(x: Array, axes: tuple[int, ...]) -> Array:
+    largest = x.max(axis=axes, keepdims=True, initial=-np.inf)
+    largest = np.where(np.isinf(largest), 0, largest)
+    return np.log(np.exp(x - largest).sum(axis=axes, keepdims=True)) + largest
+
+
+REDUCTIONS: dict[str, Callable[[Array, tuple[int, ...]], Array]] = {
+    "ReduceSum": lambda x, axes: x.sum(axis=axes, keepdims=True, dtype=x.dtype),
+    "ReduceProd": lambda x, axes: x.prod(axis=axes, keepdims=True, dtype=x.dtype),
+    "ReduceMean": lambda x, axes: x.mean(axis=axes, keepdims=True),
+    "ReduceMax": lambda x, axes: x.max(axis=axes, keepdims=True),
+    "ReduceMin": lambda x, axes: x.min(axis=axes, keepdims=True),
+    "ReduceL1": lambda x, axes: np.abs(x).sum(axis=axes, keepdims=True),
+    "ReduceL2": lambda x, axes: np.sqrt((x * x).sum(axis=axes, keepdims=True)),
+    "ReduceSumSquare": lambda x, axes: (x * x).sum(axis=axes, keepdims=True),
+    "ReduceLogSum": lambda x, axes: np.log(x.sum(axis=axes, keepdims=True)),
+    "ReduceLogSumExp": _log_sum_exp,
+}
+
+
+def _reduction(name: str) -> Callable:
+    def run(attributes: Mapping, opset: int, x: Array, axes: Array | None = None) -> Array:
+        over = _axes(attributes, x, axes)
+        kept = REDUCTIONS[name](x, over) if over or x.ndim == 0 else x
+        return kept if attributes.get("keepdims", 1) else np.squeeze(kept, axis=over)
+
+    return run
+
+
+def _lp_norm(attributes: Mapping, opset: int, x: Array) -> Array:
+    axis = attributes.get("axis", -1)
+    norm = np.linalg.norm(x, ord=attributes.get("p", 2), axis=axis, keepdims=True) if x.size else x
+    return x / np.where(norm == 0, 1, norm)
+
+
+def _gather_elements(attributes: Mapping, opset: int, x: Array, indices: Array) -> Array:
+    """Sizes of the other axes may be smaller than those of ``x``."""
+    axis = attributes.get("axis", 0) % x.ndim
+    part = x[tuple(slice(None) if place == axis else slice(size) for place, size in enumerate(indices.shape))]
+    return np.take_along_axis(part, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
+
+
+def _gather(attributes: Mapping, opset: int, x: Array, indices: Array) -> Array:
+    axis = attributes.get("axis", 0)
+    return np.take(x, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
+
+
+def _pad(attributes: Mapping, opset: int, x: Array, amounts: Array, value: Array | None = None,
+         axes: Array | None = None) -> Array:
+    chosen = [int(axis) % x.ndim for axis in (range(x.ndim) if axes is None else axes)]
+    for axis, first, last in zip(chosen, amounts[:len(chosen)], amounts[len(chosen):], strict=True):
+        x = np.take(x, range(max(-first, 0), x.shape[axis] - max(-last, 0)), axis)
+        widths = [(max(first, 0), max(last, 0)) if place == axis else (0, 0) for place in range(x.ndim)]
+        mode = attributes.get("mode", b"constant").decode()
+        more = {} if mode != "constant" else {"constant_values": 0 if value is None else value.item()}
+        x = np.pad(x, widths, mode=mode, **more)
+    return x
+
+
+def _resize(attributes: Mapping, opset: int, x: Array, _: Array | None = None, scales: Array | None = None,
+            sizes: Array | None = None) -> Array:
+    """The nearest element: by the coordinates that the standard gives, rounded as it says."""
+    axes = attributes.get("axes") or range(x.ndim)
+    for place, axis in enumerate(axes):
+        before = x.shape[axis]
+        scale = float(scales[place]) if scales is not None and scales.size else sizes[place] / before
+        size = int(sizes[place]) if sizes is not None and sizes.size else int(before * scale)
+        place_of = {
+            "asymmetric": lambda i, scale=scale: i / scale,
+            "half_pixel": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
+            "half_pixel_symmetric": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
+            "pytorch_half_pixel": lambda i, scale=scale, size=size: (i + 0.5) / scale - 0.5 if size > 1 else 0 * i,
+        }[attributes.get("coordinate_transformation_mode", b"half_pixel").decode()]
+        rounded = {
+            "floor": np.floor, "ceil": np.ceil,
+            "round_prefer_floor": lambda c: np.ceil(c - 0.5), "round_prefer_ceil": lambda c: np.floor(c + 0.5),
+        }[attributes.get("nearest_mode", b"round_prefer_floor").decode()]
+        x = np.take(x, np.clip(rounded(place_of(np.arange(size))), 0, max(before - 1, 0)).astype(np.int64), axis)
+    return x
+
+
+def _global_pool(kind: str) -> Callable:
+    """A reduction over the axes behind the channels."""
+
+    def pool(attributes: Mapping, opset: int, x: Array) -> Array:
+        axes, p = tuple(range(2, x.ndim)), attributes.get("p", 2)
+        if kind == "average":
+            return x.mean(axis=axes, keepdims=True)
+        return x.max(axis=axes, keepdims=True) if kind == "max" else (
+            (np.abs(x) ** p).sum(axis=axes, keepdims=True) ** (1 / p))
+
+    return pool
+
+
+def _one_hot(attributes: Mapping, opset: int, indices: Array, depth: Array, values: Array) -> Array:
+    count, axis = int(np.ravel(depth)[0]), attributes.get("axis", -1)
+    found = np.expand_dims(indices.astype(np.int64), axis)
+    places = np.arange(count).reshape([-1 if place == axis % found.ndim else 1 for place in range(found.ndim)])
+    return np.where(places == np.where(found < 0, found + count, found), values[1], values[0])
+
+
+def _along(attributes: Mapping, x: Array, parameter: Array) -> Array:
+    shape = [1] * x.ndim
+    if parameter.ndim:
+        shape[attributes.get("axis", 1)] = -1
+    return parameter.reshape(shape).astype(np.float64)
+
+
+def _quantize(attributes: Mapping, opset: int, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    kind = np.dtype(np.uint8) if zero is None else zero.dtype
+    steps = np.rint(x / _along(attributes, x, scale)) + (0 if zero is None else _along(attributes, x, zero))
+    return np.clip(steps, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+
+
+def _dequantize(attributes: Mapping, opset: int, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    return (x.astype(np.float64) - (0 if zero is None else _along(attributes, x, zero))) * _along(attributes, x, scale)
+
+
+def _loss(attributes: Mapping, opset: int, x: Array, labels: Array) -> Array:
+    return -np.take_along_axis(x, labels[:, None], axis=1)[:, 0]
+
+
+def _squeeze(attributes: Mapping, opset: int, x: Array, axes: Array | None = None) -> Array:
+    given = attributes.get("axes") if axes is None else axes
+    return np.squeeze(x, None if given is None else tuple(int(axis) for axis in given))
+
+
+def _unsqueeze(attributes: Mapping, opset: int, x: Array, axes: Array | None = None) -> Array:
+    return np.expand_dims(x, tuple(int(axis) for axis in (attributes.get("axes") if axes is None else axes)))
+
+
+def _hard_sigmoid(attributes: Mapping, opset: int, x: Array) -> Array:
+    return np.clip(x * attributes.get("alpha", float(np.float32(0.2))) + attributes.get("beta", 0.5), 0, 1)
+
+
+MICROSOFT, CANONICAL = "com.microsoft", "onnxfuse.canonical"
+
+OWN: dict[tuple[str, str], Callable] = {
+    ("", "Erf"): lambda a, o, x: _erf(x),
+    ("", "Gelu"): _gelu,
+    ("", "Swish"): lambda a, o, x: _silu(x, a.get("alpha", 1.0)),
+    ("", "Mish"): lambda a, o, x: x * np.tanh(np.logaddexp(0, x)),
+    ("", "Softsign"): lambda a, o, x: x / (1 + np.abs(x)),
+    ("", "Softplus"): lambda a, o, x: np.logaddexp(0, x),
+    ("", "Sigmoid"): lambda a, o, x: 1 / (1 + np.exp(-x)),
+    ("", "Reciprocal"): lambda a, o, x: 1 / x,
+    ("", "HardSwish"): lambda a, o, x: x * np.clip(x / 6 + 0.5, 0, 1),
+    ("", "GatherElements"): _gather_elements,
+    ("", "Gather"): _gather,
+    ("", "Pad"): _pad,
+    ("", "Resize"): _resize,
+    ("", "OneHot"): _one_hot,
+    ("", "GlobalAveragePool"): _global_pool("average"),
+    ("", "GlobalMaxPool"): _global_pool("max"),
+    ("", "GlobalLpPool"): _global_pool("power"),
+    ("", "QuantizeLinear"): _quantize,
+    ("", "DequantizeLinear"): _dequantize,
+    ("", "PRelu"): lambda a, o, x, slope: np.where(x < 0, x * slope, x),
+    ("", "HardSigmoid"): _hard_sigmoid,
+    ("", "Squeeze"): _squeeze,
+    ("", "Unsqueeze"): _unsqueeze,
+    ("", "Elu"): lambda a, o, x: np.where(x < 0, a.get("alpha", 1.0) * np.expm1(x), x),
+    ("", "Celu"): lambda a, o, x: np.where(x < 0, a.get("alpha", 1.0) * np.expm1(x / a.get("alpha", 1.0)), x),
+    ("", "Selu"): lambda a, o, x: (
+        a.get("gamma", 1.05070102214813232421875)
+        * np.where(x <= 0, a.get("alpha", 1.67326319217681884765625) * np.expm1(x), x)
+    ),
+    ("", "Sign"): lambda a, o, x: np.where(x > 0, 1, np.where(x < 0, -1, x)).astype(x.dtype),
+    ("", "Pow"): _power,
+    ("", "Div"): _quotient,
+    ("", "Mod"): _modulo,
+    ("", "Mean"): _mean_of,
+    ("", "LayerNormalization"): _layer_norm,
+    ("", "RMSNormalization"): _rms_norm,
+    ("", "SimplifiedLayerNormalization"): _rms_norm,
+    (MICROSOFT, "SimplifiedLayerNormalization"): _rms_norm,
+    ("", "InstanceNormalization"): _instance_norm,
+    ("", "GroupNormalization"): _group_norm,
+    ("", "BatchNormalization"): _batch_norm,
+    ("", "Softmax"): _softmax_like(_softmax),
+    ("", "LogSoftmax"): _softmax_like(_log_softmax),
+    ("", "LpNormalization"): _lp_norm,
+    ("", "NegativeLogLikelihoodLoss"): _loss,
+    ("", "Dropout"): lambda a, o, x, *rest: x,
+    (MICROSOFT, "BiasGelu"): _biased(_phi),
+    (MICROSOFT, "Gelu"): _biased(_phi),
+    (MICROSOFT, "FastGelu"): _biased(_gelu_tanh),
+    (MICROSOFT, "QuickGelu"): lambda a, o, x: _silu(x, a.get("alpha", float(np.float32(1.702)))),
+    (MICROSOFT, "BiasAdd"): lambda a, o, x, bias, skip: x + bias + skip,
+    (MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
+    (CANONICAL, "Silu"): lambda a, o, x: _silu(x),
+    (CANONICAL, "QuickGelu"): lambda a, o, x: _silu(x, a["alpha"]),
+    (CANONICAL, "SafeSoftmax"): _safe_softmax,
+    **{("", name): _reduction(name) for name in REDUCTIONS},
+}
