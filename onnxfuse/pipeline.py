@@ -37,11 +37,13 @@ from onnxfuse.verifying import Verification
 Tell = Callable[[str, int, int], None]
 """Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
 
-SETTLED = Refusal(
+_AS_IT_WAS = Refusal(
     "already-optimised", "the model is as an optimisation left it", "",
     remedy="to plan it anew, as for another GPU or other sizes, put it back first: onnxfuse unfuse MODEL",
 )
-"""Why nothing is decided again."""
+SETTLED: tuple[Plan, tuple[str, ...]] = (
+    Plan((), (_AS_IT_WAS,), 0), (f"The model is as an optimisation left it; {_AS_IT_WAS.remedy}.",))
+"""The plan of a model that nobody touched since, and what its user should know."""
 
 DEFAULT_TARGET = "H100"
 """The GPU that is planned for where none is named and none is present."""
@@ -180,10 +182,7 @@ def optimise(
     canonical = canonicalise(graph, rules.canonical)
     ledger = Ledger(graph, bind(graph, options.dims))
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
-    if settled:
-        plan, more = Plan((), (SETTLED,), 0), (f"{SETTLED.message[0].upper()}{SETTLED.message[1:]}: {SETTLED.remedy}",)
-    else:
-        plan, more = _planned(canonical.graph, rules, ledger, profile, options)
+    plan, more = SETTLED if settled else _planned(canonical.graph, rules, ledger, profile, options)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)

@@ -39,6 +39,10 @@ TILED_EFFICIENCY = 0.7
 """The same of one that moves the innermost axis: what goes through shared memory waits for its whole block."""
 
 
+TURNED_EFFICIENCY = 0.55
+"""The same of one that reduces and moves the innermost axis: its block waits for shared memory twice."""
+
+
 def kernel_time(
     reads: float,
     writes: float,
@@ -233,7 +237,9 @@ class CostModel:
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
         reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
         moves = any(map(moves_innermost, nodes))
-        efficiency = TILED_EFFICIENCY if moves else ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
+        efficiency = FUSED_EFFICIENCY
+        if moves or reduces:
+            efficiency = TURNED_EFFICIENCY if moves and reduces else TILED_EFFICIENCY if moves else ROWS_EFFICIENCY
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
 
     def _around(self, node: Node) -> frozenset[Node]:
