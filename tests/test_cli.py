@@ -322,8 +322,14 @@ def test_interrupt_is_clean(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not ready.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    for patience in (10, 10, 60):
+        # Python drops an interrupt that comes within a destructor; a user presses again.
+        os.kill(process.pid, signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=patience)
+            break
+        except subprocess.TimeoutExpired:
+            continue
     assert process.returncode == 130
     assert (out, err) == ("", "interrupted\n")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "ready"]
