@@ -14,7 +14,7 @@ from onnxfuse.graph.dims import Dim, product
 from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
 from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import Coordinates, IndexSpace
-from onnxfuse.lowering.ir import Program, Reduce, postorder
+from onnxfuse.lowering.ir import Permute, Program, Reduce, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Rows
@@ -187,7 +187,10 @@ def _planned(size: Dim, sizes: Mapping[str, int]) -> int | None:
 
 
 def _places(program: Program, space: IndexSpace, rows: Rows, reduction: Reduce) -> dict[int, Coordinates]:
-    """Coordinates of the element at hand, or of its row, in the tensors that have it, by ``id``."""
+    """Coordinates of the element at hand, or of its row, in the tensors that have it, by ``id``; nothing where no axes
+    are moved, and all lie as the rows do."""
+    if not any(isinstance(tensor, Permute) for tensor in postorder(program.outputs)):
+        return {}
     shape = reduction.operand.shape
     at = coordinates(shape, reduction.axes, rows.row, rows.place, space)
     return reached(program, space, {reduction.operand: at})
