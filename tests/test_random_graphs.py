@@ -33,6 +33,7 @@ from graph_strategies import GROWERS, RandomGraph, graphs, seeded
 from hypothesis import given, note, settings
 from kernel_harness import Made, attempt
 from onnx import numpy_helper
+from plain_session import State, session
 from reference import Array, difference, element_types, evaluate, evaluate_nodes, numpy_type, tolerance
 
 from onnxfuse.graph import build_graph, from_proto, infer
@@ -213,22 +214,6 @@ def rules() -> RuleSet:
 @cache
 def target() -> Profile:
     return find_profile("H100")
-
-
-def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession | None:
-    """A session without optimisations; None where the CPU provider lacks an operator or a type of it."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except ABSENT:
-        return None
-
-
-State = onnxruntime.capi.onnxruntime_pybind11_state
-ABSENT = (State.NotImplemented, State.Fail, State.InvalidGraph)
 
 
 def run(loaded: onnxruntime.InferenceSession, names: list[str],

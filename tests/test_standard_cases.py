@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from emulated import EmulatedRunner
 from emulator import prepare
 from onnx import numpy_helper
+from plain_session import session
 from reference import FLOATS, difference
 
 from onnxfuse.errors import ModelError
@@ -86,17 +86,6 @@ def fused(case: Any) -> Optimised | None:
         if "opset" in str(error):
             return None
         raise
-
-
-def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession | None:
-    """A session without optimisations; None where the CPU provider lacks an operator or a type."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # ONNX Runtime has an exception type per status, all of them plain
-        return None
 
 
 def whole(result: Optimised, nodes: Sequence[FusedNode]) -> bool:

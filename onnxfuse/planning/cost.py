@@ -237,9 +237,10 @@ class CostModel:
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
         reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
         moves = any(map(moves_innermost, nodes))
-        efficiency = FUSED_EFFICIENCY
-        if moves or reduces:
-            efficiency = TURNED_EFFICIENCY if moves and reduces else TILED_EFFICIENCY if moves else ROWS_EFFICIENCY
+        if moves:
+            efficiency = TURNED_EFFICIENCY if reduces else TILED_EFFICIENCY
+        else:
+            efficiency = ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
 
     def _around(self, node: Node) -> frozenset[Node]:

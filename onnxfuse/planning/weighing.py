@@ -217,8 +217,7 @@ class Scales:
         if members not in self._kernels:
             held = all(self.facts[node].view for node in members)
             if not held and self.forbidden.refuses(members) is None:
-                found = self.maker.region(members, self.rule_of(members))
-                held = not isinstance(found, Refusal) and isinstance(self.maker.with_kernel(*found), Region)
+                held = isinstance(self.maker.fusion(members, self.rule_of(members)), Fusion)
             self._kernels[members] = held
         return self._kernels[members]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -144,7 +145,7 @@ class Frame:
     length: str
 
 
-class PhaseText:
+class PhaseText(ABC):
     """Text of phases.
 
     Attributes:
@@ -165,14 +166,14 @@ class PhaseText:
 
     # ---- What subclasses say. ----
 
+    @abstractmethod
     def head(self) -> list[str]:
         """The loop over the elements ``e`` of a row that are a thread's, up to two open braces; ``item`` counts those
         that are kept."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reduce(self, number: int, reduction: Reduced) -> list[str]:
         """What becomes of the accumulators ``a{phase}_{number}`` at the end of a phase."""
-        raise NotImplementedError
 
     def loaded(self) -> list[str]:
         """Lines after the vectors of a loop's turn are asked for."""

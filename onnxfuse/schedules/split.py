@@ -10,6 +10,7 @@ nothing in scratch needs a value before the first step.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -244,13 +245,13 @@ class _Split(PhaseText):
             lines += self.row_outputs()
         return "\n".join(lines) + "\n"
 
+    @abstractmethod
     def opening(self) -> list[str]:
         """Which row and chunk the block has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def together(self, number: int, reduction: Reduced) -> list[str]:
         """The result of an earlier phase's reduction, from all chunks."""
-        raise NotImplementedError
 
 
 class _RowSplit(_Split):

@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +227,15 @@ def places() -> None:
                 expect(np.array_equal(made.run(None, {"x": x[:size]})[0], plus(x[:size], kinds[name])), name, size)
 
 
+def in_threads(work: Callable[[int], None], count: int) -> None:
+    """Do a piece of work in so many threads, each told its number, to the end of all."""
+    pool = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+
+
 def threads() -> None:
     """Sixteen threads run one session, the parallel executor's workers among them."""
     settings = options()
@@ -246,11 +256,7 @@ def threads() -> None:
             if not all(np.array_equal(a, b) for a, b in zip(results, wanted, strict=True)):
                 wrong.append(seed)
 
-    pool = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
-    for thread in pool:
-        thread.start()
-    for thread in pool:
-        thread.join()
+    in_threads(work, 16)
     expect(not wrong, wrong)
     expect(counter("fake_allocated", ctypes.c_long).value == 0)
 
@@ -278,11 +284,7 @@ def churn() -> None:
             thread.start()
             thread.join()
 
-    pool = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in pool:
-        thread.start()
-    for thread in pool:
-        thread.join()
+    in_threads(work, 8)
     expect(not wrong, wrong)
     expect(counter("fake_allocated", ctypes.c_long).value == 0)
 
