@@ -13,6 +13,7 @@ from math import log2
 from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.pull import Reduced
 from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
+from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import fits_narrow
 from onnxfuse.schedules.phases import Frame, PhaseText, Text
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Ways, Work
@@ -45,6 +46,15 @@ class Shape:
         """Threads of a block."""
         return self.deep * self.across
 
+    def runs(self, length: int) -> bool:
+        """Whether it runs columns of a length, with 32-bit indices."""
+        return self.bits == 32 and (not self.items or self.deep * self.items >= length)
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """As tuning writes it down."""
+        return {"deep": self.deep, "across": self.across, "width": self.width, "items": self.items}
+
     @property
     def name(self) -> str:
         """Name of the kernel."""
@@ -52,13 +62,25 @@ class Shape:
         return f"columns_{self.deep}x{self.across}_w{self.width}_{kind}_{self.bits}"
 
 
-def column_ways(work: Work) -> Ways:
-    """The variants of a region with reductions over axes that are not the last."""
+def column_ways(work: Work, splits: bool = False) -> Ways:
+    """The variants of a region with reductions over axes that are not the last.
+
+    Args:
+        splits: whether splitting columns is planned, and these are what else there is.
+    """
     extent, signature = work.extent, work.signature
     count, length = work.expression(extent.count), work.expression(extent.length)
-    ways = Ways()
     texts = {keep: ColumnText(work.frame, keep).text() for keep in (True, False)}
     layouts = _layouts(work)
+    others: list[Shape] = []
+    if fits_narrow(work.lowered):
+        whole = [shape for shape in layouts if shape.runs(extent.planned or 0)]
+        others = whole[:1] if splits else alternatives(work, layouts[0])
+    offered = {Choice.of("columns", **shape.settings): shape for shape in others}
+    choice, shape = told(extent.choice, offered)
+    if shape is not None:
+        layouts = list(dict.fromkeys([shape, *layouts]))
+    ways = Ways(choice=choice, choices=tuple(offered))
     for layout in layouts:
         keep = layout.items > 0
         text, index = texts[keep], "int" if layout.bits == 32 else "long long"
@@ -101,6 +123,23 @@ def _layouts(work: Work) -> list[Shape]:
         layouts.append(_streaming(work, width, length))
     last = _streaming(work, 1, length)
     return [*dict.fromkeys(layouts), Shape(last.deep, last.across, 1, 0, bits=64)]
+
+
+def alternatives(work: Work, own: Shape) -> list[Shape]:
+    """Shapes that may be quicker than a schedule's own for columns of the planned length, none of them far from it."""
+    length, kept = work.extent.planned, work.phases.live
+    if not length:
+        return []
+    found = []
+    for width in dict.fromkeys((own.width, max(own.width // 2, 1))):
+        for deep in (deep for deep in ACROSS if own.deep <= 4 * deep and deep <= 4 * own.deep):
+            widest, items = side_by_side(deep, work.extent.rows, width), -(-length // deep)
+            for across in (across for across in (widest, widest // 2) if deep * across >= WARP):
+                if kept and items * width * kept <= 2 * KEPT_LIMIT and items * deep < 2 * length:
+                    found.append(Shape(deep, across, width, items))
+                if length >= 2 * deep:
+                    found.append(Shape(deep, across, width, 0))
+    return [shape for shape in dict.fromkeys(found) if shape != own]
 
 
 def longest_kept(work: Work) -> int:

@@ -18,7 +18,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Puller, Scalar
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
     Signature,
@@ -36,7 +36,7 @@ from onnxfuse.schedules.text import Lanes, Scope, Writer
 
 THREADS = 256
 
-BLOCKS, ITEMS = (128, 256, 512), (1, 2, 4)
+BLOCKS, VECTORS = (128, 256, 512), (1, 2, 4)
 """Threads of a block, and vectors a thread, that tuning tries."""
 
 
@@ -85,17 +85,15 @@ def pointwise_kernel(
     count, variants = expression(total, lowered.binding.symbols), []
     narrow = narrow_guards(lowered)
     wanted = [(width, 32, narrow + vector_guards(lowered, lanes, vectors))] if fits_narrow(lowered) else []
-    choices = _choices(width, total.substitute(lowered.binding.names), sizes) if wanted else ()
-    if choice is not None and wanted and width % choice.width == 0:
-        guards = wanted[0][2] if choice.width > 1 else narrow
+    offered = _offered(width, total.substitute(lowered.binding.names), sizes) if wanted else {}
+    choice, shape = told(choice, offered)
+    if choice is not None and shape is not None:
         source += [_many(signature.parameters(used, "idx"), size, body)]
-        call = f"pointwise_many<{choice.width}, {choice.block}, {choice.items}, int>"
-        source.append(signature.entry(choice.name, call, used, "int", choice.block))
-        grid = f"{count} {choice.block * choice.width * choice.items} ceil"
-        step = Step(choice.name, (grid, "1", "1"), (str(choice.block), "1", "1"), signature.arguments(used, 32))
-        variants.append(Variant(choice.words, (step,), guards))
-    else:
-        choice = None
+        call = f"pointwise_many<{shape.width}, {shape.block}, {shape.vectors}, int>"
+        source.append(signature.entry(shape.name, call, used, "int", shape.block))
+        grid = f"{count} {shape.elements} ceil"
+        step = Step(shape.name, (grid, "1", "1"), (str(shape.block), "1", "1"), signature.arguments(used, 32))
+        variants.append(Variant(choice.words, (step,), wanted[0][2] if shape.width > 1 else narrow))
     for lane_count, bits, guards in [*wanted, (1, 64, ())]:
         name, index = f"pointwise_{lane_count}_{bits}", "int" if bits == 32 else "long long"
         source.append(signature.entry(name, f"pointwise<{lane_count}, {index}>", used, index, THREADS))
@@ -103,18 +101,39 @@ def pointwise_kernel(
         step = Step(name, (grid, "1", "1"), (str(THREADS), "1", "1"), signature.arguments(used, bits))
         variants.append(Variant(f"width {lane_count}, {bits}-bit", (step,), guards))
     plan = make_plan(lowered, rule, puller, variants)
-    return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of), choice, choices)
+    return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of), choice, tuple(offered))
 
 
-def _choices(width: int, total: Dim, sizes: Mapping[str, int]) -> tuple[Choice, ...]:
+@dataclass(frozen=True)
+class Shape:
+    """Threads of a block, and vectors of ``width`` elements that each of them computes."""
+
+    block: int
+    width: int
+    vectors: int
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return f"pointwise_w{self.width}_x{self.vectors}_b{self.block}"
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.block * self.width * self.vectors
+
+
+def _offered(width: int, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, Shape]:
     """What may be quicker than the schedule's own choice for so many elements."""
     if not total.symbols <= sizes.keys():
-        return ()
+        return {}
     elements = total.evaluate(sizes)
-    found = (Choice("pointwise", block, lanes, items, block)
-             for lanes in (width, width // 2) if lanes
-             for items in ITEMS for block in BLOCKS if block * items * lanes < 2 * elements)
-    return tuple(one for one in found if (one.block, one.width, one.items) != (THREADS, width, 1))
+    found = (Shape(block, lanes, vectors)
+             for lanes in (width, width // 2) if lanes for vectors in VECTORS for block in BLOCKS)
+    return {
+        Choice.of("pointwise", block=shape.block, width=shape.width, vectors=shape.vectors): shape
+        for shape in found if shape.elements < 2 * elements and shape != Shape(THREADS, width, 1)
+    }
 
 
 def _many(parameters: str, size: str, body: str) -> str:

@@ -128,12 +128,18 @@ class Work:
 
 @dataclass
 class Ways:
-    """Variants that a schedule offers: device functions, kernels that call them, and how they are launched."""
+    """Variants that a schedule offers: device functions, kernels that call them, and how they are launched.
+
+    ``choice`` is what the first variant was told to be, None where the schedule chose; ``choices`` are what it could
+    be told.
+    """
 
     functions: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     variants: list[Variant] = field(default_factory=list)
     scratch: list[str] = field(default_factory=list)
+    choice: Choice | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 def arranged(

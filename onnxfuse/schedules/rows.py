@@ -19,13 +19,13 @@ from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import column_ways
 from onnxfuse.schedules.kernel import Kernel, Signature, fits_narrow, header, make_plan
 from onnxfuse.schedules.phases import Text
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Ways, Work, arranged
 from onnxfuse.schedules.rows_text import row_text
-from onnxfuse.schedules.split import split_ways, wants_split
+from onnxfuse.schedules.split import Split, split_ways, wants_split
 from onnxfuse.schedules.turned import refuses_staging, turned_ways
 
 BLOCK = 128
@@ -65,6 +65,10 @@ class Shape:
         """Elements of a row that fit."""
         return self.threads * self.width * self.items
 
+    def runs(self, length: int) -> bool:
+        """Whether it runs rows of a length, with 32-bit indices."""
+        return self.bits == 32 and (not self.items or self.capacity >= length)
+
     @property
     def name(self) -> str:
         """Name of the kernel."""
@@ -75,7 +79,7 @@ class Shape:
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice("rows", self.threads, self.width, self.items, self.block)
+        return Choice.of("rows", threads=self.threads, width=self.width, items=self.items, block=self.block)
 
 
 def row_kernel(
@@ -85,33 +89,23 @@ def row_kernel(
     """A kernel for a region with reductions, or why there is none; see ``make_kernel``.
 
     Rows that lie in one piece are this module's, others those of ``columns``, or of ``turned`` where both kinds meet;
-    few long rows of the first two kinds are split.  Tuning is offered choices for the first kind.
+    few long rows of the first two kinds are split.
     """
     work = arranged(lowered, sizes, choice, nearby)
     if isinstance(work, Refusal):
         return work
-    others: tuple[Shape, ...] = ()
-    told: Shape | None = None
     if work.turns:
         turned = _few(work) or turned_ways(work)
         return turned if isinstance(turned, Refusal) else _kernel(work, turned, "turned", rule)
     split = split_ways(work)
     if split is not None and split.always:
-        ways, name = split.ways, "split"
-    elif work.way.across:
-        ways, name = column_ways(work), "columns"
-    else:
-        layouts = _layouts(work)
-        planned = split is not None and split.planned
-        others = _others(layouts[0], work) if fits_narrow(lowered) and not planned else ()
-        told = _told(choice, others)
-        ways, name = _ways(work, dict.fromkeys([*([told] if told is not None else []), *layouts])), "rows"
-    if split is not None and not split.always:
-        # Behind what keeps its rows in registers; guards tell the rest apart.
-        ways, name = _joined(ways, split.ways, ahead=split.planned), "split" if split.planned else name
-    made = _kernel(work, ways, name, rule)
-    return replace(
-        made, choice=None if told is None else told.choice, choices=tuple(shape.choice for shape in others))
+        return _kernel(work, split.ways, "split", rule)
+    splits = split is not None and split.planned
+    ways, name = (column_ways(work, splits), "columns") if work.way.across else (_row_ways(work, splits), "rows")
+    if split is not None:
+        name = "split" if splits and ways.choice is None else name
+        ways = _joined(ways, split)
+    return _kernel(work, ways, name, rule)
 
 
 def refuses_turning(lowered: Lowered, sizes: Mapping[str, int]) -> Refusal | None:
@@ -147,15 +141,38 @@ def _kernel(work: Work, ways: Ways, name: str, rule: str) -> Kernel:
     comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
     names = ["onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else [])]
     source = "".join([*map(header, names), comment, *ways.functions, *ways.kernels])
-    return Kernel(name, source, plan, work.scattered)
+    return Kernel(name, source, plan, work.scattered, ways.choice, ways.choices)
 
 
-def _joined(ways: Ways, split: Ways, ahead: bool) -> Ways:
-    """Both; those that split come first, or before the first that streams."""
-    streaming = (place for place, variant in enumerate(ways.variants) if STREAM in variant.name)
-    place = 0 if ahead else next(streaming, len(ways.variants) - 1)
-    variants = [*ways.variants[:place], *split.variants, *ways.variants[place:]]
-    return Ways([*ways.functions, *split.functions], [*ways.kernels, *split.kernels], variants, split.scratch)
+def _joined(ways: Ways, split: Split) -> Ways:
+    """Both.  Behind what is told come those that split, where that is planned; else what keeps its rows in registers is
+    before them.  Guards tell them apart."""
+    first = 0 if ways.choice is None else 1
+    streaming = (place for place in range(first, len(ways.variants)) if STREAM in ways.variants[place].name)
+    place = first if split.planned else next(streaming, len(ways.variants) - 1)
+    return Ways(
+        [*ways.functions, *split.ways.functions],
+        [*ways.kernels, *split.ways.kernels],
+        [*ways.variants[:place], *split.ways.variants, *ways.variants[place:]],
+        split.ways.scratch,
+        ways.choice or split.ways.choice,
+        (*split.ways.choices, *ways.choices),
+    )
+
+
+def _row_ways(work: Work, splits: bool) -> Ways:
+    """The variants of a region whose rows lie in one piece; ``splits``: whether splitting them is planned, and these
+    are what else there is."""
+    layouts = _layouts(work)
+    others: Sequence[Shape] = ()
+    if fits_narrow(work.lowered):
+        whole = [shape for shape in layouts if shape.runs(work.extent.planned or 0)]
+        others = whole[:1] if splits else _others(layouts[0], work)
+    offered = {shape.choice: shape for shape in others}
+    choice, first = told(work.extent.choice, offered)
+    if first is not None:
+        layouts = [first, *(shape for shape in layouts if shape != first)]
+    return replace(_ways(work, layouts), choice=choice, choices=tuple(offered))
 
 
 def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
@@ -251,15 +268,6 @@ def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
             if threads >= 32 and threads * 32 >= vectors >= 2 * threads:
                 found += [Shape(threads, lanes, 0)]
     return tuple(shape for shape in found if shape != default)
-
-
-def _told(choice: Choice | None, others: tuple[Shape, ...]) -> Shape | None:
-    """The layout that a choice means; one made for rows of another length keeps as many vectors as these need."""
-    if choice is None:
-        return None
-    kind = (choice.threads, choice.width, choice.block, choice.items > 0)
-    alike = [shape for shape in others if (shape.threads, shape.width, shape.block, shape.items > 0) == kind]
-    return alike[0] if alike else None
 
 
 def _streaming_threads(length: int | None) -> int:

@@ -20,15 +20,35 @@ from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Reduced, Scalar, children
 from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
+from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import WARP, ColumnPhases, longest_kept, side_by_side
 from onnxfuse.schedules.kernel import Parameter, fits_narrow
 from onnxfuse.schedules.phases import Frame, Phases, PhaseText, accumulators
 from onnxfuse.schedules.reduction import Ways, Work
 
-THREADS = 256
 
-BLOCKS = 4
-"""Blocks a multiprocessor: with several vectors a thread on its way, these keep its memory busy."""
+@dataclass(frozen=True)
+class Shape:
+    """Threads of a block, and blocks a multiprocessor."""
+
+    threads: int
+    blocks: int
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("split", threads=self.threads, blocks=self.blocks)
+
+
+OWN = Shape(256, 4)
+"""With several vectors a thread on its way, these keep a multiprocessor's memory busy."""
+
+OTHERS = tuple(Shape(threads, blocks) for threads in (128, 256, 512) for blocks in (1, 2, 4, 8)
+               if 512 <= threads * blocks <= 2048 and Shape(threads, blocks) != OWN)
+"""What tuning tries."""
+
+MOST_THREADS = 1024
+"""Of a multiprocessor, on every GPU: kernels are compiled so that these fit."""
 
 MOST_CHUNKS = 1024
 """Chunks of a row: what every block of a later step reads of each."""
@@ -70,8 +90,10 @@ class Form:
         rows: rows that a block has at a time; whole: those it would have if rows were not split.
         unit: elements that chunks are multiples of.
         longest: length up to which rows are not split.
+        shape: of its blocks.
     """
 
+    shape: Shape
     across: int
     width: int
     rows: int
@@ -82,7 +104,9 @@ class Form:
 
 def split_ways(work: Work) -> Split | None:
     """The variants for few long rows, or None where there can be none of them or none are planned."""
-    extent, form = work.extent, _form(work)
+    extent, offered = work.extent, {shape.choice: shape for shape in OTHERS}
+    choice, shape = told(extent.choice, offered)
+    form = _form(work, shape or OWN)
     count, length = extent.count.value, extent.length.value
     if (count is not None and count > _few(form)) or (length is not None and length <= form.longest):
         return None
@@ -92,12 +116,15 @@ def split_ways(work: Work) -> Split | None:
     if not (known or planned or any(near)):
         return None
     always = count is not None and length is not None and count <= form.whole * 8
-    return Split(_ways(work, form, () if always else _guards(work, form)), always, planned or always)
+    ways = _ways(work, form, () if always else _guards(work, form))
+    if planned or always:
+        ways = replace(ways, choice=choice, choices=tuple(offered))
+    return Split(ways, always, planned or always)
 
 
 def wants_split(work: Work) -> bool:
     """Whether the planned rows are few and long."""
-    return next(_planned(work, _form(work)))
+    return next(_planned(work, _form(work, OWN)))
 
 
 def _few(form: Form) -> int:
@@ -111,15 +138,15 @@ def _planned(work: Work, form: Form) -> Iterator[bool]:
         yield size is not None and rows is not None and size > form.longest and rows <= _few(form)
 
 
-def _form(work: Work) -> Form:
+def _form(work: Work, shape: Shape) -> Form:
     width, extent = work.lanes.width, work.extent
     if not work.way.across:
         longest = KEPT_ROW // max(work.phases.live, 1) if work.phases.live else LONG_ROW
-        return Form(0, width, 1, 1, THREADS * width, longest)
+        return Form(shape, 0, width, 1, 1, shape.threads * width, longest)
     count = extent.count.value if extent.count.value is not None else extent.rows
     across, narrow = (side_by_side(deep, count, width) for deep in (8, 32))
     longest = max(LONG_COLUMN, longest_kept(work) if work.phases.live else 0)
-    return Form(across, width, across * width, narrow * width, THREADS // across * UNROLLED, longest)
+    return Form(shape, across, width, across * width, narrow * width, shape.threads // across * UNROLLED, longest)
 
 
 def _guards(work: Work, form: Form) -> tuple[str, ...]:
@@ -138,7 +165,7 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
     count, length = work.expression(extent.count), work.expression(extent.length)
     blocks = count if form.rows == 1 else f"{count} {form.rows} ceil"
     # Chunks are whole units, as many blocks as the GPU holds have one each.
-    units, wanted = f"{length} {form.unit} ceil 1 max", f"sms {BLOCKS} * {blocks} ceil {MOST_CHUNKS} min"
+    units, wanted = f"{length} {form.unit} ceil 1 max", f"sms {form.shape.blocks} * {blocks} ceil {MOST_CHUNKS} min"
     chunk = f"{units} {wanted} ceil {form.unit} *"
     chunks = f"{length} 1 max {chunk} ceil"
     parts = Parts(phases)
@@ -167,10 +194,12 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
         for phase, body in enumerate(texts):
             used = f"{body} {work.frame.count} {work.frame.length}"
             name = f"split{phase}_{'columns_' if across else ''}w{width}_{bits}"
-            share = f"{max(THREADS // across, 1)}, {across}" if across else str(THREADS)
-            threads = max(THREADS // across, 1) * across if across else THREADS
+            deep = max(form.shape.threads // across, 1) if across else 0
+            share = f"{deep}, {across}" if across else str(form.shape.threads)
+            threads = deep * across or form.shape.threads
+            least = max(min(form.shape.blocks, MOST_THREADS // threads), 1)
             ways.kernels.append(
-                signature.entry(name, f"split_{phase}<{width}, {share}, {index}>", used, index, threads, BLOCKS)
+                signature.entry(name, f"split_{phase}<{width}, {share}, {index}>", used, index, threads, least)
             )
             grid = blocks if _is_last(phases, phase) else f"{blocks} {chunks} *"
             steps.append(Step(name, (grid, "1", "1"), (str(threads), "1", "1"), signature.arguments(used, bits)))

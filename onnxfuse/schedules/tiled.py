@@ -21,7 +21,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
     Signature,
@@ -92,6 +92,12 @@ class Shape:
         return f"tile {tile}, vectors {self.tall} x {self.width}, {self.bits}-bit"
 
     @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("tiled", batch=self.batch, rows=self.rows, columns=self.columns, tall=self.tall,
+                         width=self.width)
+
+    @property
     def places(self) -> int:
         """Elements of the tile."""
         return self.batch * self.rows * self.columns
@@ -106,7 +112,7 @@ def tiled_kernel(
     lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None
 ) -> Kernel | Refusal:
     """A kernel for a region without reductions that moves the innermost axis, or why there is none; see
-    ``make_kernel``.  It offers tuning no choices."""
+    ``make_kernel``."""
     total = elements(lowered)
     if isinstance(total, Refusal):
         return total
@@ -114,7 +120,7 @@ def tiled_kernel(
     planned = {name: size.evaluate(sizes) for name, size in named.items() if size.symbols <= sizes.keys()}
     try:
         axes = _axes(lowered, total, planned)
-        return axes if isinstance(axes, Refusal) else _Tiling(lowered, total, axes, planned).kernel(rule)
+        return axes if isinstance(axes, Refusal) else _Tiling(lowered, total, axes, planned).kernel(rule, choice)
     except Unlowerable as stopped:
         return stopped.refusal
 
@@ -216,8 +222,8 @@ class _Tiling:
             targets.append(Target(index, output.dtype, self.puller.element(output, at), offset, staged))
         return targets
 
-    def kernel(self, rule: str) -> Kernel | Refusal:
-        """The kernel with its variants."""
+    def kernel(self, rule: str, choice: Choice | None) -> Kernel | Refusal:
+        """The kernel with its variants, the first of them as it is told to be."""
         lowered = self.lowered
         if not self.staged and not any(target.staged for target in self.targets):
             return Refusal("not-transposing", "no tensor runs along the second axis of a tile")
@@ -227,6 +233,11 @@ class _Tiling:
         shapes = self._shapes(work)
         if any(sum(shape.shared(TYPES[dtype].size) for dtype in work.staged) > SHARED_BYTES for shape, _ in shapes):
             return Refusal("tile-memory", f"{len(work.staged)} transposed tensors do not fit shared memory together")
+        own, needed = shapes[0]
+        offered = {other.choice: other for other in self._alternatives(own)}
+        choice, first = told(choice, offered)
+        if first is not None:
+            shapes = [(first, needed), *shapes]
         source = [
             header(),
             header("tile"),
@@ -234,17 +245,19 @@ class _Tiling:
             "template <int batch, int rows, int columns, int tall, int width, typename idx>\n"
             f"__device__ __forceinline__ void tiled({signature.parameters(body, 'idx')}) {{\n{body}}}\n",
         ]
-        variants = []
+        variants: list[Variant] = []
         outer, length, inner = (expression(extent, lowered.binding.symbols) for extent in self.extents)
         for shape, guards in shapes:
             index = "int" if shape.bits == 32 else "long long"
             numbers = (shape.batch, shape.rows, shape.columns, shape.tall, shape.width)
             call = f"tiled<{', '.join(map(str, numbers))}, {index}>"
-            source.append(signature.entry(shape.name, call, body, index, THREADS))
+            if all(shape.label != variant.name for variant in variants):
+                source.append(signature.entry(shape.name, call, body, index, THREADS))
             grid = f"{outer} {shape.batch} ceil {length} {shape.rows} ceil * {inner} {shape.columns} ceil *"
             step = Step(shape.name, (grid, "1", "1"), (str(THREADS), "1", "1"), signature.arguments(body, shape.bits))
             variants.append(Variant(shape.label, (step,), guards))
-        return Kernel("tiled", "".join(source), make_plan(lowered, rule, self.puller, variants), self.scattered)
+        plan = make_plan(lowered, rule, self.puller, variants)
+        return Kernel("tiled", "".join(source), plan, self.scattered, choice, tuple(offered))
 
     def _down(self) -> Lanes:
         """Lanes along r: the longest vectors by which every staged tensor can be moved."""
@@ -312,19 +325,45 @@ class _Tiling:
                 return found
         return [*found, (self._tile(1, 1, 64), ())]
 
-    def _tile(self, tall: int, width: int, bits: int) -> Shape:
-        """A tile for the planned sizes: nearly square, longer one way where the other axis is short."""
+    def _alternatives(self, own: Shape) -> list[Shape]:
+        """Tiles that may be quicker than the schedule's own for the planned sizes."""
+        if own.bits > 32 or any(_number(extent, self.planned) is None for extent in self.extents):
+            return []
+        found = [self._tile(own.tall, own.width, 32, larger, wider) for larger in (-1, 0, 1) for wider in (-1, 0, 1)]
+        found += [
+            self._tile(tall, width, 32)
+            for tall in (own.tall, own.tall // 2) for width in (own.width, own.width // 2) if tall and width
+        ]
+        sizes = [TYPES[dtype].size for dtype in self._staged_types()]
+        return [
+            shape for shape in dict.fromkeys(found)
+            if shape != own and sum(shape.shared(size) for size in sizes) <= SHARED_BYTES
+        ]
+
+    def _tile(self, tall: int, width: int, bits: int, larger: int = 0, wider: int = 0) -> Shape:
+        """A tile for the planned sizes: nearly square, longer one way where the other axis is short.
+
+        Args:
+            larger: how often it is to be doubled; wider: how often its columns, at the rows' cost.  Both may be
+                negative.
+        """
         types = [TYPES[dtype].size for dtype in self._staged_types()]
         places = TILE_BYTES // max(types)
         while places * sum(types) > STAGED_BYTES and places > 256:
             places //= 2
+        places = _shifted(places, larger)
         outer, length, inner = (_power_from(_number(extent, self.planned), places) for extent in self.extents)
-        columns = 1 << (places.bit_length() // 2)
+        columns = _shifted(1 << (places.bit_length() // 2), wider)
         columns = max(min(columns, inner), width)
         rows = max(min(places // columns, length), tall)
         columns = max(min(places // rows, inner), width)
         batch = max(min(places // (rows * columns), outer), 1)
         return Shape(batch, rows, columns, tall, width, bits)
+
+
+def _shifted(number: int, times: int) -> int:
+    """A power of two, doubled so often, or halved where that is negative."""
+    return number << times if times > 0 else max(number >> -times, 1)
 
 
 def _power_from(size: int | None, most: int) -> int:

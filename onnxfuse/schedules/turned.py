@@ -15,6 +15,7 @@ from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
+from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import divides, fits_narrow, is_vector, vector_guards
 from onnxfuse.schedules.reduction import Ways, Work
 from onnxfuse.schedules.text import Lanes
@@ -45,6 +46,11 @@ class Shape:
     def chunk(self) -> int:
         """Elements of a column that are staged at a time."""
         return self.turns * self.columns.deep
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("turned", **self.columns.settings, chunk=self.chunk, wide=self.wide)
 
     @property
     def name(self) -> str:
@@ -86,7 +92,13 @@ def turned_ways(work: Work) -> Ways | Refusal:
     if shapes is None:
         return _too_many(staging)
     texts = {keep: turned_text(work.frame, staging, keep) for keep in (True, False)}
-    ways = Ways()
+    quickest, needed = shapes[0]
+    others = _alternatives(work, staging, quickest) if quickest.columns.bits == 32 else []
+    offered = {other.choice: other for other in others}
+    choice, first = told(extent.choice, offered)
+    if first is not None:
+        shapes = [(first, needed), *shapes]
+    ways = Ways(choice=choice, choices=tuple(offered))
     for shape, needed in shapes:
         own = shape.columns
         keep = own.items > 0
@@ -97,7 +109,8 @@ def turned_ways(work: Work) -> Ways | Refusal:
         numbers = (own.width, own.deep, own.across, max(own.items, 1), shape.turns, shape.wide)
         call = f"{text.name}<{', '.join(map(str, numbers))}, {index}>"
         used = work.used(text)
-        ways.kernels.append(signature.entry(shape.name, call, used, index, own.threads))
+        if all(shape.name != variant.name for variant in ways.variants):
+            ways.kernels.append(signature.entry(shape.name, call, used, index, own.threads))
         grid = f"{count} {own.across * own.width} ceil"
         step = Step(shape.name, (grid, "1", "1"), (str(own.threads), "1", "1"), signature.arguments(used, own.bits))
         ways.variants.append(Variant(shape.name, (step,), guards))
@@ -176,6 +189,17 @@ def _columns(work: Work, width: int) -> list[columns.Shape]:
             deep *= 2
         shapes.append(columns.Shape(deep, columns.side_by_side(deep, extent.rows, width), width, 0))
     return [_in_sectors(work, shape) for shape in shapes]
+
+
+def _alternatives(work: Work, staging: Staging, own: Shape) -> list[Shape]:
+    """Shapes that may be quicker than the schedule's own for columns of the planned length."""
+    shapes = [_in_sectors(work, shape) for shape in (own.columns, *columns.alternatives(work, own.columns))]
+    found = [_staged(work, staging, shape, own.wide) for shape in dict.fromkeys(shapes)]
+    # Shorter chunks wait more often, and leave room for more blocks.
+    unit = own.wide // gcd(own.wide, own.columns.deep)
+    found += [replace(own, turns=turns) for turns in (own.turns // 2, own.turns // 4) if turns and turns % unit == 0]
+    found += [_staged(work, staging, own.columns, own.wide // 2)] if own.wide > 1 else []
+    return [shape for shape in dict.fromkeys(found) if shape is not None and shape != own]
 
 
 def _in_sectors(work: Work, shape: columns.Shape) -> columns.Shape:

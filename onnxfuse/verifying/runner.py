@@ -91,7 +91,9 @@ class CudaRunner:
             raise KernelError(f"there is no GPU {device}: the driver shows {len(found)}")
         self.device, self.gpu = device, found[device]
         self.name = self.gpu.name
-        self.providers: Sequence[Any] = [(CUDA, {"device_id": device}), "CPUExecutionProvider"]
+        # Told which device, even the first, ONNX Runtime warns in every session that no plugin offers it.
+        options = {"device_id": device} if device else {}
+        self.providers: Sequence[Any] = [(CUDA, options), "CPUExecutionProvider"]
         self._one_node = lru_cache(_KEPT)(self._session)
         self._bodies = lru_cache(_KEPT)(self._body_session)
         find_machine(device)  # lets the provider find cuBLAS and cuDNN
