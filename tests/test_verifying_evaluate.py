@@ -28,3 +28,31 @@ def test_instance_normalization_is_computed_in_float64(opset: int, shape: tuple[
     wanted = normal * feeds["w"].reshape(column) + feeds["b"].reshape(column)
     assert found.shape == shape
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12 * np.abs(wanted).max(initial=0.0))
+
+
+def exact(op: str, x: np.ndarray, alpha: float, gamma: float) -> np.ndarray:
+    below = {"Elu": lambda: alpha * np.expm1(x), "Celu": lambda: alpha * np.expm1(x / alpha),
+             "Selu": lambda: gamma * alpha * np.expm1(x)}[op]()
+    return np.where(x < 0, below, gamma * x if op == "Selu" else x)
+
+
+@pytest.mark.parametrize(("op", "attributes"), [
+    ("Elu", {}), ("Elu", {"alpha": 0.5}), ("Celu", {}), ("Celu", {"alpha": 2.0}),
+    ("Selu", {}), ("Selu", {"alpha": 1.25, "gamma": 1.5}),
+])
+def test_the_kin_of_elu_is_computed_in_float64(op: str, attributes: dict[str, float]) -> None:
+    """float64, a relative 1e-10 against NumPy's expm1, near zero too, where float32 has four digits."""
+    node = onnx.helper.make_node(op, ["x"], ["y"], **attributes)
+    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, ["n"]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    sizes = np.array([1e-300, 1e-12, 1e-6, 9.99e-6, 1.01e-5, 2e-4, 0.1, 1.0, 30.0, 1e30, np.inf])
+    x = np.concatenate([-sizes, [0.0, np.nan], sizes])
+    evaluator = Evaluator(model)
+    with np.errstate(over="ignore"):
+        (found,) = evaluator.run({"x": x})
+        usual = {"Elu": (1.0, 1.0), "Celu": (1.0, 1.0), "Selu": (1.67326319217681884765625, 1.05070102214813232421875)}
+        alpha, gamma = (attributes.get(name, of) for name, of in zip(("alpha", "gamma"), usual[op], strict=True))
+        wanted = exact(op, x, alpha, gamma)
+    assert evaluator.downgraded == ()
+    np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=0)

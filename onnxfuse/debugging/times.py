@@ -183,7 +183,7 @@ def _fix(model: onnx.ModelProto, name: str, array: Array) -> None:
         if model.graph.input[place].name == name:
             del model.graph.input[place]
             tensor = helper.make_tensor("", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape,
-                                        np.ascontiguousarray(array).tobytes(), raw=True)
+                                        np.asarray(array, order="C").tobytes(), raw=True)
             tensor.name = name
             model.graph.initializer.append(tensor)
 

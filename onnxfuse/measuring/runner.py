@@ -112,7 +112,7 @@ class Runner:
         """
         binding = self.session.io_binding()
         for name, array in inputs.items():
-            array = np.ascontiguousarray(array)
+            array = np.asarray(array, order="C")
             binding.bind_input(name, self._machine.kind, self._machine.ordinal,
                                helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, self._memory.place(array))
         if outputs is None:

@@ -1,12 +1,13 @@
 """Running small models on the CPU: ONNX Runtime with its optimisations off, so that it computes what is written.
 
 An operator that its CPU provider lacks in float64 (Erf, Softplus and some more) is computed in float32 between two
-casts; InstanceNormalization, a sum that float32 would spoil, is spelled out instead.
+casts; what float32 would spoil is spelled out instead: InstanceNormalization, a sum, and Elu and its kin, a difference
+from one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.errors import VerificationError
+from onnxfuse.lowering.operators.activations import SELU_ALPHA, SELU_GAMMA
 
 Array = NDArray[Any]
 
@@ -142,8 +144,10 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
             tuple(types.get(name, 0) for name in node.output), opsets,
         ):
             nodes.append(node)
-        elif node.op_type == "InstanceNormalization" and not node.domain:
-            nodes.extend(_instance_normalization(node, f"norm{place}", dict(opsets).get("", 1)))
+        elif node.op_type in _SPELLED and not node.domain:
+            spelling = _Spelling(f"spelled{place}", dict(opsets).get("", 1))
+            _SPELLED[node.op_type](node, spelling)
+            nodes.extend(spelling.nodes)
         else:
             nodes.extend(_in_single(node, doubles, f"single{place}"))
             downgraded[node.op_type] = None
@@ -200,35 +204,72 @@ def _in_single(node: onnx.NodeProto, doubles: set[str], stem: str) -> list[onnx.
     return [*before, inner, *after]
 
 
-def _instance_normalization(node: onnx.NodeProto, stem: str, opset: int) -> list[onnx.NodeProto]:
-    """The node as the standard defines it, in float64: scale * (x - mean) / sqrt(variance + epsilon) + bias."""
-    epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), 1e-5)
-    nodes: list[onnx.NodeProto] = []
+class _Spelling:
+    """Nodes in place of one; ``stem`` begins the names of what they compute."""
 
-    def step(op: str, *inputs: str, **attributes: Any) -> str:
-        nodes.append(helper.make_node(op, inputs, [f"{stem}.{len(nodes)}"], **attributes))
-        return str(nodes[-1].output[0])
+    def __init__(self, stem: str, opset: int) -> None:
+        self.stem, self.opset = stem, opset
+        self.nodes: list[onnx.NodeProto] = []
 
-    def constant(kind: int, values: list[float]) -> str:
-        return step("Constant", value=helper.make_tensor("value", kind, [len(values)], values))
+    def step(self, op: str, *inputs: str, result: str = "", **attributes: Any) -> str:
+        """One more node; the name of what it computes."""
+        self.nodes.append(helper.make_node(op, inputs, [result or f"{self.stem}.{len(self.nodes)}"], **attributes))
+        return str(self.nodes[-1].output[0])
+
+    def number(self, value: float) -> str:
+        """A scalar."""
+        return self.step("Constant", value=helper.make_tensor("value", TensorProto.DOUBLE, [], [value]))
+
+    def integers(self, *values: int) -> str:
+        """A list of integers."""
+        return self.step("Constant", value=helper.make_tensor("value", TensorProto.INT64, [len(values)], values))
+
+
+def _instance_normalization(node: onnx.NodeProto, to: _Spelling) -> None:
+    """The node as the standard defines it: scale * (x - mean) / sqrt(variance + epsilon) + bias."""
+    step = to.step
 
     def mean(of: str) -> str:
-        if opset >= 18:
-            return step("ReduceMean", of, constant(TensorProto.INT64, [-1]), keepdims=1)
+        if to.opset >= 18:
+            return step("ReduceMean", of, to.integers(-1), keepdims=1)
         return step("ReduceMean", of, axes=[-1], keepdims=1)
 
     x, scale, bias = node.input
     shape = step("Shape", x)
-    rows = step("Gather", shape, constant(TensorProto.INT64, [0, 1]))
+    rows = step("Gather", shape, to.integers(0, 1))
     # Sizes are multiplied: -1 cannot stand for the length of rows of an empty tensor.
-    inner = step("Slice", shape, constant(TensorProto.INT64, [2]), constant(TensorProto.INT64, [1 << 30]))
+    inner = step("Slice", shape, to.integers(2), to.integers(1 << 30))
     length = step("ReduceProd", inner, keepdims=1)
     apart = step("Reshape", x, step("Concat", rows, length, axis=0))
     centred = step("Sub", apart, mean(apart))
-    variance = step("Add", mean(step("Mul", centred, centred)), constant(TensorProto.DOUBLE, [epsilon]))
+    variance = step("Add", mean(step("Mul", centred, centred)), to.number(_attribute(node, "epsilon", 1e-5)))
     normal = step("Div", centred, step("Sqrt", variance))
-    column = constant(TensorProto.INT64, [-1, 1])
+    column = to.integers(-1, 1)
     scaled = step("Mul", normal, step("Reshape", scale, column))
     shifted = step("Add", scaled, step("Reshape", bias, column))
-    nodes.append(helper.make_node("Reshape", [shifted, shape], [node.output[0]]))
-    return nodes
+    step("Reshape", shifted, shape, result=node.output[0])
+
+
+def _elu(node: onnx.NodeProto, to: _Spelling) -> None:
+    """Elu, Selu or Celu: ``scale * (alpha * (exp(x / divisor) - 1))`` below zero, ``scale * x`` above."""
+    step, op, x = to.step, node.op_type, node.input[0]
+    alpha = _attribute(node, "alpha", SELU_ALPHA if op == "Selu" else 1.0)
+    small = step("Div", x, to.number(alpha if op == "Celu" else 1.0))
+    # Near zero the difference from one has no digits left; two terms of the series have them all.
+    series = step("Add", small, step("Mul", step("Mul", small, small), to.number(0.5)))
+    difference = step("Sub", step("Exp", small), to.number(1.0))
+    curve = step("Where", step("Less", step("Abs", small), to.number(1e-5)), series, difference)
+    below = step("Mul", curve, to.number(alpha))
+    whole = step("Where", step("Less", x, to.number(0.0)), below, x)
+    scale = _attribute(node, "gamma", SELU_GAMMA) if op == "Selu" else 1.0
+    step("Mul", whole, to.number(scale), result=node.output[0])
+
+
+_SPELLED: Mapping[str, Callable[[onnx.NodeProto, _Spelling], None]] = {
+    "InstanceNormalization": _instance_normalization, "Elu": _elu, "Selu": _elu, "Celu": _elu,
+}
+"""By operator: its nodes in float64."""
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
+    return float(next((attribute.f for attribute in node.attribute if attribute.name == name), default))

@@ -97,7 +97,7 @@ class NodeVerifier:
 
     def _compare(self, node: FusedNode, reference: Reference, feeds: Feeds, tally: _Tally,
                  every_variant: bool = False) -> None:
-        arrays = {name: np.ascontiguousarray(array) for name, array in feeds.arrays.items()}
+        arrays = {name: np.asarray(array, order="C") for name, array in feeds.arrays.items()}
         wanted = reference.outputs(arrays)
         tally.inputs[feeds.label] = None
         tally.where = feeds.label

@@ -54,7 +54,7 @@ class WholeResult:
     """The fused model beside the original.
 
     Attributes:
-        checked: whether ``onnx.checker`` passes the fused model.
+        checked: whether ``onnx.checker`` passes the fused model, or does not pass the original either.
         identical: whether all outputs were bit for bit the original's, without kernels, on the CPU; None where that
             was not run.
         differences: those that were not.

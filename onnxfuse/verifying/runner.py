@@ -165,7 +165,7 @@ class CudaRunner:
         kept: list[Array] = []  # in host memory ONNX Runtime works in the arrays themselves
         for name, array in plain_feeds(feeds, kinds).items():
             where = "cpu" if name.startswith("h") else self.memory
-            kept.append(np.ascontiguousarray(array))
+            kept.append(np.asarray(array, order="C"))
             binding.bind_ortvalue_input(
                 name, onnxruntime.OrtValue.ortvalue_from_numpy(kept[-1], where, self.device))
         names = [output.name for output in session.get_outputs()]
