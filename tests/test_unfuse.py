@@ -197,6 +197,15 @@ def test_edits_made_since_are_kept() -> None:
     assert same_bits(run(back, feeds), run(fused, feeds))
 
 
+def test_names_that_several_nodes_have_come_back() -> None:
+    """ONNX wants names of nodes to be unique, and ONNX Runtime takes them as they come."""
+    model = chain()
+    for node in model.graph.node:
+        node.name = "layer"
+    assert packed(unfuse(fuse(model, ["a", "b", "c"], ["e", "y"]).model)) == packed(model)
+    assert packed(unfuse(fuse(model, ["b", "c"]).model)) == packed(model)
+
+
 def test_another_constant_under_the_old_name_is_kept_apart() -> None:
     fused = fuse(chain(), ["a", "b", "c"]).model
     fused.graph.initializer.append(numpy_helper.from_array(np.float32(5), "two"))

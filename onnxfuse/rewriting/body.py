@@ -8,7 +8,7 @@ them, so that regions of one structure have one body wherever an exporter put th
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def make_body(
     records: list[NodeRecord] = []
     values: dict[str, ValueRecord] = {}
     for position in order:
-        node, record = strip(index.nodes[position], position)
+        node, record = strip(index.nodes[position], position, index.twins)
         for name in node.output:
             if name and name not in formals:
                 formals[name] = f"t{len(values)}"
@@ -81,8 +81,10 @@ def make_body(
     return Body(function, tuple(records), values, constants)
 
 
-def strip(original: onnx.NodeProto, position: int) -> tuple[onnx.NodeProto, NodeRecord]:
-    """A copy of a node without what names it, and the record of that."""
+def strip(
+    original: onnx.NodeProto, position: int, twins: Collection[str] = ()
+) -> tuple[onnx.NodeProto, NodeRecord]:
+    """A copy of a node without what names it, and the record of that; ``twins`` are names that several nodes have."""
     node = onnx.NodeProto()
     node.CopyFrom(original)
     tensors = {}
@@ -100,6 +102,7 @@ def strip(original: onnx.NodeProto, position: int) -> tuple[onnx.NodeProto, Node
         {entry.key: entry.value for entry in node.metadata_props},
         tensors,
         packed(devices),
+        twins=original.name in twins,
     )
     for field in ("name", "doc_string", "metadata_props", "device_configurations"):
         node.ClearField(field)
@@ -170,7 +173,7 @@ def _constant(
     original = index.constant_node(name)
     holder = index.holder(name)
     if original is not None:
-        node, record = strip(original, holder.producer[name])
+        node, record = strip(original, holder.producer[name], holder.twins)
         return node, ConstantRecord(name, None, record)
     place = holder.initializers[name]
     stored = holder.graph.initializer[place]

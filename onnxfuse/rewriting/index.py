@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ class ModelIndex:
         initializers, infos: positions of initialisers and of ``value_info`` entries by name.
         inputs, outputs: names of the graph's inputs (initialisers among them too) and outputs.
         bound: names that training information or quantization annotations refer to.
+        twins: names that several nodes have.
     """
 
     model: onnx.ModelProto
@@ -40,6 +42,7 @@ class ModelIndex:
     inputs: frozenset[str]
     outputs: frozenset[str]
     bound: frozenset[str]
+    twins: frozenset[str]
 
     @staticmethod
     def of(model: onnx.ModelProto, place: Place = ()) -> ModelIndex:
@@ -59,6 +62,7 @@ class ModelIndex:
             frozenset(info.name for info in graph.input),
             frozenset(info.name for info in graph.output),
             frozenset() if place else frozenset(_bound(model)),
+            frozenset(name for name, count in Counter(node.name for node in nodes if node.name).items() if count > 1),
         )
 
     def has_subgraph(self, position: int) -> bool:

@@ -26,7 +26,8 @@ IR_VERSION = 8
 class NodeRecord:
     """What the body does not say of a node: its place, name, notes; ``tensors`` holds, by attribute, names and
     notes of tensors in its attributes; ``devices`` its device configurations; both as base64 protobuf.  An absent
-    name is None, an empty one "".  ``stands``: another fused node that held it too was put back, and it with that."""
+    name is None, an empty one "".  ``twins``: others had the name too.  ``stands``: another fused node that held it
+    too was put back, and it with that."""
 
     name: str | None = None
     position: int | None = None
@@ -34,6 +35,7 @@ class NodeRecord:
     metadata_props: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     devices: str = ""
+    twins: bool = False
     stands: bool = False
 
 

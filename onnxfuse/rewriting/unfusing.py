@@ -255,7 +255,7 @@ def _expand(
             if key is not None:
                 names.shared[key] = restored.shared[key[0]] = actuals[formal]
             dress(node, notes)
-            if node.name:
+            if node.name and not notes.twins:
                 node.name = names.node(node.name)
             restored.nodes.append((position, notes.position, node))
     return restored
