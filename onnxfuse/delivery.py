@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import ModelError, VerificationError
+from onnxfuse.graph.load import LoadedModel
 from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
-from onnxfuse.verifying.sharing import sharing
+from onnxfuse.verifying.sharing import Slim, sharing
 
 if TYPE_CHECKING:
     from onnxfuse.pipeline import Optimised, Tell
@@ -61,19 +62,38 @@ def check_sessions(optimised: Optimised) -> None:
         VerificationError: it takes the original and refuses the fused model.
     """
     with sharing(optimised.loaded, optimised.rewritten.model) as (original, fused):
-        try:
-            original.session()
-        except VerificationError as error:
-            reason = str(error.__cause__ or error.message)
-            if any(words in reason for words in _BEYOND_THIS_MACHINE):
-                return
-            path = optimised.loaded.path
-            raise ModelError(
-                f"ONNX Runtime refuses the model itself, before anything is fused: {_short(reason)}",
-                place=None if path is None else str(path),
-                remedy="Mend the model first; onnxruntime.InferenceSession(path) shows the same.",
-            ) from error
-        fused.session()
+        if _takes(original, optimised.loaded):
+            fused.session()
+
+
+def check_original(loaded: LoadedModel) -> None:
+    """Say so where ONNX Runtime refuses a model: what onnxfuse makes of it means nothing then.
+
+    Raises:
+        ModelError: it does.
+    """
+    with sharing(loaded, loaded.proto) as (original, _):
+        _takes(original, loaded)
+
+
+def _takes(original: Slim, loaded: LoadedModel) -> bool:
+    """Whether ONNX Runtime can run the original on this machine's CPU.
+
+    Raises:
+        ModelError: the model is wrong.
+    """
+    try:
+        original.session()
+    except VerificationError as error:
+        reason = str(error.__cause__ or error.message)
+        if any(words in reason for words in _BEYOND_THIS_MACHINE):
+            return False
+        raise ModelError(
+            f"ONNX Runtime refuses the model itself, before anything is fused: {_short(reason)}",
+            place=None if loaded.path is None else str(loaded.path),
+            remedy="Mend the model first; onnxruntime.InferenceSession(path) shows the same.",
+        ) from error
+    return True
 
 
 def _refusal(verification: Verification, node: str) -> Refusal:

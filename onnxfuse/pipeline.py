@@ -9,8 +9,9 @@ from typing import Any
 
 import onnx
 
-from onnxfuse.delivery import verified
+from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
+from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
 from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, infer, load_model
 from onnxfuse.graph.binding import bind
@@ -173,6 +174,17 @@ def optimise(
     options = options or Options()
     tell("reading", 0, 0)
     loaded = load(source)
+    try:
+        return _optimised(loaded, options, tell)
+    except OnnxfuseError:
+        raise
+    except Exception:
+        # A model that breaks the standard's rules may break anything here; whose fault it is, ONNX Runtime knows.
+        check_original(loaded)
+        raise
+
+
+def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     rules = load_rules([rules_folder(), *options.rules], options.disable)
     profile = profile_of(options.target, options.rules)
     tell("planning", 0, 0)

@@ -110,6 +110,8 @@ def test_sizes_of_inputs() -> None:
     proto.graph.input[1].type.tensor_type.ClearField("shape")
     graph = build_graph(proto)
     assert graph.values["x"].shape == (symbol("batch"), dim(3), symbol("x.2"), symbol("s0") + 1)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "99999999999999999999"  # past 64 bits
+    assert build_graph(proto).values["x"].shape == (symbol("x.0"), *graph.values["x"].shape[1:])
     assert graph.values["z"].shape is None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -296,6 +297,49 @@ def test_a_name_defined_twice() -> None:
     assert message_of(model(nodes)) == (
         "The name 'y' is defined twice.\n--> node 'two'\nhelp: Export the model again."
     )
+
+
+def attributed(kind: int) -> onnx.NodeProto:
+    """A Softmax whose axis is of another type."""
+    node = helper.make_node("Softmax", ["x"], ["y"], "it")
+    node.attribute.add(name="axis", type=kind, f=1.0, s=b"1")
+    return node
+
+
+@pytest.mark.parametrize(("node", "message"), [
+    (helper.make_node("MatMul", ["x"], ["y"], "it"), "The operator MatMul has 1 input here, and takes 2."),
+    (helper.make_node("Relu", ["x", "x"], ["y"], "it"), "The operator Relu has 2 inputs here, and takes 1."),
+    (helper.make_node("Clip", [], ["y"], "it"), "The operator Clip has 0 inputs here, and takes 1 to 3."),
+    (helper.make_node("Concat", [], ["y"], "it", axis=0),
+     "The operator Concat has 0 inputs here, and takes 1 or more."),
+    (helper.make_node("Neg", ["x"], ["y", "z"], "it"), "The operator Neg has 2 outputs here, and takes 1."),
+    (helper.make_node("Add", ["", "x"], ["y"], "it"), "The operator Add needs its input 0, which is left empty here."),
+    (helper.make_node("Concat", ["x", "x"], ["y"], "it"),
+     "The operator Concat needs the attribute 'axis', which is missing here."),
+    (attributed(onnx.AttributeProto.FLOAT),
+     "The operator Softmax takes INT as its attribute 'axis', which is FLOAT here."),
+    (attributed(onnx.AttributeProto.STRING),
+     "The operator Softmax takes INT as its attribute 'axis', which is STRING here."),
+])
+def test_an_operator_that_is_used_wrongly(node: onnx.NodeProto, message: str) -> None:
+    """onnxfuse refuses what ONNX Runtime refuses too, in the main graph and in bodies."""
+    proto = model([node])
+    assert message_of(proto) == f"{message}\n--> node 'it'\nhelp: Export the model again."
+    with pytest.raises(Exception, match=r"(?i)invalid|fail"):
+        onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    branch = helper.make_graph([node], "b", [], [helper.make_tensor_value_info("y", 1, None)])
+    condition = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.BOOL, [], [True]))
+    choice = helper.make_node("If", ["c"], ["result"], then_branch=branch, else_branch=branch)
+    inside = model([condition, choice])
+    inside.graph.output[0].name = "result"
+    assert message_of(inside).startswith(message)
+
+
+def test_operators_that_onnx_does_not_know_are_left_alone() -> None:
+    nodes = [helper.make_node("Mine", [], ["y"], domain="my.domain"), helper.make_node("NoSuch", ["x"], ["z"])]
+    proto = model(nodes)
+    proto.opset_import.add(domain="my.domain", version=1)
+    from_proto(proto)
 
 
 def test_an_output_that_nothing_computes() -> None:

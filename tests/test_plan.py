@@ -142,6 +142,25 @@ def test_rows_do_not_take_in_a_third_layout() -> None:
     )
 
 
+def test_what_a_reduction_gives_indexes_nothing_in_its_own_region() -> None:
+    """As trees of decisions do it: the sum of a row says which row of a table comes next."""
+    made = fuse("""g (float[N, 64] x, float[10, 64] table) => (float[N, 64] y) <int64[1] last = {-1}> {
+        s = ReduceSum<keepdims = 0>(x, last) c = Cast<to = 7>(s) g = Gather<axis = 0>(table, c)
+        a = Add(g, x) y = Tanh(a)
+    }""", dims={"N": 4096})
+    assert [ops for _, ops in regions(made)] == [["ReduceSum", "Cast"], ["Gather", "Add", "Tanh"]]
+    (refusal,) = (refusal for refusal in made.refusals if refusal.code == "reduced-index")
+    assert refusal.message == "a tensor is indexed by what a reduction of the same region gives"
+
+
+def test_what_nobody_reads_is_left_alone() -> None:
+    made = fuse("""g (float[N, 64] x) => (float[N, 64] y) {
+        a = Exp(x) y = Neg(a) d = Tanh(x) e = Sigmoid(d)
+    }""", dims={"N": 4096})
+    assert [ops for _, ops in regions(made)] == [["Exp", "Neg"]]
+    assert "unused" in codes(made)
+
+
 def test_a_small_transposed_operand_does_not_slow_rows_down() -> None:
     """What turning saves must be worth what it costs the rest: a mask is transposed apart."""
     made = fuse("""g (float16[N, 4096, 512] x, float16[512, 4096] k) => (float16[N, 4096, 512] y) {

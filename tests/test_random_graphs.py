@@ -251,6 +251,7 @@ def check_model(graph: RandomGraph, result: Optimised, seed: int) -> None:
     if graph.standard:
         onnx.checker.check_model(result.model)
     check_regions(graph.model, result)
+    assert [refusal for refusal in result.refusals if refusal.code == "broken-node"] == []
     types = element_types(graph.model)
     makers = {name: node for node in graph.model.graph.node for name in node.output}
     before, after = session(graph.model), session(result.model)

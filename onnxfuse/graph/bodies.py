@@ -63,7 +63,8 @@ def trips(body: Graph) -> Dim | None:
     if owner is None:
         return None
     if owner.op == "Scan":
-        return next((outer.shape[axis] for outer, _, axis in _scanned(body) if outer is not None and outer.shape), None)
+        return next((outer.shape[axis] for outer, _, axis in _scanned(body)
+                     if outer is not None and outer.shape is not None and axis < len(outer.shape)), None)
     count = most_trips(body)
     return count if count is not None and _runs_through(body) else None
 

@@ -318,7 +318,7 @@ def _size(entry: onnx.TensorShapeProto.Dimension, fresh: str, named: bool) -> Di
     if text in _UNKNOWN_SIZES:
         return symbol(fresh)
     size = parse(text)
-    return size if size.value is None or size.value >= 0 else symbol(fresh)
+    return size if size.value is None or 0 <= size.value < 1 << 63 else symbol(fresh)
 
 
 def _declare_from_onnx(proto: onnx.ModelProto, values: Mapping[str, Value]) -> None:

@@ -2,7 +2,7 @@
 
 Weights outside the file are not read; that they are there, long enough and inside the model's folder is checked from
 their sizes.  What passes here has: a graph in topological order in which every name is defined once, an operator set
-that onnx knows, and tensors whose bytes are present.
+that onnx knows, standard operators with the inputs and attributes that they need, and tensors whose bytes are present.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from onnxfuse.graph.constants import (
     tensors,
 )
 from onnxfuse.graph.order import check_order
+from onnxfuse.graph.signatures import check_signatures
 from onnxfuse.graph.wire import DecodeError, diagnose
 
 OLDEST_OPSET = 11
@@ -102,6 +103,7 @@ def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> Load
 def _checked(model: LoadedModel, place: str | None) -> LoadedModel:
     _check_versions(model.proto, place)
     check_order(model.proto.graph, place)
+    check_signatures(model.proto)
     _check_tensors(model)
     return model
 

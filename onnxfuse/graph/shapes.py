@@ -101,8 +101,8 @@ def _from_onnx(node: Node, graph: Graph, context: Context) -> list[Type]:
     if version is None or not onnx.defs.has(node.op, version, node.domain):
         return []
     sizes: dict[str, Dim] = {}
-    types = {value.name: _to_proto(value, sizes) for value in node.inputs if value is not None}
     try:
+        types = {value.name: _to_proto(value, sizes) for value in node.inputs if value is not None}
         data = {
             value.name: numpy_helper.from_array(value.constant, value.name)
             for value in node.inputs if value is not None and value.constant is not None
@@ -115,8 +115,9 @@ def _from_onnx(node: Node, graph: Graph, context: Context) -> list[Type]:
         schema = onnx.defs.get_schema(node.op, version, node.domain)
         imports = [helper.make_opsetid(domain, number) for domain, number in graph.opsets.items()]
         inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
-        # No inference for this operator, or an attribute too large to have been read: its types stay unknown.
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, TypeError):
+        # No inference for this operator, a missing input, a size past 64 bits, or an attribute too large to have been
+        # read: its types stay unknown.
         return []
     return [_from_proto(inferred.get(f"output{index}"), sizes, context, index) for index in range(len(node.outputs))]
 

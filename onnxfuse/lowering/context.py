@@ -23,7 +23,7 @@ from onnxfuse.lowering.ir import (
     reduced_shape,
     scalar,
 )
-from onnxfuse.lowering.scalars import BOOL, DOUBLE, FLOAT, TYPES
+from onnxfuse.lowering.scalars import BOOL, DOUBLE, FLOAT, FUNCTIONS, TYPES
 from onnxfuse.refusal import Refusal
 
 
@@ -146,7 +146,14 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
 
 
 def apply(function: str, *operands: Tensor, dtype: int | None = None, shape: Shape | None = None) -> Map:
-    """A ``Map``; its type is that of the last operand, its shape the broadcast one, where not given."""
+    """A ``Map``; its type is that of the last operand, its shape the broadcast one, where not given.
+
+    Raises:
+        Unlowerable: the function has no meaning for the operands' type, as an Exp of integers.
+    """
+    kind, known = TYPES[operands[-1].dtype], FUNCTIONS[function]
+    if (known.floating if kind.is_floating else known.integer) is None:
+        raise Unlowerable(Refusal("element-type", f"'{function}' has no meaning for {kind.name}"))
     return Map(
         operands[-1].dtype if dtype is None else dtype,
         broadcast_shapes([operand.shape for operand in operands]) if shape is None else shape,

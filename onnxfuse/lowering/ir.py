@@ -5,7 +5,8 @@ A region of the graph becomes tensors over its inputs.  Elementwise work is ``Ma
 reading an element of its operand somewhere else, which costs nothing until a schedule decides where.  A schedule
 turns the DAG into loops and scalars; the IR itself says nothing about threads.
 
-Shapes are sizes over the graph's symbols (``graph.dims``); a ``Map`` broadcasts as NumPy does.
+Shapes are sizes over the graph's symbols (``graph.dims``); a ``Map`` broadcasts as NumPy does.  Ranks and axes that do
+not fit raise a ValueError: a model may say that they do.
 """
 
 from __future__ import annotations
@@ -24,6 +25,19 @@ class Tensor:
 
     dtype: int
     shape: Shape
+
+    def _require(self, *conditions: bool) -> None:
+        if not all(conditions):
+            raise ValueError(f"the operands' ranks or axes do not fit a {type(self).__name__} of rank {self.rank}")
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def has(self, *axes: int) -> bool:
+        """Whether all of these are its axes."""
+        return all(0 <= axis < self.rank for axis in axes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +67,9 @@ class Iota(Tensor):
 
     axis: int
 
+    def __post_init__(self) -> None:
+        self._require(self.has(self.axis))
+
 
 @dataclass(frozen=True, eq=False)
 class Map(Tensor):
@@ -60,6 +77,9 @@ class Map(Tensor):
 
     function: str
     operands: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        self._require(*(operand.rank <= self.rank for operand in self.operands))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +89,9 @@ class Reduce(Tensor):
     kind: str
     operand: Tensor
     axes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self._require(self.rank == self.operand.rank, self.has(*self.axes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +108,18 @@ class Permute(Tensor):
     operand: Tensor
     axes: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        self._require(sorted(self.axes) == list(range(self.rank)), self.rank == self.operand.rank)
+
 
 @dataclass(frozen=True, eq=False)
 class Expand(Tensor):
     """The operand broadcast to the shape."""
 
     operand: Tensor
+
+    def __post_init__(self) -> None:
+        self._require(self.operand.rank <= self.rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +130,9 @@ class Slice(Tensor):
     starts: tuple[Dim, ...]
     steps: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        self._require(self.rank == self.operand.rank == len(self.starts) == len(self.steps))
+
 
 @dataclass(frozen=True, eq=False)
 class Concat(Tensor):
@@ -108,6 +140,9 @@ class Concat(Tensor):
 
     operands: tuple[Tensor, ...]
     axis: int
+
+    def __post_init__(self) -> None:
+        self._require(self.has(self.axis), *(operand.rank == self.rank for operand in self.operands))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +153,9 @@ class Take(Tensor):
     operand: Tensor
     indices: Tensor
     axis: int
+
+    def __post_init__(self) -> None:
+        self._require(self.has(self.axis), self.rank == self.operand.rank == self.indices.rank)
 
 
 @dataclass(frozen=True)

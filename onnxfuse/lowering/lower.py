@@ -135,7 +135,11 @@ def _lower(nodes: Sequence[Node], graph: Graph, rename: Callable[[Dim], Dim]) ->
         lowering = lowering_of(node)
         if lowering is None:
             raise context.refuse("no-lowering", f"{node.qualified_op} has no lowering")
-        results = lowering(node, context)
+        try:
+            results = lowering(node, context)
+        except (IndexError, ValueError, TypeError, KeyError, ZeroDivisionError, ArithmeticError) as error:
+            # An axis that is not there, or sizes that do not fit: ONNX Runtime will say so when the model runs.
+            raise context.refuse("broken-node", f"{node.qualified_op} breaks its operator's rules: {error}") from error
         tensors: list[Tensor | None] = results if isinstance(results, list) else [results]
         for place, value in enumerate(node.outputs):
             if value is None:

@@ -117,6 +117,9 @@ class Maker:
             outputs: as ``lowered`` takes them.
         """
         outputs = escaping(set(members)) if outputs is None else outputs
+        if not outputs:
+            first = min(members, key=lambda node: node.index)
+            return Refusal("unused", "nothing reads what it computes", first.label, rule)
         lowered = self.lowered(members, outputs)
         if isinstance(lowered, Refusal):
             return lowered

@@ -36,7 +36,7 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     kind = placement.kinds[node]
     if kind in (Kind.HOST, Kind.FOLDED):
         return Refusal("on-host", f"{node.qualified_op} runs on the CPU, or once when the model is loaded", node.label)
-    refusal = check_nodes([node])
+    refusal = check_nodes([node], graph.opset)
     if refusal is not None:
         return refusal
     outputs = [value for value in node.outputs if value is not None and (value.consumers or value.is_output)]

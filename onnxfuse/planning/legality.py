@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 
+import onnx
 from onnx import TensorProto
 
 from onnxfuse.graph.classes import is_deterministic
@@ -190,9 +192,23 @@ def escapes(inner: Iterable[Value], nodes: Collection[Node]) -> Refusal | None:
     return None
 
 
-def check_nodes(nodes: Iterable[Node]) -> Refusal | None:
-    """A refusal where a node can be in no region: it holds a subgraph, or its result differs from run to run."""
+def check_nodes(nodes: Iterable[Node], opset: int) -> Refusal | None:
+    """A refusal where a node can be in no region: it holds a subgraph, its result differs from run to run, or ONNX
+    Runtime could not hold it in a function.
+
+    ONNX Runtime takes some operators, LayerNormalization for one, before the standard has them, and models that its
+    own tools made use them so.  In a function it looks for the standard's, and the process ends with a fault.
+
+    Args:
+        opset: version of the standard operators.
+    """
     for node in nodes:
+        foreign = next((each for each in node.originals if not each.domain and not _in_standard(each.op, opset)), None)
+        if foreign is not None:
+            return Refusal(
+                "not-standard", f"{foreign.op} is no operator of opset {opset}", foreign.label,
+                remedy="raise the model's opset to one that has the operator",
+            )
         if node.has_subgraph:
             return Refusal("subgraph", f"{node.label} ({node.qualified_op}) holds a subgraph", node=node.label)
         if not is_deterministic(node):
@@ -200,6 +216,11 @@ def check_nodes(nodes: Iterable[Node]) -> Refusal | None:
                 "non-deterministic", f"{node.label} ({node.qualified_op}) draws random numbers", node=node.label
             )
     return None
+
+
+@cache
+def _in_standard(op: str, opset: int) -> bool:
+    return bool(onnx.defs.has(op, opset))
 
 
 _NEVER_MOVED = frozenset({

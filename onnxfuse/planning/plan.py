@@ -23,7 +23,7 @@ from onnxfuse.planning.facts import Facts, node_facts
 from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.layout import beside_convolutions
-from onnxfuse.planning.legality import is_convex
+from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import LEAST_GAIN, Objective
 from onnxfuse.planning.selection import Candidate, joint_cycle, select
 from onnxfuse.planning.traffic import Ledger
@@ -235,7 +235,7 @@ class _Planner:
 
     def _take_custom(self, match: Match) -> Refusal | None:
         """A rule with a kernel of the user's own: the region is what the pattern says, and does not grow."""
-        fusion = self.maker.custom(match)
+        fusion = check_nodes(match.nodes, self.maker.graph.opset) or self.maker.custom(match)
         if isinstance(fusion, Refusal):
             return fusion
         refusal = self.growth.contraction.contract(match.nodes) if len(match.nodes) > 1 else None

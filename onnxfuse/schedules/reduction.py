@@ -17,7 +17,7 @@ from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.ir import Permute, Program, Reduce, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Load, Puller, Rows
+from onnxfuse.lowering.pull import Load, Puller, Reduced, Rows
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
@@ -30,6 +30,7 @@ from onnxfuse.schedules.kernel import (
     narrow_guards,
     scattered_inputs,
     vector_guards,
+    walk,
 )
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.phases import Frame, Output, Phases, Text
@@ -178,6 +179,8 @@ def arranged(
             outputs.append(Output(index, tensor.dtype, puller.element(tensor, at), whole, place))
     except Unlowerable as stopped:
         return stopped.refusal
+    if any(isinstance(scalar, Reduced) for scalar in walk(puller.gathered.values())):
+        return Refusal("reduced-index", "a tensor is indexed by what a reduction of the same region gives")
     names = lowered.binding.names
     own, *others = (
         (_planned(length.substitute(names), each), _planned(count.substitute(names), each)) for each in (sizes, *nearby)

@@ -1,0 +1,88 @@
+"""Check that standard operators have the inputs, outputs and attributes that the standard gives them.
+
+Only what ONNX Runtime refuses too: everything behind this check may take a Conv to have two inputs and integers for
+its strides.  What onnx has no schema of is anyone's operator, and left alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import onnx
+from onnx.defs import OpSchema
+
+from onnxfuse.errors import ModelError
+from onnxfuse.graph.order import graphs_of, label
+
+_KINDS = {getattr(OpSchema.AttrType, name): number
+          for name, number in onnx.AttributeProto.AttributeType.items() if hasattr(OpSchema.AttrType, name)}
+
+_SINGLE = OpSchema.FormalParameterOption.Single
+
+
+class _Signature(NamedTuple):
+    """Least and most inputs and outputs of an operator, and the type of each attribute.
+
+    ``needed`` are the places of inputs that must not be left empty, ``required`` the attributes that must be there.
+    """
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    needed: tuple[int, ...]
+    attributes: dict[str, int]
+    required: frozenset[str]
+
+
+def check_signatures(proto: onnx.ModelProto) -> None:
+    """Check the nodes of a model's graph and of the bodies in it.
+
+    Raises:
+        ModelError: a node has too few or too many inputs or outputs, or an attribute is missing or of another type.
+    """
+    version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), None)
+    for node in (node for _, graph in graphs_of(proto) for node in graph.node):
+        if version is None or node.domain not in ("", "ai.onnx"):
+            continue
+        signature = _signature(node.op_type, version)
+        fault = "" if signature is None else _fault(node, signature)
+        if fault:
+            raise ModelError(f"The operator {node.op_type} {fault}.", place=f"node '{label(node)}'",
+                             remedy="Export the model again.")
+
+
+@cache
+def _signature(op: str, version: int) -> _Signature | None:
+    try:
+        schema = onnx.defs.get_schema(op, version)
+    except onnx.defs.SchemaError:
+        return None
+    attributes = schema.attributes
+    return _Signature(
+        (schema.min_input, schema.max_input), (schema.min_output, schema.max_output),
+        tuple(place for place, each in enumerate(schema.inputs) if each.option == _SINGLE),
+        {name: _KINDS[attribute.type] for name, attribute in attributes.items()},
+        frozenset(name for name, attribute in attributes.items() if attribute.required),
+    )
+
+
+def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
+    """What is wrong with a node, as the rest of a sentence; "" where nothing is."""
+    for what, names, (least, most) in (("input", node.input, signature.inputs),
+                                       ("output", node.output, signature.outputs)):
+        if not least <= len(names) <= most:
+            return f"has {len(names)} {what}{'s' * (len(names) != 1)} here, and takes " + (
+                f"{least}" if least == most else f"{least} to {most}" if most < 1 << 30 else f"{least} or more")
+    empty = next((place for place in signature.needed if place < len(node.input) and not node.input[place]), None)
+    if empty is not None:
+        return f"needs its input {empty}, which is left empty here"
+    given = {attribute.name: attribute.type for attribute in node.attribute}
+    missing = signature.required.difference(given)
+    if missing:
+        return f"needs the attribute '{min(missing)}', which is missing here"
+    for name, kind in given.items():
+        wanted = signature.attributes.get(name, kind)
+        if kind not in (wanted, onnx.AttributeProto.UNDEFINED):
+            names = onnx.AttributeProto.AttributeType.Name
+            return f"takes {names(wanted)} as its attribute '{name}', which is {names(kind)} here"
+    return ""
