@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxfuse.graph import Graph, load_graph
-from onnxfuse.planning.cost import CostModel, effective_bandwidth, kernel_time, product_peak
+from onnxfuse.planning.cost import TILED_EFFICIENCY, CostModel, effective_bandwidth, kernel_time, product_peak
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.traffic import Fused, Ledger
@@ -46,6 +46,15 @@ def test_what_fits_the_cache_runs_faster() -> None:
     assert effective_bandwidth(60 * megabytes, H200) == pytest.approx(4.3e12)
     assert effective_bandwidth(1e12, H200) == pytest.approx(4.3e12)
     assert effective_bandwidth(45 * megabytes, H200) == pytest.approx(4.3e12 / (0.5 / 1.6 + 0.5))
+
+
+def test_the_cache_does_not_help_what_is_turned() -> None:
+    """A transpose of 20 MB takes what the device memory needs for it, an addition of as much less."""
+    loaded = graph("float[N, 64] x", "float[64, N] y, float[N, 64] z", "a = Exp(x) y = Transpose(a) z = Neg(a)")
+    costs = CostModel(Ledger(loaded, {"N": 40_000}), H200)
+    size = 2 * 4 * 64 * 40_000
+    assert costs.kernel_seconds(fuse(loaded, "Transpose")) == pytest.approx(FLOOR + size / (TILED_EFFICIENCY * 4.3e12))
+    assert costs.kernel_seconds(fuse(loaded, "Neg")) == pytest.approx(FLOOR + size / (0.9 * 1.6 * 4.3e12))
 
 
 def test_peaks_of_products() -> None:

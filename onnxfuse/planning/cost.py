@@ -35,12 +35,12 @@ FUSED_EFFICIENCY = 0.9
 ROWS_EFFICIENCY = 0.8
 """The same of one with reductions: a row waits for its slowest element."""
 
-TILED_EFFICIENCY = 0.7
-"""The same of one that moves the innermost axis: what goes through shared memory waits for its whole block."""
+TILED_EFFICIENCY = 0.95
+"""Share of the device memory's bandwidth that a kernel reaches which moves the innermost axis.  What goes through
+shared memory waits for its whole block: the second-level cache makes it no faster."""
 
-
-TURNED_EFFICIENCY = 0.55
-"""The same of one that reduces and moves the innermost axis: its block waits for shared memory twice."""
+TURNED_EFFICIENCY = 0.525
+"""The same of one that reduces too: its block waits for shared memory twice."""
 
 
 def kernel_time(
@@ -64,6 +64,11 @@ def kernel_time(
     return profile.floor_us * 1e-6 + max(
         total / (efficiency * effective_bandwidth(total, profile)), flops / peak
     )
+
+
+def uncached(working_set: float, profile: Profile) -> float:
+    """Share of ``effective_bandwidth`` that is the device memory's own."""
+    return profile.bandwidth / effective_bandwidth(working_set, profile)
 
 
 def effective_bandwidth(working_set: float, profile: Profile) -> float:
@@ -237,10 +242,9 @@ class CostModel:
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
         reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
         moves = any(map(moves_innermost, nodes))
-        if moves:
-            efficiency = TURNED_EFFICIENCY if reduces else TILED_EFFICIENCY
-        else:
-            efficiency = ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
+        efficiency = (TURNED_EFFICIENCY if reduces else TILED_EFFICIENCY) * uncached(
+            sum(counted.reads.values()) + sum(counted.writes.values()), self.profile
+        ) if moves else ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
 
     def _around(self, node: Node) -> frozenset[Node]:
