@@ -261,8 +261,8 @@ class _Planner:
                     self.scales.offer(part, None)
 
     def _offer_unions(self, groups: list[Group]) -> None:
-        """Neighbours that stayed apart because rules named them, where a grow rule would have joined them and that is
-        better."""
+        """Neighbours that stayed apart because rules named them, where a grow rule would have joined them.  As a whole
+        they may be no better than apart, and be better cut elsewhere: that is weighed with them."""
         pairs: dict[tuple[int, int], tuple[Group, Group]] = {}
         for group in groups:
             for node in group.nodes:
@@ -275,8 +275,7 @@ class _Planner:
             if first.rows is not None and second.rows is not None and first.rows != second.rows:
                 continue
             members = first.nodes | second.nodes
-            apart = self.scales.worth(first.nodes) + self.scales.worth(second.nodes)
-            if admitting(self.rules, members) and self.scales.worth(members) > apart and not is_convex(members):
+            if admitting(self.rules, members) and not is_convex(members):
                 self.scales.offer(members, None)
 
     def _select(self) -> list[Weighed]:
