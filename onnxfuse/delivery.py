@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import ModelError, VerificationError
-from onnxfuse.graph.load import LoadedModel
 from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
 from onnxfuse.verifying.sharing import Slim, sharing
 
 if TYPE_CHECKING:
+    from onnxfuse.graph import LoadedModel
     from onnxfuse.pipeline import Optimised, Tell
 
 ROUNDS = 4
