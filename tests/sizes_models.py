@@ -86,15 +86,18 @@ SIZES_OF_X = """
   s = Unsqueeze (s0, front)
 """
 
-
-def attention(opset: int = 17) -> onnx.ModelProto:
-    """What an exporter writes around attention: heads taken apart and put together."""
-    return model(
-        SIZES_OF_X + """
+SIZES_OF_HEADS = SIZES_OF_X + """
   heads = Constant <value = int64[1] {3}> ()
   width = Constant <value = int64[1] {4}> ()
   whole = Constant <value = int64[1] {12}> ()
   split = Concat <axis = 0> (b, s, heads, width)
+"""
+
+
+def attention(opset: int = 17) -> onnx.ModelProto:
+    """What an exporter writes around attention: heads taken apart and put together."""
+    return model(
+        SIZES_OF_HEADS + """
   apart = Reshape (x, split)
   turned = Transpose <perm = [0, 2, 1, 3]> (apart)
   squared = Mul (turned, turned)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
-from sizes_models import B_S, SIZES_OF_X, attention, folded, model, operators, packed, same_at
+from sizes_models import B_S, SIZES_OF_HEADS, attention, folded, model, operators, packed, same_at
 
 from onnxfuse.debugging.variants import Variants
 from onnxfuse.errors import ModelError, RuleError
@@ -28,11 +28,7 @@ from onnxfuse.rules import load_rules
 def deep() -> onnx.ModelProto:
     """Pointwise work around reshapes, so that something is fused too."""
     return model(
-        SIZES_OF_X + """
-  heads = Constant <value = int64[1] {3}> ()
-  width = Constant <value = int64[1] {4}> ()
-  whole = Constant <value = int64[1] {12}> ()
-  split = Concat <axis = 0> (b, s, heads, width)
+        SIZES_OF_HEADS + """
   e = Exp (x)
   f = Mul (e, x)
   apart = Reshape (f, split)

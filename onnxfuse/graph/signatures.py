@@ -83,6 +83,6 @@ def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
     for name, kind in given.items():
         wanted = signature.attributes.get(name, kind)
         if kind not in (wanted, onnx.AttributeProto.UNDEFINED):
-            names = onnx.AttributeProto.AttributeType.Name
-            return f"takes {names(wanted)} as its attribute '{name}', which is {names(kind)} here"
+            called = onnx.AttributeProto.AttributeType.Name
+            return f"takes {called(wanted)} as its attribute '{name}', which is {called(kind)} here"
     return ""
