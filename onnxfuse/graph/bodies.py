@@ -63,8 +63,7 @@ def trips(body: Graph) -> Dim | None:
     if owner is None:
         return None
     if owner.op == "Scan":
-        return next((outer.shape[axis] for outer, _, axis in _scanned(body)
-                     if outer is not None and outer.shape is not None and axis < len(outer.shape)), None)
+        return next((outer.shape[axis] for outer, _, axis in _scanned(body) if outer is not None and outer.shape), None)
     count = most_trips(body)
     return count if count is not None and _runs_through(body) else None
 
@@ -162,7 +161,10 @@ def _scan_inputs(owner: Node) -> int:
 
 
 def _scanned(body: Graph) -> list[tuple[Value | None, Value, int]]:
-    """Of each tensor that a Scan takes slice by slice: the whole, the slice that the body reads, and the axis."""
+    """Of each tensor that a Scan takes slice by slice: the whole, the slice that the body reads, and the axis.
+
+    The whole is None where it is absent or has no such axis: ONNX Runtime says so only when the model runs.
+    """
     owner = body.owner
     if owner is None or owner.op != "Scan":
         return []
@@ -172,7 +174,8 @@ def _scanned(body: Graph) -> list[tuple[Value | None, Value, int]]:
     found = []
     for outer, inner, axis in zip(owner.inputs[start:], body.inputs[start:], axes, strict=False):
         rank = outer.rank if outer is not None else None
-        found.append((outer, inner, axis + rank if axis < 0 and rank is not None else axis))
+        place = axis + rank if axis < 0 and rank is not None else axis
+        found.append((outer if rank is None or 0 <= place < rank else None, inner, place))
     return found
 
 

@@ -242,9 +242,11 @@ class CostModel:
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
         reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
         moves = any(map(moves_innermost, nodes))
-        efficiency = (TURNED_EFFICIENCY if reduces else TILED_EFFICIENCY) * uncached(
-            sum(counted.reads.values()) + sum(counted.writes.values()), self.profile
-        ) if moves else ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
+        if moves:
+            size = sum(counted.reads.values()) + sum(counted.writes.values())
+            efficiency = (TURNED_EFFICIENCY if reduces else TILED_EFFICIENCY) * uncached(size, self.profile)
+        else:
+            efficiency = ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
 
     def _around(self, node: Node) -> frozenset[Node]:
