@@ -69,7 +69,8 @@ def prepare(row: Row, folder: str, target: str | None, architecture: str | None)
     Path(paths[0]).write_bytes(hydrate().hydrate(ZOO / f"{row.model}.onnx.xz").SerializeToString())
     kernels = 0
     for path, embed in ((paths[1], ()), (paths[2], (architecture,) if architecture else ())):
-        done = optimise(paths[0], Options(dims=row.dims, target=target, architectures=embed, verify=False))
+        options = Options(dims=row.dims, target=target, architectures=embed, verify=False, compile=True)
+        done = optimise(paths[0], options)
         save(done.model, path, source=done.loaded)
         nodes = read_fused(done.model)
         kernels = len({node.op for node in nodes})

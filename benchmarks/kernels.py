@@ -181,7 +181,7 @@ def fuse(case: Case, dtype: str, n: int, folder: Path, target: str | None) -> tu
     """
     original, path = folder / "case.onnx", folder / f"{case.name}-{dtype}-{n}.onnx"
     onnx.save(model_of(case, dtype), original)
-    done = optimise(original, Options(dims={"n": n}, target=target, least_gain=0.0, verify=False))
+    done = optimise(original, Options(dims={"n": n}, target=target, least_gain=0.0, verify=False, compile=True))
     nodes = [node for node in done.model.graph.node if node.op_type != "Constant"]
     if len(nodes) != 1 or nodes[0].domain != "onnxfuse":
         reasons = "; ".join(f"{refusal.node}: {refusal.message}" for refusal in done.refusals[:3])

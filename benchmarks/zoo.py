@@ -136,7 +136,8 @@ def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence
     original.write_bytes(hydrate().hydrate(ZOO / f"{rows[0].model}.onnx.xz").SerializeToString())
     for row in rows:
         start = time.perf_counter()
-        optimised = optimise(original, Options(dims=row.dims, target=target, verify=False, disable=disable))
+        optimised = optimise(
+            original, Options(dims=row.dims, target=target, verify=False, compile=True, disable=disable))
         seconds = time.perf_counter() - start
         path = Path(folder) / f"{row.name.replace(':', '_')}.fused.onnx"
         save(optimised.model, path, source=optimised.loaded)

@@ -69,6 +69,7 @@ def optimize(
     target: str | Profile | None = None,
     embed: Sequence[str] = (),
     verify: bool = True,
+    compile: bool | None = None,
     inputs: Mapping[str, Any] | None = None,
     strategy: str = "auto",
     hints: Hints | None = None,
@@ -88,6 +89,7 @@ def optimize(
         target: name of the GPU to plan for, or a profile; the GPU present by default, else the H100.
         embed: architectures, such as "sm_90", whose compiled kernels go into the model.
         verify: run every fused node against what it replaced, and take back those that fail.
+        compile: compile every kernel for the target and see which spill registers; as ``verify`` where None.
         inputs: arrays by input name to verify with, beside made ones.
         strategy: what the plan is to be good at: "auto", "all-in-one", "memory" or "dynamic".
         hints: of the state of the machine that the model will run on.
@@ -108,8 +110,8 @@ def optimize(
         VerificationError: the fused model as a whole is wrong; this is a fault of onnxfuse.
     """
     options = Options(
-        rules, disable, dims or {}, target, architectures=embed, verify=verify, inputs=inputs, strategy=strategy,
-        hints=hints or Hints(), least_gain=LEAST_GAIN if least_gain is None else least_gain,
+        rules, disable, dims or {}, target, architectures=embed, verify=verify, compile=compile, inputs=inputs,
+        strategy=strategy, hints=hints or Hints(), least_gain=LEAST_GAIN if least_gain is None else least_gain,
         provider_options=provider_options or {}, database=database, run_profile=run_profile,
     )
     optimised = optimise(model, options, tell)
@@ -137,7 +139,8 @@ def report(
     if is_fused(loaded.proto):
         return report_of_fused(loaded, dims or {}, profile_of(target, rules))
     return optimize(
-        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, tell=tell, **wanted
+        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
+        **wanted
     ).report
 
 
@@ -167,7 +170,8 @@ def explain(
     if fused is not None:
         loaded = LoadedModel(loaded.path, rewriting.unfuse(loaded.proto), loaded.folder)
     result = optimize(
-        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, tell=tell, **wanted
+        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
+        **wanted
     )
     tell("explaining", 0, 0)
     return reporting.explain(result.optimised, node, fused)

@@ -5,27 +5,23 @@ NVRTC needs no GPU and no driver.  Images come from the cache on disk where they
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING
 
-from onnxfuse.errors import TargetError
+from onnxfuse.compiling import COMPILING, Progress, Task, compile_all, source_of
+from onnxfuse.errors import KernelError, TargetError
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.rewriting import FusedRegion
-from onnxfuse.runtime.compile import Compiler, KernelSource, architectures, default_compiler
+from onnxfuse.runtime.compile import Compiler, KernelSource, architectures
 
 if TYPE_CHECKING:
     from onnxfuse.pipeline import Tell
 
-Progress = Callable[[int, int], None]
-"""Called with the images that are done and those that there will be."""
-
 _SPELLING = re.compile(r"(?:sm_?|compute_?)?(\d{2,3})([af]?)", re.IGNORECASE)
-_MOST_WORKERS = 16
 
 
 def known_architectures() -> tuple[str, ...]:
@@ -77,8 +73,8 @@ def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Te
     """
     if not architectures:
         return list(regions)
-    images = compile_images([_source(region) for region in regions], architectures,
-                            lambda done, count: tell("compiling kernels", done, count))
+    kernels = [source_of(region.source, LaunchPlan.from_json(region.plan)) for region in regions]
+    images = compile_images(kernels, architectures, partial(tell, COMPILING))
     return [replace(region, images=entry) for region, entry in zip(regions, images, strict=True)]
 
 
@@ -97,21 +93,9 @@ def compile_images(kernels: Sequence[KernelSource], architectures: Sequence[str]
     """
     names = parse_architectures(architectures)
     tasks = list(dict.fromkeys((kernel, name) for kernel in kernels for name in names))
-    maker = compiler or default_compiler()
-    images: dict[tuple[KernelSource, str], bytes] = {}
-    with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1), "onnxfuse-embed") as pool:
-        running = {pool.submit(maker.image, *task): task for task in tasks}
-        try:
-            for future in as_completed(running):
-                images[running[future]] = future.result()
-                if progress is not None:
-                    progress(len(images), len(tasks))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    images: dict[Task, bytes] = {}
+    for task, image in compile_all(tasks, progress, compiler):
+        if isinstance(image, KernelError):
+            raise image
+        images[task] = image
     return [{name: images[kernel, name] for name in names} for kernel in kernels]
-
-
-def _source(region: FusedRegion) -> KernelSource:
-    plan = LaunchPlan.from_json(region.plan)
-    kernels = sorted({step.kernel for variant in plan.variants for step in variant.steps})
-    return KernelSource(region.source, tuple(plan.options), tuple(kernels))

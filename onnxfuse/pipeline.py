@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from onnxfuse.compiling import COMPILING, ReadBack, read_back
 from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
@@ -23,10 +25,11 @@ from onnxfuse.planning.horizontal import STAGE as HORIZONTAL_JOINS
 from onnxfuse.planning.horizontal import joined
 from onnxfuse.planning.layout import prefers_channels_last
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
-from onnxfuse.planning.plan import Plan, make_plan
+from onnxfuse.planning.plan import Plan, make_plan, together
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.planning.recompute import Judge, recomputed
-from onnxfuse.planning.traffic import Ledger, shared
+from onnxfuse.planning.spills import Spills
+from onnxfuse.planning.traffic import Ledger
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
@@ -64,6 +67,8 @@ class Options:
         strategy: what the plan is to be good at, one of ``objective.STRATEGIES``; hints: of the machine's state.
         provider_options: of the CUDA provider, as the model will run with.
         verify: whether to run every fused node against what it replaced.
+        compile: whether to compile every kernel for the target and to look at what came of it (``planning.spills``);
+            as ``verify`` where None.
         inputs: the user's own arrays by input name, to verify with.
         database: of measurements to plan by: a file, the default one where it is there (None), or none (False).
         run_profile: ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
@@ -80,10 +85,16 @@ class Options:
     hints: Hints = field(default_factory=Hints)
     provider_options: Mapping[str, str] = field(default_factory=dict)
     verify: bool = True
+    compile: bool | None = None
     inputs: Mapping[str, Any] | None = None
     database: Place = None
     run_profile: str | Path | None = None
     eager: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled for the target."""
+        return self.verify if self.compile is None else self.compile
 
     @property
     def objective(self) -> Objective:
@@ -140,18 +151,8 @@ class Optimised:
         return replace(self, plan=replace(self.plan, fusions=fusions), regions=regions, rewritten=rewritten)
 
     def together(self, lost: Collection[int]) -> set[int]:
-        """Regions, by place, and with them those that compute the same nodes: what these compute again nobody else
-        would write."""
-        common = shared(fusion.fused for fusion in self.plan.fusions)
-        held = [common.intersection(fusion.nodes) for fusion in self.plan.fusions]
-        found: set[int] = set()
-        waiting = list(lost)
-        while waiting:
-            place = waiting.pop()
-            if place not in found:
-                found.add(place)
-                waiting += [other for other, nodes in enumerate(held) if not nodes.isdisjoint(held[place])]
-        return found
+        """See ``planning.plan.together``."""
+        return together(self.plan.fusions, lost)
 
 
 def silent(stage: str, done: int, of: int) -> None:
@@ -194,19 +195,21 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     canonical = canonicalise(graph, rules.canonical)
     ledger = Ledger(graph, bind(graph, options.dims))
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
-    plan, more = SETTLED if settled else _planned(canonical.graph, rules, ledger, profile, options)
+    read, silence = (None, ()) if settled or not options.compiles else read_back(profile, partial(tell, COMPILING))
+    plan, more = SETTLED if settled else _planned(canonical.graph, rules, CostModel(ledger, profile), read, options)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)
     optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten,
-                          notes=notes + more)
+                          notes=notes + more + silence)
     return verified(optimised, options.inputs, tell) if options.verify else optimised
 
 
-def _planned(view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile, options: Options
+def _planned(view: Graph, rules: RuleSet, costs: CostModel, read: ReadBack | None, options: Options
              ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan for the ledger's graph, of which ``view`` is canonical, and what a user should know of it."""
-    costs = CostModel(ledger, profile)
+    """The plan for the costs' graph, of which ``view`` is canonical, and what a user should know of it."""
+    ledger, profile = costs.ledger, costs.profile
+    spills = None if read is None else Spills(view, costs, options.objective, read)
 
     def again(settled: Plan, judge: Judge | None) -> Plan:
         if RECOMPUTE in rules.disabled:
@@ -215,8 +218,9 @@ def _planned(view: Graph, rules: RuleSet, ledger: Ledger, profile: Profile, opti
 
     plan = make_plan(ledger.graph, view, rules, ledger, profile, options.objective)
     plan, notes = settled_by(options.database, plan, view, costs, choices=not options.objective.spread, then=again)
+    plan = plan if spills is None else spills.settled(plan)
     if HORIZONTAL_JOINS not in rules.disabled:
-        plan = joined(plan, ledger.graph, view, costs, options.objective)
+        plan = joined(plan, view, costs, options.objective, spills)
     return plan, notes
 
 
@@ -255,6 +259,7 @@ def region_of(fusion: Fusion) -> FusedRegion:
         "estimated_speedup": round(cost.estimated_speedup, 4),
         "memory_saved": cost.memory_saved,
         **({} if fusion.measured is None else {"measured": fusion.measured}),
+        **({} if fusion.compiled is None else {"compiled": fusion.compiled}),
     }
     return FusedRegion(
         fusion.rule,

@@ -21,6 +21,32 @@ extern "C" __global__ void add_one(const float* x, float* y, long long n) {
 }
 """
 
+KERNELS = r"""
+extern "C" __global__ void plain(float* x, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) x[i] += 1.f;
+}
+extern "C" __global__ void __launch_bounds__(1024) spilling(float* x) {
+  float kept[100], sum = 0;
+  #pragma unroll
+  for (int k = 0; k < 100; k++) kept[k] = x[threadIdx.x + k * 1024];
+  #pragma unroll
+  for (int k = 0; k < 100; k++) sum += kept[k] * kept[k];
+  #pragma unroll
+  for (int k = 0; k < 100; k++) x[threadIdx.x + k * 1024] = kept[k] / sum;
+}
+extern "C" __global__ void sharing(float* x, int n) {
+  __shared__ float still[777];
+  extern __shared__ float moving[];
+  still[threadIdx.x] = x[threadIdx.x];
+  moving[threadIdx.x] = 1;
+  __syncthreads();
+  x[threadIdx.x] = still[n] + moving[n];
+}
+extern "C" __global__ void calling(long long* x, long long y) { x[threadIdx.x] = x[threadIdx.x + 1] % y / (y + 3); }
+"""
+"""Kernels with nothing to see, spilled values, shared memory of both kinds, and calls."""
+
 TWICE = r"""
 extern "C" __global__ void add_one(const float* x, float* y, long long n) {
   for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (long long)blockDim.x)

@@ -66,7 +66,7 @@ def test_options_reach_the_compiler(compiler: Compiler) -> None:
 
 
 def test_regions_get_the_images_that_the_runtime_looks_for(monkeypatch: pytest.MonkeyPatch, compiler: Compiler) -> None:
-    monkeypatch.setattr("onnxfuse.embedding.default_compiler", lambda: compiler)
+    monkeypatch.setattr("onnxfuse.compiling.default_compiler", lambda: compiler)
     fused = add_one()
     region = FusedRegion("add-one", "pointwise", (), (), (), (), (), fused.plan.to_json(), fused.source)
     told: list[tuple[str, int, int]] = []

@@ -251,7 +251,7 @@ def test_the_json_of_the_command(tmp_path: Path) -> None:
     assert node["whole"] is None
     assert set(node["node"]) == {
         "subject", "nodes", "operators", "state", "fused_nodes", "runtime", "summary", "bytes", "seconds", "considered",
-        "refusals", "reads", "read_by"}
+        "refusals", "reads", "read_by", "compiled"}
     assert set(node["node"]["considered"][0]) == {
         "verdict", "reason", "rule", "nodes", "operators", "lost_to", "bytes_before", "bytes_after", "kernels_before",
         "kernels_after", "seconds_before", "seconds_after", "seconds_saved"}

@@ -207,3 +207,16 @@ def test_kernels_that_are_accepted(folder: Path, text: str) -> None:
     (folder / "kernel.cu").write_text(text)
     (rule,) = load_rules([folder]).fuse
     assert rule.kernel is not None and rule.kernel.source == text
+
+
+def test_a_kernel_that_does_not_compile_for_the_target_is_left(folder: Path) -> None:
+    hopper = KERNEL.replace('extern "C"', "#if __CUDA_ARCH__ < 900\n#error made for Hopper\n#endif\nextern \"C\"")
+    (folder / "kernel.cu").write_text(hopper)
+    for target, fused in (("H100", 1), ("A100", 0)):
+        made = optimise(parse(SQUARED), Options(rules=[folder], verify=False, compile=True, target=target))
+        assert len(made.regions) == fused
+        refused = [refusal for refusal in made.refusals if refusal.code == "does-not-compile"]
+        assert len(refused) == 1 - fused
+    assert refused[0].rule == "bias-squared-relu"
+    assert "made for Hopper" in refused[0].message
+    assert refused[0].remedy == "Mend the rule's kernel, or plan for a GPU that it compiles for with --target."

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Plan and report; write no model.")
 @click.option("--explain", is_flag=True, help="Show every near miss: node, condition and remedy.")
 @click.option("--verify/--no-verify", default=True, show_default=True,
-              help="Run every fused node against what it replaced; take back those that fail.")
+              help="Compile every kernel for the target and see which spill registers; run every fused node against "
+                   "what it replaced and take back those that fail.")
 @click.option("--inputs", type=FILE, metavar="FILE.npz",
               help="Arrays by input name, to verify and measure with beside made ones.")
 @click.option("--measure/--no-measure", default=None,

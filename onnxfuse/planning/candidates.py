@@ -65,13 +65,15 @@ class Fusion(Region):
     """A region with the kernel that runs it.
 
     ``steps``, ``scratch``: kernels that its plan launches at the planned sizes, and bytes that pass through scratch.
-    ``measured`` is what was measured of it on the GPU to plan for, as the report has it (``evidence.Times``).
+    ``measured`` is what was measured of it on the GPU to plan for, ``compiled`` what the compiler made of its kernel
+    for that GPU, both as the report has them (``evidence.Times``, ``spills``).
     """
 
     kernel: Kernel
     steps: int = 1
     scratch: int = 0
     measured: Mapping[str, Any] | None = None
+    compiled: Mapping[str, Any] | None = None
 
     @property
     def fused(self) -> Fused:

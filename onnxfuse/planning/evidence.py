@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from onnxfuse.graph.model import Graph, Node, Place
+from onnxfuse.graph.model import Graph, Place
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.planning.candidates import Fusion, Maker, makers_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
-from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.plan import Plan, judged
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES, Choice, Kernel, make_kernel
 
@@ -67,23 +67,7 @@ def settled(plan: Plan, view: Graph, costs: CostModel, evidence: Evidence, *, ch
         choices: whether tuned schedules are taken over: they hold near the planned sizes, and would be in the way of
             variants for others.
     """
-    judge = judge_by(view, costs, evidence, choices=choices)
-    fusions: list[Fusion] = []
-    slower: dict[tuple[Node, ...], Refusal] = {}
-    for fusion in plan.fusions:
-        found = judge(fusion)
-        if isinstance(found, Refusal):
-            slower[fusion.view] = found
-        else:
-            fusions.append(found)
-    considered = tuple(
-        replace(each, verdict="refused", reason=slower[each.nodes].message)
-        if each.verdict == "chosen" and each.nodes in slower else each
-        for each in plan.considered
-    )
-    return replace(
-        plan, fusions=tuple(fusions), refusals=(*plan.refusals, *slower.values()), considered=considered
-    )
+    return judged(plan, judge_by(view, costs, evidence, choices=choices))
 
 
 def judge_by(

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Fusion, Maker, makers_of
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
 from onnxfuse.planning.limits import inefficient, too_large
@@ -27,6 +27,7 @@ from onnxfuse.planning.pieces import Piece, bound, joint_rule, piece_of, regions
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.sizes import elements_of
+from onnxfuse.planning.spills import Spills
 from onnxfuse.planning.traffic import again_in, shared
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel
@@ -66,16 +67,17 @@ LEAST_SHARED = 0.1
 """Share of two regions' bytes that both read, from which one loop for both is tried."""
 
 
-def joined(plan: Plan, graph: Graph, view: Graph, costs: CostModel, objective: Objective) -> Plan:
+def joined(plan: Plan, view: Graph, costs: CostModel, objective: Objective, spills: Spills | None = None) -> Plan:
     """A plan with its independent regions joined where that is predicted to gain.
 
     Args:
         plan: its regions are joined with one another, and with what was not worth a kernel of its own.
-        graph, view, costs, objective: what the plan was made of.
+        view, costs, objective: what the plan was made of.
+        spills: judges joins by what the compiler makes of them.
     """
     placement = place(view)
-    for each, of_each in zip(graph.walk(), view.walk(), strict=True):
-        plan = _Joiner(Maker(each, of_each, costs), placement, objective).joined(plan)
+    for maker in makers_of(costs.ledger.graph, view, costs).values():
+        plan = _Joiner(maker, placement, objective, spills).joined(plan)
     return plan
 
 
@@ -101,8 +103,8 @@ class _Launch:
 class _Joiner:
     """Joins regions of one graph."""
 
-    def __init__(self, maker: Maker, placement: Placement, objective: Objective) -> None:
-        self.maker, self.costs, self.objective = maker, maker.costs, objective
+    def __init__(self, maker: Maker, placement: Placement, objective: Objective, spills: Spills | None) -> None:
+        self.maker, self.costs, self.objective, self.spills = maker, maker.costs, objective, spills
         self.placement = placement
         self.contraction = Contraction(maker.view)
         self.common: set[Node] = set()
@@ -206,8 +208,11 @@ class _Joiner:
         made = self.maker.with_kernel(region, lowered)
         if not isinstance(made, Fusion) or made.cost != region.cost or self._exceeds(made) is not None:
             return None
+        compiled = self._compiled(made, [first, second], first.saved + second.saved)
+        if compiled is None:
+            return None
         parts = tuple(part for each in (first, second) for part in (each.pieces or (each,)))
-        part = piece_of(made, self.costs, chosen=False, pieces=parts, members=first.members | second.members)
+        part = piece_of(compiled, self.costs, chosen=False, pieces=parts, members=first.members | second.members)
         if part is not None and self.contraction.join(first.members, second.members) is None:
             return part
         return None
@@ -301,7 +306,10 @@ class _Joiner:
         )
         if self._exceeds(fusion) is not None:
             return None
-        return Piece(fusion, launch.members, False, 0, max(part.blocks for part in parts), parts)
+        compiled = self._compiled(fusion, parts, sum(part.saved for part in parts))
+        if compiled is None:
+            return None
+        return Piece(compiled, launch.members, False, 0, max(part.blocks for part in parts), parts)
 
     # ---- What both must pass. ----
 
@@ -318,6 +326,13 @@ class _Joiner:
         """Whether a join saves enough beyond the ``saved`` seconds of what it is made of, and the objective has it."""
         least = LEAST_SAVED * sum(part.seconds for part in parts)
         return cost.seconds_saved - saved > least and self.objective.refuses(cost, 0, "", "") is None
+
+    def _compiled(self, fusion: Fusion, parts: Sequence[Piece], saved: float) -> Fusion | None:
+        """A join as the compiler makes it, or None where it is not worth it as that: parts share registers."""
+        if self.spills is None:
+            return fusion
+        found = self.spills.judge(fusion)
+        return found if isinstance(found, Fusion) and self._gains(found.cost, parts, saved) else None
 
     def _exceeds(self, fusion: Fusion) -> Refusal | None:
         """Why a join's kernel passes what the profile lets a region be, or None."""

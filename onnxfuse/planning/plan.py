@@ -11,8 +11,8 @@ the strategy values (``objective``).  Whatever is not taken is a refusal, and ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.binding import bind
 from onnxfuse.graph.model import Graph, Node, Value
@@ -26,12 +26,12 @@ from onnxfuse.planning.layout import beside_convolutions
 from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import LEAST_GAIN, Objective
 from onnxfuse.planning.selection import Candidate, joint_cycle, select
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.traffic import Ledger, shared
 from onnxfuse.planning.weighing import Considered, Scales, Weighed, connected, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, Prohibitions, RuleSet, find_matches, prohibitions
 
-__all__ = ["LEAST_GAIN", "Considered", "Objective", "Plan", "make_plan"]
+__all__ = ["LEAST_GAIN", "Considered", "Objective", "Plan", "judged", "make_plan", "together"]
 
 MOST_ROUNDS = 3
 """How often what the chosen regions leave may grow anew."""
@@ -69,6 +69,41 @@ class Plan:
     candidates: int
     considered: tuple[Considered, ...] = ()
     grounds: tuple[Grounds, ...] = field(default=(), compare=False, repr=False)
+
+
+def together(fusions: Sequence[Fusion], lost: Collection[int]) -> set[int]:
+    """Regions, by place, and with them those that compute the same nodes: what these compute again nobody else would
+    write."""
+    common = shared(fusion.fused for fusion in fusions)
+    held = [common.intersection(fusion.nodes) for fusion in fusions]
+    found: set[int] = set()
+    waiting = list(lost)
+    while waiting:
+        place = waiting.pop()
+        if place not in found:
+            found.add(place)
+            waiting += [other for other, nodes in enumerate(held) if not nodes.isdisjoint(held[place])]
+    return found
+
+
+def judged(plan: Plan, judge: Callable[[Fusion], Fusion | Refusal]) -> Plan:
+    """A plan whose fusions are as a judge makes them, those left out that it refuses, and what goes with these."""
+    found = [judge(fusion) for fusion in plan.fusions]
+    lost = together(plan.fusions, [place for place, each in enumerate(found) if isinstance(each, Refusal)])
+    refusals: dict[tuple[Node, ...], Refusal] = {}
+    for place in sorted(lost):
+        fusion, why = plan.fusions[place], found[place]
+        refusals[fusion.view] = why if isinstance(why, Refusal) else Refusal(
+            "computes-again", "it computes again what a region computes that is left to the runtime",
+            fusion.nodes[0].label, fusion.rule,
+        )
+    considered = tuple(
+        replace(each, verdict="refused", reason=refusals[each.nodes].message)
+        if each.verdict == "chosen" and each.nodes in refusals else each
+        for each in plan.considered
+    )
+    fusions = tuple(each for place, each in enumerate(found) if place not in lost and isinstance(each, Fusion))
+    return replace(plan, fusions=fusions, refusals=(*plan.refusals, *refusals.values()), considered=considered)
 
 
 def make_plan(

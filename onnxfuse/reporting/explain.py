@@ -86,6 +86,7 @@ class NodeExplanation:
         considered: regions weighed around it, the chosen ones first.
         refusals: what stopped regions at it or at what it reads.
         reads, read_by: its neighbours.
+        compiled: what the compiler made of each fused node's kernel (``planning.spills``), None where not compiled.
     """
 
     subject: str
@@ -101,6 +102,7 @@ class NodeExplanation:
     refusals: tuple[Refusal, ...]
     reads: tuple[Neighbour, ...]
     read_by: tuple[Neighbour, ...]
+    compiled: tuple[Mapping[str, Any] | None, ...] = ()
 
 
 @dataclass(frozen=True)

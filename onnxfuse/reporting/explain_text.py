@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -58,6 +59,9 @@ def _node(node: NodeExplanation, console: Console) -> None:
     if node.bytes:
         console.print(f"{'node by node' if len(node.nodes) > 1 else 'on its own'}: {size(node.bytes)}, "
                       f"{duration(node.seconds)} predicted")
+    for name, figures in zip(node.fused_nodes, node.compiled, strict=True):
+        if figures is not None:
+            console.print(escape(_compiled(name, figures)))
     if node.runtime:
         console.print(f"ONNX Runtime itself would run it in one kernel with {escape(', '.join(node.runtime))}")
     _considered(node.considered, console)
@@ -69,6 +73,13 @@ def _node(node: NodeExplanation, console: Console) -> None:
                 indented(console, _beside(other), by=2)
             if len(others) > NEIGHBOURS:
                 console.print(f"  and {len(others) - NEIGHBOURS} more")
+
+
+def _compiled(name: str, figures: Mapping[str, Any]) -> str:
+    spilled = f"{figures['local_bytes']:,} bytes of values that they do not hold" if figures["local_bytes"] else (
+        "which hold all its values")
+    return (f"{name} compiled for {figures['architecture']}: {figures['registers']} registers a thread, {spilled}; "
+            f"{figures['shared_bytes']:,} bytes of shared memory a block")
 
 
 def _considered(considered: Sequence[Weighed], console: Console) -> None:

@@ -156,6 +156,7 @@ class _Explainer:
             tuple(refusals),
             tuple(self._reads(nodes)),
             tuple(self._readers(nodes)),
+            tuple(next(placed.fusion.compiled for placed in self.placed if placed.name == name) for name in homes),
         )
 
     def whole(self) -> ModelExplanation:

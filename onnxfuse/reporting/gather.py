@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import onnx
 
+from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.order import graphs_of
@@ -22,6 +24,16 @@ from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
 from onnxfuse.rewriting import FusedNode, read_fused, sizes_record, unfuse
 from onnxfuse.version import __version__
 
+_NUMBER = (int, float)
+_NOTES: dict[str, dict[str, Any]] = {
+    "measured": {
+        "microseconds": _NUMBER, "runtime_microseconds": (*_NUMBER, NoneType), "speedup": (*_NUMBER, NoneType),
+        "gpu": str, "date": str, "source": str,
+    },
+    "compiled": {"architecture": str, "registers": int, "local_bytes": int, "shared_bytes": int},
+}
+"""What the notes kept with a fused node hold, by name."""
+
 
 def report_of(optimised: Optimised) -> Report:
     """The report of a fused model, from the plan that it was made by."""
@@ -35,7 +47,7 @@ def report_of(optimised: Optimised) -> Report:
         regions.append(counted)
         entries.append(
             _entry(placed.node, placed.op, region.rule, region.schedule, counted, reads, costs,
-                   tuple(sorted(region.images)), region.figures.get("measured"))
+                   tuple(sorted(region.images)), region.figures)
         )
     whole = costs_before(costs, optimised.loaded, optimised.folded)
     before = _total(whole, (), optimised.loaded.proto)
@@ -77,7 +89,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         regions.append(counted)
         entries.append(
             _entry(node.name, node.op, node.rule, node.schedule, counted, reads, costs, node.architectures,
-                   node.figures.get("measured"))
+                   node.figures)
         )
     before = _total(costs_before(costs, original, folded), (), original.proto)
     after = _total(costs, regions, loaded.proto)
@@ -166,7 +178,7 @@ def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
 
 
 def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, reads: Iterable[str], costs: CostModel,
-           architectures: tuple[str, ...], measured: Mapping[str, Any] | None) -> FusionEntry:
+           architectures: tuple[str, ...], figures: Mapping[str, Any]) -> FusionEntry:
     cost = costs.region(region)
     body = region.nodes[0].body
     before = "" if body is None else f"{body.label}: "
@@ -186,11 +198,29 @@ def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, read
         estimated_speedup=round(cost.estimated_speedup, 4),
         memory_saved=cost.memory_saved,
         architectures=architectures,
-        measured=measured,
+        measured=_note(figures, "measured", node),
+        compiled=_note(figures, "compiled", node),
         body="" if body is None else body.label,
         runs=cost.executions,
         recomputes=tuple(member.label.removeprefix(before) for member in region.again if member.op != "Constant"),
     )
+
+
+def _note(figures: Mapping[str, Any], name: str, node: str) -> Mapping[str, Any] | None:
+    """A note that is kept with a fused node, which anyone may have edited.
+
+    Raises:
+        ModelError: it is not as onnxfuse writes it.
+    """
+    found = figures.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, dict) or any(not isinstance(found.get(key), kind) for key, kind in _NOTES[name].items()):
+        raise ModelError(
+            f"The record of what was {name} of the fused node {node!r} is damaged.",
+            remedy="Take the file as `onnxfuse optimize` wrote it, or fuse the original again.",
+        )
+    return found
 
 
 def costs_before(costs: CostModel, original: LoadedModel, folded: LoadedModel) -> CostModel:

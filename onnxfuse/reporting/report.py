@@ -28,6 +28,7 @@ class FusionEntry:
         memory_saved: bytes of tensors that are no longer made.
         architectures: those with an embedded image.
         measured: GPU time that was measured of it (``planning.evidence.Times``), or None.
+        compiled: what the compiler made of its kernel (``planning.spills``), or None where it was not compiled.
         body: the body of an If, a Loop or a Scan that it is in, as "Loop_3/body", or "".
         runs: how often it runs in one run of the model; bytes and kernels are those of one time.
         recomputes: those of ``replaces`` that another fused node replaces too; they count there before fusion.
@@ -49,6 +50,7 @@ class FusionEntry:
     memory_saved: int
     architectures: tuple[str, ...] = ()
     measured: Mapping[str, Any] | None = None
+    compiled: Mapping[str, Any] | None = None
     body: str = ""
     runs: float = 1.0
     recomputes: tuple[str, ...] = ()

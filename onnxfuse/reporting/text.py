@@ -90,9 +90,23 @@ def _fusions(report: Report, console: Console) -> None:
     console.print(table)
     if len(order) > SHOWN:
         console.print(f"and {count(len(order) - SHOWN, 'kernel')} more; the JSON report lists all of them")
+    _spilled(list(kernels.values()), console)
     for body, inside in grouped((entry for entry in report.fusions if entry.body), lambda entry: entry.body).items():
         console.print(f"in {escape(body)}, counted {inside[0].runs:g} times a run: "
                       f"{escape(', '.join(dict.fromkeys(entry.node for entry in inside)))}")
+
+
+def _spilled(kernels: Sequence[Sequence[FusionEntry]], console: Console) -> None:
+    """Kernels whose values registers do not hold, those of the most bytes first."""
+    found = [(entries[0].compiled, entries) for entries in kernels if entries[0].compiled is not None]
+    spilled = sorted(((figures, entries) for figures, entries in found if figures["local_bytes"]),
+                     key=lambda one: -int(one[0]["local_bytes"]))
+    if spilled:
+        which = ", ".join(f"{entries[0].node} {figures['local_bytes']:,} bytes a thread"
+                          for figures, entries in spilled[:NAMES])
+        more = f" and {len(spilled) - NAMES} more" if len(spilled) > NAMES else ""
+        console.print(f"{count(len(spilled), 'kernel')} with values that registers do not hold "
+                      f"({escape(spilled[0][0]['architecture'])}): {escape(which)}{more}")
 
 
 def _figure(entries: Sequence[FusionEntry]) -> str:

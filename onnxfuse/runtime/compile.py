@@ -41,17 +41,6 @@ class KernelSource:
     kernels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class KernelFigures:
-    """What the compiler made of a kernel: registers of a thread, bytes of spilled or indexed local memory of a
-    thread, bytes of static shared memory of a block, and the most threads that a block can have."""
-
-    registers: int
-    local_bytes: int
-    shared_bytes: int
-    max_threads: int
-
-
 def architectures() -> tuple[int, ...]:
     """Architectures that onnxfuse supports, as 90 for sm_90; every shipped kernel compiles for all of them."""
     return (75, 80, 86, 89, 90, 100, 120)
@@ -69,14 +58,8 @@ def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -
         KernelError: the text does not compile (the message holds the compiler's log), the compiler does not know the
             architecture, or there is no compiler.
     """
+    check_architecture(architecture)
     nvrtc = binding()
-    match = re.fullmatch(r"sm_(\d+)[af]?", architecture)
-    known = nvrtc.getSupportedArchs()
-    if match is None or int(match[1]) not in known:
-        raise KernelError(
-            "NVRTC {}.{}".format(*nvrtc.getVersion()) + f" cannot compile for '{architecture}'",
-            remedy="architectures it knows: " + ", ".join(f"sm_{number}" for number in known),
-        )
     arguments = (
         *STANDARD_OPTIONS, f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options
     )
@@ -90,6 +73,22 @@ def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -
     finally:
         nvrtc.destroyProgram(program)
     return image
+
+
+def check_architecture(architecture: str) -> None:
+    """Do nothing where kernels can be compiled for an architecture.
+
+    Raises:
+        KernelError: the compiler does not know it, or there is no compiler.
+    """
+    nvrtc = binding()
+    match = re.fullmatch(r"sm_(\d+)[af]?", architecture)
+    known = nvrtc.getSupportedArchs()
+    if match is None or int(match[1]) not in known:
+        raise KernelError(
+            "NVRTC {}.{}".format(*nvrtc.getVersion()) + f" cannot compile for '{architecture}'",
+            remedy="architectures it knows: " + ", ".join(f"sm_{number}" for number in known),
+        )
 
 
 @dataclass
@@ -168,17 +167,3 @@ def load_kernels(image: bytes, kernels: Sequence[str], device: int = 0) -> dict[
         except cupy.cuda.driver.CUDADriverError as error:
             raise KernelError(f"the GPU does not take a compiled kernel ({', '.join(kernels)}): {error}") from error
     return loaded
-
-
-def kernel_figures(image: bytes, kernels: Sequence[str], device: int = 0) -> dict[str, KernelFigures]:
-    """Registers, spills and shared memory of an image's kernels on a GPU that is present.
-
-    Raises:
-        KernelError, OSError: as ``load_kernels``.
-    """
-    return {
-        name: KernelFigures(
-            kernel.num_regs, kernel.local_size_bytes, kernel.shared_size_bytes, kernel.max_threads_per_block
-        )
-        for name, kernel in load_kernels(image, kernels, device).items()
-    }

@@ -14,7 +14,7 @@ from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.pull import Reduced
 from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import fits_narrow
+from onnxfuse.schedules.kernel import STREAM, fits_narrow
 from onnxfuse.schedules.phases import Frame, PhaseText, Text
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Ways, Work
 
@@ -58,7 +58,7 @@ class Shape:
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        kind = f"x{self.items}" if self.items else "stream"
+        kind = f"x{self.items}" if self.items else STREAM
         return f"columns_{self.deep}x{self.across}_w{self.width}_{kind}_{self.bits}"
 
 

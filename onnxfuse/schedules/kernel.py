@@ -23,6 +23,9 @@ INDEX_LIMIT = 2**31 - 2**22
 
 VECTOR_BYTES = 16
 
+STREAM = "stream"
+"""In the names of variants that read their rows anew in every phase."""
+
 USER = "user"
 """The schedule of kernels that come with a rule."""
 
@@ -39,6 +42,7 @@ class Kernel:
             transaction is wasted.
         choice: what its first variant was told to be, or None where the schedule chose by itself.
         choices: what it could be told instead, for tuning.
+        phases: how often it goes through its elements.
     """
 
     schedule: str
@@ -47,6 +51,7 @@ class Kernel:
     scattered: tuple[int, ...] = ()
     choice: Choice | None = None
     choices: tuple[Choice, ...] = ()
+    phases: int = 1
 
 
 @cache

@@ -21,7 +21,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import column_ways
-from onnxfuse.schedules.kernel import Kernel, Signature, fits_narrow, header, make_plan
+from onnxfuse.schedules.kernel import STREAM, Kernel, Signature, fits_narrow, header, make_plan
 from onnxfuse.schedules.phases import Text
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Ways, Work, arranged
 from onnxfuse.schedules.rows_text import row_text
@@ -35,9 +35,6 @@ SEVERAL = (64, 128, 256)
 """Threads of such a block that tuning tries."""
 
 MAX_THREADS = 1024
-
-STREAM = "stream"
-"""In the names of variants that read their rows anew in every phase."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def _kernel(work: Work, ways: Ways, name: str, rule: str) -> Kernel:
     comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
     names = ["onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else [])]
     source = "".join([*map(header, names), comment, *ways.functions, *ways.kernels])
-    return Kernel(name, source, plan, work.scattered, ways.choice, ways.choices)
+    return Kernel(name, source, plan, work.scattered, ways.choice, ways.choices, work.phases.count)
 
 
 def _joined(ways: Ways, split: Split) -> Ways:

@@ -134,7 +134,8 @@ class _Whole:
         )
         source = "".join([*map(header, headers), comment, *functions, *kernels])
         scattered = {part.inputs[place] for part in self.parts for place in part.kernel.scattered}
-        return Kernel(SCHEDULE, source, self._plan(variants), tuple(sorted(scattered)))
+        phases = max(part.kernel.phases for part in self.parts)
+        return Kernel(SCHEDULE, source, self._plan(variants), tuple(sorted(scattered)), phases=phases)
 
     def _plan(self, variants: list[Variant]) -> LaunchPlan:
         plans = [part.kernel.plan for part in self.parts]

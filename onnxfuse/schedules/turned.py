@@ -16,7 +16,7 @@ from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import divides, fits_narrow, is_vector, vector_guards
+from onnxfuse.schedules.kernel import STREAM, divides, fits_narrow, is_vector, vector_guards
 from onnxfuse.schedules.reduction import Ways, Work
 from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
@@ -56,7 +56,7 @@ class Shape:
     def name(self) -> str:
         """Name of the kernel."""
         own = self.columns
-        kind = f"x{own.items}" if own.items else "stream"
+        kind = f"x{own.items}" if own.items else STREAM
         return f"turned_{own.deep}x{own.across}_w{own.width}_v{self.wide}_{kind}_c{self.chunk}_{own.bits}"
 
     def shared(self, work: Work, staging: Staging) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfuse.compiling import source_of
 from onnxfuse.errors import KernelError, OnnxfuseError, TargetError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Measurements
@@ -28,7 +29,6 @@ from onnxfuse.planning.horizontal import STAGE
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
-from onnxfuse.runtime.compile import KernelSource
 from onnxfuse.schedules import Kernel, parse_choice
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
 from onnxfuse.tuning.subjects import Subject, distinct
@@ -198,7 +198,8 @@ class _Work:
         words = f"measuring {subject.fusion.rule}, kernel {place + 1} of {of}"
         self.tell(words, tally.known, 1 + len(kernels))
         wanted = [name for name in missing if name != RUNTIME]
-        self.timer.compile([_source(kernels[name]) for name in dict.fromkeys((DEFAULT, *wanted))] if wanted else [])
+        made = [kernels[name] for name in dict.fromkeys((DEFAULT, *wanted))] if wanted else []
+        self.timer.compile([source_of(kernel.source, kernel.plan) for kernel in made])
         body = runtime_model(subject, self.optimised)
         with self.timer.bench(feeds_of(body, subject, self.optimised.ledger.sizes)) as bench:
             right: Mapping[str, Array] | None = None
@@ -312,11 +313,6 @@ def disagreement(got: Mapping[str, Array], right: Mapping[str, Array]) -> str:
             return (f"output {name} is wrong in {judgement.wrong} of {judgement.count} elements; "
                     f"{judgement.got} instead of {judgement.wanted}")
     return ""
-
-
-def _source(kernel: Kernel) -> KernelSource:
-    names = sorted({step.kernel for variant in kernel.plan.variants for step in variant.steps})
-    return KernelSource(kernel.source, tuple(kernel.plan.options), tuple(names))
 
 
 def _microseconds(row: Measurement | None) -> float | None:

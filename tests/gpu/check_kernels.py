@@ -38,7 +38,7 @@ TYPES = {np.dtype(np.float16): onnx.TensorProto.FLOAT16, np.dtype(np.float32): o
 
 def session(text: str) -> ort.InferenceSession:
     """A model of one region, fused whatever it gains."""
-    made = optimise(onnx.parser.parse_model(HEAD + text), Options(least_gain=0.0, verify=False))
+    made = optimise(onnx.parser.parse_model(HEAD + text), Options(least_gain=0.0, verify=False, compile=True))
     if len(made.plan.fusions) != 1:
         raise AssertionError(f"{len(made.plan.fusions)} regions instead of one: {made.refusals}")
     return runtime.session(made.model.SerializeToString(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])

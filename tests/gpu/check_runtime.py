@@ -48,6 +48,7 @@ from runtime_speed import cold_start, creation, cuda_graph, dispatch, watched_di
 import onnxfuse.runtime as runtime  # noqa: E402
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant  # noqa: E402
 from onnxfuse.runtime import compile, library  # noqa: E402
+from onnxfuse.runtime.figures import KernelFigures, read_figures  # noqa: E402
 
 SECONDS = 20.0
 
@@ -175,14 +176,17 @@ def threads() -> str:
 
 
 def figures() -> str:
-    """Registers and spills through cupy.RawModule."""
+    """Registers, spills and shared memory as read from images, against the driver's through cupy.RawModule."""
     if REHEARSAL:
         return "not in a rehearsal"
     gpu = library.gpus()[0]
-    kernels = compile.kernel_figures(compile.compile_cubin(make.TWICE, gpu.architecture), ["add_one", "add_more"])
-    for kernel in kernels.values():
-        expect(0 < kernel.registers <= 64 and kernel.local_bytes == 0 and kernel.max_threads == 1024, kernels)
-    return f"{gpu.name}, {gpu.architecture}, CUDA {gpu.driver[0]}.{gpu.driver[1]}: {kernels['add_one']}"
+    image = compile.compile_cubin(make.KERNELS, gpu.architecture)
+    read = read_figures(image)
+    for name, kernel in compile.load_kernels(image, list(read)).items():
+        loaded = KernelFigures(kernel.num_regs, kernel.local_size_bytes, kernel.shared_size_bytes)
+        expect(read[name] == loaded, (name, read[name], loaded))
+    expect(read["spilling"].local_bytes > 0, read)
+    return f"{gpu.name}, {gpu.architecture}, CUDA {gpu.driver[0]}.{gpu.driver[1]}: {read['spilling']}"
 
 
 def callback() -> str:

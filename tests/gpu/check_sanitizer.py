@@ -151,7 +151,7 @@ def model_jobs(names: Sequence[str], target: str | None) -> Iterator[Job | str]:
             path = Path(folder) / f"{row.model}.onnx"
             path.write_bytes(hydrate().hydrate(ZOO / f"{row.model}.onnx.xz").SerializeToString())
             for planned in (row, Row(row.model, usual, row.inputs)):
-                optimised = optimise(path, Options(dims=planned.dims, target=target, verify=False))
+                optimised = optimise(path, Options(dims=planned.dims, target=target, verify=False, compile=True))
                 yield from jobs_of(f"{name} as planned for {planned.name}", optimised,
                                    bind(optimised.graph, row.dims), {})
 

@@ -84,7 +84,7 @@ def _check(name: str, full: bool, faults: bool, emulate: bool, start: float, par
         path = Path(folder) / "model.onnx"
         path.write_bytes(hydrate().hydrate(ZOO / f"{row.model}.onnx.xz").SerializeToString())
         lap("hydrate")
-        optimised = optimise(path, Options(dims=row.dims, verify=False))
+        optimised = optimise(path, Options(dims=row.dims, verify=False, compile=True))
     lap("optimise")
     if emulate:
         from emulated import EmulatedRunner

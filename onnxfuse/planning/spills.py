@@ -1,0 +1,178 @@
+"""What the compiler made of a plan's kernels: those that spill run another way, or are left to the runtime.
+
+A value that registers do not hold is written once and read again in every later phase; a kernel that streams reads its
+inputs again there instead.  Both go through the caches, so that their bytes compare: of the ways that a schedule
+offers, the one that moves the fewest bytes runs (benchmarks/results, spills).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Protocol
+
+from onnxfuse.errors import KernelError
+from onnxfuse.graph.model import Graph
+from onnxfuse.planning.candidates import Fusion, makers_of
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.objective import Objective
+from onnxfuse.planning.plan import Plan, judged
+from onnxfuse.planning.sizes import bytes_of, shape_of
+from onnxfuse.planning.traffic import chosen_variant
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import SCHEDULES, USER, Kernel, make_kernel, named
+from onnxfuse.schedules.kernel import STREAM
+
+SLIGHT = 0.02
+"""Share of a kernel's predicted time that what is spilled may take before other ways are compiled: less is noise."""
+
+
+class Figures(Protocol):
+    """What the compiler made of one kernel."""
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of a thread."""
+        ...
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of a thread's values that registers do not hold."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """Static shared memory of a block."""
+        ...
+
+
+class Compiled(Protocol):
+    """Compiles kernels for the GPU to plan for, and reads back what came of it."""
+
+    architecture: str
+
+    def figures(self, kernels: Sequence[Kernel]) -> Sequence[Mapping[str, Figures] | KernelError]:
+        """Of each text, what the compiler made of its kernels, by name, or why it does not compile."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A kernel as compiled: what its planned launch spills and reads again, in bytes, and the threads of a block."""
+
+    kernel: Kernel
+    largest: Figures
+    spilled: int
+    again: int
+    threads: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes that go through the caches beyond what each tensor must."""
+        return self.spilled + self.again
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The fewest bytes first; of equals that with the most threads a block, then the widest vectors."""
+        settings = {} if self.kernel.choice is None else dict(self.kernel.choice.settings)
+        return self.moved, -self.threads, -settings.get("width", 0)
+
+
+class Spills:
+    """Judges the fusions of one model by what the compiler makes of their kernels."""
+
+    def __init__(self, view: Graph, costs: CostModel, objective: Objective, compiled: Compiled) -> None:
+        """Args: ``view`` the canonical view that fusions are made of; ``costs`` of the model's graph."""
+        self.makers = makers_of(costs.ledger.graph, view, costs)
+        self.costs, self.objective, self.compiled = costs, objective, compiled
+
+    def settled(self, plan: Plan) -> Plan:
+        """A plan after what the compiler made of its kernels, which are compiled all at once."""
+        self.compiled.figures([named(kernel) for kernel in {id(f.kernel): f.kernel for f in plan.fusions}.values()])
+        return judged(plan, self.judge)
+
+    def judge(self, fusion: Fusion) -> Fusion | Refusal:
+        """The fusion with the kernel that spills the least, its predicted time with what is spilled, and what was read
+        back; or why it is left to the runtime."""
+        (own,) = self._ways(fusion, [fusion.kernel])
+        if isinstance(own, KernelError):
+            return _broken(fusion, own)
+        best = own if self._seconds(own.spilled) <= SLIGHT * _once(fusion) else self._best(fusion, own)
+        more = self._seconds(best.spilled) * fusion.cost.executions
+        cost = replace(fusion.cost, seconds_after=fusion.cost.seconds_after + more)
+        if more > SLIGHT * fusion.cost.seconds_after and fusion.kernel.schedule != USER and fusion.measured is None:
+            label = fusion.nodes[0].label
+            refusal = self.objective.refuses(cost, len(fusion.nodes), label, fusion.rule)
+            if refusal is not None:
+                return Refusal(
+                    "spills",
+                    f"{best.largest.registers} registers of a thread do not hold what its kernel needs, and "
+                    f"{best.largest.local_bytes} bytes go through memory: {refusal.message}", label, fusion.rule,
+                )
+        return replace(fusion, kernel=best.kernel, cost=cost, compiled=self._told(best))
+
+    def _best(self, fusion: Fusion, own: _Way) -> _Way:
+        """The way to run a fusion that moves the fewest bytes; its own where others save next to nothing."""
+        schedule, place = fusion.kernel.schedule, fusion.nodes[0].place
+        # What was measured, or has variants for other sizes, is as it is to be.
+        if schedule not in SCHEDULES or fusion.measured is not None or fusion.kernel.choice or self.objective.spread:
+            return own
+        lowered = self.makers[place].tensors_of(fusion)
+        if isinstance(lowered, Refusal):
+            return own
+        others = [make_kernel(lowered, fusion.rule, schedule, self.costs.ledger.sizes, choice)
+                  for choice in fusion.kernel.choices]
+        ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel)])
+        best = min((way for way in ways if isinstance(way, _Way)), key=lambda way: way.order, default=own)
+        return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own
+
+    def _ways(self, fusion: Fusion, kernels: Sequence[Kernel]) -> list[_Way | KernelError]:
+        """Kernels of a fusion as compiled."""
+        texts = [named(kernel) for kernel in kernels]
+        found = self.compiled.figures(texts)
+        return [
+            figures if isinstance(figures, KernelError) else self._way(fusion, kernel, text, figures)
+            for kernel, text, figures in zip(kernels, texts, found, strict=True)
+        ]
+
+    def _way(self, fusion: Fusion, kernel: Kernel, text: Kernel, figures: Mapping[str, Figures]) -> _Way:
+        """``text``: the kernel by the names that it was compiled under."""
+        sizes, profile = self.costs.ledger.sizes, self.costs.profile
+        shapes = [shape for value in fusion.tensors if (shape := shape_of(value, sizes)) is not None]
+        steps, streams, spilled, most = text.plan.variants[0].steps, False, 0, 0
+        if len(shapes) == len(fusion.tensors):
+            variant, evaluate = chosen_variant(text.plan, shapes, profile.sm, profile.multiprocessors)
+            steps, streams = variant.steps, STREAM in variant.name
+            for step in steps:
+                # What only a run knows counts as 1.
+                threads, blocks = (prod(evaluate(size) or 1 for size in part) for part in (step.block, step.grid))
+                # Written once, and read at least once.
+                spilled += figures[step.kernel].local_bytes * threads * blocks * max(kernel.phases, 2)
+                most = max(most, threads)
+        read = sum(bytes_of(value, sizes) or 0 for value in fusion.tensors)
+        largest = max((figures[step.kernel] for step in steps), key=lambda each: (each.local_bytes, each.registers))
+        return _Way(kernel, largest, spilled, (kernel.phases - 1) * read if streams else 0, most)
+
+    def _seconds(self, nbytes: int) -> float:
+        """Seconds that bytes through the second-level cache take."""
+        return nbytes / (self.costs.profile.bandwidth * self.costs.profile.l2_gain)
+
+    def _told(self, way: _Way) -> dict[str, Any]:
+        """As the report has it."""
+        return {
+            "architecture": self.compiled.architecture, "registers": way.largest.registers,
+            "local_bytes": way.largest.local_bytes, "shared_bytes": way.largest.shared_bytes,
+        }
+
+
+def _once(fusion: Fusion) -> float:
+    """Predicted seconds of one run of a fusion."""
+    return fusion.cost.seconds_after / (fusion.cost.executions or 1.0)
+
+
+def _broken(fusion: Fusion, error: KernelError) -> Refusal:
+    remedy = "This is a fault of onnxfuse; report it."
+    if fusion.kernel.schedule == USER:
+        remedy = "Mend the rule's kernel, or plan for a GPU that it compiles for with --target."
+    return Refusal("does-not-compile", error.message, fusion.nodes[0].label, fusion.rule, remedy)

@@ -1,0 +1,278 @@
+"""What the compiler made of kernels and what becomes of a plan for it; NVRTC compiles, or a stand-in says what came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+from cli_models import CHAIN, run, write
+from test_horizontal import QKV
+
+from onnxfuse import api
+from onnxfuse.compiling import ReadBack, compile_all, read_back, source_of
+from onnxfuse.errors import KernelError, ModelError
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.evidence import Times
+from onnxfuse.planning.hardware import find_profile
+from onnxfuse.planning.horizontal import joined
+from onnxfuse.planning.spills import Spills
+from onnxfuse.refusal import Refusal
+from onnxfuse.rewriting import read_fused
+from onnxfuse.runtime.cache import Cache
+from onnxfuse.runtime.compile import Compiler
+from onnxfuse.runtime.figures import KernelFigures
+from onnxfuse.schedules import Kernel, named
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
+
+LONG = """g (float16[264, 65536] x, float16[65536] w, float16[65536] b) => (float16[264, 65536] y)
+{ y = LayerNormalization <axis = -1> (x, w, b) }"""
+"""More elements than 65,536 registers hold beside what else there is to hold."""
+
+SHORT = LONG.replace("65536", "1024")
+
+
+def planned(text: str, **options: object) -> Optimised:
+    given = {"target": "H200", "verify": False, "database": False, **options}
+    return optimise(onnx.parser.parse_model(HEAD + text), Options(**given))  # type: ignore[arg-type]
+
+
+def only(optimised: Optimised) -> Fusion:
+    (fusion,) = optimised.plan.fusions
+    return fusion
+
+
+@dataclass
+class Said:
+    """Stands in for the compiler: so many bytes are spilled by kernels in whose names there is so much."""
+
+    spilled: Mapping[str, int]
+    architecture: str = "sm_90"
+    asked: list[str] = field(default_factory=list)
+
+    def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError]:
+        """One entry a kernel."""
+        found: list[Mapping[str, KernelFigures] | KernelError] = []
+        for kernel in kernels:
+            names = [step.kernel for variant in kernel.plan.variants for step in variant.steps]
+            self.asked.append(names[0])
+            found.append({
+                name: KernelFigures(64, max([0, *(size for part, size in self.spilled.items() if part in name)]), 0)
+                for name in names
+            })
+        return found
+
+
+def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Fusion | None = None, **options: object
+          ) -> Fusion | Refusal:
+    objective = Options(**options).objective  # type: ignore[arg-type]
+    costs = CostModel(optimised.ledger, optimised.profile)
+    return Spills(optimised.canonical.graph, costs, objective, compiled).judge(fusion or only(optimised))
+
+
+def test_rows_too_long_for_registers_run_another_way(tmp_path: Path) -> None:
+    before = only(planned(LONG))
+    optimised = planned(LONG, compile=True)
+    after = only(optimised)
+    compiler = Compiler(Cache(tmp_path, "test"))
+    (own,) = ReadBack("sm_90", compiler=compiler).figures([named(before.kernel)])
+    assert isinstance(own, Mapping)
+    first = named(before.kernel).plan.variants[0].steps[0].kernel
+    assert own[first].local_bytes > 100
+    assert "stream" not in first
+    assert after.kernel.choice is not None
+    assert after.kernel.choice["items"] == 0
+    assert after.compiled is not None
+    assert after.compiled == {"architecture": "sm_90", "registers": after.compiled["registers"], "local_bytes": 0,
+                              "shared_bytes": after.compiled["shared_bytes"]}
+    assert 16 <= after.compiled["registers"] <= 64
+    (node,) = read_fused(optimised.model)
+    assert node.figures["compiled"] == after.compiled
+
+
+def test_what_fits_stays_as_it_was() -> None:
+    before, after = planned(SHORT), planned(SHORT, compile=True)
+    assert only(after).kernel == only(before).kernel
+    assert only(after).cost == only(before).cost
+    assert only(before).compiled is None
+    assert only(after).compiled is not None
+
+
+def test_slight_spills_are_left_and_no_other_way_is_compiled() -> None:
+    optimised = planned(SHORT)
+    said = Said({"_32": 1})
+    found = judge(optimised, said)
+    assert isinstance(found, Fusion)
+    assert found.kernel == only(optimised).kernel
+    assert found.cost.seconds_after > only(optimised).cost.seconds_after
+    assert found.compiled is not None
+    assert found.compiled["local_bytes"] == 1
+    assert len(said.asked) == 1
+
+
+def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
+    optimised = planned(SHORT)
+    own = named(only(optimised).kernel).plan.variants[0].steps[0].kernel
+    # Every way that keeps its rows spills; reading them again costs less.
+    assert "_x" in own
+    found = judge(optimised, Said({"_x": 1000}))
+    assert isinstance(found, Fusion)
+    assert found.kernel.choice is not None
+    assert found.kernel.choice["items"] == 0
+    # Where one of them does not, that one runs.
+    fitting = next(choice for choice in only(optimised).kernel.choices if choice["items"])
+    name = f"rows_{fitting['threads']}_w{fitting['width']}_x{fitting['items']}_32"
+    spilling = {f"rows_{choice['threads']}_w{choice['width']}_x": 1000
+                for choice in only(optimised).kernel.choices if choice["items"]}
+    spilling = {part: size for part, size in spilling.items() if not name.startswith(part)}
+    found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000}))
+    assert isinstance(found, Fusion)
+    assert found.kernel.plan.variants[0].name.startswith(f"rows_{fitting['threads']}_w{fitting['width']}_x")
+
+
+def test_a_region_that_spills_more_than_it_saves_is_left() -> None:
+    optimised = planned(SHORT)
+    found = judge(optimised, Said({"_32": 4000}))
+    assert isinstance(found, Refusal)
+    assert found.code == "spills"
+    assert found.message.startswith("64 registers of a thread do not hold what its kernel needs, and 4000 bytes go "
+                                    "through memory: 1 node would run")
+
+
+def test_what_was_measured_is_not_weighed_by_spills() -> None:
+    optimised = planned(SHORT)
+    fusion = replace(only(optimised), measured=Times(5.0, 9.0, "NVIDIA H200", "2026-01-01").as_json())
+    found = judge(optimised, Said({"_32": 4000}), fusion)
+    assert isinstance(found, Fusion)
+    assert found.kernel == fusion.kernel
+    assert found.compiled is not None
+    assert found.compiled["local_bytes"] == 4000
+
+
+def test_a_plan_for_several_sizes_keeps_its_variants() -> None:
+    text = SHORT.replace("264", "N")
+    optimised = planned(text, dims={"N": 264}, strategy="dynamic")
+    found = judge(optimised, Said({"_x": 64}), strategy="dynamic", least_gain=0.0)
+    assert isinstance(found, Fusion)
+    assert found.kernel == only(optimised).kernel
+
+
+def test_a_join_that_spills_what_it_saves_comes_apart() -> None:
+    text, options = QKV.replace("float[N", "float[32"), {"disable": ("horizontal-joins",)}
+    model = onnx.parser.parse_model(HEAD.replace('"" : 17', '"" : 20') + text)
+    apart = optimise(model, Options(verify=False, target="H200", database=False, **options))  # type: ignore[arg-type]
+    costs = CostModel(apart.ledger, apart.profile)
+    view, objective = apart.canonical.graph, Options().objective
+    together = joined(apart.plan, view, costs, objective)
+    assert len(together.fusions) < len(apart.plan.fusions)
+    said = {size: joined(apart.plan, view, costs, objective, Spills(view, costs, objective, Said({"together": size})))
+            for size in (0, 1_000_000)}
+    assert len(said[0].fusions) == len(together.fusions)
+    assert all(f.compiled is not None for f in said[0].fusions if f.kernel.schedule == "together")
+    assert [f.view for f in said[1_000_000].fusions] == [f.view for f in apart.plan.fusions]
+
+
+def test_a_kernel_that_does_not_compile_is_left() -> None:
+    optimised = planned(SHORT)
+    broken = replace(only(optimised), kernel=replace(only(optimised).kernel, source="nonsense"))
+    found = judge(optimised, ReadBack("sm_90"), broken)
+    assert isinstance(found, Refusal)
+    assert found.code == "does-not-compile"
+    assert "kernel.cu(1): error" in found.message
+    assert found.remedy == "This is a fault of onnxfuse; report it."
+
+
+def test_a_text_without_its_kernel_does_not_compile() -> None:
+    kernel = only(planned(SHORT)).kernel
+    (found,) = ReadBack("sm_90").figures([replace(kernel, source='extern "C" __global__ void other() {}')])
+    assert isinstance(found, KernelError)
+    assert found.message.startswith("its text has no kernel called 'rows_")
+
+
+def test_every_kernel_is_compiled_once_and_told(tmp_path: Path) -> None:
+    kernel = only(planned(SHORT)).kernel
+    told: list[tuple[int, int]] = []
+    reading = ReadBack("sm_90", lambda done, of: told.append((done, of)), Compiler(Cache(tmp_path, "test")))
+    first, second = reading.figures([kernel, kernel])
+    assert first == second == reading.figures([kernel])[0]
+    assert told == [(1, 1)]
+
+
+def test_one_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    kernel = only(planned(SHORT)).kernel
+    sources = [source_of(text, kernel.plan) for text in (kernel.source, "nonsense")]
+    found = dict(compile_all([(source, "sm_80") for source in sources], compiler=Compiler(Cache(tmp_path, "test"))))
+    assert isinstance(found[sources[0], "sm_80"], bytes)
+    assert isinstance(found[sources[1], "sm_80"], KernelError)
+
+
+@pytest.mark.parametrize(("target", "said"), [
+    ("V100", "cannot compile for 'sm_70'"), ("Ascend 910", ""), ("H100", ""),
+])
+def test_targets_that_nothing_can_be_compiled_for(target: str, said: str) -> None:
+    found, notes = read_back(find_profile(target))
+    assert (found is None) is (target != "H100")
+    assert [said in note for note in notes] == ([True] if said else [])
+    optimised = planned(SHORT, target=target, compile=True)
+    assert (only(optimised).compiled is None) is (target != "H100")
+    assert len(optimised.notes) == len(notes)
+
+
+def test_no_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> None:
+        raise KernelError("no CUDA compiler: CuPy is not installed", remedy="install CuPy and NVRTC")
+
+    monkeypatch.setattr("onnxfuse.runtime.compile.binding", nothing)
+    optimised = planned(SHORT, compile=True)
+    assert optimised.notes == (
+        "kernels were not compiled, so that none was looked at for spilled registers: no CUDA compiler: CuPy is not "
+        "installed",)
+    assert only(optimised).compiled is None
+
+
+def test_commands_show_what_was_read_back(tmp_path: Path) -> None:
+    path = write(tmp_path, CHAIN)
+    report = json.loads(run("report", path, "--target", "H100", "--dim", "batch=64", "--json").stdout)
+    (entry,) = report["fusions"]
+    assert entry["compiled"]["architecture"] == "sm_90"
+    assert entry["compiled"]["registers"] > 8
+    assert entry["compiled"]["local_bytes"] == 0
+    out = tmp_path / "fused.onnx"
+    for flag in ("--verify", "--no-verify"):
+        assert run("optimize", path, "-o", out, "--target", "H100", "--dim", "batch=64", flag, "-q").exit_code == 0
+        (kept,) = json.loads(run("report", out, "--json").stdout)["fusions"]
+        assert kept["compiled"] == (entry["compiled"] if flag == "--verify" else None)
+    shown = run("explain", path, "a", "--target", "H100", "--dim", "batch=64").stdout
+    assert f"compiled for sm_90: {entry['compiled']['registers']} registers a thread, which hold all its" in shown
+
+
+def test_the_report_names_kernels_that_spill(tmp_path: Path) -> None:
+    path = write(tmp_path, CHAIN)
+    result = api.optimize(path, dims={"batch": 64}, target="H100")
+    (node,) = read_fused(result.model)
+    edited = onnx.load_from_string(result.model.SerializeToString())
+    for entry in edited.graph.node:
+        for attribute in entry.attribute:
+            if b'"local_bytes":0' in attribute.s:
+                attribute.s = attribute.s.replace(b'"local_bytes":0', b'"local_bytes":24')
+    onnx.save(edited, tmp_path / "edited.onnx")
+    shown = " ".join(run("report", tmp_path / "edited.onnx").stdout.split())
+    assert f"1 kernel with values that registers do not hold (sm_90): {node.name} 24 bytes a thread" in shown
+
+
+def test_a_damaged_note_is_one_error(tmp_path: Path) -> None:
+    result = api.optimize(write(tmp_path, CHAIN), dims={"batch": 64}, target="H100")
+    for old, new in ((b'"local_bytes":0', b'"local_bytes":"0"'), (b'"registers":', b'"other":')):
+        edited = onnx.load_from_string(result.model.SerializeToString())
+        for entry in edited.graph.node:
+            for attribute in entry.attribute:
+                attribute.s = attribute.s.replace(old, new)
+        with pytest.raises(ModelError, match=r"The record of what was compiled of the fused node '.*' is damaged"):
+            api.report(edited)
