@@ -20,8 +20,8 @@ from onnxfuse.measuring.machine import CPU, Machine
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-common, cold_start, kernels, zoo, predictions, fitting, traffic = map(
-    importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic")
+common, cold_start, kernels, zoo, predictions, fitting, traffic, spills = map(
+    importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills")
 )
 
 
@@ -360,4 +360,35 @@ def test_the_share_that_is_left(tmp_path):
     assert "PASS: 10.2% left (mean of rows), at most 20%" in result.output
     result = CliRunner().invoke(traffic.main, [*arguments, "--most", "0.05"])
     assert result.exit_code == 1 and "FAIL: 10.2% left (mean of rows), at most 5%" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def spill_result(own: float, taken: float, best: float) -> object:
+    ways = [spills.Way(f"rows_{name}", 64, local, time) for name, local, time in
+            (("own", 100, own), ("taken", 0, taken), ("best", 0, best))]
+    return spills.Result("softmax float, 1 x 65536", ways[0], ways[1], tuple(ways))
+
+
+@pytest.mark.parametrize(("times", "passes", "words"), [
+    ((20.0, 10.0, 10.0), True, "takes 1.000 times as long as the best way in the mean, is within 5% of it in 1 of 1"),
+    ((20.0, 10.6, 10.0), False, "takes 1.060 times as long as the best way in the mean, is within 5% of it in 0 of 1"),
+    ((10.0, 10.4, 10.4), False, "and slower than the own way in 1"),
+])
+def test_what_the_table_of_spills_says(times, passes, words):
+    text, good = spills.show([spill_result(*times)])
+    assert good is passes
+    assert words in text
+
+
+def test_a_dry_run_of_spills(tmp_path):
+    arguments = ["--lengths", "1024,65536", "--dry-run", "--target", "H200", "--out", str(tmp_path)]
+    result = CliRunner().invoke(spills.main, arguments)
+    assert result.exit_code == 0, result.output
+    lines = [line.split("|")[1:] for line in result.stdout.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) == 16
+    for case, own, spilled, taken, left, *times in ([cell.strip() for cell in line] for line in lines):
+        assert not any(times)
+        assert int(left) <= int(spilled)
+        assert (own == taken) is (int(spilled) == int(left))
+        assert "65536" in case or own == taken
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,172 @@
+"""Rows that are too long for registers: every way to run them, and the one that is taken for what the compiler says.
+
+    python benchmarks/spills.py [--lengths 40960,65536] [--target GPU] [--dry-run]
+
+Softmax and layer norm over long rows, of one tensor and of the sum of two.  Where the schedule's own way spills, all
+ways are timed.  Passes where what is taken (``planning.spills``) takes no longer than the schedule's own way, but for
+noise, and in the mean no more than 5% longer than the best.  ``--dry-run`` compiles and times nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import geometric_mean
+
+import click
+import onnx
+from common import RESULTS, apart, environment, table, write_results
+from onnx import parser
+
+from onnxfuse.compiling import ReadBack
+from onnxfuse.errors import KernelError
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.runtime.figures import KernelFigures
+from onnxfuse.schedules import Kernel
+from onnxfuse.tuning import find_timer
+from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
+from onnxfuse.tuning.subjects import subjects_of
+
+LENGTHS = (32768, 40960, 49152, 65536)
+TYPES = ("float16", "float")
+ELEMENTS = 1 << 24
+"""Of a tensor, about: blocks enough for every GPU, two at least for each multiprocessor of a large one."""
+
+NOISE, MEAN = 1.03, 1.05
+"""What is taken may take so many times as long as the schedule's own way, and in the mean as the best."""
+
+NORMS = {"softmax": "y = Softmax <axis = -1> (s)", "layer-norm": "y = LayerNormalization <axis = -1> (s, w, b)"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a case: the kernel's name, what the compiler made of it, and its time."""
+
+    kernel: str
+    registers: int
+    local_bytes: int
+    microseconds: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case: the schedule's own way, the one that is taken, and all that were timed."""
+
+    case: str
+    own: Way
+    taken: Way
+    ways: tuple[Way, ...]
+
+    @property
+    def best(self) -> Way:
+        """The quickest."""
+        return min(self.ways, key=lambda way: way.microseconds or 0.0)
+
+
+def model_of(norm: str, kind: str, tensors: int, length: int) -> onnx.ModelProto:
+    """A norm over rows of a length, of the sum of ``tensors`` tensors."""
+    rows = max(ELEMENTS // length, 264)
+    reads = [f"{kind}[{rows},{length}] x{number}" for number in range(tensors)]
+    weights = [f"{kind}[{length}] {name}" for name in ("w", "b")] if "w" in NORMS[norm] else []
+    total = "s = Identity(x0)" if tensors == 1 else "s = Add(x0, x1)"
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g ({", ".join(reads + weights)}) => ({kind}[{rows},{length}] y) '
+        f"{{ {total} {NORMS[norm]} }}")
+
+
+def measure(norm: str, kind: str, tensors: int, length: int, profile: Profile, dry_run: bool) -> Result:
+    """All ways to run a case, timed where the schedule's own spills."""
+    model = model_of(norm, kind, tensors, length)
+    plain, compiled = (
+        optimise(model, Options(target=profile, least_gain=0.0, verify=False, database=False, compile=compile))
+        for compile in (False, True)
+    )
+    (subject,), _ = subjects_of(plain)
+    (taken,) = compiled.plan.fusions
+    reading, kernels = ReadBack(profile.architecture), [subject.fusion.kernel]
+    times: list[float | None] = [None]
+    if _figures(reading, kernels)[0].local_bytes:
+        kernels = list(subject.kernels(plain.ledger.sizes).values())
+        times = [None] * len(kernels)
+        if not dry_run:
+            body = runtime_model(subject, plain)
+            with find_timer().bench(feeds_of(body, subject, plain.ledger.sizes)) as bench:
+                times = [bench.time(kernel_model(body, subject, each), fused=True).microseconds for each in kernels]
+    ways = [Way(_entry(kernel), figures.registers, figures.local_bytes, microseconds) for kernel, figures, microseconds
+            in zip(kernels, _figures(reading, kernels), times, strict=True)]
+    place = next(place for place, kernel in enumerate(kernels) if kernel.choice == taken.kernel.choice)
+    return Result(f"{norm} {kind}, {tensors} x {length}", ways[0], ways[place], tuple(ways))
+
+
+def _entry(kernel: Kernel) -> str:
+    return kernel.plan.variants[0].steps[0].kernel
+
+
+def _figures(reading: ReadBack, kernels: Sequence[Kernel]) -> list[KernelFigures]:
+    """Of the kernels that run first.
+
+    Raises:
+        KernelError: one does not compile.
+    """
+    found = []
+    for kernel, read in zip(kernels, reading.figures(kernels), strict=True):
+        if isinstance(read, KernelError):
+            raise read
+        found.append(read[_entry(kernel)])
+    return found
+
+
+def show(found: Sequence[Result]) -> tuple[str, bool]:
+    """The table, and whether it passes."""
+    rows, over, slower = [], [], 0
+    for result in found:
+        own, taken, best = result.own, result.taken, result.best
+        cells = [result.case, own.kernel, str(own.local_bytes), taken.kernel, str(taken.local_bytes)]
+        if own.microseconds and taken.microseconds and best.microseconds:
+            over.append(taken.microseconds / best.microseconds)
+            slower += taken.microseconds > NOISE * own.microseconds
+            cells += [f"{own.microseconds:.2f}", f"{taken.microseconds:.2f}", f"{best.microseconds:.2f}", best.kernel]
+        else:
+            cells += ["", "", "", ""]
+        rows.append(cells)
+    head = ["case", "own way", "bytes", "taken", "bytes", "own µs", "taken µs", "best µs", "best way"]
+    text = table(head, rows) + "\n\nBytes: of a thread's values that registers do not hold."
+    if not over:
+        return text, True
+    near = sum(each <= MEAN for each in over)
+    return (f"{text}\nWhat is taken takes {geometric_mean(over):.3f} times as long as the best way in the mean, is "
+            f"within {MEAN - 1:.0%} of it in {near} of {len(over)} cases, and slower than the own way in {slower}."
+            ), geometric_mean(over) <= MEAN and not slower
+
+
+@click.command(help=__doc__.split("\n")[0])
+@click.option("--lengths", default=",".join(map(str, LENGTHS)), show_default=True, metavar="N,...",
+              help="Elements of a row.")
+@click.option("--target", help="GPU to plan for; by default the one at hand.")
+@click.option("--dry-run", is_flag=True, help="Only compile; no GPU is needed.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
+              help="Folder for the results; benchmarks/results by default.")
+def main(lengths: str, target: str | None, dry_run: bool, out: Path) -> None:
+    where = apart(environment)
+    profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
+    found = []
+    for norm in NORMS:
+        for kind in TYPES:
+            for tensors in (1, 2):
+                for length in map(int, lengths.split(",")):
+                    found.append(measure(norm, kind, tensors, length, profile, dry_run))
+                    click.echo(f"  {time.perf_counter() - start:4.0f} s  {found[-1].case}", err=True)
+    text, passes = show(found)
+    click.echo(text)
+    if not dry_run:
+        path = write_results(out, "spills", where, {"cases": [asdict(each) for each in found]}, text)
+        click.echo(f"written: {path} and .json", err=True)
+    sys.exit(not passes)
+
+
+if __name__ == "__main__":
+    main()
