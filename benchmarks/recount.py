@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
@@ -73,14 +74,64 @@ def captured(node: NodeProto) -> set[str]:
     return found
 
 
-def is_view(node: NodeProto, shapes: Shapes, used: set[str]) -> bool:
+def removed_casts(shapes: Shapes) -> set[int]:
+    """Casts that ONNX Runtime takes out, by ``id``."""
+    outputs = {info.name for info in shapes.graph.output}
+    readers: dict[str, list[NodeProto]] = {}
+    for node in shapes.flat.nodes:
+        for name in {*node.input, *captured(node)}:
+            readers.setdefault(name, []).append(node)
+    types = {}
+    for node in shapes.flat.nodes:
+        if node.op_type == "Cast" and not node.domain and node.input[0] in shapes.types:
+            to = next(a.i for a in node.attribute if a.name == "to")
+            types[id(node)] = (shapes.types[node.input[0]].tensor_type.elem_type, to)
+    made = {node.output[0]: types[id(node)] for node in shapes.flat.nodes if id(node) in types}
+
+    def back(node: NodeProto) -> bool:
+        before = made.get(node.input[0])
+        return (id(node) in types and node.output[0] not in outputs and before is not None and exact(*before)
+                and types[id(node)] == before[::-1])
+
+    found = set()
+    for node in shapes.flat.nodes:
+        if id(node) not in types or node.output[0] in outputs:
+            continue
+        (source, target), after = types[id(node)], readers.get(node.output[0], [])
+        one = len(after) == 1 and id(after[0]) in types and len(set(types[id(after[0])])) == 2
+        if source == target or back(node) or (exact(source, target) and after and (one or all(map(back, after)))):
+            found.add(id(node))
+    return found
+
+
+def exact(source: int, target: int) -> bool:
+    """Whether a type holds every value of another."""
+    ranges, digits = [], []
+    for kind in (source, target):
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        if dtype.kind in "biu":
+            low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            ranges.append((low, high))
+            digits.append(int(high).bit_length())
+        elif dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
+            info = ml_dtypes.finfo(dtype)
+            ranges.append((float(info.smallest_subnormal), float(info.max)))
+            digits.append(info.nmant + 1)
+        else:
+            return False
+    integers = [isinstance(low, int) for low, _ in ranges]
+    if integers[1]:
+        return integers[0] and ranges[1][0] <= ranges[0][0] and ranges[0][1] <= ranges[1][1]
+    inside = integers[0] or (ranges[1][0] <= ranges[0][0] and ranges[0][1] <= ranges[1][1])
+    return inside and digits[0] <= digits[1]
+
+
+def is_view(node: NodeProto, removed: set[int], shapes: Shapes, used: set[str]) -> bool:
     """Whether the first output is the first input's memory."""
     if node.domain:
         return False
     if node.op_type == "Cast":
-        to = next(a.i for a in node.attribute if a.name == "to")
-        kind = shapes.types.get(node.input[0])
-        return kind is not None and kind.tensor_type.elem_type == to
+        return id(node) in removed
     if node.op_type == "Dropout":
         mode = node.input[2] if len(node.input) > 2 else ""
         trains = bool(mode) and (mode not in shapes.data or bool(np.any(shapes.data[mode])))
@@ -101,6 +152,7 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
     used = {info.name for info in shapes.graph.output}
     for node in flat.nodes:
         used |= set(node.input) | captured(node)
+    removed = removed_casts(shapes)
     launches: dict[int, NodeProto] = {}
     constant = shapes.constants | outside
     host: set[str] = set()
@@ -112,7 +164,7 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
             constant |= set(node.output)
         elif runs_on_host(node, shapes, host, constant, subgraphs):
             host |= set(node.output)
-        elif is_view(node, shapes, used):
+        elif is_view(node, removed, shapes, used):
             if node.input[0] in host:
                 host |= set(node.output)
         else:
@@ -151,7 +203,7 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
             for node in nodes:
                 if name not in node.input:
                     continue
-                if is_view(node, shapes, used) and node.input[0] == name:
+                if is_view(node, removed, shapes, used) and node.input[0] == name:
                     total += tensor(name) if node.output[0] in outputs else demand(node.output[0])
                 elif id(node) in launches:
                     total += read(node, name)

@@ -3,7 +3,7 @@
 Kernels and launch plans speak of symbols.  A symbol is bound by the first axis of a tensor input that is that symbol
 alone, or that is linear in it (``s + 1``, ``64*s``); failing that by an operand in host memory that holds it, such as
 the target shape of a Reshape.  A size whose symbols cannot be had (``s33*s50`` where no input
-has an axis ``s33``) gets a stand-in symbol, bound by the axis itself.  Every other axis becomes a check.
+has an axis ``s33``) gets a stand-in symbol, bound by the axis or the operand itself.  Every other axis becomes a check.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
         sources.append(source)
 
     axes = [(f"i{place}.{axis}", size) for place, tensor in enumerate(inputs) for axis, size in enumerate(tensor.shape)]
-    binding_axes: set[str] = set()
-    for atom, size in axes:
-        name = _plain(size)
-        if name is not None and name not in symbols:
-            define(name, atom)
-            binding_axes.add(atom)
-    for atom, size in axes:
-        missing = size.symbols - symbols.keys()
-        if len(missing) == 1:
-            (name,) = missing
-            scale, rest = _linear(size, name)
-            if scale:
-                source = f"{atom} {rest} -" if rest else atom
-                define(name, source if scale == 1 else f"{source} {scale} //")
-    for place, contents in enumerate(hosts):
-        for index, size in enumerate(contents):
+    told = [(f"h{place}.{index}", size) for place, contents in enumerate(hosts) for index, size in enumerate(contents)]
+    binding_atoms: set[str] = set()
+    for atoms in (axes, told):
+        for atom, size in atoms:
             name = _plain(size)
             if name is not None and name not in symbols:
-                define(name, f"h{place}.{index}")
+                define(name, atom)
+                binding_atoms.add(atom)
+        for atom, size in atoms:
+            missing = size.symbols - symbols.keys()
+            if len(missing) == 1:
+                (name,) = missing
+                scale, rest = _linear(size, name)
+                if scale:
+                    source = f"{atom} {rest} -" if rest else atom
+                    define(name, source if scale == 1 else f"{source} {scale} //")
     stand_ins: dict[Dim, str] = {}
     checks: list[Check] = []
     for atom, size in axes:
-        if atom in binding_axes:
+        if atom in binding_atoms:
             continue
         if not size.symbols <= symbols.keys():
             stand_ins.setdefault(size, f"@{len(stand_ins)}")
         else:
             checks.append(Check(f"{atom} {expression(size, symbols)} ==", _disagreement(atom, size)))
+    for _, size in told:
+        if not size.symbols <= symbols.keys():
+            stand_ins.setdefault(size, f"@{len(stand_ins)}")
     return Binding(symbols, tuple(sources), tuple(checks), stand_ins)
 
 

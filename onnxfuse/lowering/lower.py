@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.lowering.binding import Binding, bind, in_graph_terms, renamed
-from onnxfuse.lowering.context import Context, Unlowerable
+from onnxfuse.lowering.context import Context, Unlowerable, declare
 from onnxfuse.lowering.ir import Input, Program, Size, Slice, Tensor, operands, postorder
 from onnxfuse.lowering.operators import lowering_of
 from onnxfuse.refusal import Refusal
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+"""Types that scalars are float32 for."""
 
 DEEPEST = 200
 """Operations that may follow one on another in a region: schedules follow such chains by recursion."""
@@ -148,6 +153,9 @@ def _lower(nodes: Sequence[Node], graph: Graph, rename: Callable[[Dim], Dim]) ->
             if tensor is None:
                 raise context.refuse("no-lowering", f"output {place} of {node.qualified_op} has no lowering")
             if value.dtype is not None and value.dtype != tensor.dtype:
-                raise context.refuse("unsupported-type", f"'{value.name}' would change its type")
+                # A canonical node stands for nodes with casts between them, which its operator does not know of.
+                if node.rule is None or not FLOATS.issuperset((value.dtype, tensor.dtype)):
+                    raise context.refuse("unsupported-type", f"'{value.name}' would change its type")
+                tensor = declare(tensor, value.dtype)
             context.tensors[value] = tensor
     return context
