@@ -328,6 +328,23 @@ class Dim:
             total = total + term
         return total
 
+    def replace(self, whole: Dim, by: Dim) -> Dim:
+        """The size with another one in place of a whole that it is a multiple of, or that quotients, remainders and
+        the like in it are of."""
+        quotient = self.divide(whole)
+        if quotient is not None:
+            return quotient * by
+        total = dim(0)
+        for monomial, factor in self.terms.items():
+            term = dim(factor)
+            for atom, power in monomial:
+                part = symbol(atom.name) if atom.kind == "symbol" else _SYMBOLIC[atom.kind](
+                    *(operand.replace(whole, by) for operand in atom.operands))
+                for _ in range(power):
+                    term = term * part
+            total = total + term
+        return total
+
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The integer that this size is for given symbols.
 

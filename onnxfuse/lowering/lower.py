@@ -125,9 +125,7 @@ def _renaming(stand_ins: dict[Dim, str], assumed: dict[Dim, Dim]) -> Callable[[D
     def rename(size: Dim) -> Dim:
         size = assumed.get(size, size)
         for whole, name in stand_ins.items():
-            quotient = size.divide(whole)
-            if quotient is not None:
-                return quotient * symbol(name)
+            size = size.replace(whole, symbol(name))
         return size
 
     return rename

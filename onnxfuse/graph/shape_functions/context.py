@@ -34,6 +34,10 @@ class Type(NamedTuple):
     elements: tuple[Dim, ...] | None = None
 
 
+Contents = np.ndarray[Any, np.dtype[Any]]
+"""Contents as sizes, an array of ``Dim``: what moves elements moves these."""
+
+
 @dataclass
 class Context:
     """A node on its way through inference.
@@ -75,6 +79,16 @@ class Context:
         """Contents of an integer input as sizes."""
         value = self.value(index)
         return None if value is None else elements_of(value)
+
+    def contents(self, index: int) -> Contents | None:
+        """The same as an array of the input's sizes; None where these are not all numbers."""
+        elements, shape = self.elements(index), self.shape(index)
+        sizes = [size.value for size in shape or ()]
+        if elements is None or shape is None or None in sizes:
+            return None
+        array = np.empty(len(elements), object)
+        array[:] = elements
+        return array.reshape([size for size in sizes if size is not None])
 
     def integers(self, index: int) -> list[int] | None:
         """Contents of an integer input where they are plain numbers."""
@@ -165,6 +179,11 @@ def elements_of(value: Value) -> tuple[Dim, ...] | None:
     if constant is None or constant.size > MAX_ELEMENTS or constant.dtype.kind not in "iub":
         return None
     return tuple(dim(int(number)) for number in constant.reshape(-1))
+
+
+def flat(contents: Contents | None) -> tuple[Dim, ...] | None:
+    """Contents in one row, where they are not too many."""
+    return None if contents is None or contents.size > MAX_ELEMENTS else tuple(contents.reshape(-1))
 
 
 ShapeFunction = Callable[[Context], Sequence[Type]]

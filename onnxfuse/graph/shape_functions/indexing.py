@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from onnxfuse.graph.dims import dim
-from onnxfuse.graph.shape_functions.context import INT64, Context, Type, shape_function
+from onnxfuse.graph.shape_functions.context import INT64, MAX_ELEMENTS, Context, Type, flat, shape_function
 
 
 @shape_function("Gather")
@@ -12,17 +16,34 @@ def _gather(context: Context) -> list[Type]:
     if shape is None or indices is None:
         return [Type(context.dtype())]
     axis = context.axis(len(shape), 0)
-    elements, places = context.elements(0), context.integers(1)
-    picked = None
-    if elements is not None and places is not None and len(shape) == 1:
-        inside = all(-len(elements) <= place < len(elements) for place in places)
-        picked = tuple(elements[place] for place in places) if inside else None
+    contents, places, picked = context.contents(0), _places(context), None
+    if contents is not None and places is not None and _inside(places, contents.shape[axis]):
+        picked = flat(np.take(contents, places.reshape(-1), axis))
     return [Type(context.dtype(), shape[:axis] + indices + shape[axis + 1:], picked)]
+
+
+def _places(context: Context) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """The indices of the second operand, where they are numbers."""
+    places = context.contents(1)
+    if places is None or any(place.value is None for place in places.flat):
+        return None
+    return np.array([place.value for place in places.flat], np.int64).reshape(places.shape)
+
+
+def _inside(places: np.ndarray[Any, np.dtype[np.int64]], size: int) -> bool:
+    return bool(np.all((places >= -size) & (places < size)))
 
 
 @shape_function("GatherElements")
 def _gather_elements(context: Context) -> list[Type]:
-    return [Type(context.dtype(), context.shape(1))]
+    contents, places, picked = context.contents(0), _places(context), None
+    if contents is not None and places is not None:
+        axis = context.axis(contents.ndim, 0)
+        if _inside(places, contents.shape[axis]):
+            # Along the other axes there may be fewer indices than elements.
+            fewer = contents[tuple(slice(None if at == axis else size) for at, size in enumerate(places.shape))]
+            picked = flat(np.take_along_axis(fewer, places % contents.shape[axis], axis))
+    return [Type(context.dtype(), context.shape(1), picked)]
 
 
 @shape_function("GatherND")
@@ -89,7 +110,16 @@ def _one_hot(context: Context) -> list[Type]:
     rank = len(shape) + 1
     axis = context.axis(rank, -1)
     size = depth[0] if depth is not None and len(depth) == 1 else context.unknown(axis, rank)
-    return [Type(context.dtype(2), (*shape[:axis], size, *shape[axis:]))]
+    sizes = (*shape[:axis], size, *shape[axis:])
+    indices, values, elements = context.contents(0), context.elements(2), None
+    if indices is not None and values is not None and len(values) == 2 and size.value is not None and (
+            indices.size * size.value <= MAX_ELEMENTS and all(place.value is not None for place in indices.flat)):
+        hot = [[values[number in (place.value, place.value + size.value)] for number in range(size.value)]
+               for place in indices.flat]
+        rows = np.empty((indices.size, size.value), object)
+        rows[:] = hot
+        elements = flat(np.moveaxis(rows.reshape(*indices.shape, size.value), -1, axis))
+    return [Type(context.dtype(2), sizes, elements)]
 
 
 @shape_function("EyeLike")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from math import floor
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate
+from math import floor, prod
 
 import numpy as np
 
 from onnxfuse.graph.dims import Dim, dim, maximum, minimum, product
 from onnxfuse.graph.model import Shape
-from onnxfuse.graph.shape_functions.context import INT64, INTEGERS, MAX_ELEMENTS, Context, Type, shape_function
+from onnxfuse.graph.shape_functions.context import (
+    INT64,
+    INTEGERS,
+    MAX_ELEMENTS,
+    Contents,
+    Context,
+    Type,
+    flat,
+    shape_function,
+)
 from onnxfuse.graph.shape_functions.pointwise import spread
 
 
@@ -90,8 +102,9 @@ def _transpose(context: Context) -> list[Type]:
     if shape is None:
         return [Type(context.dtype())]
     order = context.attribute("perm") or list(reversed(range(len(shape))))
-    elements = context.elements(0) if len(shape) < 2 else None
-    return [Type(context.dtype(), tuple(shape[axis] for axis in order), elements)]
+    contents = context.contents(0)
+    turned = None if contents is None else contents.transpose(order)
+    return [Type(context.dtype(), tuple(shape[axis] for axis in order), flat(turned))]
 
 
 def axes_of(context: Context, index: int = 1) -> list[int] | None:
@@ -151,11 +164,14 @@ def _tile(context: Context) -> list[Type]:
         return [Type(context.dtype())]
     if repeats is None:
         return [Type(context.dtype(), context.unknown_shape(len(shape)))]
-    elements = context.elements(0)
-    times = repeats[0].value if len(shape) == 1 and elements is not None else None
-    wide = elements * times if elements and times is not None and len(elements) * times <= MAX_ELEMENTS else None
+    contents, times, wide = context.contents(0), context.integers(1), None
+    if contents is not None and times is not None and contents.size * prod(times) <= MAX_ELEMENTS:
+        wide = flat(np.tile(contents, times))
     return [Type(context.dtype(), tuple(size * n for size, n in zip(shape, repeats, strict=True)), wide)]
 
+
+MOST_PARTS = 1 << 12
+"""Largest numerator and denominator of a scale that sizes are multiplied by before they are known."""
 
 _FAR = 2**31 - 1  # Exporters write "to the end" as INT32_MAX or INT64_MAX, and "from before the start" as its negative.
 
@@ -170,7 +186,8 @@ def _bound(size: Dim, bound: Dim, low: Dim, high: Dim) -> Dim:
     if number is not None and number < 0:
         bound = size + number
     elif number is None and not bound.non_negative():
-        if (-bound - 1).non_negative():
+        if (-bound - 1).non_negative() or (size + bound == 0 and size.non_negative()):
+            # A negative one counts from the end; where it takes the whole size back it is the front, 0 or not.
             bound = size + bound
         else:
             raise UnknownBoundError
@@ -221,19 +238,14 @@ def _slice(context: Context) -> list[Type]:
             sizes[axis] = slice_length(shape[axis], starts[number], ends[number], steps[number])
         except UnknownBoundError:
             sizes[axis] = context.unknown(axis, len(shape))
-    elements = context.elements(0)
-    if elements is not None:
-        numbers = (context.integers(1), context.integers(2))
-        if len(shape) != 1 or len(axes) != 1 or numbers[0] is None or numbers[1] is None or steps is None:
-            elements = None
-        else:
-            elements = _sliced(elements, numbers[0][0], numbers[1][0], steps[0])
+    contents, first, last, elements = context.contents(0), context.integers(1), context.integers(2), None
+    if contents is not None and first is not None and last is not None and steps is not None and all(steps):
+        whole = [slice(None)] * len(shape)
+        for axis, start, end, step in zip(axes, first, last, steps, strict=True):
+            # An end of INT64_MIN means "past the front"; slices count it from the end and clamp it there as well.
+            whole[axis] = slice(start, end, step)
+        elements = flat(contents[tuple(whole)])
     return [Type(context.dtype(), tuple(sizes), elements)]
-
-
-def _sliced(elements: tuple[Dim, ...], start: int, end: int, step: int) -> tuple[Dim, ...]:
-    # An end of INT64_MIN means "past the front"; Python's slices count it from the end and clamp it there as well.
-    return elements[slice(start, end, step)]
 
 
 @shape_function("Split")
@@ -260,15 +272,15 @@ def _split(context: Context) -> list[Type]:
             Type(context.dtype(), (*shape[:axis], context.unknown(axis, len(shape), n), *shape[axis + 1:]))
             for n in range(count)
         ]
-    elements, result, at = context.elements(0), [], 0
-    for part in parts:
-        some = None
-        if elements is not None and len(shape) == 1 and part.value is not None:
-            some, at = elements[at:at + part.value], at + part.value
-        else:
-            elements = None
-        result.append(Type(context.dtype(), (*shape[:axis], part, *shape[axis + 1:]), some))
-    return result
+    contents, known = context.contents(0), [part.value for part in parts]
+    pieces: list[Contents | None] = [None] * count
+    if contents is not None and None not in known:
+        ends = [*accumulate(length or 0 for length in known)]
+        pieces = [*np.split(contents, ends[:-1], axis)]
+    return [
+        Type(context.dtype(), (*shape[:axis], part, *shape[axis + 1:]), flat(piece))
+        for part, piece in zip(parts, pieces, strict=True)
+    ]
 
 
 @shape_function("Concat")
@@ -286,11 +298,9 @@ def _concat(context: Context) -> list[Type]:
         sizes[axis] = sum((shape[axis] for shape in known), dim(0))
     else:
         sizes[axis] = context.unknown(axis, rank)
-    parts = [context.elements(index) for index in range(count)] if rank == 1 else [None]
-    elements = None
-    if all(part is not None for part in parts):
-        elements = tuple(element for part in parts if part is not None for element in part)
-    return [Type(dtype, tuple(sizes), elements)]
+    parts = [part for part in map(context.contents, range(count)) if part is not None]
+    together = np.concatenate(parts, axis) if len(parts) == count and rank else None
+    return [Type(dtype, tuple(sizes), flat(together))]
 
 
 def agree(shapes: list[Shape]) -> Shape:
@@ -318,7 +328,29 @@ def pad(context: Context) -> list[Type]:
     sizes = list(shape)
     for number, axis in enumerate(axes):
         sizes[axis] = sizes[axis] + pads[number] + pads[number + len(axes)]
-    return [Type(context.dtype(), tuple(sizes))]
+    return [Type(context.dtype(), tuple(sizes), flat(_padded(context, pads, axes)))]
+
+
+def _padded(context: Context, pads: Sequence[Dim], axes: Sequence[int]) -> Contents | None:
+    """Contents with a constant beside them."""
+    contents, widths = context.contents(0), [pad.value for pad in pads]
+    value = context.elements(2) if context.has(2) else (dim(0),)
+    if contents is None or value is None or len(value) != 1 or context.attribute("mode", "constant") not in (
+            "constant", b"constant"):
+        return None
+    if any(width is None or not 0 <= width <= MAX_ELEMENTS for width in widths):
+        return None
+    sizes, inside = list(contents.shape), [slice(None)] * contents.ndim
+    for number, axis in enumerate(axes):
+        before, after = widths[number] or 0, widths[number + len(axes)] or 0
+        inside[axis] = slice(before, before + sizes[axis])
+        sizes[axis] += before + after
+    if prod(sizes) > MAX_ELEMENTS:
+        return None
+    padded = np.empty(sizes, object)
+    padded.fill(value[0])
+    padded[tuple(inside)] = contents
+    return padded
 
 
 @shape_function("DepthToSpace", "SpaceToDepth")
@@ -358,10 +390,10 @@ def _scaled(size: Dim, scale: np.floating, context: Context, axis: int) -> Dim:
     if size.value is not None:
         # The runtime multiplies in float32.
         return dim(floor(np.float32(size.value) * np.float32(scale)))
-    if float(scale).is_integer():
-        return size * int(scale)
-    inverse = 1 / float(scale)
-    return size // round(inverse) if inverse.is_integer() else context.unknown(axis, context.rank() or 0)
+    exact = Fraction(float(scale))
+    if max(exact.numerator, exact.denominator) > MOST_PARTS:
+        return context.unknown(axis, context.rank() or 0)
+    return size * exact.numerator // exact.denominator
 
 
 @shape_function("ConstantOfShape")

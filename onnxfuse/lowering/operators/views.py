@@ -65,8 +65,8 @@ def cut(source: Tensor, axis: int, start: Dim, length: Dim, step: int = 1) -> Te
 def lower_slice(node: Node, context: Context) -> Tensor:
     source, result = operand(node, context, 0), result_shape(node, context)
     rank = len(source.shape)
-    begins, count = context.sizes(_present(node, context, 1)), len(context.sizes(_present(node, context, 1)))
-    context.sizes(_present(node, context, 2))
+    begins, count = context.sizes(present(node, context, 1)), len(context.sizes(present(node, context, 1)))
+    context.sizes(present(node, context, 2))
     axes = context.integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else tuple(range(count))
     steps = context.integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else (1,) * count
     for begin, axis, step in zip(begins, axes, steps, strict=True):
@@ -80,6 +80,8 @@ def _start(begin: Dim, size: Dim, step: int, context: Context) -> Dim:
     """The first place that a slice reads, clamped as the standard says."""
     number, last = begin.value, size if step > 0 else size - 1
     if number is None:
+        if (-begin - 1).non_negative() or (begin + size == 0 and size.non_negative()):
+            return maximum(begin + size, dim(0))
         if any(factor < 0 for factor in begin.terms.values()):
             raise context.refuse("unknown-sizes", f"a slice starts at {begin}, whose sign is not known")
         return minimum(begin, last)
@@ -91,7 +93,8 @@ def _start(begin: Dim, size: Dim, step: int, context: Context) -> Dim:
     return begin if number == 0 and step > 0 else minimum(begin, last)
 
 
-def _present(node: Node, context: Context, place: int) -> Value:
+def present(node: Node, context: Context, place: int) -> Value:
+    """An input that must be there."""
     value = node.inputs[place] if place < len(node.inputs) else None
     if value is None:
         raise context.refuse("missing-input", f"{node.qualified_op} lacks its input {place}")
@@ -129,7 +132,7 @@ def concat(node: Node, context: Context) -> Tensor:
 @lowers("Tile")
 def tile(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
-    repeats = context.sizes(_present(node, context, 1))
+    repeats = context.sizes(present(node, context, 1))
     paired, result = [], []
     for repeat, size in zip(repeats, source.shape, strict=True):
         paired += [repeat, size]
@@ -138,57 +141,12 @@ def tile(node: Node, context: Context) -> Tensor:
     return Reshape(source.dtype, tuple(result), expand(reshape(source, ones), tuple(paired)))
 
 
-REPEATING = frozenset({("asymmetric", "floor")}) | {
-    (transformation, nearest)
-    for transformation in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
-    for nearest in ("round_prefer_floor", "round_prefer_ceil")
-}
-"""Coordinate transformations and ways to round of a nearest Resize by whole numbers n that read element i // n."""
-
-MOST_REPEATS = 16
-"""Largest whole number by which sizes that are not known are compared."""
-
-
-@lowers("Resize")
-def resize(node: Node, context: Context) -> Tensor:
-    """The nearest element, by whole numbers: every element so often, one after the other."""
-    source, result = operand(node, context, 0), result_shape(node, context)
-    mode = node.attributes.get("mode", "nearest")
-    way = (node.attributes.get("coordinate_transformation_mode", "half_pixel"),
-           node.attributes.get("nearest_mode", "round_prefer_floor"))
-    if mode != "nearest" or way not in REPEATING:
-        raise context.refuse("unsupported-mode", f"a Resize in mode '{mode}' ({', '.join(way)}) has no kernel")
-    if context.opset < 13:
-        _present(node, context, 1)  # the checker passes over its absence in a graph, and not in a function
-    scales = node.inputs[2] if len(node.inputs) > 2 else None
-    factors = [_times(size, before) for size, before in zip(result, source.shape, strict=True)]
-    whole = [times for times in factors if times is not None]
-    axes = node.attributes.get("axes") or range(len(factors))
-    # Scales that are given count, not the sizes that come of them: 4 elements by 2.2 are 8, but not each of them twice.
-    if len(whole) < len(factors) or (
-        scales is not None and (scales.constant is None or (
-            scales.constant.size and [whole[axis] for axis in axes] != scales.constant.reshape(-1).tolist()))
-    ):
-        raise context.refuse("unsupported-mode", "a Resize by other than whole numbers that are known has no kernel")
-    shape_operands(node, context, 1)
-    ones = tuple(size for before in source.shape for size in (before, dim(1)))
-    paired = tuple(size for before, times in zip(source.shape, whole, strict=True) for size in (before, dim(times)))
-    return Reshape(source.dtype, result, expand(reshape(source, ones), paired))
-
-
-def _times(size: Dim, before: Dim) -> int | None:
-    """How many times one size is another, where that is a whole number."""
-    if size.value is not None and before.value:
-        return size.value // before.value if size.value % before.value == 0 else None
-    return next((times for times in range(1, MOST_REPEATS + 1) if before * times == size), None)
-
-
 @lowers("OneHot")
 def one_hot(node: Node, context: Context) -> Tensor:
     """The second of two values at the place that an index names along a new axis, negative ones from the end, and the
     first everywhere else."""
     indices, values, shape = operand(node, context, 0), operand(node, context, 2), result_shape(node, context)
-    context.note_size(_present(node, context, 1))
+    context.note_size(present(node, context, 1))
     axis = axis_of(node, "axis", -1, len(shape))
     depth = shape[axis]
     place = Iota(INT64, shape, axis)
@@ -230,8 +188,8 @@ def lower_range(node: Node, context: Context) -> Tensor:
     dtype = context.dtype(node.outputs[0]) if node.outputs[0] is not None else INT64
     steps = Iota(dtype, (length,), 0)
     if dtype == INT64:
-        start, step = (context.sizes(_present(node, context, place))[0] for place in (0, 2))
-        context.sizes(_present(node, context, 1))
+        start, step = (context.sizes(present(node, context, place))[0] for place in (0, 2))
+        context.sizes(present(node, context, 1))
         scaled = steps if step == 1 else apply("mul", steps, size_of(step, dtype))
         return scaled if start == 0 else apply("add", scaled, size_of(start, dtype))
     raise context.refuse("unsupported-type", "a Range of another type than int64 has no kernel")
@@ -251,7 +209,7 @@ def trilu(node: Node, context: Context) -> Tensor:
 
 @lowers("Gather")
 def gather(node: Node, context: Context) -> Tensor:
-    source, value = operand(node, context, 0), _present(node, context, 1)
+    source, value = operand(node, context, 0), present(node, context, 1)
     axis = axis_of(node, "axis", 0, len(source.shape))
     before, size, after = source.shape[:axis], source.shape[axis], source.shape[axis + 1:]
     if value.constant is not None and value.constant.size == 1:
@@ -277,7 +235,10 @@ def pad(node: Node, context: Context) -> Tensor:
     if mode not in ("constant", "edge", "reflect"):
         raise context.refuse("unsupported-mode", f"a Pad in mode '{mode}' has no kernel")
     rank = len(source.shape)
-    amounts = context.integers(_present(node, context, 1))
+    amounts = context.sizes(present(node, context, 1))
+    unknown = next((amount for amount in amounts if amount.value is None and not amount.non_negative()), None)
+    if unknown is not None:
+        raise context.refuse("unknown-sizes", f"a Pad is by {unknown}, whose sign is not known")
     axes = context.integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else tuple(range(rank))
     border = optional(node, context, 2)
     border = like(0, source) if border is None else reshape(border, (dim(1),) * rank)
@@ -285,39 +246,38 @@ def pad(node: Node, context: Context) -> Tensor:
         axis = axis + rank if axis < 0 else axis
         if mode == "constant":
             source = _padded(source, axis, (first, last), border)
-        elif min(first, last) < 0:
+        elif any(amount.value is not None and amount.value < 0 for amount in (first, last)):
             raise context.refuse("unsupported-mode", f"a Pad by less than nothing in mode '{mode}' has no kernel")
         else:
             source = _continued(source, axis, (first, last), mode)
     return source
 
 
-def _continued(source: Tensor, axis: int, amounts: tuple[int, int], mode: str) -> Tensor:
+def _continued(source: Tensor, axis: int, amounts: tuple[Dim, Dim], mode: str) -> Tensor:
     """An axis with so many elements more at its ends: its last one again and again, or those before it backwards."""
     size, (first, last) = source.shape[axis], amounts
 
-    def part(count: int, edge: Dim, inner: Dim) -> Tensor:
+    def part(count: Dim, edge: Dim, inner: Dim) -> Tensor:
         if mode == "reflect":
-            return cut(source, axis, inner, dim(count), -1)
-        return expand(cut(source, axis, edge, dim(1)), (*source.shape[:axis], dim(count), *source.shape[axis + 1:]))
+            return cut(source, axis, inner, count, -1)
+        return expand(cut(source, axis, edge, dim(1)), (*source.shape[:axis], count, *source.shape[axis + 1:]))
 
-    parts = [part(first, dim(0), dim(first))] if first else []
-    parts += [source, *([part(last, size - 1, size - 2)] if last else [])]
+    parts = [part(first, dim(0), first)] if first != 0 else []
+    parts += [source, *([part(last, size - 1, size - 2)] if last != 0 else [])]
     shape = (*source.shape[:axis], size + first + last, *source.shape[axis + 1:])
     return source if len(parts) == 1 else Concat(source.dtype, shape, tuple(parts), axis)
 
 
-def _padded(source: Tensor, axis: int, amounts: tuple[int, int], border: Tensor) -> Tensor:
+def _padded(source: Tensor, axis: int, amounts: tuple[Dim, Dim], border: Tensor) -> Tensor:
     """An axis with so many elements more at its ends, or fewer."""
-    first, last = amounts
-    if min(amounts) < 0:
-        kept = source.shape[axis] + min(first, 0) + min(last, 0)
-        source = cut(source, axis, dim(max(-first, 0)), kept)
+    fewer, more = zip(*((minimum(amount, 0), maximum(amount, 0)) for amount in amounts), strict=True)
+    if any(amount != 0 for amount in fewer):
+        source = cut(source, axis, -fewer[0], source.shape[axis] + fewer[0] + fewer[1])
 
-    def part(count: int) -> Tensor:
-        return expand(border, (*source.shape[:axis], dim(count), *source.shape[axis + 1:]))
+    def part(count: Dim) -> list[Tensor]:
+        return [expand(border, (*source.shape[:axis], count, *source.shape[axis + 1:]))] if count != 0 else []
 
-    parts = ([part(first)] if first > 0 else []) + [source] + ([part(last)] if last > 0 else [])
+    parts = [*part(more[0]), source, *part(more[1])]
     length = sum((entry.shape[axis] for entry in parts), dim(0))
     shape = (*source.shape[:axis], length, *source.shape[axis + 1:])
     return source if len(parts) == 1 else Concat(source.dtype, shape, tuple(parts), axis)
