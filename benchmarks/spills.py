@@ -1,24 +1,26 @@
 """Rows that are too long for registers: every way to run them, and the one that is taken for what the compiler says.
 
-    python benchmarks/spills.py [--lengths 40960,65536] [--target GPU] [--dry-run]
+    python benchmarks/spills.py [--lengths 40960,65536] [--target GPU] [--dry-run] [--from RESULTS.json]
 
 Softmax and layer norm over long rows, of one tensor and of the sum of two.  Where the schedule's own way spills, all
 ways are timed.  Passes where what is taken (``planning.spills``) takes no longer than the schedule's own way, but for
-noise, and in the mean no more than 5% longer than the best.  ``--dry-run`` compiles and times nothing.
+noise, and in the mean no more than 5% longer than the best.  ``--dry-run`` compiles and times nothing; ``--from`` takes
+the times of an earlier run, and judges what would be taken now.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean
 
 import click
 import onnx
-from common import RESULTS, apart, environment, table, write_results
+from common import RESULTS, Environment, apart, environment, table, write_results
 from onnx import parser
 
 from onnxfuse.compiling import ReadBack
@@ -48,7 +50,7 @@ class Way:
 
     kernel: str
     registers: int
-    local_bytes: int
+    spilled_bytes: int
     microseconds: float | None
 
 
@@ -89,17 +91,26 @@ def measure(norm: str, kind: str, tensors: int, length: int, profile: Profile, d
     (taken,) = compiled.plan.fusions
     reading, kernels = ReadBack(profile.architecture), [subject.fusion.kernel]
     times: list[float | None] = [None]
-    if _figures(reading, kernels)[0].local_bytes:
+    if _figures(reading, kernels)[0].spilled_bytes:
         kernels = list(subject.kernels(plain.ledger.sizes).values())
         times = [None] * len(kernels)
         if not dry_run:
             body = runtime_model(subject, plain)
             with find_timer().bench(feeds_of(body, subject, plain.ledger.sizes)) as bench:
                 times = [bench.time(kernel_model(body, subject, each), fused=True).microseconds for each in kernels]
-    ways = [Way(_entry(kernel), figures.registers, figures.local_bytes, microseconds) for kernel, figures, microseconds
-            in zip(kernels, _figures(reading, kernels), times, strict=True)]
+    ways = [Way(_entry(kernel), found.registers, found.spilled_bytes, microseconds)
+            for kernel, found, microseconds in zip(kernels, _figures(reading, kernels), times, strict=True)]
     place = next(place for place, kernel in enumerate(kernels) if kernel.choice == taken.kernel.choice)
     return Result(f"{norm} {kind}, {tensors} x {length}", ways[0], ways[place], tuple(ways))
+
+
+def timed(result: Result, times: Mapping[str, float | None]) -> Result:
+    """A case with times of its kernels."""
+    def way(each: Way) -> Way:
+        return replace(each, microseconds=times.get(each.kernel))
+
+    return Result(result.case, way(result.own), way(result.taken), tuple(
+        each for each in map(way, result.ways) if each.microseconds is not None))
 
 
 def _entry(kernel: Kernel) -> str:
@@ -124,8 +135,9 @@ def show(found: Sequence[Result]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows, over, slower = [], [], 0
     for result in found:
-        own, taken, best = result.own, result.taken, result.best
-        cells = [result.case, own.kernel, str(own.local_bytes), taken.kernel, str(taken.local_bytes)]
+        own, taken = result.own, result.taken
+        best = result.best if result.ways else own
+        cells = [result.case, own.kernel, str(own.spilled_bytes), taken.kernel, str(taken.spilled_bytes)]
         if own.microseconds and taken.microseconds and best.microseconds:
             over.append(taken.microseconds / best.microseconds)
             slower += taken.microseconds > NOISE * own.microseconds
@@ -134,7 +146,7 @@ def show(found: Sequence[Result]) -> tuple[str, bool]:
             cells += ["", "", "", ""]
         rows.append(cells)
     head = ["case", "own way", "bytes", "taken", "bytes", "own µs", "taken µs", "best µs", "best way"]
-    text = table(head, rows) + "\n\nBytes: of a thread's values that registers do not hold."
+    text = table(head, rows) + "\n\nBytes: that a thread writes and reads because registers do not hold its values."
     if not over:
         return text, True
     near = sum(each <= MEAN for each in over)
@@ -148,19 +160,27 @@ def show(found: Sequence[Result]) -> tuple[str, bool]:
               help="Elements of a row.")
 @click.option("--target", help="GPU to plan for; by default the one at hand.")
 @click.option("--dry-run", is_flag=True, help="Only compile; no GPU is needed.")
+@click.option("--from", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+              help="An earlier run's JSON: its times, and what is taken now.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
               help="Folder for the results; benchmarks/results by default.")
-def main(lengths: str, target: str | None, dry_run: bool, out: Path) -> None:
-    where = apart(environment)
+def main(lengths: str, target: str | None, dry_run: bool, source: Path | None, out: Path) -> None:
+    earlier = None if source is None else json.loads(source.read_text())
+    where = apart(environment) if earlier is None else Environment(**earlier["environment"])
+    known = {} if earlier is None else {
+        each["case"]: {way["kernel"]: way["microseconds"] for way in each["ways"]} for each in earlier["cases"]}
     profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
     found = []
     for norm in NORMS:
         for kind in TYPES:
             for tensors in (1, 2):
                 for length in map(int, lengths.split(",")):
-                    found.append(measure(norm, kind, tensors, length, profile, dry_run))
+                    result = measure(norm, kind, tensors, length, profile, dry_run or earlier is not None)
+                    found.append(result if earlier is None else timed(result, known.get(result.case, {})))
                     click.echo(f"  {time.perf_counter() - start:4.0f} s  {found[-1].case}", err=True)
     text, passes = show(found)
+    if earlier is not None:
+        text += f"\nTimes are those of the run above; what is taken is by the rule at commit {environment().commit}."
     click.echo(text)
     if not dry_run:
         path = write_results(out, "spills", where, {"cases": [asdict(each) for each in found]}, text)

@@ -16,7 +16,7 @@ from onnxfuse.compiling import COMPILING, Progress, Task, compile_all, source_of
 from onnxfuse.errors import KernelError, TargetError
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.rewriting import FusedRegion
-from onnxfuse.runtime.compile import Compiler, KernelSource, architectures
+from onnxfuse.runtime.compile import Compiler, KernelSource, architectures, default_compiler
 
 if TYPE_CHECKING:
     from onnxfuse.pipeline import Tell
@@ -94,7 +94,7 @@ def compile_images(kernels: Sequence[KernelSource], architectures: Sequence[str]
     names = parse_architectures(architectures)
     tasks = list(dict.fromkeys((kernel, name) for kernel in kernels for name in names))
     images: dict[Task, bytes] = {}
-    for task, image in compile_all(tasks, progress, compiler):
+    for task, image in compile_all(tasks, (compiler or default_compiler()).image, progress):
         if isinstance(image, KernelError):
             raise image
         images[task] = image

@@ -43,9 +43,14 @@ extern "C" __global__ void sharing(float* x, int n) {
   __syncthreads();
   x[threadIdx.x] = still[n] + moving[n];
 }
+extern "C" __global__ void picking(int* x, int n) {
+  volatile int kept[16];
+  for (int k = 0; k < 16; k++) kept[k] = x[k] * n;
+  x[threadIdx.x] = kept[n & 15];
+}
 extern "C" __global__ void calling(long long* x, long long y) { x[threadIdx.x] = x[threadIdx.x + 1] % y / (y + 3); }
 """
-"""Kernels with nothing to see, spilled values, shared memory of both kinds, and calls."""
+"""Kernels with nothing to see, spilled values, shared memory of both kinds, an array indexed at run time, and calls."""
 
 TWICE = r"""
 extern "C" __global__ void add_one(const float* x, float* y, long long n) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 from graph_builder import BOOL, EXACT_TO, INT64, MOST_ELEMENTS, Builder, Known, grows
 from reference import FLOATS
 
@@ -173,21 +172,17 @@ def padded(b: Builder, name: str) -> Known | None:
 
 @grows("Resize")
 def repeated(b: Builder, name: str) -> Known | None:
-    """Every element of an axis twice or three times, or as many between them."""
+    """Every element of an axis twice or three times."""
     x = b.floating(rank=1)
     if x is None or product(x.shape).evaluate(b.limits) * 3 > MOST_ELEMENTS:
         return None
-    # ONNX Runtime has the linear mode for these ranks, and not for bfloat16.
-    between = len(x.shape) in (2, 3) and b.kind != onnx.TensorProto.BFLOAT16 and b.flip()
     axis, times = b.rng.randint(0, len(x.shape) - 1), b.rng.choice([2, 3])
     scales = np.array([times if place == axis else 1 for place in range(len(x.shape))], np.float32)
     shape = (*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :])
     way = b.rng.choice([("asymmetric", "floor"), ("half_pixel", "round_prefer_floor")])
     region = b.constant(np.zeros(0, np.float32)) if b.opset < 13 else ""
-    if between:
-        way = (b.rng.choice(["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]), way[1])
-    return b.add(name, [x, region, b.constant(scales)], shape, x.bound, exact=x.exact and not between,
-                 mode="linear" if between else "nearest", coordinate_transformation_mode=way[0], nearest_mode=way[1])
+    return b.add(name, [x, region, b.constant(scales)], shape, x.bound, exact=x.exact,
+                 coordinate_transformation_mode=way[0], nearest_mode=way[1])
 
 
 @grows("OneHot")

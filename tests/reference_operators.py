@@ -223,7 +223,7 @@ def _pad(attributes: Mapping, opset: int, x: Array, amounts: Array, value: Array
 
 def _resize(attributes: Mapping, opset: int, x: Array, _: Array | None = None, scales: Array | None = None,
             sizes: Array | None = None) -> Array:
-    """The nearest element, or what lies between two: by the coordinates that the standard gives, rounded as it says."""
+    """The nearest element: by the coordinates that the standard gives, rounded as it says."""
     axes = attributes.get("axes") or range(x.ndim)
     for place, axis in enumerate(axes):
         before = x.shape[axis]
@@ -234,15 +234,7 @@ def _resize(attributes: Mapping, opset: int, x: Array, _: Array | None = None, s
             "half_pixel": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
             "half_pixel_symmetric": lambda i, scale=scale: (i + 0.5) / scale - 0.5,
             "pytorch_half_pixel": lambda i, scale=scale, size=size: (i + 0.5) / scale - 0.5 if size > 1 else 0 * i,
-            "align_corners": lambda i, before=before, size=size: i * (before - 1) / max(size - 1, 1),
         }[attributes.get("coordinate_transformation_mode", b"half_pixel").decode()]
-        if attributes.get("mode") == b"linear":
-            at = np.clip(place_of(np.arange(size)), 0, max(before - 1, 0))
-            low = np.floor(at).astype(np.int64)
-            weight = (at - low).reshape([-1 if other == axis else 1 for other in range(x.ndim)])
-            one, other = (np.take(x, np.minimum(low + step, before - 1), axis) for step in (0, 1))
-            x = one * (1 - weight) + other * weight
-            continue
         rounded = {
             "floor": np.floor, "ceil": np.ceil,
             "round_prefer_floor": lambda c: np.ceil(c - 0.5), "round_prefer_ceil": lambda c: np.floor(c + 0.5),

@@ -225,20 +225,6 @@ CASES: tuple[Case, ...] = (
     Case("resize of opset 11", "g (float[N,3,4,5] x) => (float[N,3,8,10] y) <float[4] s = {1,1,2,2}, float[0] r = {}> "
          "{ y = Resize<coordinate_transformation_mode=\"asymmetric\", nearest_mode=\"floor\">(x, r, s) }", ("float",), opset=11),
     Case("resize to sizes", "g (T[2,3,4,5] x) => (T[2,3,12,5] y) <int64[4] s = {2,3,12,5}> { y = Resize(x, , , s) }", sizes=({},)),
-    *(Case(f"resize between, {way}, {dims}", f"g (T[2,N,{before}] x) => (T[2,N,{after}] y) <int64[3] s = {{2,N,{after}}}> "
-           f"{{ y = Resize<mode=\"linear\", coordinate_transformation_mode=\"{way}\">(x, , , s) }}".replace("N", "3"),
-           ("float", "float16", "bfloat16", "double"), sizes=({},))
-      for way in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
-      for dims in ("5 to 7", "7 to 5", "1 to 4", "6 to 1", "4 to 8", "33 to 31")
-      for before, after in [dims.split(" to ")]),
-    *(Case(f"resize between by {scale}, {way}", f"g (T[N,2,H,5] x) => (T[N,2,I,J] y) <float[4] s = {{1,1,{scale},{scale}}}> "
-           f"{{ a = Neg(x) b = Resize<mode=\"linear\", coordinate_transformation_mode=\"{way}\">(a, , s) y = Neg(b) }}", ("float", "float16"),
-           sizes=tuple({"N": n, "H": h, "I": int(h * scale), "J": int(5 * scale)} for n, h in ((1, 4), (2, 7), (1, 1), (2, 0))))
-      for way in ("half_pixel", "pytorch_half_pixel", "asymmetric") for scale in (2, 0.5, 1.5, 2.75)),
-    Case("resize between sizes that are computed", "g (T[N,3,H,W] x, T[N,3,I,J] z) => (T[N,3,I,J] y) <int64[1] two = {2}, int64[1] h = {4}> "
-         "{ d = Shape<start=0, end=2>(x) e = Shape<start=2>(z) s = Concat<axis=0>(d, e) "
-         "r = Resize<mode=\"linear\", coordinate_transformation_mode=\"pytorch_half_pixel\">(x, , , s) y = Add(r, z) }",
-         ("float", "float16"), sizes=({"N": 2, "H": 3, "W": 5, "I": 7, "J": 1}, {"N": 1, "H": 33, "W": 31, "I": 66, "J": 62})),
     Case("resize to sizes that are computed", "g (T[N,3,H,5] x) => (T[N,3,I,5] y) <int64[4] f = {1,1,3,1}> "
          "{ d = Shape(x) s = Mul(d, f) y = Resize(x, , , s) }", sizes=({"N": 2, "H": 3, "I": 9},)),
     Case("one hot", "g (int64[N,3] i, T[2] v) => (T[N,3,7] a, T[N,7,3] b) <int64 d = {7}> "

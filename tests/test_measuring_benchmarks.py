@@ -392,3 +392,14 @@ def test_a_dry_run_of_spills(tmp_path):
         assert (own == taken) is (int(spilled) == int(left))
         assert "65536" in case or own == taken
     assert not list(tmp_path.iterdir())
+
+
+def test_spills_from_an_earlier_run(tmp_path):
+    """Times of kernels by name; what is taken is found anew."""
+    kept = BENCHMARKS / "results" / "2026-11-22-h200-spills.json"
+    result = CliRunner().invoke(spills.main, ["--from", str(kept), "--lengths", "40960", "--out", str(tmp_path)])
+    assert "what is taken is by the rule at commit" in result.output
+    written = json.loads((tmp_path / kept.name).read_text())
+    assert written["environment"] == json.loads(kept.read_text())["environment"]
+    assert len(written["cases"]) == 8
+    assert any(way["microseconds"] for case in written["cases"] for way in case["ways"])

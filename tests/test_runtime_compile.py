@@ -88,11 +88,11 @@ def test_the_runtime_imports_without_cupy_and_graph_stages() -> None:
 def test_several_kernels_compile_in_parallel_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def counting(source: str, architecture: str, options: tuple[str, ...] = ()) -> bytes:
+    def counting(source: str, architecture: str, options: tuple[str, ...] = ()) -> tuple[bytes, str]:
         calls.append(source)
-        return f"{source} {architecture} {options}".encode()
+        return f"{source} {architecture} {options}".encode(), ""
 
-    monkeypatch.setattr(compile, "compile_cubin", counting)
+    monkeypatch.setattr(compile, "compile_told", counting)
     kernels = [KernelSource(f"source {number % 5}", ("-DX",), ("k",)) for number in range(20)]
     compiler = Compiler(cache.Cache(tmp_path, "test-1"))
     images = compiler.images(kernels, "sm_80", workers=8)
@@ -109,7 +109,7 @@ def test_several_kernels_compile_in_parallel_each_once(tmp_path: Path, monkeypat
 
 
 def test_a_corrupt_entry_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "compile_cubin", lambda source, architecture, options: b"\x7fELF image")
+    monkeypatch.setattr(compile, "compile_told", lambda source, architecture, options: (b"\x7fELF image", ""))
     kernel, store = KernelSource("source"), cache.Cache(tmp_path, "test-1")
     Compiler(store).image(kernel, "sm_80")
     (path,) = (tmp_path / "test-1").iterdir()
@@ -125,7 +125,7 @@ def test_kernels_are_dumped_with_line_information(tmp_path: Path, monkeypatch: p
     """Text and image lie in the folder; the machine code has the text's lines, and an entry of its own in the cache."""
     store, kernel = cache.Cache(tmp_path / "cache", "test-1"), KernelSource(ADD_ONE, ("-DX",), ("add_one",))
     plain = Compiler(store).image(kernel, "sm_80")
-    assert (b".debug_line" in plain, len(list((tmp_path / "cache" / "test-1").iterdir()))) == (False, 1)
+    assert (b".debug_line" in plain, len(list((tmp_path / "cache" / "test-1").glob("*.cubin")))) == (False, 1)
     folder = tmp_path / "a folder"
     monkeypatch.setenv("ONNXFUSE_DUMP", str(folder))
     traced = Compiler(store).image(kernel, "sm_80")
@@ -134,9 +134,9 @@ def test_kernels_are_dumped_with_line_information(tmp_path: Path, monkeypatch: p
     assert (folder / f"{name}.cu").read_text() == ADD_ONE
     assert (folder / f"{name}.sm_80.cubin").read_bytes() == traced
     assert b".debug_line" in traced and str(folder).encode() in traced and f"{name}.cu".encode() in traced
-    assert len(list((tmp_path / "cache" / "test-1").iterdir())) == 2
+    assert len(list((tmp_path / "cache" / "test-1").glob("*.cubin"))) == 2
     # From the cache it is dumped again, and into another folder compiled again, since the lines name the folder.
-    monkeypatch.setattr(compile, "compile_cubin", lambda source, architecture, options: source.encode())
+    monkeypatch.setattr(compile, "compile_told", lambda source, architecture, options: (source.encode(), ""))
     (folder / f"{name}.sm_80.cubin").unlink()
     assert Compiler(store).image(kernel, "sm_80") == traced
     assert (folder / f"{name}.sm_80.cubin").read_bytes() == traced

@@ -1,69 +1,88 @@
-"""What is read from compiled images, against what the assembler says in its log (``--ptxas-options=-v``)."""
+"""What the compiler says of kernels, as it is read and kept; the images tell the same by their sections."""
 
 from __future__ import annotations
 
-import re
-from random import Random
+from pathlib import Path
 
 import pytest
 from fused_models import KERNELS
 
 from onnxfuse.errors import KernelError
-from onnxfuse.runtime import compile, nvrtc
-from onnxfuse.runtime.figures import KernelFigures, read_figures
+from onnxfuse.runtime import compile
+from onnxfuse.runtime.cache import Cache
+from onnxfuse.runtime.compile import Compiler, KernelSource
+from onnxfuse.runtime.figures import KernelFigures, from_bytes, read_log, to_bytes
+
+NAMES = ("plain", "spilling", "sharing", "calling", "picking")
+SOURCE = KernelSource(KERNELS, (), NAMES)
 
 
-def told(architecture: str) -> dict[str, KernelFigures]:
-    """The same from the log."""
-    binding = nvrtc.binding()
-    program = binding.createProgram(KERNELS, "kernel.cu", (), ())
-    options = (*compile.STANDARD_OPTIONS, f"--gpu-architecture={architecture}", "--ptxas-options=-v")
-    binding.compileProgram(program, options)
-    log = binding.getProgramLog(program)
-    binding.destroyProgram(program)
-    figures = {}
-    for part in log.split("Compiling entry function ")[1:]:
-        name = re.match(r"'(\w+)'", part)
-        registers = re.search(r"Used (\d+) registers", part)
-        assert name is not None
-        assert registers is not None
-        stack, shared = (re.search(rf"(\d+) bytes {what}", part) for what in ("cumulative stack size", "smem"))
-        figures[name[1]] = KernelFigures(
-            int(registers[1]), 0 if stack is None else int(stack[1]), 0 if shared is None else int(shared[1]))
-    return figures
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Architectures that something was compiled for, in order."""
+    done: list[str] = []
+    real = compile.compile_told
+
+    def told(source: str, architecture: str, options: tuple[str, ...] = ()) -> tuple[bytes, str]:
+        done.append(architecture)
+        return real(source, architecture, options)
+
+    monkeypatch.setattr(compile, "compile_told", told)
+    return done
 
 
 @pytest.mark.parametrize("number", compile.architectures())
-def test_figures_are_the_assemblers(number: int) -> None:
-    architecture = f"sm_{number}"
-    found = read_figures(compile.compile_cubin(KERNELS, architecture))
-    assert found == told(architecture)
-    assert set(found) == {"plain", "spilling", "sharing", "calling"}
-    assert found["spilling"].local_bytes > 0 == found["plain"].local_bytes
-    assert found["sharing"].shared_bytes >= 777 * 4
+def test_what_is_spilled_and_what_is_only_local(number: int, tmp_path: Path) -> None:
+    found = Compiler(Cache(tmp_path, "test")).figures(SOURCE, f"sm_{number}")
+    assert set(found) == set(NAMES)
+    assert all(8 <= figures.registers <= 255 for figures in found.values())
+    assert found["plain"] == KernelFigures(found["plain"].registers, 0, 0, 0)
+    # 100 values of four bytes and 1,024 threads: 64 registers each, or 32 where two blocks are wanted.
+    assert found["spilling"].registers in (32, 64)
+    assert found["spilling"].spilled_bytes > 400
+    assert 200 < found["spilling"].local_bytes < found["spilling"].spilled_bytes
+    assert found["picking"].local_bytes >= 64 > 0 == found["picking"].spilled_bytes
+    assert 777 * 4 <= found["sharing"].shared_bytes < 777 * 4 + 1024
 
 
-def test_line_information_changes_no_figure() -> None:
-    options = ("-lineinfo",)
-    with_lines = compile.compile_cubin(KERNELS, "sm_90", options)
-    assert read_figures(with_lines) == read_figures(compile.compile_cubin(KERNELS, "sm_90"))
+def test_figures_are_kept_with_the_image(tmp_path: Path, compiled: list[str]) -> None:
+    cache = Cache(tmp_path, "test")
+    first = Compiler(cache)
+    found = first.figures(SOURCE, "sm_90")
+    image = first.image(SOURCE, "sm_90")
+    assert compiled == ["sm_90"]
+    second = Compiler(cache)
+    assert second.figures(SOURCE, "sm_90") == found
+    assert second.image(SOURCE, "sm_90") == image
+    assert compiled == ["sm_90"]
 
 
-@pytest.mark.parametrize("image", [b"", b"\x7fELF", b"no image at all" * 100])
-def test_what_is_no_image(image: bytes) -> None:
-    with pytest.raises(KernelError, match="registers cannot be read from a compiled image"):
-        read_figures(image)
+def test_an_image_without_figures_is_compiled_again(tmp_path: Path, compiled: list[str]) -> None:
+    cache = Cache(tmp_path, "test")
+    found = Compiler(cache).figures(SOURCE, "sm_90")
+    (kept,) = (tmp_path / "test").glob("*.figures")
+    for damage in (lambda: kept.unlink(), lambda: kept.write_bytes(b"something else"),
+                   lambda: cache.write(kept.name, b'{"plain": {"registers": 1}}')):
+        damage()
+        assert Compiler(cache).figures(SOURCE, "sm_90") == found
+    assert compiled == ["sm_90"] * 4
 
 
-def test_damaged_images_are_errors_or_read() -> None:
-    image, random = compile.compile_cubin(KERNELS, "sm_90"), Random(0)
-    refused = 0
-    for _ in range(300):
-        damaged = bytearray(image[: random.randrange(len(image)) if random.random() < 0.3 else None])
-        for _ in range(random.randint(1, 6)):
-            damaged[random.randrange(len(damaged))] = random.randrange(256)
-        try:
-            read_figures(bytes(damaged))
-        except KernelError:
-            refused += 1
-    assert 50 < refused < 300
+def test_words_that_are_not_understood_do_not_stop_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = compile.compile_told
+    monkeypatch.setattr(compile, "compile_told", lambda *arguments: (
+        real(*arguments)[0], "Compiling entry function 'plain': registers galore"))
+    compiler = Compiler(Cache(tmp_path, "test"))
+    assert compiler.image(SOURCE, "sm_90")[:4] == b"\x7fELF"
+    with pytest.raises(KernelError, match="does not understand what the compiler says"):
+        compiler.figures(SOURCE, "sm_90")
+
+
+def test_figures_come_back_from_bytes() -> None:
+    figures = {"one": KernelFigures(64, 300, 264, 0), "other": KernelFigures(8, 0, 0, 16)}
+    assert from_bytes(to_bytes(figures)) == figures
+    for raw in (b"", b"[]", b'{"one": 1}', b'{"one": {"registers": 1}}'):
+        assert from_bytes(raw) is None
+    assert read_log("") == {}
+    with pytest.raises(KernelError, match="what the compiler says of the kernel one is not understood"):
+        read_log("ptxas info : Compiling entry function 'one' for 'sm_90'\n")

@@ -64,7 +64,7 @@ class Said:
             names = [step.kernel for variant in kernel.plan.variants for step in variant.steps]
             self.asked.append(names[0])
             found.append({
-                name: KernelFigures(64, max([0, *(size for part, size in self.spilled.items() if part in name)]), 0)
+                name: KernelFigures(64, max([0, *(size for part, size in self.spilled.items() if part in name)]), 8, 0)
                 for name in names
             })
         return found
@@ -85,13 +85,13 @@ def test_rows_too_long_for_registers_run_another_way(tmp_path: Path) -> None:
     (own,) = ReadBack("sm_90", compiler=compiler).figures([named(before.kernel)])
     assert isinstance(own, Mapping)
     first = named(before.kernel).plan.variants[0].steps[0].kernel
-    assert own[first].local_bytes > 100
+    assert own[first].spilled_bytes > 100
     assert "stream" not in first
     assert after.kernel.choice is not None
     assert after.kernel.choice["items"] == 0
     assert after.compiled is not None
-    assert after.compiled == {"architecture": "sm_90", "registers": after.compiled["registers"], "local_bytes": 0,
-                              "shared_bytes": after.compiled["shared_bytes"]}
+    assert after.compiled == {"architecture": "sm_90", "registers": after.compiled["registers"], "spilled_bytes": 0,
+                              "local_bytes": 0, "shared_bytes": after.compiled["shared_bytes"]}
     assert 16 <= after.compiled["registers"] <= 64
     (node,) = read_fused(optimised.model)
     assert node.figures["compiled"] == after.compiled
@@ -107,13 +107,13 @@ def test_what_fits_stays_as_it_was() -> None:
 
 def test_slight_spills_are_left_and_no_other_way_is_compiled() -> None:
     optimised = planned(SHORT)
-    said = Said({"_32": 1})
+    said = Said({"_32": 2})
     found = judge(optimised, said)
     assert isinstance(found, Fusion)
     assert found.kernel == only(optimised).kernel
     assert found.cost.seconds_after > only(optimised).cost.seconds_after
     assert found.compiled is not None
-    assert found.compiled["local_bytes"] == 1
+    assert found.compiled["spilled_bytes"] == 2
     assert len(said.asked) == 1
 
 
@@ -153,7 +153,7 @@ def test_what_was_measured_is_not_weighed_by_spills() -> None:
     assert isinstance(found, Fusion)
     assert found.kernel == fusion.kernel
     assert found.compiled is not None
-    assert found.compiled["local_bytes"] == 4000
+    assert found.compiled["spilled_bytes"] == 4000
 
 
 def test_a_plan_for_several_sizes_keeps_its_variants() -> None:
@@ -208,8 +208,8 @@ def test_every_kernel_is_compiled_once_and_told(tmp_path: Path) -> None:
 def test_one_that_fails_leaves_the_others(tmp_path: Path) -> None:
     kernel = only(planned(SHORT)).kernel
     sources = [source_of(text, kernel.plan) for text in (kernel.source, "nonsense")]
-    found = dict(compile_all([(source, "sm_80") for source in sources], compiler=Compiler(Cache(tmp_path, "test"))))
-    assert isinstance(found[sources[0], "sm_80"], bytes)
+    found = dict(compile_all([(source, "sm_80") for source in sources], Compiler(Cache(tmp_path, "test")).figures))
+    assert isinstance(found[sources[0], "sm_80"], dict)
     assert isinstance(found[sources[1], "sm_80"], KernelError)
 
 
@@ -243,7 +243,7 @@ def test_commands_show_what_was_read_back(tmp_path: Path) -> None:
     (entry,) = report["fusions"]
     assert entry["compiled"]["architecture"] == "sm_90"
     assert entry["compiled"]["registers"] > 8
-    assert entry["compiled"]["local_bytes"] == 0
+    assert entry["compiled"]["spilled_bytes"] == 0
     out = tmp_path / "fused.onnx"
     for flag in ("--verify", "--no-verify"):
         assert run("optimize", path, "-o", out, "--target", "H100", "--dim", "batch=64", flag, "-q").exit_code == 0
@@ -260,8 +260,8 @@ def test_the_report_names_kernels_that_spill(tmp_path: Path) -> None:
     edited = onnx.load_from_string(result.model.SerializeToString())
     for entry in edited.graph.node:
         for attribute in entry.attribute:
-            if b'"local_bytes":0' in attribute.s:
-                attribute.s = attribute.s.replace(b'"local_bytes":0', b'"local_bytes":24')
+            if b'"spilled_bytes":0' in attribute.s:
+                attribute.s = attribute.s.replace(b'"spilled_bytes":0', b'"spilled_bytes":24')
     onnx.save(edited, tmp_path / "edited.onnx")
     shown = " ".join(run("report", tmp_path / "edited.onnx").stdout.split())
     assert f"1 kernel with values that registers do not hold (sm_90): {node.name} 24 bytes a thread" in shown
@@ -269,7 +269,7 @@ def test_the_report_names_kernels_that_spill(tmp_path: Path) -> None:
 
 def test_a_damaged_note_is_one_error(tmp_path: Path) -> None:
     result = api.optimize(write(tmp_path, CHAIN), dims={"batch": 64}, target="H100")
-    for old, new in ((b'"local_bytes":0', b'"local_bytes":"0"'), (b'"registers":', b'"other":')):
+    for old, new in ((b'"spilled_bytes":0', b'"spilled_bytes":"0"'), (b'"registers":', b'"other":')):
         edited = onnx.load_from_string(result.model.SerializeToString())
         for entry in edited.graph.node:
             for attribute in entry.attribute:

@@ -1,8 +1,8 @@
 """What the compiler made of a plan's kernels: those that spill run another way, or are left to the runtime.
 
-A value that registers do not hold is written once and read again in every later phase; a kernel that streams reads its
-inputs again there instead.  Both go through the caches, so that their bytes compare: of the ways that a schedule
-offers, the one that moves the fewest bytes runs (benchmarks/results, spills).
+A value that registers do not hold is written and read again; a kernel that streams reads its inputs again in every
+later phase instead.  Both go through the caches, so that their bytes compare: of the ways that a schedule offers, the
+one that moves the fewest bytes runs (benchmarks/results, spills).
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ class Figures(Protocol):
         ...
 
     @property
+    def spilled_bytes(self) -> int:
+        """Bytes that a thread writes and reads because registers do not hold its values."""
+        ...
+
+    @property
     def local_bytes(self) -> int:
-        """Bytes of a thread's values that registers do not hold."""
+        """Bytes of a thread's local memory: what is spilled, and arrays that are indexed at run time."""
         ...
 
     @property
@@ -108,7 +113,7 @@ class Spills:
                 return Refusal(
                     "spills",
                     f"{best.largest.registers} registers of a thread do not hold what its kernel needs, and "
-                    f"{best.largest.local_bytes} bytes go through memory: {refusal.message}", label, fusion.rule,
+                    f"{best.largest.spilled_bytes} bytes go through memory: {refusal.message}", label, fusion.rule,
                 )
         return replace(fusion, kernel=best.kernel, cost=cost, compiled=self._told(best))
 
@@ -147,11 +152,10 @@ class Spills:
             for step in steps:
                 # What only a run knows counts as 1.
                 threads, blocks = (prod(evaluate(size) or 1 for size in part) for part in (step.block, step.grid))
-                # Written once, and read at least once.
-                spilled += figures[step.kernel].local_bytes * threads * blocks * max(kernel.phases, 2)
+                spilled += figures[step.kernel].spilled_bytes * threads * blocks
                 most = max(most, threads)
         read = sum(bytes_of(value, sizes) or 0 for value in fusion.tensors)
-        largest = max((figures[step.kernel] for step in steps), key=lambda each: (each.local_bytes, each.registers))
+        largest = max((figures[step.kernel] for step in steps), key=lambda each: (each.spilled_bytes, each.registers))
         return _Way(kernel, largest, spilled, (kernel.phases - 1) * read if streams else 0, most)
 
     def _seconds(self, nbytes: int) -> float:
@@ -162,7 +166,8 @@ class Spills:
         """As the report has it."""
         return {
             "architecture": self.compiled.architecture, "registers": way.largest.registers,
-            "local_bytes": way.largest.local_bytes, "shared_bytes": way.largest.shared_bytes,
+            "spilled_bytes": way.largest.spilled_bytes, "local_bytes": way.largest.local_bytes,
+            "shared_bytes": way.largest.shared_bytes,
         }
 
 

@@ -76,7 +76,7 @@ def _node(node: NodeExplanation, console: Console) -> None:
 
 
 def _compiled(name: str, figures: Mapping[str, Any]) -> str:
-    spilled = f"{figures['local_bytes']:,} bytes of values that they do not hold" if figures["local_bytes"] else (
+    spilled = f"{figures['spilled_bytes']:,} bytes of values that they do not hold" if figures["spilled_bytes"] else (
         "which hold all its values")
     return (f"{name} compiled for {figures['architecture']}: {figures['registers']} registers a thread, {spilled}; "
             f"{figures['shared_bytes']:,} bytes of shared memory a block")

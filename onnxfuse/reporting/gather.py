@@ -30,7 +30,7 @@ _NOTES: dict[str, dict[str, Any]] = {
         "microseconds": _NUMBER, "runtime_microseconds": (*_NUMBER, NoneType), "speedup": (*_NUMBER, NoneType),
         "gpu": str, "date": str, "source": str,
     },
-    "compiled": {"architecture": str, "registers": int, "local_bytes": int, "shared_bytes": int},
+    "compiled": {"architecture": str, "registers": int, "spilled_bytes": int, "local_bytes": int, "shared_bytes": int},
 }
 """What the notes kept with a fused node hold, by name."""
 

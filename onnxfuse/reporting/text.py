@@ -99,10 +99,10 @@ def _fusions(report: Report, console: Console) -> None:
 def _spilled(kernels: Sequence[Sequence[FusionEntry]], console: Console) -> None:
     """Kernels whose values registers do not hold, those of the most bytes first."""
     found = [(entries[0].compiled, entries) for entries in kernels if entries[0].compiled is not None]
-    spilled = sorted(((figures, entries) for figures, entries in found if figures["local_bytes"]),
-                     key=lambda one: -int(one[0]["local_bytes"]))
+    spilled = sorted(((figures, entries) for figures, entries in found if figures["spilled_bytes"]),
+                     key=lambda one: -int(one[0]["spilled_bytes"]))
     if spilled:
-        which = ", ".join(f"{entries[0].node} {figures['local_bytes']:,} bytes a thread"
+        which = ", ".join(f"{entries[0].node} {figures['spilled_bytes']:,} bytes a thread"
                           for figures, entries in spilled[:NAMES])
         more = f" and {len(spilled) - NAMES} more" if len(spilled) > NAMES else ""
         console.print(f"{count(len(spilled), 'kernel')} with values that registers do not hold "

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from onnxfuse.errors import KernelError
 from onnxfuse.runtime.cache import Cache, default_folder, key
 from onnxfuse.runtime.dump import LINE_INFORMATION, Dump
+from onnxfuse.runtime.figures import VERBOSE, KernelFigures, from_bytes, read_log, to_bytes
 from onnxfuse.runtime.nvrtc import binding, compiler, headers
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 STANDARD_OPTIONS = ("--std=c++17",)
 """Options that every kernel is compiled with.  Denormals, division and square roots stay exact."""
+
+_FIGURES = ".figures"
+"""What follows an image's name in that of what the compiler made of it."""
+
 
 @dataclass(frozen=True)
 class KernelSource:
@@ -47,7 +52,12 @@ def architectures() -> tuple[int, ...]:
 
 
 def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
-    """Machine code of a kernel text.  Takes no cache; safe from several threads at once.
+    """The image alone of ``compile_told``."""
+    return compile_told(source, architecture, options)[0]
+
+
+def compile_told(source: str, architecture: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
+    """Machine code of a kernel text, and what the compiler said.  Takes no cache; safe from several threads at once.
 
     Args:
         source: CUDA C++, may hold several kernels.
@@ -61,18 +71,20 @@ def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -
     check_architecture(architecture)
     nvrtc = binding()
     arguments = (
-        *STANDARD_OPTIONS, f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options
+        *STANDARD_OPTIONS, VERBOSE, f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()),
+        *options,
     )
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, arguments)
         image: bytes = nvrtc.getCUBIN(program)
+        log: str = nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program).strip()
         raise KernelError(f"a kernel does not compile for {architecture} ({error}):\n{log}") from error
     finally:
         nvrtc.destroyProgram(program)
-    return image
+    return image, log
 
 
 def check_architecture(architecture: str) -> None:
@@ -97,6 +109,7 @@ class Compiler:
 
     cache: Cache
     _images: dict[str, bytes] = field(default_factory=dict)
+    _figures: dict[str, dict[str, KernelFigures]] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -118,17 +131,50 @@ class Compiler:
         dump.write_image(image, architecture)
         return image
 
+    def figures(self, kernel: KernelSource, architecture: str) -> dict[str, KernelFigures]:
+        """What the compiler made of a text's kernels, by name; its image is in the cache then.
+
+        Raises:
+            KernelError: as ``compile_cubin``, or this release does not understand what the compiler says.
+        """
+        name = key(kernel.source, kernel.options, architecture)
+        with self._lock(name):
+            if name not in self._figures:
+                kept = self.cache.read(name + _FIGURES)
+                figures = None if kept is None else from_bytes(kept)
+                if figures is None:
+                    self._compile(name, kernel, architecture)
+                else:
+                    self._figures[name] = figures
+            if not self._figures[name]:
+                raise KernelError("this release does not understand what the compiler says of its kernels")
+            return self._figures[name]
+
     def _image(self, kernel: KernelSource, architecture: str) -> bytes:
         name = key(kernel.source, kernel.options, architecture)
-        with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
-        with lock:
+        with self._lock(name):
             image = self._images.get(name) or self.cache.read(name)
             if image is None:
-                image = compile_cubin(kernel.source, architecture, kernel.options)
-                self.cache.write(name, image)
-            self._images[name] = image
-        return image
+                self._compile(name, kernel, architecture)
+            else:
+                self._images[name] = image
+            return self._images[name]
+
+    def _lock(self, name: str) -> threading.Lock:
+        with self._guard:
+            return self._locks.setdefault(name, threading.Lock())
+
+    def _compile(self, name: str, kernel: KernelSource, architecture: str) -> None:
+        """Compile a kernel, and keep its image and what the compiler says of it."""
+        self._images[name], log = compile_told(kernel.source, architecture, kernel.options)
+        self.cache.write(name, self._images[name])
+        try:
+            self._figures[name] = read_log(log)
+        except KernelError:
+            # The image runs all the same.
+            self._figures[name] = {}
+        if self._figures[name]:
+            self.cache.write(name + _FIGURES, to_bytes(self._figures[name]))
 
     def images(self, kernels: Sequence[KernelSource], architecture: str, workers: int | None = None) -> list[bytes]:
         """The images of several kernels, compiled in parallel: NVRTC runs without Python's lock.

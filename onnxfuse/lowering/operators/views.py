@@ -141,6 +141,51 @@ def tile(node: Node, context: Context) -> Tensor:
     return Reshape(source.dtype, tuple(result), expand(reshape(source, ones), tuple(paired)))
 
 
+REPEATING = frozenset({("asymmetric", "floor")}) | {
+    (transformation, nearest)
+    for transformation in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+    for nearest in ("round_prefer_floor", "round_prefer_ceil")
+}
+"""Coordinate transformations and ways to round of a nearest Resize by whole numbers n that read element i // n."""
+
+MOST_REPEATS = 16
+"""Largest whole number by which sizes that are not known are compared."""
+
+
+@lowers("Resize")
+def resize(node: Node, context: Context) -> Tensor:
+    """The nearest element, by whole numbers: every element so often, one after the other."""
+    source, result = operand(node, context, 0), result_shape(node, context)
+    mode = node.attributes.get("mode", "nearest")
+    way = (node.attributes.get("coordinate_transformation_mode", "half_pixel"),
+           node.attributes.get("nearest_mode", "round_prefer_floor"))
+    if mode != "nearest" or way not in REPEATING:
+        raise context.refuse("unsupported-mode", f"a Resize in mode '{mode}' ({', '.join(way)}) has no kernel")
+    if context.opset < 13:
+        present(node, context, 1)  # the checker passes over its absence in a graph, and not in a function
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    factors = [_times(size, before) for size, before in zip(result, source.shape, strict=True)]
+    whole = [times for times in factors if times is not None]
+    axes = node.attributes.get("axes") or range(len(factors))
+    # Scales that are given count, not the sizes that come of them: 4 elements by 2.2 are 8, but not each of them twice.
+    if len(whole) < len(factors) or (
+        scales is not None and (scales.constant is None or (
+            scales.constant.size and [whole[axis] for axis in axes] != scales.constant.reshape(-1).tolist()))
+    ):
+        raise context.refuse("unsupported-mode", "a Resize by other than whole numbers that are known has no kernel")
+    shape_operands(node, context, 1)
+    ones = tuple(size for before in source.shape for size in (before, dim(1)))
+    paired = tuple(size for before, times in zip(source.shape, whole, strict=True) for size in (before, dim(times)))
+    return Reshape(source.dtype, result, expand(reshape(source, ones), paired))
+
+
+def _times(size: Dim, before: Dim) -> int | None:
+    """How many times one size is another, where that is a whole number."""
+    if size.value is not None and before.value:
+        return size.value // before.value if size.value % before.value == 0 else None
+    return next((times for times in range(1, MOST_REPEATS + 1) if before * times == size), None)
+
+
 @lowers("OneHot")
 def one_hot(node: Node, context: Context) -> Tensor:
     """The second of two values at the place that an index names along a new axis, negative ones from the end, and the
