@@ -3,6 +3,7 @@
     body ─ float64 ─▶ reference            what every kernel is compared with
          ─ nudged ──▶ two more references  where the body decides by computed numbers
          ─ rounded ─▶ the original's own   every node's result rounded to its declared type
+         ─ float32 ─▶ what a kernel may err where the original overflowed
 
 On a GPU the original's own result comes from the CUDA provider instead (``runner``).
 """
@@ -61,7 +62,7 @@ class Precision:
 
 
 class Reference:
-    """The body of a fused node, ready to be evaluated in three ways."""
+    """The body of a fused node, ready to be evaluated in four ways."""
 
     def __init__(self, node: FusedNode, model: onnx.ModelProto) -> None:
         """Read the body.
@@ -73,6 +74,7 @@ class Reference:
             ModelError: the node's types were dropped from the file.
             VerificationError: ONNX Runtime cannot run the body.
         """
+        self._node, self._model = node, model
         self.body = body_model(node, model)
         self.lifted = body_model(node, model, precision="float64")
         self.types = value_types(self.body)
@@ -103,6 +105,10 @@ class Reference:
             return []
         return [evaluator.run(feeds) for evaluator in self._nudgers]
 
+    def single(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Every output of the body in float32, as a kernel computes it."""
+        return self._single.run(feeds)
+
     def own(self, feeds: Mapping[str, Array]) -> list[Array]:
         """The body in its own types, node by node, in the outputs' types."""
         return self._own.run(feeds)
@@ -110,6 +116,10 @@ class Reference:
     @cached_property
     def _nudgers(self) -> tuple[Evaluator, Evaluator]:
         return Evaluator(_nudge(self.lifted, self.types, 1.0)), Evaluator(_nudge(self.lifted, self.types, -1.0))
+
+    @cached_property
+    def _single(self) -> Evaluator:
+        return Evaluator(body_model(self._node, self._model, precision="float32"))
 
     @cached_property
     def _own(self) -> Evaluator:

@@ -60,8 +60,12 @@ EXACT = Tolerance(0, 0, 0)
 WIDTHS = (TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 """Float types, the least precise first."""
 
-_NEAR = 1 / 128
+NEAR = 1 / 128
 """Relative error that passes where the original overflowed and the reference did not."""
+
+CANCELS = 4.0
+"""Times the body's own error in float32 that passes there where that is more: exponentials of numbers as large as
+float16 has none are no nearer."""
 
 _SHORT = 64
 """Square root of the length up to which a sum needs no more than the table's limit."""
@@ -128,8 +132,21 @@ class Judgement:
         return self.wrong == 0 and self.ratio <= 1.0
 
 
+def near(single: Array, exact: Array, own: Array) -> float:
+    """The relative error that passes where the original overflowed.
+
+    Args:
+        single: the body's result in float32; exact: in float64; own: the original's.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        share = np.abs(single.astype(np.float64) - exact) / np.abs(exact)
+    share[np.isfinite(own.astype(np.float64)) | ~np.isfinite(share)] = 0.0
+    return max(NEAR, CANCELS * float(share.max(initial=0.0)))
+
+
 def judge(
-    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], length: int = 1
+    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], length: int = 1,
+    nearness: float = NEAR,
 ) -> Judgement:
     """Compare one output of a kernel.
 
@@ -141,6 +158,7 @@ def judge(
         types: the output's element type, and the narrowest float type computed on the way to it, None where nothing
             is.
         length: of the longest sum on the way to it.
+        nearness: the relative error that passes where the original overflowed and the reference did not.
     """
     reference, (dtype, arithmetic) = wanted[0], types
     if got.shape != reference.shape:
@@ -151,7 +169,8 @@ def judge(
     if not got.ndim:
         # NumPy makes plain numbers of what it computes from arrays without axes.
         rows = [array.reshape(1) for array in wanted]
-        return replace(judge(got.reshape(1), rows, None if own is None else own.reshape(1), types, length), where=())
+        ours = None if own is None else own.reshape(1)
+        return replace(judge(got.reshape(1), rows, ours, types, length, nearness), where=())
     if dtype not in TABLE:
         # The original's own answer is right too: it may have rounded a quotient on the other side of a tie.
         return _exact(got, wanted if own is None else [*wanted, own])
@@ -162,13 +181,13 @@ def judge(
     scale = _largest(np.abs(exact))
     floor = limits.scale * reduction_factor(length) * scale
     mine = floor if own_error is None else max(floor, limits.own * _largest(own_error))
-    best = _compare(wide, exact, other, types, mine)
+    best = _compare(wide, exact, other, types, (mine, nearness))
     steady = True
     for side in wanted[1:]:
         if not (best > 1).any():
             break
         steady = False
-        best = np.minimum(best, _compare(wide, side.astype(np.float64), other, types, mine))
+        best = np.minimum(best, _compare(wide, side.astype(np.float64), other, types, (mine, nearness)))
     wrong = int(np.count_nonzero(best > 1))
     ratio = float(best.max(initial=0.0))
     if arithmetic is not None and limits.spread is not None and not wrong and steady:
@@ -198,9 +217,12 @@ def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
                      _text(wanted[0], place) if count else "", steady)
 
 
-def _compare(wide: Array, exact: Array, own: Array | None, types: tuple[int, int | None], mine: float) -> Array:
-    """Error over limit of each element, all in float64; ``mine`` is the limit that all have in common."""
-    dtype, arithmetic = types
+def _compare(
+    wide: Array, exact: Array, own: Array | None, types: tuple[int, int | None], common: tuple[float, float]
+) -> Array:
+    """Error over limit of each element, all in float64; ``common``: the limit that all have in common, and the relative
+    one of those that only the original has no number for."""
+    (dtype, arithmetic), (mine, nearness) = types, common
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         error = np.abs(wide - exact)
         limit: Array | float = mine
@@ -218,16 +240,19 @@ def _compare(wide: Array, exact: Array, own: Array | None, types: tuple[int, int
     if not finite.all():
         rest = ~finite
         theirs = None if own is None else own[rest]
-        ratio[rest] = _unfinished(wide[rest], exact[rest], theirs, ratio[rest], (dtype, mine))
+        ratio[rest] = _unfinished(wide[rest], exact[rest], theirs, ratio[rest], (dtype, mine, nearness))
     return ratio
 
 
-def _unfinished(wide: Array, exact: Array, own: Array | None, ratio: Array, limit: tuple[int, float]) -> Array:
+def _unfinished(
+    wide: Array, exact: Array, own: Array | None, ratio: Array, limit: tuple[int, float, float]
+) -> Array:
     """Error over limit of elements of which the kernel's, the reference's or the original's number is not finite.
 
-    ``limit``: the output's type, and the limit that all elements have in common.
+    ``limit``: the output's type, the limit that all elements have in common, and the relative one where the original's
+    alone is not finite.
     """
-    dtype, mine = limit
+    dtype, mine, nearness = limit
     finite = np.isfinite(wide) & np.isfinite(exact)
     # Infinite where the reference rounds to that, or comes as near to it as the common limit allows.
     brink = _LARGEST[dtype] * (1 + 2.0 ** -(_DIGITS[dtype] + 1)) - mine
@@ -237,7 +262,7 @@ def _unfinished(wide: Array, exact: Array, own: Array | None, ratio: Array, limi
         agrees |= ~np.isfinite(own) & ((wide == own) | (np.isnan(wide) & np.isnan(own)))
         # Where the original has no number at all, a near one is better than what it gives.
         with np.errstate(invalid="ignore", over="ignore"):
-            agrees |= ~np.isfinite(own) & finite & (np.abs(wide - exact) <= _NEAR * np.abs(exact))
+            agrees |= ~np.isfinite(own) & finite & (np.abs(wide - exact) <= nearness * np.abs(exact))
     result: Array = np.where(agrees, 0.0, np.where(finite, ratio, np.inf))
     return result
 
