@@ -127,7 +127,9 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     assert found.kernel.choice is not None
     assert found.kernel.choice["items"] == 0
     # Where one of them does not, that one runs.
-    fitting = next(choice for choice in only(optimised).kernel.choices if choice["items"])
+    threads = int(own.partition("_rows_")[2].partition("_")[0])
+    fitting = next(choice for choice in only(optimised).kernel.choices
+                   if choice["items"] and choice["threads"] >= threads and choice["width"] == 4)
     name = f"rows_{fitting['threads']}_w{fitting['width']}_x{fitting['items']}_32"
     spilling = {f"rows_{choice['threads']}_w{choice['width']}_x": 1000
                 for choice in only(optimised).kernel.choices if choice["items"]}
@@ -135,6 +137,22 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000}))
     assert isinstance(found, Fusion)
     assert found.kernel.plan.variants[0].name.startswith(f"rows_{fitting['threads']}_w{fitting['width']}_x")
+
+
+def test_a_way_with_few_threads_is_none() -> None:
+    """Kernels whose rows are several threads' spill; those of a thread or two a row do not."""
+    optimised = planned(SHORT.replace("1024", "64").replace("264", "8192"), least_gain=0.0)
+    kept = [choice for choice in only(optimised).kernel.choices if choice["items"]]
+    own = named(only(optimised).kernel).plan.variants[0].steps[0].kernel
+    threads = int(own.partition("_rows_")[2].partition("_")[0])
+    few = {choice["threads"] for choice in kept if choice["threads"] * 2 < threads}
+    assert few
+    spilling = {f"rows_{choice['threads']}_w": 1000 for choice in only(optimised).kernel.choices
+                if choice["threads"] not in few}
+    found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000, "_stream": 1000}), least_gain=0.0)
+    assert isinstance(found, Fusion)
+    chosen = found.kernel.plan.variants[0].name
+    assert int(chosen.partition("rows_")[2].partition("_")[0]) * 2 >= threads
 
 
 def test_a_region_that_spills_more_than_it_saves_is_left() -> None:

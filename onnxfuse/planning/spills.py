@@ -27,6 +27,9 @@ from onnxfuse.schedules.kernel import STREAM
 SLIGHT = 0.02
 """Share of a kernel's predicted time that what is spilled may take before other ways are compiled: less is noise."""
 
+FEWER = 2
+"""How many times fewer threads another way may have: fewer of them wait for memory longer than they save."""
+
 
 class Figures(Protocol):
     """What the compiler made of one kernel."""
@@ -64,13 +67,15 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True)
 class _Way:
-    """A kernel as compiled: what its planned launch spills and reads again, in bytes, and the threads of a block."""
+    """A kernel as compiled: what its planned launch spills and reads again, in bytes, and the threads of a block and of
+    all blocks."""
 
     kernel: Kernel
     largest: Figures
     spilled: int
     again: int
     threads: int
+    abreast: int
 
     @property
     def moved(self) -> int:
@@ -129,7 +134,8 @@ class Spills:
         others = [make_kernel(lowered, fusion.rule, schedule, self.costs.ledger.sizes, choice)
                   for choice in fusion.kernel.choices]
         ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel)])
-        best = min((way for way in ways if isinstance(way, _Way)), key=lambda way: way.order, default=own)
+        wide = (way for way in ways if isinstance(way, _Way) and way.abreast * FEWER >= own.abreast)
+        best = min(wide, key=lambda way: way.order, default=own)
         return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own
 
     def _ways(self, fusion: Fusion, kernels: Sequence[Kernel]) -> list[_Way | KernelError]:
@@ -145,7 +151,7 @@ class Spills:
         """``text``: the kernel by the names that it was compiled under."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
         shapes = [shape for value in fusion.tensors if (shape := shape_of(value, sizes)) is not None]
-        steps, streams, spilled, most = text.plan.variants[0].steps, False, 0, 0
+        steps, streams, spilled, most, abreast = text.plan.variants[0].steps, False, 0, 0, 0
         if len(shapes) == len(fusion.tensors):
             variant, evaluate = chosen_variant(text.plan, shapes, profile.sm, profile.multiprocessors)
             steps, streams = variant.steps, STREAM in variant.name
@@ -153,10 +159,10 @@ class Spills:
                 # What only a run knows counts as 1.
                 threads, blocks = (prod(evaluate(size) or 1 for size in part) for part in (step.block, step.grid))
                 spilled += figures[step.kernel].spilled_bytes * threads * blocks
-                most = max(most, threads)
+                most, abreast = max(most, threads), max(abreast, threads * blocks)
         read = sum(bytes_of(value, sizes) or 0 for value in fusion.tensors)
         largest = max((figures[step.kernel] for step in steps), key=lambda each: (each.spilled_bytes, each.registers))
-        return _Way(kernel, largest, spilled, (kernel.phases - 1) * read if streams else 0, most)
+        return _Way(kernel, largest, spilled, (kernel.phases - 1) * read if streams else 0, most, abreast)
 
     def _seconds(self, nbytes: int) -> float:
         """Seconds that bytes through the second-level cache take."""
