@@ -17,7 +17,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
@@ -37,6 +36,12 @@ READ_ON_HOST = {
 }
 NARROW = {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ,
           TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
+EXPONENTS = {TensorProto.FLOAT16: 5, TensorProto.BFLOAT16: 8, TensorProto.FLOAT: 8, TensorProto.DOUBLE: 11}
+"""Bits of a float's exponent; of the rest one is the sign's, and the first digit is not written."""
+INTEGERS = {
+    TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16, TensorProto.UINT32,
+    TensorProto.INT32, TensorProto.UINT64, TensorProto.INT64,
+}
 PRODUCTS = {
     "MatMul", "MatMulInteger", "QLinearMatMul", "Gemm", "Einsum", "Conv", "ConvInteger", "QLinearConv", "ConvTranspose",
     "DeformConv", "LSTM", "GRU", "RNN", "Attention",
@@ -106,24 +111,28 @@ def removed_casts(shapes: Shapes) -> set[int]:
 
 def exact(source: int, target: int) -> bool:
     """Whether a type holds every value of another."""
-    ranges, digits = [], []
-    for kind in (source, target):
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-        if dtype.kind in "biu":
-            low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            ranges.append((low, high))
-            digits.append(int(high).bit_length())
-        elif dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
-            info = ml_dtypes.finfo(dtype)
-            ranges.append((float(info.smallest_subnormal), float(info.max)))
-            digits.append(info.nmant + 1)
-        else:
-            return False
-    integers = [isinstance(low, int) for low, _ in ranges]
-    if integers[1]:
-        return integers[0] and ranges[1][0] <= ranges[0][0] and ranges[0][1] <= ranges[1][1]
-    inside = integers[0] or (ranges[1][0] <= ranges[0][0] and ranges[0][1] <= ranges[1][1])
-    return inside and digits[0] <= digits[1]
+    if source in EXPONENTS or target in EXPONENTS:
+        wide = source in EXPONENTS and target in EXPONENTS and EXPONENTS[source] <= EXPONENTS[target]
+        return target in EXPONENTS and (wide or source in INTEGERS) and digits(source) <= digits(target)
+    if source not in INTEGERS or target not in INTEGERS:
+        return False
+    (low, high), (least, most) = bounds(source), bounds(target)
+    return least <= low and high <= most
+
+
+def digits(kind: int) -> int:
+    """Binary digits that a type has at most for its numbers."""
+    if kind in EXPONENTS:
+        return 8 * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize - EXPONENTS[kind]
+    return bounds(kind)[1].bit_length()
+
+
+def bounds(kind: int) -> tuple[int, int]:
+    """The least and the largest number of an integer type."""
+    if kind == TensorProto.BOOL:
+        return 0, 1
+    info = np.iinfo(onnx.helper.tensor_dtype_to_np_dtype(kind))
+    return int(info.min), int(info.max)
 
 
 def is_view(node: NodeProto, removed: set[int], shapes: Shapes, used: set[str]) -> bool:
