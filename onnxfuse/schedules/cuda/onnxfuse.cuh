@@ -133,10 +133,11 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
 #endif
 }
 // exp(a - b) in two instructions.  What the product with b rounds off is the same factor for every a: a softmax, which
-// divides by the sum, loses it.  For numbers of half's range.
+// divides by the sum, loses it.  From 2^30 on it would overflow; half has no such numbers, and gives none here either.
 __device__ __forceinline__ float exp_difference(float a, float b) {
   constexpr float log2_e = 1.44269504f;
-  return exp2_approximate(::fmaf(a, log2_e, -(b * log2_e)));
+  const float most = ::fabsf(b) < 1073741824.0f ? b * log2_e : OF_INFINITY * 0.0f;
+  return exp2_approximate(::fmaf(a, log2_e, -most));
 }
 
 // x * tanh(log(1 + exp(x))): with n = e * (e + 2), e = exp(x), the hyperbolic tangent is n / (n + 2).  From 20 (in
