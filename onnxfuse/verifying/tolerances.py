@@ -140,8 +140,8 @@ def near(single: Array, exact: Array, own: Array) -> float:
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         share = np.abs(single.astype(np.float64) - exact) / np.abs(exact)
-    share[np.isfinite(own.astype(np.float64)) | ~np.isfinite(share)] = 0.0
-    return max(NEAR, CANCELS * float(share.max(initial=0.0)))
+    counts = ~np.isfinite(own.astype(np.float64)) & np.isfinite(share)
+    return max(NEAR, CANCELS * float(np.max(share, where=counts, initial=0.0)))
 
 
 def judge(

@@ -65,8 +65,8 @@ def cut(source: Tensor, axis: int, start: Dim, length: Dim, step: int = 1) -> Te
 def lower_slice(node: Node, context: Context) -> Tensor:
     source, result = operand(node, context, 0), result_shape(node, context)
     rank = len(source.shape)
-    begins, count = context.sizes(present(node, context, 1)), len(context.sizes(present(node, context, 1)))
-    context.sizes(present(node, context, 2))
+    begins, count = context.sizes(_present(node, context, 1)), len(context.sizes(_present(node, context, 1)))
+    context.sizes(_present(node, context, 2))
     axes = context.integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else tuple(range(count))
     steps = context.integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else (1,) * count
     for begin, axis, step in zip(begins, axes, steps, strict=True):
@@ -93,8 +93,7 @@ def _start(begin: Dim, size: Dim, step: int, context: Context) -> Dim:
     return begin if number == 0 and step > 0 else minimum(begin, last)
 
 
-def present(node: Node, context: Context, place: int) -> Value:
-    """An input that must be there."""
+def _present(node: Node, context: Context, place: int) -> Value:
     value = node.inputs[place] if place < len(node.inputs) else None
     if value is None:
         raise context.refuse("missing-input", f"{node.qualified_op} lacks its input {place}")
@@ -132,7 +131,7 @@ def concat(node: Node, context: Context) -> Tensor:
 @lowers("Tile")
 def tile(node: Node, context: Context) -> Tensor:
     source = operand(node, context, 0)
-    repeats = context.sizes(present(node, context, 1))
+    repeats = context.sizes(_present(node, context, 1))
     paired, result = [], []
     for repeat, size in zip(repeats, source.shape, strict=True):
         paired += [repeat, size]
@@ -162,7 +161,7 @@ def resize(node: Node, context: Context) -> Tensor:
     if mode != "nearest" or way not in REPEATING:
         raise context.refuse("unsupported-mode", f"a Resize in mode '{mode}' ({', '.join(way)}) has no kernel")
     if context.opset < 13:
-        present(node, context, 1)  # the checker passes over its absence in a graph, and not in a function
+        _present(node, context, 1)  # the checker passes over its absence in a graph, and not in a function
     scales = node.inputs[2] if len(node.inputs) > 2 else None
     factors = [_times(size, before) for size, before in zip(result, source.shape, strict=True)]
     whole = [times for times in factors if times is not None]
@@ -191,7 +190,7 @@ def one_hot(node: Node, context: Context) -> Tensor:
     """The second of two values at the place that an index names along a new axis, negative ones from the end, and the
     first everywhere else."""
     indices, values, shape = operand(node, context, 0), operand(node, context, 2), result_shape(node, context)
-    context.note_size(present(node, context, 1))
+    context.note_size(_present(node, context, 1))
     axis = axis_of(node, "axis", -1, len(shape))
     depth = shape[axis]
     place = Iota(INT64, shape, axis)
@@ -233,8 +232,8 @@ def lower_range(node: Node, context: Context) -> Tensor:
     dtype = context.dtype(node.outputs[0]) if node.outputs[0] is not None else INT64
     steps = Iota(dtype, (length,), 0)
     if dtype == INT64:
-        start, step = (context.sizes(present(node, context, place))[0] for place in (0, 2))
-        context.sizes(present(node, context, 1))
+        start, step = (context.sizes(_present(node, context, place))[0] for place in (0, 2))
+        context.sizes(_present(node, context, 1))
         scaled = steps if step == 1 else apply("mul", steps, size_of(step, dtype))
         return scaled if start == 0 else apply("add", scaled, size_of(start, dtype))
     raise context.refuse("unsupported-type", "a Range of another type than int64 has no kernel")
@@ -254,7 +253,7 @@ def trilu(node: Node, context: Context) -> Tensor:
 
 @lowers("Gather")
 def gather(node: Node, context: Context) -> Tensor:
-    source, value = operand(node, context, 0), present(node, context, 1)
+    source, value = operand(node, context, 0), _present(node, context, 1)
     axis = axis_of(node, "axis", 0, len(source.shape))
     before, size, after = source.shape[:axis], source.shape[axis], source.shape[axis + 1:]
     if value.constant is not None and value.constant.size == 1:
@@ -280,7 +279,7 @@ def pad(node: Node, context: Context) -> Tensor:
     if mode not in ("constant", "edge", "reflect"):
         raise context.refuse("unsupported-mode", f"a Pad in mode '{mode}' has no kernel")
     rank = len(source.shape)
-    amounts = context.sizes(present(node, context, 1))
+    amounts = context.sizes(_present(node, context, 1))
     unknown = next((amount for amount in amounts if amount.value is None and not amount.non_negative()), None)
     if unknown is not None:
         raise context.refuse("unknown-sizes", f"a Pad is by {unknown}, whose sign is not known")
