@@ -68,15 +68,15 @@ class ReadBack:
     def __init__(self, architecture: str, progress: Progress | None = None, compiler: Compiler | None = None) -> None:
         self.architecture = architecture
         self._progress, self._compiler = progress, compiler or default_compiler()
-        self._known: dict[KernelSource, Mapping[str, KernelFigures] | KernelError] = {}
+        self._known: dict[KernelSource, Mapping[str, KernelFigures] | KernelError | None] = {}
 
-    def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError]:
+    def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
         """See ``Compiled``."""
         sources = [source_of(kernel.source, kernel.plan) for kernel in kernels]
         missing = [source for source in dict.fromkeys(sources) if source not in self._known]
         tasks = [(source, self.architecture) for source in missing]
         for (source, _), found in compile_all(tasks, self._compiler.figures, self._progress):
-            lost = () if isinstance(found, KernelError) else [name for name in source.kernels if name not in found]
+            lost = [name for name in source.kernels if name not in found] if isinstance(found, dict) else []
             self._known[source] = KernelError(f"its text has no kernel called {lost[0]!r}") if lost else found
         return [self._known[source] for source in sources]
 
@@ -93,7 +93,10 @@ def read_back(profile: Profile, progress: Progress | None = None) -> tuple[ReadB
         return None, ()
     try:
         check_architecture(profile.architecture)
-        default_compiler().figures(_PROBE, profile.architecture)
+        understood = default_compiler().figures(_PROBE, profile.architecture)
     except KernelError as error:
         return None, (f"kernels were not compiled, so that none was looked at for spilled registers: {error.message}",)
+    if understood is None:
+        return None, ("no kernel was looked at for spilled registers: this release does not understand what the "
+                      "compiler says of its kernels",)
     return ReadBack(profile.architecture, progress), ()

@@ -26,7 +26,7 @@ from onnxfuse.planning.spills import Spills
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime.cache import Cache
-from onnxfuse.runtime.compile import Compiler
+from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.schedules import Kernel, named
 
@@ -57,9 +57,9 @@ class Said:
     architecture: str = "sm_90"
     asked: list[str] = field(default_factory=list)
 
-    def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError]:
+    def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
         """One entry a kernel."""
-        found: list[Mapping[str, KernelFigures] | KernelError] = []
+        found: list[Mapping[str, KernelFigures] | KernelError | None] = []
         for kernel in kernels:
             names = [step.kernel for variant in kernel.plan.variants for step in variant.steps]
             self.asked.append(names[0])
@@ -68,6 +68,13 @@ class Said:
                 for name in names
             })
         return found
+
+
+class Mute(Compiler):
+    """Compiles everything, and says nothing."""
+
+    def figures(self, kernel: KernelSource, architecture: str) -> None:
+        return None
 
 
 def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Fusion | None = None, **options: object
@@ -212,6 +219,11 @@ def test_a_text_without_its_kernel_does_not_compile() -> None:
     (found,) = ReadBack("sm_90").figures([replace(kernel, source='extern "C" __global__ void other() {}')])
     assert isinstance(found, KernelError)
     assert found.message.startswith("its text has no kernel called 'rows_")
+
+
+def test_a_compiler_that_does_not_say_what_it_made_changes_nothing(tmp_path: Path) -> None:
+    optimised = planned(LONG)
+    assert judge(optimised, ReadBack("sm_90", compiler=Mute(Cache(tmp_path, "test")))) is only(optimised)
 
 
 def test_every_kernel_is_compiled_once_and_told(tmp_path: Path) -> None:

@@ -60,8 +60,9 @@ class Compiled(Protocol):
 
     architecture: str
 
-    def figures(self, kernels: Sequence[Kernel]) -> Sequence[Mapping[str, Figures] | KernelError]:
-        """Of each text, what the compiler made of its kernels, by name, or why it does not compile."""
+    def figures(self, kernels: Sequence[Kernel]) -> Sequence[Mapping[str, Figures] | KernelError | None]:
+        """Of each text, what the compiler made of its kernels, by name, why it does not compile, or None where it does
+        and the compiler does not say more."""
         ...
 
 
@@ -108,6 +109,8 @@ class Spills:
         (own,) = self._ways(fusion, [fusion.kernel])
         if isinstance(own, KernelError):
             return _broken(fusion, own)
+        if own is None:
+            return fusion
         best = own if self._seconds(own.spilled) <= SLIGHT * _once(fusion) else self._best(fusion, own)
         more = self._seconds(best.spilled) * fusion.cost.executions
         cost = replace(fusion.cost, seconds_after=fusion.cost.seconds_after + more)
@@ -138,12 +141,12 @@ class Spills:
         best = min(wide, key=lambda way: way.order, default=own)
         return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own
 
-    def _ways(self, fusion: Fusion, kernels: Sequence[Kernel]) -> list[_Way | KernelError]:
-        """Kernels of a fusion as compiled."""
+    def _ways(self, fusion: Fusion, kernels: Sequence[Kernel]) -> list[_Way | KernelError | None]:
+        """Kernels of a fusion as compiled; None where the compiler did not say what it made."""
         texts = [named(kernel) for kernel in kernels]
         found = self.compiled.figures(texts)
         return [
-            figures if isinstance(figures, KernelError) else self._way(fusion, kernel, text, figures)
+            self._way(fusion, kernel, text, figures) if isinstance(figures, Mapping) else figures
             for kernel, text, figures in zip(kernels, texts, found, strict=True)
         ]
 

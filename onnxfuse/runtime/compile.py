@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 STANDARD_OPTIONS = ("--std=c++17",)
 """Options that every kernel is compiled with.  Denormals, division and square roots stay exact."""
 
+_NO_CACHE = (12, 9), "--no-cache"
+"""Since when NVRTC keeps what it makes wherever there is a driver, and the option that stops it: an image from there
+comes without a word of what the compiler made of it, and the cache here serves both."""
+
 _FIGURES = ".figures"
 """What follows an image's name in that of what the compiler made of it."""
 
@@ -70,9 +74,10 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
     """
     check_architecture(architecture)
     nvrtc = binding()
+    since, alone = _NO_CACHE
     arguments = (
-        *STANDARD_OPTIONS, VERBOSE, f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()),
-        *options,
+        *STANDARD_OPTIONS, VERBOSE, *((alone,) if nvrtc.getVersion() >= since else ()),
+        f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options,
     )
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
@@ -109,7 +114,7 @@ class Compiler:
 
     cache: Cache
     _images: dict[str, bytes] = field(default_factory=dict)
-    _figures: dict[str, dict[str, KernelFigures]] = field(default_factory=dict)
+    _figures: dict[str, dict[str, KernelFigures] | None] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -131,11 +136,12 @@ class Compiler:
         dump.write_image(image, architecture)
         return image
 
-    def figures(self, kernel: KernelSource, architecture: str) -> dict[str, KernelFigures]:
-        """What the compiler made of a text's kernels, by name; its image is in the cache then.
+    def figures(self, kernel: KernelSource, architecture: str) -> dict[str, KernelFigures] | None:
+        """What the compiler made of a text's kernels, by name, None where it did not say or is not understood; the
+        image is in the cache then.
 
         Raises:
-            KernelError: as ``compile_cubin``, or this release does not understand what the compiler says.
+            KernelError: as ``compile_cubin``.
         """
         name = key(kernel.source, kernel.options, architecture)
         with self._lock(name):
@@ -146,8 +152,6 @@ class Compiler:
                     self._compile(name, kernel, architecture)
                 else:
                     self._figures[name] = figures
-            if not self._figures[name]:
-                raise KernelError("this release does not understand what the compiler says of its kernels")
             return self._figures[name]
 
     def _image(self, kernel: KernelSource, architecture: str) -> bytes:
@@ -169,12 +173,12 @@ class Compiler:
         self._images[name], log = compile_told(kernel.source, architecture, kernel.options)
         self.cache.write(name, self._images[name])
         try:
-            self._figures[name] = read_log(log)
+            figures = read_log(log)
         except KernelError:
-            # The image runs all the same.
-            self._figures[name] = {}
-        if self._figures[name]:
-            self.cache.write(name + _FIGURES, to_bytes(self._figures[name]))
+            figures = None  # The image runs all the same.
+        self._figures[name] = figures
+        if figures is not None:
+            self.cache.write(name + _FIGURES, to_bytes(figures))
 
     def images(self, kernels: Sequence[KernelSource], architecture: str, workers: int | None = None) -> list[bytes]:
         """The images of several kernels, compiled in parallel: NVRTC runs without Python's lock.

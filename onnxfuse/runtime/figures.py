@@ -16,6 +16,7 @@ from onnxfuse.errors import KernelError
 VERBOSE = "--ptxas-options=-v"
 """The compiler's option that makes it say so."""
 
+_SPEAKER = "ptxas info"
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
@@ -40,12 +41,14 @@ class KernelFigures:
     shared_bytes: int
 
 
-def read_log(log: str) -> dict[str, KernelFigures]:
-    """The figures of all kernels that were compiled, by name.
+def read_log(log: str) -> dict[str, KernelFigures] | None:
+    """The figures of all kernels that were compiled, by name; None where the log does not speak of them.
 
     Raises:
         KernelError: the log is none of a form that is known.
     """
+    if _SPEAKER not in log:
+        return None
     parts = _ENTRY.split(log)
     figures = {}
     for name, part in zip(parts[1::2], parts[2::2], strict=True):
