@@ -20,9 +20,8 @@ from onnxfuse.measuring.machine import CPU, Machine
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-common, cold_start, kernels, zoo, predictions, fitting, traffic, spills = map(
-    importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills")
-)
+common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(importlib.import_module, (
+    "common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills", "ways"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -391,6 +390,26 @@ def test_a_dry_run_of_spills(tmp_path):
         assert int(left) <= int(spilled)
         assert (own == taken) is (int(spilled) == int(left))
         assert "65536" in case or own == taken
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("own", "passes"), [(11.0, True), (12.0, False)])
+def test_what_the_table_of_ways_says(own, passes):
+    text, good = ways.show([ways.Result("mean", 9.0, 30.0, {"rows_own": own, "rows_other": 10.0, "rows_third": 40.0})])
+    assert good is passes
+    assert f"takes {own / 10:.3f} times as long as the best in the mean" in text
+    cells = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
+    assert cells == ["mean", "rows_own", "3", "30.00", "9.00", f"{own:.2f}", "10.00", "rows_other", f"{own / 10:.2f}"]
+
+
+def test_a_dry_run_of_ways(tmp_path):
+    result = CliRunner().invoke(ways.main, ["--dry-run", "--target", "H200", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines()[2:]]
+    assert len(lines) == len(list(ways.cases()))
+    for _, own, count, runtime, predicted, *times in lines:
+        assert own.startswith(("rows_", "pointwise_w8")) and int(count) > 8 and float(predicted) > 1
+        assert not runtime and not any(times)
     assert not list(tmp_path.iterdir())
 
 

@@ -35,8 +35,8 @@ from onnxfuse.tuning.timer import microseconds_per_run
 from onnxfuse.version import __version__
 
 DIMS = {"batch": 64}
-DEFAULT = "pointwise_4_32"
-FAST = "pointwise_w4_x2_b512"
+DEFAULT = "pointwise_w4_32"
+FAST = "pointwise_w4_x2_32_b512"
 
 
 def times(fast: str = FAST, runtime: float = 20.0) -> Any:
@@ -239,7 +239,7 @@ def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_wrong_and_broken_candidates_are_dropped(tmp_path: Path, database: Path) -> None:
     model = write(tmp_path, CHAIN)
-    other = "pointwise_w4_x1_b128"
+    other = "pointwise_w4_32_b128"
     timer = FakeTimer(times(), wrong=frozenset({FAST}), broken=frozenset({other}))
     found = tuned(model, timer, database)
     (region,) = found.regions

@@ -232,25 +232,22 @@ def divides(lanes: Lanes, planned: Mapping[str, int]) -> bool:
     return all(size.evaluate(planned) % lanes.width == 0 for size in lanes.multiples if size.symbols <= planned.keys())
 
 
-def best_width(lanes_of: dict[int, Lanes], loads: Sequence[Load], extent: Dim, dtypes: Iterable[int]) -> int:
-    """The vector width under which the fewest loads fall apart into single elements; the widest of equals.
+def widest(widths: Iterable[int], dtypes: Iterable[int], extent: Dim | None = None) -> int:
+    """The vector width to compute with.
+
+    Loads that are no vectors under it do not count: what is broadcast over a size that no width divides, or begins
+    between two vectors, is asked for element by element under every width, and all else in fewer pieces
+    (benchmarks/results, ways).
 
     Args:
-        lanes_of: lanes by candidate width.
-        loads: the moving loads.
-        extent: how many neighbours there are in a row; the width must divide it.
+        widths: the candidates; 1 is one.
         dtypes: element types of the tensors that are moved in full.
+        extent: how many neighbours there are in a row; the width must divide it.  None: vectors may be cut short.
     """
     smallest = min((TYPES[dtype].size for dtype in dtypes if dtype != BOOL), default=1)
-    widest = min(VECTOR_BYTES // smallest, 8)
-    best, fewest = 1, len(loads) + 1
-    for width in sorted(lanes_of):
-        if width > widest or (extent.value is not None and extent.value % width):
-            continue
-        apart = sum(not is_vector(load, lanes_of[width]) for load in loads)
-        if apart <= fewest or width == 1:
-            best, fewest = width, apart
-    return best
+    most = min(VECTOR_BYTES // smallest, 8)
+    return max(width for width in widths if width <= most and (
+        extent is None or extent.value is None or extent.value % width == 0))
 
 
 def scattered_inputs(loads: Iterable[Load], lanes_of: dict[int, Lanes]) -> tuple[int, ...]:
@@ -259,7 +256,7 @@ def scattered_inputs(loads: Iterable[Load], lanes_of: dict[int, Lanes]) -> tuple
 
 
 def is_scattered(offset: Dim, lanes: Lanes) -> bool:
-    """Whether neighbouring elements lie far apart: the step is neither 0 nor 1.  ``lanes``: of width two."""
+    """Whether neighbouring elements lie far apart: the step is neither 0 nor 1."""
     if lanes.stride(offset) in (0, 1):
         return False
     step = _usual_step(offset, lanes)

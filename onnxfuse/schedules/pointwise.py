@@ -1,4 +1,4 @@
-"""The pointwise schedule: one thread a vector of neighbouring output elements.
+"""The pointwise schedule: one thread a vector of neighbouring output elements, or several; the last may be cut short.
 
 The loop runs over the row-major place ``L`` in the outputs, which all have the same number of elements.  An operand
 that is laid out like the outputs is read at ``L`` itself; broadcast and moved operands are read where the index
@@ -7,7 +7,7 @@ arithmetic says, as vectors where neighbouring outputs need neighbouring element
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, product
@@ -22,7 +22,6 @@ from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
     Signature,
-    best_width,
     fits_narrow,
     header,
     is_vector,
@@ -31,10 +30,14 @@ from onnxfuse.schedules.kernel import (
     narrow_guards,
     scattered_inputs,
     vector_guards,
+    widest,
 )
 from onnxfuse.schedules.text import Lanes, Scope, Writer
 
 THREADS = 256
+
+SINGLE = 4
+"""Elements that a thread computes where the sizes of a run admit no vectors (benchmarks/results, ways)."""
 
 BLOCKS, VECTORS = (128, 256, 512), (1, 2, 4)
 """Threads of a block, and vectors a thread, that tuning tries."""
@@ -58,9 +61,8 @@ def pointwise_kernel(
     lanes_of = {width: Lanes(space, puller, "@L", "", width) for width in (1, 2, 4, 8)}
     loads = moving_loads([*roots, *puller.gathered.values()], lanes_of[1])
     dtypes = [output.dtype for output in outputs] + [load.dtype for load in loads]
-    width = best_width(lanes_of, loads, total, dtypes)
+    width = widest(lanes_of, dtypes)
     lanes = Lanes(space, puller, "@L", "", width)
-    lanes._multiple(total)
     signature = Signature(lowered)
     stores = [Store(index, output.dtype, root, f"o{index} + L")
               for index, (root, output) in enumerate(zip(roots, outputs, strict=True))]
@@ -68,14 +70,8 @@ def pointwise_kernel(
     body = "".join(f"{line}\n" if line.startswith("#") else f"  {line}\n" for line in lines)
     size = Writer(lanes, signature.sizes).size(total)
     used = f"{body} {size}"
-    source = [
-        header(),
-        f"// {rule}: {', '.join(lowered.program.operators)}\n",
-        "template <int width, typename idx> __device__ __forceinline__ void pointwise("
-        f"{signature.parameters(used, 'idx')}) {{\n"
-        f"  const idx L = ((idx)blockIdx.x * {THREADS} + threadIdx.x) * width;\n"
-        f"  if (L >= {size}) return;\n{body}}}\n",
-    ]
+    source = [header(), f"// {rule}: {', '.join(lowered.program.operators)}\n",
+              *_functions(signature, used, size, body, total.multiple_of() % width == 0)]
     vectors = [(f"o{index}", TYPES[output.dtype].size) for index, output in enumerate(outputs)]
     vectors += [
         (f"i{load.input}", TYPES[load.dtype].size)
@@ -83,39 +79,43 @@ def pointwise_kernel(
         if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
     ]
     count, variants = expression(total, lowered.binding.symbols), []
-    narrow = narrow_guards(lowered)
-    wanted = [(width, 32, narrow + vector_guards(lowered, lanes, vectors))] if fits_narrow(lowered) else []
-    offered = _offered(width, total.substitute(lowered.binding.names), sizes) if wanted else {}
-    choice, shape = told(choice, offered)
-    if choice is not None and shape is not None:
-        source += [_many(signature.parameters(used, "idx"), size, body)]
-        call = f"pointwise_many<{shape.width}, {shape.block}, {shape.vectors}, int>"
-        source.append(signature.entry(shape.name, call, used, "int", shape.block))
+    offered = _offered(width, total.substitute(lowered.binding.names), sizes) if fits_narrow(lowered) else {}
+    choice, first = told(choice, offered)
+    for shape, guards in _shapes(lowered, lanes, vectors, first):
+        index = "int" if shape.bits == 32 else "long long"
+        call = f"pointwise<{shape.width}, {shape.block}, {shape.vectors}, {index}>"
+        source.append(signature.entry(shape.name, call, used, index, shape.block))
         grid = f"{count} {shape.elements} ceil"
-        step = Step(shape.name, (grid, "1", "1"), (str(shape.block), "1", "1"), signature.arguments(used, 32))
-        variants.append(Variant(choice.words, (step,), wanted[0][2] if shape.width > 1 else narrow))
-    for lane_count, bits, guards in [*wanted, (1, 64, ())]:
-        name, index = f"pointwise_{lane_count}_{bits}", "int" if bits == 32 else "long long"
-        source.append(signature.entry(name, f"pointwise<{lane_count}, {index}>", used, index, THREADS))
-        grid = f"{count} {THREADS * lane_count} ceil"
-        step = Step(name, (grid, "1", "1"), (str(THREADS), "1", "1"), signature.arguments(used, bits))
-        variants.append(Variant(f"width {lane_count}, {bits}-bit", (step,), guards))
+        step = Step(shape.name, (grid, "1", "1"), (str(shape.block), "1", "1"), signature.arguments(used, shape.bits))
+        variants.append(Variant(shape.words, (step,), guards))
     plan = make_plan(lowered, rule, puller, variants)
     return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of), choice, tuple(offered))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Threads of a block, and vectors of ``width`` elements that each of them computes."""
+    """Threads of a block, vectors of ``width`` elements that each of them computes, and bits of an index."""
 
     block: int
     width: int
     vectors: int
+    bits: int = 32
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"pointwise_w{self.width}_x{self.vectors}_b{self.block}"
+        several = f"_x{self.vectors}" if self.vectors > 1 else ""
+        return f"pointwise_w{self.width}{several}_{self.bits}" + (f"_b{self.block}" if self.block != THREADS else "")
+
+    @property
+    def words(self) -> str:
+        """Name of the variant."""
+        return f"{self.choice.words}, {self.bits}-bit"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("pointwise", block=self.block, width=self.width, vectors=self.vectors)
 
     @property
     def elements(self) -> int:
@@ -131,20 +131,43 @@ def _offered(width: int, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, S
     found = (Shape(block, lanes, vectors)
              for lanes in (width, width // 2) if lanes for vectors in VECTORS for block in BLOCKS)
     return {
-        Choice.of("pointwise", block=shape.block, width=shape.width, vectors=shape.vectors): shape
+        shape.choice: shape
         for shape in found if shape.elements < 2 * elements and shape != Shape(THREADS, width, 1)
     }
 
 
-def _many(parameters: str, size: str, body: str) -> str:
-    """A function whose threads compute several vectors, a block's width apart."""
-    lines = "".join(f"  {line}\n" for line in body.splitlines())
-    return (
-        f"template <int width, int threads, int items, typename idx> __device__ __forceinline__ void pointwise_many("
-        f"{parameters}) {{\n#pragma unroll\n  for (int item = 0; item < items; ++item) {{\n"
-        "    const idx L = (((idx)blockIdx.x * items + item) * threads + threadIdx.x) * width;\n"
-        f"    if (L < {size}) {{\n{lines}    }}\n  }}\n}}\n"
+def _shapes(
+    lowered: Lowered, lanes: Lanes, vectors: Iterable[tuple[str, int]], first: Shape | None
+) -> Iterator[tuple[Shape, tuple[str, ...]]]:
+    """What to launch, and under which guards; the last runs anything.  ``first``: what is told."""
+    if fits_narrow(lowered):
+        narrow = narrow_guards(lowered)
+        wide = narrow + vector_guards(lowered, lanes, vectors)
+        if first is not None:
+            yield first, wide if first.width > 1 else narrow
+        yield Shape(THREADS, lanes.width, 1), wide
+        if lanes.multiples:
+            yield Shape(THREADS, 1, SINGLE), narrow
+    yield Shape(THREADS, 1, 1, bits=64), ()
+
+
+def _functions(signature: Signature, used: str, size: str, body: str, whole: bool) -> list[str]:
+    """The body at a place ``L``, and a function whose threads run it for several vectors, a block's width apart.
+
+    ``whole``: the width divides the outputs, so that no vector is cut short.
+    """
+    parameters, names = signature.parameters(used, "idx"), signature.names(used)
+    each = f"    if (L < {size}) pointwise_at<width, idx>({names}, L);\n" if whole else (
+        f"    if (L + width <= {size}) pointwise_at<width, idx>({names}, L);\n"
+        f"    else if constexpr (width > 1)\n      for (; L < {size}; ++L) pointwise_at<1, idx>({names}, L);\n"
     )
+    return [
+        "template <int width, typename idx> __device__ __forceinline__ void pointwise_at("
+        f"{parameters}, const idx L) {{\n{body}}}\n",
+        "template <int width, int threads, int items, typename idx> __device__ __forceinline__ void pointwise("
+        f"{parameters}) {{\n#pragma unroll\n  for (int item = 0; item < items; ++item) {{\n"
+        f"    idx L = (((idx)blockIdx.x * items + item) * threads + threadIdx.x) * width;\n{each}  }}\n}}\n",
+    ]
 
 
 def elements(lowered: Lowered) -> Dim | Refusal:

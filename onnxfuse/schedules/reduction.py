@@ -23,7 +23,6 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import (
     Signature,
-    best_width,
     divides,
     is_vector,
     moving_loads,
@@ -31,6 +30,7 @@ from onnxfuse.schedules.kernel import (
     scattered_inputs,
     vector_guards,
     walk,
+    widest,
 )
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.phases import Frame, Output, Phases, Text
@@ -268,9 +268,12 @@ def _vectorised(
         for width in possible:
             # Lanes note what must be multiples of the width as they are asked.
             _vectors(wide, loads, candidates[width])
-        possible = {width: lanes for width, lanes in possible.items() if divides(lanes, planned)}
+        # What is turned is read in whole sectors; elements one by one between them were not measured.
+        whole = [load for load in loads if is_vector(load, candidates[1])]
+        possible = {width: lanes for width, lanes in possible.items()
+                    if divides(lanes, planned) and all(is_vector(load, lanes) for load in whole)}
     dtypes = [output.dtype for output in wide if output.whole] + [load.dtype for load in (*loads, *way.staged)]
-    lanes = lanes_of(best_width(possible, loads, inner, dtypes))
+    lanes = lanes_of(widest(possible, dtypes, inner))
     lanes._multiple(inner)
     _stores(wide, lanes)
     along = Lanes(puller.space, puller, "@e", "@row", 1) if way.across else lanes

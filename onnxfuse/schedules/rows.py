@@ -5,7 +5,8 @@ Elements are arranged as ``rows`` rows of ``length`` elements; a group of thread
 phases: phase p computes the reductions whose operands need reductions of phases before p only, so softmax has three
 (maximum, sum, result).  Between phases a row stays on chip:
 
-- *registers*: every thread keeps its elements, unrolled; for rows up to ``threads * KEPT_LIMIT`` elements;
+- *registers*: every thread keeps its elements, unrolled; for rows up to ``threads * KEPT_LIMIT`` elements, also where
+  there is one phase and nothing to keep: a thread asks for all its elements before it waits for the first;
 - *streaming*: every phase reads the row again and computes anew; for rows of any length.
 """
 
@@ -35,6 +36,10 @@ SEVERAL = (64, 128, 256)
 """Threads of such a block that tuning tries."""
 
 MAX_THREADS = 1024
+
+BUSY_THREADS = 65_536
+"""The same as ``ENOUGH_THREADS`` for a reduction alone: nothing is kept, and a thread has nothing to do but wait
+(benchmarks/results, ways)."""
 
 
 @dataclass(frozen=True)
@@ -213,29 +218,30 @@ def _layouts(work: Work) -> list[Shape]:
     """The variants to offer, fastest first; the last one runs anything."""
     extent, width = work.extent, work.lanes.width
     kept, known = work.phases.live, extent.length.value
+    enough = ENOUGH_THREADS if kept else BUSY_THREADS
     layouts = []
     if fits_narrow(work.lowered):
         for lane_count in dict.fromkeys((width, 1) if known is None else (width,)):
-            if kept and extent.planned is not None and (known is not None or extent.planned % lane_count == 0):
-                layouts += _planned_layouts(extent, lane_count, kept)
+            if extent.planned is not None and (known is not None or extent.planned % lane_count == 0):
+                layouts += _planned_layouts(extent, lane_count, max(kept, 1), enough)
             if kept and known is None:
                 per_thread = max(KEPT_LIMIT // kept // lane_count, 1)
                 layouts.append(Shape(32, lane_count, per_thread))
                 if lane_count > 1:
                     layouts.append(Shape(256, lane_count, per_thread))
-            if lane_count == width:
+            if lane_count == width or not kept:
                 layouts.append(Shape(_streaming_threads(extent.planned), lane_count, 0))
     return [*dict.fromkeys(layouts), Shape(_streaming_threads(extent.planned), 1, 0, bits=64)]
 
 
-def _planned_layouts(extent: Extent, width: int, kept: int) -> list[Shape]:
+def _planned_layouts(extent: Extent, width: int, kept: int, enough: int) -> list[Shape]:
     """The best layouts for the planned rows and for those near them, in an order in which the first that fits is meant:
     by length where that is open, else by the number of rows."""
     found: list[tuple[int, Shape]] = []
     for length, rows in dict.fromkeys([(extent.planned, extent.rows), *extent.nearby]):
-        if length is None or (extent.length.value is None and length % width):
+        if not length or (extent.length.value is None and length % width):
             continue
-        best = _best(replace(extent, rows=rows), length, width, kept)
+        best = _best((length, rows), width, kept, enough)
         if best is not None:
             found.append((rows or 0, best))
     if extent.length.value is None or len(found) < 2:
@@ -260,7 +266,7 @@ def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
         for threads in (1 << power for power in range(MAX_THREADS.bit_length())):
             items = -(-vectors // threads)
             blocks = SEVERAL if threads <= 32 else (BLOCK,)
-            if kept and items * lanes * kept <= 2 * KEPT_LIMIT and items * threads < 2 * vectors:
+            if items * lanes * max(kept, 1) <= 2 * KEPT_LIMIT and items * threads < 2 * vectors:
                 found += [Shape(threads, lanes, items, several=block) for block in blocks]
             if threads >= 32 and threads * 32 >= vectors >= 2 * threads:
                 found += [Shape(threads, lanes, 0)]
@@ -276,25 +282,24 @@ def _streaming_threads(length: int | None) -> int:
     return threads
 
 
-def _best(extent: Extent, length: int, width: int, kept: int) -> Shape | None:
-    """Threads for rows of a planned length.
+def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -> Shape | None:
+    """Threads for planned rows: their length, and how many there are if that is known.
 
     The weights are measured ones (benchmarks/results, row layouts): two to four vectors a thread are best, threads
-    past a warp pay for barriers, idle lanes cost what they are, and few rows want many threads each.
+    past a warp pay for barriers, idle lanes cost what they are, and few rows want many threads each, until there are
+    ``enough`` of them all together.
     """
+    (length, rows), best = planned, None
     vectors = -(-length // width)
-    best: tuple[float, Shape] | None = None
-    threads = 1
-    while threads <= MAX_THREADS:
+    for threads in (1 << power for power in range(MAX_THREADS.bit_length())):
         items = -(-vectors // threads)
         elements = items * width * kept
         if elements <= KEPT_LIMIT or (threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT):
             weight = 1.05 if items == 1 else 1.0 if items <= 4 or items * width <= 8 else 1.08
-            if extent.rows is not None and 0 < extent.rows * threads < ENOUGH_THREADS:
-                weight *= 1 + 0.25 * log2(ENOUGH_THREADS / (extent.rows * threads))
+            if rows is not None and 0 < rows * threads < enough:
+                weight *= 1 + 0.25 * log2(enough / (rows * threads))
             weight *= 1.05 if threads > 32 else 1.06 if threads == 8 else 1.0 if threads > 8 else 1.3
             score = weight * items * threads / vectors
             if best is None or score < best[0]:
-                best = (score, Shape(threads, width, items))
-        threads *= 2
+                best = score, Shape(threads, width, items)
     return best[1] if best is not None else None

@@ -25,7 +25,6 @@ from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
     Signature,
-    best_width,
     divides,
     fits_narrow,
     header,
@@ -35,6 +34,7 @@ from onnxfuse.schedules.kernel import (
     moving_loads,
     narrow_guards,
     vector_guards,
+    widest,
 )
 from onnxfuse.schedules.layouts import output_coordinates
 from onnxfuse.schedules.pointwise import elements
@@ -275,7 +275,7 @@ class _Tiling:
         return Lanes(self.space, self.puller, "@r", "", 1)
 
     def _across(self) -> Lanes:
-        """Lanes along i: the vectors under which the fewest direct loads fall apart."""
+        """Lanes along i, in the widest vectors that sizes and staged squares admit."""
         candidates = {}
         for width in (1, 2, 4):
             # Lanes note what must be multiples of the width as they are asked.
@@ -286,7 +286,7 @@ class _Tiling:
             if width <= self._most_turned() and possible and divides(lanes, self.planned):
                 candidates[width] = lanes
         dtypes = [target.dtype for target in self.targets] + [load.dtype for load in (*self.direct, *self.staged)]
-        return candidates[best_width(candidates, self.direct, self.extents[2], dtypes)]
+        return candidates[widest(candidates, dtypes, self.extents[2])]
 
     def _most_turned(self) -> int:
         """Elements on a side of the square that a thread turns, by the longest of their types."""

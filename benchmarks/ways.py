@@ -1,0 +1,152 @@
+"""Regions of odd sizes and reductions alone: every way to run them, and the schedule's own.
+
+    python benchmarks/ways.py [--cases squeeze,mean] [--target GPU] [--dry-run]
+
+Sizes that no vector divides (images of 7 x 7, rows of 31 or 197), operands that begin between two vectors, and means
+over rows of many lengths.  All ways that ``onnxfuse tune`` tries are timed.  Passes where the schedule's own way takes
+no longer than 1.15 times the best in the mean over the cases.  ``--dry-run`` names the ways and times nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import geometric_mean
+
+import click
+from common import RESULTS, apart, environment, table, write_results
+from onnx import parser
+
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.tuning import find_timer
+from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
+from onnxfuse.tuning.subjects import subjects_of
+
+MEAN = 1.15
+"""How many times as long as the best way the schedule's own may take, in the mean."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case: what is predicted, what ONNX Runtime takes, and every way by its kernel's name, the schedule's
+    own first; all in microseconds."""
+
+    case: str
+    predicted: float
+    runtime: float | None
+    ways: dict[str, float | None]
+
+    @property
+    def own(self) -> str:
+        """The schedule's own way."""
+        return next(iter(self.ways))
+
+    @property
+    def best(self) -> str:
+        """The quickest."""
+        return min(self.ways, key=lambda way: self.ways[way] or 0.0)
+
+    @property
+    def over(self) -> float | None:
+        """How many times as long as the quickest the schedule's own takes."""
+        own, best = self.ways[self.own], self.ways[self.best]
+        return own / best if own and best else None
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """Names, and the texts of graphs."""
+    for rows, length in ((36_864, 49), (8192, 49), (15_360, 196), (2048, 197), (4608, 784), (8192, 768), (512, 1024),
+                         (4608, 3136), (256, 3136), (1024, 12_544), (64, 12_544), (128, 4096)):
+        yield f"mean of silu, {rows} x {length}", (
+            f"(float16[{rows},{length}] x) => (float16[{rows},1] y) "
+            "{ s = Sigmoid(x) p = Mul(x, s) y = ReduceMean <axes = [1]> (p) }")
+    for rows, length in ((36_864, 49), (8192, 768), (1024, 12_544)):
+        yield f"sum of squares, float, {rows} x {length}", (
+            f"(float[{rows},{length}] x) => (float[{rows},1] y) <int64[1] a = {{1}}> "
+            "{ p = Mul(x, x) y = ReduceSum(p, a) }")
+    for batch in (1, 4, 32):
+        yield f"squeeze and excite, {batch} x 1152 x 7 x 7", (
+            f"(float16[{batch},1152,7,7] x, float16[{batch},1152,1,1] g) => (float16[{batch},1152,7,7] y) "
+            "{ s = Sigmoid(g) y = Mul(x, s) }")
+    for batch in (4, 32):
+        yield f"scale, shift, add, {batch} x 256 x 7 x 7", (
+            f"(float16[{batch},256,7,7] x, float16[256,1,1] g, float16[256,1,1] b, float16[{batch},256,7,7] r) => "
+            f"(float16[{batch},256,7,7] y) {{ p = Mul(x, g) q = Add(p, b) t = Relu(q) y = Add(t, r) }}")
+    for batch in (8, 64, 512):
+        yield f"all but the first, {batch} x 128 x 129", (
+            f"(float16[{batch},128,129] x, float16[{batch},128,128] r) => (float16[{batch},128,128] y) "
+            "<int64[1] s = {1}, int64[1] e = {129}, int64[1] a = {2}> "
+            "{ c = Slice(x, s, e, a) t = Relu(c) y = Add(t, r) }")
+    for batch in (3, 33, 201):
+        yield f"scale, {batch} x 4097 x 31", (
+            f"(float16[{batch},4097,31] x, float16[31] g) => (float16[{batch},4097,31] y) "
+            "{ p = Mul(x, g) y = Relu(p) }")
+    for batch in (4, 32):
+        yield f"pad, {batch} x 96 x 56 x 56", (
+            f"(float16[{batch},96,56,56] x) => (float16[{batch},96,57,57] y) <int64[8] p = {{0,0,0,0,0,0,1,1}}> "
+            "{ t = Relu(x) y = Pad(t, p) }")
+
+
+def measure(case: str, text: str, profile: Profile, dry_run: bool) -> Result:
+    """All ways to run a case, timed."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    plan = optimise(model, Options(target=profile, least_gain=0.0, verify=False, database=False))
+    (subject,), _ = subjects_of(plan)
+    kernels = {kernel.plan.variants[0].steps[0].kernel: kernel
+               for kernel in subject.kernels(plan.ledger.sizes).values()}
+    times: dict[str, float | None] = dict.fromkeys(kernels)
+    runtime = None
+    if not dry_run:
+        body = runtime_model(subject, plan)
+        with find_timer().bench(feeds_of(body, subject, plan.ledger.sizes)) as bench:
+            for name, kernel in kernels.items():
+                times[name] = bench.time(kernel_model(body, subject, kernel), fused=True).microseconds
+            runtime = bench.time(body, fused=False).microseconds
+    return Result(case, subject.fusion.cost.seconds_after * 1e6, runtime, times)
+
+
+def show(found: list[Result]) -> tuple[str, bool]:
+    """The table, and whether it passes."""
+    def figure(microseconds: float | None) -> str:
+        return f"{microseconds:.2f}" if microseconds else ""
+
+    rows = [[one.case, one.own, str(len(one.ways)), figure(one.runtime), figure(one.predicted),
+             figure(one.ways[one.own]), figure(one.ways[one.best]), one.best if one.over else "",
+             f"{one.over:.2f}" if one.over else ""] for one in found]
+    head = ["case", "own way", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "own / best"]
+    text, over = table(head, rows), [one.over for one in found if one.over]
+    if not over:
+        return text, True
+    mean = geometric_mean(over)
+    return f"{text}\n\nThe schedule's own way takes {mean:.3f} times as long as the best in the mean.", mean <= MEAN
+
+
+@click.command(help=__doc__.split("\n")[0])
+@click.option("--cases", "names", metavar="NAME,...", help="Cases whose names begin so; all by default.")
+@click.option("--target", help="GPU to plan for; by default the one at hand.")
+@click.option("--dry-run", is_flag=True, help="Only name the ways; no GPU is needed.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
+              help="Folder for the results; benchmarks/results by default.")
+def main(names: str | None, target: str | None, dry_run: bool, out: Path) -> None:
+    where = apart(environment)
+    profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
+    wanted = tuple(name for name in (names or "").split(",") if name)
+    found = []
+    for case, text in cases():
+        if not wanted or case.startswith(wanted):
+            found.append(measure(case, text, profile, dry_run))
+            click.echo(f"  {time.perf_counter() - start:4.0f} s  {case}", err=True)
+    text, passes = show(found)
+    click.echo(text)
+    if not dry_run:
+        path = write_results(out, "ways", where, {"cases": [asdict(each) for each in found]}, text)
+        click.echo(f"written: {path} and .json", err=True)
+    sys.exit(not passes)
+
+
+if __name__ == "__main__":
+    main()
