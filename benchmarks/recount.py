@@ -25,6 +25,10 @@ from recount_shapes import OWNERS, RANDOM, Shapes
 TOLERANCE = 0.02
 HOST_ELEMENTS = 100
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+"""Operators that give their other operand back beside this number; Add and Mul beside it on either side."""
+COUNTED = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64}
+END = np.iinfo(np.int64).max
 PARTIAL = {"Gather", "GatherElements", "GatherND", "Slice", "Split"}
 READ_ON_HOST = {
     "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Slice": {1, 2, 3, 4}, "Range": {0, 1, 2}, "Clip": {1, 2},
@@ -79,8 +83,15 @@ def captured(node: NodeProto) -> set[str]:
     return found
 
 
+def removed_nodes(shapes: Shapes, constant: set[str]) -> dict[int, str]:
+    """Nodes that ONNX Runtime takes out, by ``id``, and the operands that it puts in their place."""
+    found = {id(node): name for node in shapes.flat.nodes if (name := unchanged(node, shapes, constant)) is not None}
+    casts = removed_casts(shapes)
+    return found | {id(node): node.input[0] for node in shapes.flat.nodes if id(node) in casts}
+
+
 def removed_casts(shapes: Shapes) -> set[int]:
-    """Casts that ONNX Runtime takes out, by ``id``."""
+    """Casts among them."""
     outputs = {info.name for info in shapes.graph.output}
     readers: dict[str, list[NodeProto]] = {}
     for node in shapes.flat.nodes:
@@ -109,6 +120,35 @@ def removed_casts(shapes: Shapes) -> set[int]:
     return found
 
 
+def unchanged(node: NodeProto, shapes: Shapes, constant: set[str]) -> str | None:
+    """The operand that ONNX Runtime puts in a node's place; None where it leaves the node, and of Casts."""
+    if node.domain or node.output[0] in {info.name for info in shapes.graph.output}:
+        return None
+    known = {name: shapes.data[name] for name in node.input if name in constant and name in shapes.data}
+    if node.op_type in NEUTRAL:
+        for operand, number in ((0, 1), (1, 0)):
+            name, beside = node.input[operand], node.input[number]
+            value, shape = known.get(beside), shapes.shape(name)
+            kind = shapes.types[beside].tensor_type.elem_type if beside in shapes.types else None
+            if (operand == 0 or node.op_type in ("Add", "Mul")) and value is not None and shape is not None and (
+                    kind in COUNTED and value.size == 1 and value.item() == NEUTRAL[node.op_type]
+                    and value.ndim <= len(shape)):
+                return name
+        return None
+    names = [name for name in node.input[1:] if name]
+    if node.op_type == "Slice":
+        numbers = [known.get(name) for name in node.input[1:]]
+        whole = len(numbers) >= 2 and all(name in known for name in names) and not np.any(numbers[0]) and bool(
+            np.all(numbers[1] == END)) and (len(numbers) < 4 or numbers[3] is None or bool(np.all(numbers[3] == 1)))
+    elif node.op_type == "Expand":
+        sizes, shape = known.get(node.input[1]), shapes.shape(node.input[0])
+        whole = sizes is not None and shape is not None and len(sizes) <= len(shape) and all(
+            size in (1, own) for size, own in zip(sizes.tolist(), shape[len(shape) - len(sizes):], strict=True))
+    else:
+        return None
+    return node.input[0] if whole else None
+
+
 def exact(source: int, target: int) -> bool:
     """Whether a type holds every value of another."""
     if source in EXPONENTS or target in EXPONENTS:
@@ -135,17 +175,17 @@ def bounds(kind: int) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-def is_view(node: NodeProto, removed: set[int], shapes: Shapes, used: set[str]) -> bool:
-    """Whether the first output is the first input's memory."""
+def same_memory(node: NodeProto, removed: dict[int, str], shapes: Shapes, used: set[str]) -> str | None:
+    """The operand whose memory the first output is; None where a kernel runs."""
+    if id(node) in removed:
+        return removed[id(node)]
     if node.domain:
-        return False
-    if node.op_type == "Cast":
-        return id(node) in removed
+        return None
     if node.op_type == "Dropout":
         mode = node.input[2] if len(node.input) > 2 else ""
         trains = bool(mode) and (mode not in shapes.data or bool(np.any(shapes.data[mode])))
-        return not trains and not any(name in used for name in node.output[1:])
-    return node.op_type in VIEWS
+        return None if trains or any(name in used for name in node.output[1:]) else node.input[0]
+    return node.input[0] if node.op_type in VIEWS else None
 
 
 def count(model: ModelProto, sizes: dict[str, int]) -> Counts:
@@ -161,9 +201,9 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
     used = {info.name for info in shapes.graph.output}
     for node in flat.nodes:
         used |= set(node.input) | captured(node)
-    removed = removed_casts(shapes)
     launches: dict[int, NodeProto] = {}
     constant = shapes.constants | outside
+    removed = removed_nodes(shapes, constant)
     host: set[str] = set()
     for node in flat.nodes:
         reads = {name for name in node.input if name} | captured(node)
@@ -173,8 +213,8 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
             constant |= set(node.output)
         elif runs_on_host(node, shapes, host, constant, subgraphs):
             host |= set(node.output)
-        elif is_view(node, removed, shapes, used):
-            if node.input[0] in host:
+        elif (operand := same_memory(node, removed, shapes, used)) is not None:
+            if operand in host:
                 host |= set(node.output)
         else:
             launches[id(node)] = node
@@ -212,7 +252,7 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
             for node in nodes:
                 if name not in node.input:
                     continue
-                if is_view(node, removed, shapes, used) and node.input[0] == name:
+                if same_memory(node, removed, shapes, used) == name:
                     total += tensor(name) if node.output[0] in outputs else demand(node.output[0])
                 elif id(node) in launches:
                     total += read(node, name)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
-import onnxruntime
 import pytest
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, load_graph
 from onnxfuse.graph.binding import bind
-from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic, is_same_memory
+from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic
 from onnxfuse.graph.host import host, is_free, on_host
 
 
@@ -151,41 +148,3 @@ def test_a_dimension_of_a_model_of_fixed_sizes() -> None:
         "The model has no dimension 'batch'.\n--> --dim batch=2\n"
         "help: The model's inputs have fixed sizes; leave --dim out."
     )
-
-
-TYPES = ("bool", "uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
-         "float", "double")
-
-
-def casts_left(text: str, folder: Path) -> int:
-    """Casts that ONNX Runtime keeps with all its optimisations on."""
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath, options.log_severity_level = str(folder / "left.onnx"), 4
-    raw = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString()
-    onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-    return sum(node.op_type == "Cast" for node in onnx.load(folder / "left.onnx").graph.node)
-
-
-def chain(types: tuple[str, ...], *, output: bool = False, read: bool = False) -> str:
-    """Casts one after the other; the last one gives an output or not, the first one is read by something else or not.
-    Concat is there for every type."""
-    number = [onnx.TensorProto.DataType.Value(name.upper()) for name in types]
-    casts = [f"v{place} = Cast <to = {to}> (v{place - 1})" for place, to in enumerate(number[1:], 1)]
-    last = len(types) - 1
-    end = f"{types[-1]}[4] v{last}" if output else f"{types[-1]}[8] y"
-    more = "" if output else f"y = Concat <axis = 0> (v{last}, v{last})"
-    other, result = (", " + f"{types[1]}[8] z", "z = Concat <axis = 0> (v1, v1)") if read else ("", "")
-    return f"g ({types[0]}[4] x) => ({end}{other}) {{ v0 = Concat <axis = 0> (x) {' '.join(casts)} {more} {result} }}"
-
-
-@pytest.mark.parametrize("first", TYPES)
-def test_casts_that_the_runtime_takes_out(first: str, tmp_path: Path) -> None:
-    for second in TYPES:
-        for types in ((first, second, first), (first, second, "double" if second == "float" else "float")):
-            for output, read in ((False, False), (True, False), (False, True)):
-                text = chain(types, output=output, read=read)
-                nodes = [node for node in loaded(text).nodes if node.op == "Cast"]
-                kept = [node for node in nodes if not is_same_memory(node)]
-                # Through double it also merges what is not exact: a kernel more is counted than there is.
-                more = types[0] in ("int64", "uint64") and types[1:] == ("double", "float") and not read
-                assert len(kept) == casts_left(text, tmp_path) + more, (types, output, read)

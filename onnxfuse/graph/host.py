@@ -13,9 +13,10 @@ from weakref import WeakKeyDictionary
 
 from onnx import TensorProto
 
-from onnxfuse.graph.classes import is_deterministic, is_same_memory
+from onnxfuse.graph.classes import is_deterministic
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.removed import is_same_memory, same_memory
 from onnxfuse.graph.shape_functions.reductions import REDUCTIONS
 
 SMALL_CONSTANT = 100
@@ -91,7 +92,7 @@ def _find(graph: Graph) -> Host:
         elif _runs_on_host(node, values, constants):
             nodes.add(node)
             values.update(results)
-        elif is_same_memory(node) and node.inputs[0] in values:
+        elif same_memory(node) in values:
             values.update(results)
     return Host(frozenset(nodes), frozenset(values), frozenset(folded), frozenset(constants))
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onnxfuse.graph.classes import is_same_memory
 from onnxfuse.graph.model import Graph, Node, Place, Value
+from onnxfuse.graph.removed import is_same_memory
 from onnxfuse.lowering.ir import Reduce, postorder
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 import onnx
 from onnx import TensorProto
 
-from onnxfuse.graph.classes import is_deterministic
+from onnxfuse.graph.classes import in_training, is_deterministic
 from onnxfuse.graph.host import SMALL_CONSTANT, host
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.sizes import elements_of
@@ -212,9 +212,8 @@ def check_nodes(nodes: Iterable[Node], opset: int) -> Refusal | None:
         if node.has_subgraph:
             return Refusal("subgraph", f"{node.label} ({node.qualified_op}) holds a subgraph", node=node.label)
         if not is_deterministic(node):
-            return Refusal(
-                "non-deterministic", f"{node.label} ({node.qualified_op}) draws random numbers", node=node.label
-            )
+            why = "works as in training" if in_training(node) else "draws random numbers"
+            return Refusal("non-deterministic", f"{node.label} ({node.qualified_op}) {why}", node=node.label)
     return None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.removed import same_memory
 from onnxfuse.planning.legality import Contraction, apart
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.traffic import Fused, Ledger, shared
@@ -122,7 +123,7 @@ def _roots(ledger: Ledger, fused: Sequence[Fused]) -> dict[Value, Value]:
     for node in ledger.graph.nodes:
         if node in inside or ledger.placement.kinds[node] is not Kind.VIEW:
             continue
-        source, target = node.inputs[0], node.outputs[0]
+        source, target = same_memory(node), node.outputs[0]
         if source is not None and target is not None:
             root[target] = root.get(source, source)
     return root

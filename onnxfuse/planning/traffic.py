@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.graph.classes import is_same_memory
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.removed import same_memory
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.planning.executions import runs_of
 from onnxfuse.planning.flops import flops_of
@@ -202,7 +202,7 @@ class Ledger:
             if node not in members or total >= whole:
                 continue
             target = node.outputs[0]
-            if is_same_memory(node) and node.inputs[0] is value and target is not None:
+            if same_memory(node) is value and target is not None:
                 seen = whole if target in outputs else self._demand(target, members, outputs)
             elif self.placement.kinds[node].launches:
                 seen = self._read(node, value)
