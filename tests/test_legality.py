@@ -114,6 +114,12 @@ def test_nodes_that_fuse_with_nothing() -> None:
         "non-deterministic", "RandomNormalLike -> r (RandomNormalLike) draws random numbers",
         node="RandomNormalLike -> r",
     )
+    loaded = graph("float[1,4,2] x, float[4] w", "float[1,4,2] y, float[4] m, float[4] v",
+                   "y, m, v = BatchNormalization<training_mode = 1>(x, w, w, w, w)")
+    assert check_nodes(loaded.nodes, 17) == Refusal(
+        "non-deterministic", "BatchNormalization -> y (BatchNormalization) works as in training",
+        node="BatchNormalization -> y",
+    )
 
 
 HOST = graph(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxfuse.graph.dims import Dim, dim, symbol
-from onnxfuse.graph.model import Graph, Node, Shape, Value
+from onnxfuse.graph.model import Graph, Node, Shape, Value, root
 from onnxfuse.graph.shape_functions.context import BOOL, INT64, Context, Type, elements_of
 
 Infer = Callable[[Graph], Graph]
@@ -227,9 +227,7 @@ def _runs_through(body: Graph) -> bool:
     start = owner.inputs[1] if len(owner.inputs) > 1 else None
     if start is not None and not _is_true(start):
         return False
-    value: Value | None = body.outputs[0]
-    while value is not None and value.producer is not None and value.producer.op == "Identity":
-        value = value.producer.inputs[0]
+    value = root(body.outputs[0])
     return value is body.inputs[1] or _is_true(value)
 
 

@@ -134,6 +134,20 @@ class Node:
         return f"<{self.index} {self.qualified_op} {[v.name if v else '' for v in self.outputs]}>"
 
 
+def root(value: Value) -> Value:
+    """The value itself, looked at through Identity nodes."""
+    while (
+        not value.is_constant
+        and value.producer is not None
+        and value.producer.op == "Identity"
+        and value.producer.domain == ""
+        and value.producer.inputs
+        and value.producer.inputs[0] is not None
+    ):
+        value = value.producer.inputs[0]
+    return value
+
+
 class Assumption(NamedTuple):
     """A size that was taken from the model file because the operators leave it open.
 

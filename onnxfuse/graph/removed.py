@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfuse.graph.classes import in_training
-from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.model import Node, Value, root
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
@@ -81,9 +81,7 @@ def _unchanged(node: Node) -> Value | None:
 
 def _constant(value: Value | None) -> NDArray[Any] | None:
     """What a constant holds, also one that is passed on: exporters keep equal weights once."""
-    while value is not None and (node := value.producer) is not None and node.op == "Identity":
-        value = node.inputs[0]
-    return None if value is None else value.constant
+    return None if value is None else root(value).constant
 
 
 def _takes_all(node: Node) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.model import Node, Value, root
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,10 @@ def is_constant(value: Value | None) -> bool:
 
 def scalar(value: Value | None) -> float | None:
     """The number that a constant of one element holds."""
-    while value is not None and value.constant is None and is_op(value.producer, "Identity"):
-        assert value.producer is not None
-        value = value.producer.inputs[0]
-    if value is None or value.constant is None or value.constant.size != 1:
+    constant = None if value is None else root(value).constant
+    if constant is None or constant.size != 1:
         return None
-    return float(np.asarray(value.constant).reshape(()).astype(np.float64))
+    return float(np.asarray(constant).reshape(()).astype(np.float64))
 
 
 def near(value: Value | None, target: float) -> bool:

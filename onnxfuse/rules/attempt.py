@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.model import Node, Value, root
 from onnxfuse.rules import conditions
 from onnxfuse.rules.functions import Scope
 from onnxfuse.rules.kinds import ForbidRule, PatternRule
@@ -22,7 +22,7 @@ from onnxfuse.rules.operands import (
     producer_of,
     same,
 )
-from onnxfuse.rules.operators import OperatorKey, attribute, input_position, root
+from onnxfuse.rules.operators import OperatorKey, attribute, input_position
 from onnxfuse.rules.pattern import (
     AnyOf,
     Capture,

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from onnxfuse.graph.dims import Dim, dim
-from onnxfuse.graph.model import Value
+from onnxfuse.graph.model import Value, root
 from onnxfuse.rules.functions import FUNCTIONS, Dtype, Scope, UnknownError, content_number, plain_number, shown
-from onnxfuse.rules.operators import DTYPE_NAMES, DTYPES, attribute, root
+from onnxfuse.rules.operators import DTYPE_NAMES, DTYPES, attribute
 from onnxfuse.rules.pattern import suggestion
 from onnxfuse.rules.syntax import Call, Name, Number, Sequence, String, TextError, Tree
 

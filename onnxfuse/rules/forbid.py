@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.model import Graph, Node, Value, root
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.kinds import ForbidRule, RuleSet
 from onnxfuse.rules.matcher import match
 from onnxfuse.rules.matches import Match, NodeIndex
-from onnxfuse.rules.operators import OperatorKey, root
+from onnxfuse.rules.operators import OperatorKey
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from onnxfuse.graph.dims import Dim, product
-from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.rules.operators import DTYPE_NAMES, root
+from onnxfuse.graph.model import Graph, Node, Value, root
+from onnxfuse.rules.operators import DTYPE_NAMES
 
 
 class Dtype(int):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.model import Node, Value, root
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.operands import producer_of
-from onnxfuse.rules.operators import OperatorKey, root
+from onnxfuse.rules.operators import OperatorKey
 
 NOT_CONSTANT, OTHER_OPERATOR, OTHER_VALUE, WHOLE = range(4)
 """Severity of a failure: a value that is no constant; another operator; the operators agreed and an attribute or a

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.rules.operators import DTYPE_NAMES, attribute, root
+from onnxfuse.graph.model import Graph, Node, Value, root
+from onnxfuse.rules.operators import DTYPE_NAMES, attribute
 from onnxfuse.rules.pattern import Given
 
 # A constant equals a literal within this; bfloat16 keeps 8 bits and its rounding error is larger.

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, defs, helper
 
-from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.model import Graph, Node
 
 CANONICAL_DOMAIN = "onnxfuse.canonical"
 """Domain of operators that only the internal view has."""
@@ -142,17 +142,3 @@ def attribute(node: Node, name: str, graph: Graph) -> Any:
 def input_position(node: Node, name: str, graph: Graph) -> int | None:
     """Position of the input that the node's schema calls ``name``; None where that is no input of it."""
     return _input_positions(node.domain, node.op, graph.opsets.get(node.domain)).get(name)
-
-
-def root(value: Value) -> Value:
-    """The value itself, looked at through Identity nodes."""
-    while (
-        not value.is_constant
-        and value.producer is not None
-        and value.producer.op == "Identity"
-        and value.producer.domain == ""
-        and value.producer.inputs
-        and value.producer.inputs[0] is not None
-    ):
-        value = value.producer.inputs[0]
-    return value

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 STANDARD_OPTIONS = ("--std=c++17",)
 """Options that every kernel is compiled with.  Denormals, division and square roots stay exact."""
 
-_NO_CACHE = (12, 9), "--no-cache"
-"""Since when NVRTC keeps what it makes wherever there is a driver, and the option that stops it: an image from there
-comes without a word of what the compiler made of it, and the cache here serves both."""
+_KEEPS_IMAGES = (12, 9)
+"""Since this version NVRTC keeps what it makes wherever there is a driver.  An image from there comes without a word of
+what the compiler made of it, and the cache here serves both."""
+
+_NO_CACHE = "--no-cache"
+"""The option that stops it."""
 
 _FIGURES = ".figures"
 """What follows an image's name in that of what the compiler made of it."""
@@ -74,9 +77,8 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
     """
     check_architecture(architecture)
     nvrtc = binding()
-    since, alone = _NO_CACHE
     arguments = (
-        *STANDARD_OPTIONS, VERBOSE, *((alone,) if nvrtc.getVersion() >= since else ()),
+        *STANDARD_OPTIONS, VERBOSE, *((_NO_CACHE,) if nvrtc.getVersion() >= _KEEPS_IMAGES else ()),
         f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options,
     )
     program = nvrtc.createProgram(source, "kernel.cu", (), ())

@@ -36,6 +36,8 @@ SEVERAL = (64, 128, 256)
 """Threads of such a block that tuning tries."""
 
 MAX_THREADS = 1024
+_POWERS = tuple(1 << power for power in range(MAX_THREADS.bit_length()))
+"""Threads that may share a row."""
 
 BUSY_THREADS = 65_536
 """The same as ``ENOUGH_THREADS`` for a reduction alone: nothing is kept, and a thread has nothing to do but wait
@@ -263,7 +265,7 @@ def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
     found = []
     for lanes in (lanes for lanes in (width, width // 2) if lanes and length % lanes == 0):
         vectors = -(-length // lanes)
-        for threads in (1 << power for power in range(MAX_THREADS.bit_length())):
+        for threads in _POWERS:
             items = -(-vectors // threads)
             blocks = SEVERAL if threads <= 32 else (BLOCK,)
             if items * lanes * max(kept, 1) <= 2 * KEPT_LIMIT and items * threads < 2 * vectors:
@@ -291,7 +293,7 @@ def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -
     """
     (length, rows), best = planned, None
     vectors = -(-length // width)
-    for threads in (1 << power for power in range(MAX_THREADS.bit_length())):
+    for threads in _POWERS:
         items = -(-vectors // threads)
         elements = items * width * kept
         if elements <= KEPT_LIMIT or (threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT):
