@@ -12,15 +12,21 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from onnxfuse.pipeline import Optimised
+    from onnxfuse.schedules import Kernel
+    from onnxfuse.tuning.subjects import Subject
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -86,6 +92,31 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def entry(kernel: Kernel) -> str:
+    """Name of the kernel that is meant to run."""
+    return kernel.plan.variants[0].steps[0].kernel
+
+
+@contextmanager
+def timing(subject: Subject, plan: Optimised) -> Iterator[Callable[[Kernel | None], float]]:
+    """What tells the microseconds of a kernel of a region on the GPU at hand, or, for None, of ONNX Runtime on the same
+    nodes.
+
+    Raises:
+        KernelError: there is no GPU, or a kernel does not run.
+    """
+    from onnxfuse import tuning
+    from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
+
+    body = runtime_model(subject, plan)
+    with tuning.find_timer().bench(feeds_of(body, subject, plan.ledger.sizes)) as bench:
+        def time_of(kernel: Kernel | None) -> float:
+            model = body if kernel is None else kernel_model(body, subject, kernel)
+            return bench.time(model, fused=kernel is not None).microseconds
+
+        yield time_of
 
 
 def hydrate() -> ModuleType:

@@ -85,8 +85,9 @@ def captured(node: NodeProto) -> set[str]:
 
 def removed_nodes(shapes: Shapes, constant: set[str]) -> dict[int, str]:
     """Nodes that ONNX Runtime takes out, by ``id``, and the operands that it puts in their place."""
-    found = {id(node): name for node in shapes.flat.nodes if (name := unchanged(node, shapes, constant)) is not None}
-    casts = removed_casts(shapes)
+    outputs, casts = {info.name for info in shapes.graph.output}, removed_casts(shapes)
+    found = {id(node): name for node in shapes.flat.nodes if not node.domain and node.output[0] not in outputs
+             and (name := unchanged(node, shapes, constant)) is not None}
     return found | {id(node): node.input[0] for node in shapes.flat.nodes if id(node) in casts}
 
 
@@ -122,8 +123,6 @@ def removed_casts(shapes: Shapes) -> set[int]:
 
 def unchanged(node: NodeProto, shapes: Shapes, constant: set[str]) -> str | None:
     """The operand that ONNX Runtime puts in a node's place; None where it leaves the node, and of Casts."""
-    if node.domain or node.output[0] in {info.name for info in shapes.graph.output}:
-        return None
     known = {name: shapes.data[name] for name in node.input if name in constant and name in shapes.data}
     if node.op_type in NEUTRAL:
         for operand, number in ((0, 1), (1, 0)):
@@ -135,8 +134,8 @@ def unchanged(node: NodeProto, shapes: Shapes, constant: set[str]) -> str | None
                     and value.ndim <= len(shape)):
                 return name
         return None
-    names = [name for name in node.input[1:] if name]
     if node.op_type == "Slice":
+        names = [name for name in node.input[1:] if name]
         numbers = [known.get(name) for name in node.input[1:]]
         whole = len(numbers) >= 2 and all(name in known for name in names) and not np.any(numbers[0]) and bool(
             np.all(numbers[1] == END)) and (len(numbers) < 4 or numbers[3] is None or bool(np.all(numbers[3] == 1)))

@@ -20,7 +20,7 @@ from statistics import geometric_mean
 
 import click
 import onnx
-from common import RESULTS, Environment, apart, environment, table, write_results
+from common import RESULTS, Environment, apart, entry, environment, table, timing, write_results
 from onnx import parser
 
 from onnxfuse.compiling import ReadBack
@@ -29,8 +29,6 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.schedules import Kernel
-from onnxfuse.tuning import find_timer
-from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
 from onnxfuse.tuning.subjects import subjects_of
 
 LENGTHS = (32768, 40960, 49152, 65536)
@@ -95,10 +93,9 @@ def measure(norm: str, kind: str, tensors: int, length: int, profile: Profile, d
         kernels = list(subject.kernels(plain.ledger.sizes).values())
         times = [None] * len(kernels)
         if not dry_run:
-            body = runtime_model(subject, plain)
-            with find_timer().bench(feeds_of(body, subject, plain.ledger.sizes)) as bench:
-                times = [bench.time(kernel_model(body, subject, each), fused=True).microseconds for each in kernels]
-    ways = [Way(_entry(kernel), found.registers, found.spilled_bytes, microseconds)
+            with timing(subject, plain) as time_of:
+                times = [time_of(each) for each in kernels]
+    ways = [Way(entry(kernel), found.registers, found.spilled_bytes, microseconds)
             for kernel, found, microseconds in zip(kernels, _figures(reading, kernels), times, strict=True)]
     place = next(place for place, kernel in enumerate(kernels) if kernel.choice == taken.kernel.choice)
     return Result(f"{norm} {kind}, {tensors} x {length}", ways[0], ways[place], tuple(ways))
@@ -113,21 +110,19 @@ def timed(result: Result, times: Mapping[str, float | None]) -> Result:
         each for each in map(way, result.ways) if each.microseconds is not None))
 
 
-def _entry(kernel: Kernel) -> str:
-    return kernel.plan.variants[0].steps[0].kernel
-
-
 def _figures(reading: ReadBack, kernels: Sequence[Kernel]) -> list[KernelFigures]:
     """Of the kernels that run first.
 
     Raises:
-        KernelError: one does not compile.
+        KernelError: one does not compile, or the compiler does not say what it made.
     """
     found = []
     for kernel, read in zip(kernels, reading.figures(kernels), strict=True):
         if isinstance(read, KernelError):
             raise read
-        found.append(read[_entry(kernel)])
+        if read is None:
+            raise KernelError(f"the compiler does not say what it made of {entry(kernel)}")
+        found.append(read[entry(kernel)])
     return found
 
 

@@ -13,17 +13,16 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import RESULTS, apart, environment, table, write_results
+from common import RESULTS, apart, entry, environment, table, timing, write_results
 from onnx import parser
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
-from onnxfuse.tuning import find_timer
-from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
 from onnxfuse.tuning.subjects import subjects_of
 
 MEAN = 1.15
@@ -47,8 +46,8 @@ class Result:
 
     @property
     def best(self) -> str:
-        """The quickest."""
-        return min(self.ways, key=lambda way: self.ways[way] or 0.0)
+        """The quickest of those that were timed."""
+        return min(self.ways, key=lambda way: self.ways[way] or inf)
 
     @property
     def over(self) -> float | None:
@@ -96,16 +95,13 @@ def measure(case: str, text: str, profile: Profile, dry_run: bool) -> Result:
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
     plan = optimise(model, Options(target=profile, least_gain=0.0, verify=False, database=False))
     (subject,), _ = subjects_of(plan)
-    kernels = {kernel.plan.variants[0].steps[0].kernel: kernel
-               for kernel in subject.kernels(plan.ledger.sizes).values()}
+    kernels = {entry(kernel): kernel for kernel in subject.kernels(plan.ledger.sizes).values()}
     times: dict[str, float | None] = dict.fromkeys(kernels)
     runtime = None
     if not dry_run:
-        body = runtime_model(subject, plan)
-        with find_timer().bench(feeds_of(body, subject, plan.ledger.sizes)) as bench:
-            for name, kernel in kernels.items():
-                times[name] = bench.time(kernel_model(body, subject, kernel), fused=True).microseconds
-            runtime = bench.time(body, fused=False).microseconds
+        with timing(subject, plan) as time_of:
+            times = {name: time_of(kernel) for name, kernel in kernels.items()}
+            runtime = time_of(None)
     return Result(case, subject.fusion.cost.seconds_after * 1e6, runtime, times)
 
 

@@ -12,11 +12,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from fake_timer import RUNTIME, FakeTimer
 from test_measuring_cupti import FakeLibrary, packed
 
 from onnxfuse.measuring import BenchResult, KernelShare, OutputError, Ratio, Side, Spread, cupti
 from onnxfuse.measuring.cupti import CONCURRENT_KERNEL, MEMCPY, Activity
 from onnxfuse.measuring.machine import CPU, Machine
+from onnxfuse.planning.hardware import find_profile
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -400,6 +402,28 @@ def test_what_the_table_of_ways_says(own, passes):
     assert f"takes {own / 10:.3f} times as long as the best in the mean" in text
     cells = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
     assert cells == ["mean", "rows_own", "3", "30.00", "9.00", f"{own:.2f}", "10.00", "rows_other", f"{own / 10:.2f}"]
+
+
+def test_ways_are_timed_and_so_is_the_runtime(monkeypatch):
+    timer = FakeTimer(lambda name: 30.0 if name == RUNTIME else 4.0 if name.endswith("x2_32") else 5.0)
+    monkeypatch.setattr("onnxfuse.tuning.find_timer", lambda: timer)
+    case, text = next((case, text) for case, text in ways.cases() if case.startswith("squeeze"))
+    result = ways.measure(case, text, find_profile("H200"), dry_run=False)
+    assert (result.runtime, result.own, result.best) == (30.0, "pointwise_w8_32", "pointwise_w8_x2_32")
+    assert result.over == 1.25 and set(timer.timed) == {RUNTIME, *result.ways}
+
+
+def test_ways_that_were_not_timed_are_not_the_best():
+    result = ways.Result("mean", 9.0, None, {"rows_own": None, "rows_other": 10.0})
+    assert (result.best, result.over) == ("rows_other", None)
+
+
+def test_what_spills_is_timed_every_way(monkeypatch):
+    timer = FakeTimer(lambda name: 5.0)
+    monkeypatch.setattr("onnxfuse.tuning.find_timer", lambda: timer)
+    result = spills.measure("layer-norm", "float16", 1, 65536, find_profile("H200"), dry_run=False)
+    assert {way.kernel for way in result.ways} == set(timer.timed) and len(result.ways) > 3
+    assert result.own.spilled_bytes > 0 == result.taken.spilled_bytes and result.taken.microseconds == 5.0
 
 
 def test_a_dry_run_of_ways(tmp_path):
