@@ -49,6 +49,35 @@ def bodies() -> None:
     expect("node 'first' (Region0, add-one)" in text or "node 'only' (Region0, add-one)" in text, text)
 
 
+def quantized() -> None:
+    """ONNX Runtime's quantisation passes give a node's output a new name, in bodies too."""
+    def rounded(x: np.ndarray) -> np.ndarray:
+        steps = np.clip(np.rint((x + np.float32(1)) / np.float32(0.25)) + 3, 0, 255) - 3
+        return (steps * 0.25).astype(np.float32)
+
+    x = np.random.default_rng(0).uniform(-3, 3, 129).astype(np.float32)
+    expect(np.array_equal(session("quantized").run(None, {"x": x})[0], rounded(rounded(x))))
+    made = session("quantized_bodies")
+    for flag in (False, True):
+        (y,) = made.run(None, {"x": x, "m": np.array(2), "flag": np.array(flag)})
+        expect(np.array_equal(y, rounded(rounded(x))), flag)
+    rows = x.reshape(3, 43)
+    expect(np.array_equal(session("quantized_scan").run(None, {"x": rows})[0], rounded(rows)))
+
+
+def undeclared() -> None:
+    """Nodes tell types and sizes of their outputs where the runtime can ask; no size is said that is not known."""
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 24):
+        expect("output arg (v0) type inference failed" in message("undeclared"))
+        return
+    told = [(output.name, output.type, output.shape) for output in session("undeclared").get_outputs()]
+    expect([name for name, _, _ in told] == ["y0", *(f"y{place}" for place in range(2, 13))], told)
+    shapes = {name: shape for name, _, shape in told}
+    expect([shapes[f"y{place}"] for place in (0, 2, 4, 5, 7, 12)] == [[], [7, "n"], ["n", 5], [0], ["n"], []], told)
+    own = [shapes["y3"][0], shapes["y9"][0]]
+    expect(len({*own, "n"}) == 3 and all(isinstance(name, str) for name in own), own)
+
+
 def lower() -> None:
     """The image of the nearest lower architecture of the same generation is taken, none of another."""
     counter("fake_major").value, counter("fake_minor").value = 8, 7
@@ -290,6 +319,6 @@ def churn() -> None:
 
 
 SCENARIOS = (
-    embedded, bodies, lower, torn, missing_image, callback, dump, cache, scratch, no_pools, hosts, variants,
-    alignment, places, threads, churn,
+    embedded, bodies, quantized, undeclared, lower, torn, missing_image, callback, dump, cache, scratch, no_pools,
+    hosts, variants, alignment, places, threads, churn,
 )

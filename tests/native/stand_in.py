@@ -35,6 +35,10 @@ def write(folder: Path) -> None:
         "scratch": make.chain(make.Fused(**{**vars(make.add_two()), **with_image}), 3),
         "bodies": make.bodies(make.add_one(embedded)),
         "bodies_torn": make.bodies(make.add_one({"sm_90": b"\x7fELF"})),
+        "quantized": make.quantized(make.add_one(embedded)),
+        "quantized_bodies": make.quantized_bodies(make.add_one(embedded)),
+        "quantized_scan": make.quantized_scan(make.add_one(embedded)),
+        "undeclared": make.undeclared(),
         "host": make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"]),
     }
     for name, model in models.items():

@@ -163,6 +163,21 @@ bool Expression::fixed() const {
   });
 }
 
+bool Expression::constant(int64_t* out) const {
+  if (code_.size() != 1 || code_[0].op != Op::kConstant) return false;
+  *out = code_[0].value;
+  return true;
+}
+
+bool Expression::axis(const std::vector<Expression>& symbols, AxisOf* out) const {
+  if (code_.size() != 1) return false;
+  const Instruction& only = code_[0];
+  if (only.op == Op::kSymbol) return symbols[only.index].axis(symbols, out);
+  if (only.op != Op::kInputSize) return false;
+  *out = {only.index, static_cast<size_t>(only.value)};
+  return true;
+}
+
 bool Expression::alignment(Alignment* out) const {
   if (code_.size() != 5 || code_[1].op != Op::kConstant || code_[2].op != Op::kModulo ||
       code_[3].op != Op::kConstant || code_[3].value != 0 || code_[4].op != Op::kEqual) {

@@ -60,6 +60,12 @@ struct Alignment {
   uint64_t mask;
 };
 
+// An axis of a tensor input.
+struct AxisOf {
+  uint32_t input = 0;
+  size_t axis = 0;
+};
+
 class Expression {
  public:
   Expression() = default;
@@ -73,6 +79,10 @@ class Expression {
 
   // Whether the value depends on nothing but the GPU.
   bool fixed() const;
+  // Whether it is a number, and which.
+  bool constant(int64_t* out) const;
+  // Whether it is the size of an axis of a tensor input, by itself or as one of the symbols, and of which.
+  bool axis(const std::vector<Expression>& symbols, AxisOf* out) const;
   // Whether it says that an address is a multiple of a power of two, and which.
   bool alignment(Alignment* out) const;
   bool is_zero() const { return code_.size() == 1 && code_[0].op == Op::kConstant && code_[0].value == 0; }

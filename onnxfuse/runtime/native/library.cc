@@ -32,6 +32,9 @@ uint32_t api_version(const char* release) {
   return first > 1 ? UINT32_MAX : second;
 }
 
+// Whether a node can tell the types of its outputs.
+bool infers(const char* release) { return api_version(release) >= kApiWithInference; }
+
 // How many names the next registration on this thread needs: ONNX Runtime makes a schema of each for every session.
 thread_local int names_needed = kRegionNames;
 
@@ -47,7 +50,7 @@ OrtCustomOpDomain* domain(const Api& api, const char* release, int names) {
   set_api(api);
   set_runtime_release(release);
   for (int number = static_cast<int>(ops.size()) / 2; number < count; ++number) {
-    for (const bool cpu : {false, true}) ops.emplace_back(number, cpu);
+    for (const bool cpu : {false, true}) ops.emplace_back(number, cpu, infers(release));
   }
   OrtCustomOpDomain* const made = api.create_domain("onnxfuse");
   for (int place = 0; place < 2 * count; ++place) api.add_op(made, &ops[place]);
@@ -97,6 +100,8 @@ ONNXFUSE_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const O
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     api.add_domain(options, domain(api, release, std::exchange(names_needed, kRegionNames)));
+    // What the model declares is all that such a runtime knows of our outputs, and this alone gives them new names.
+    if (!infers(release)) api.leave_out(options, "QDQPropagationTransformer");
     return nullptr;
   } catch (const std::exception& error) {
     return api.status(kFail, error.what());

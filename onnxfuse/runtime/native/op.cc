@@ -1,6 +1,7 @@
 #include "op.h"
 
 #include "driver.h"
+#include "inference.h"
 #include "kernel.h"
 
 namespace onnxfuse {
@@ -45,9 +46,19 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   }
 }
 
+OrtStatus* infer(const OrtCustomOp*, OrtShapeInferContext* context) {
+  try {
+    infer_outputs(api, context);
+  } catch (const std::exception&) {
+    // The runtime drops a status, and leaks it; where the model does not declare the types it says so, and else creating
+    // the kernel finds the same fault.
+  }
+  return nullptr;
+}
+
 }  // namespace
 
-RegionOp::RegionOp(int number, bool cpu) : OrtCustomOp{}, name("Region" + std::to_string(number)), cpu(cpu) {
+RegionOp::RegionOp(int number, bool cpu, bool infers) : OrtCustomOp{}, name("Region" + std::to_string(number)), cpu(cpu) {
   version = kCustomOpVersion;
   GetName = [](const OrtCustomOp* op) { return static_cast<const RegionOp*>(op)->name.c_str(); };
   GetExecutionProviderType = [](const OrtCustomOp* op) {
@@ -66,6 +77,7 @@ RegionOp::RegionOp(int number, bool cpu) : OrtCustomOp{}, name("Region" + std::t
   GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kVariadic; };
   GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
   GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  if (infers) InferOutputShapeFn = infer;
   CreateKernelV2 = create_kernel;
   KernelComputeV2 = compute;
   KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };

@@ -13,7 +13,8 @@ constexpr int kLeastNames = 16;
 
 // An operator of the pool, for the CUDA provider or for the CPU's.
 struct RegionOp : OrtCustomOp {
-  RegionOp(int number, bool cpu);
+  // `infers`: whether the runtime may be told how to ask a node for its output types.
+  RegionOp(int number, bool cpu, bool infers);
   std::string name;
   bool cpu;
 };

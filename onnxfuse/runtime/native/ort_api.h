@@ -8,12 +8,15 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 struct OrtStatus;
 struct OrtSessionOptions;
 struct OrtCustomOpDomain;
 struct OrtKernelInfo;
 struct OrtKernelContext;
+struct OrtShapeInferContext;
+struct OrtOpAttr;
 struct OrtValue;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtAllocator;
@@ -45,7 +48,7 @@ struct OrtCustomOp {
   int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
   OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const void* api, const OrtKernelInfo*, void** kernel);
   OrtStatus* (*KernelComputeV2)(void* kernel, OrtKernelContext*);
-  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, void* context);
+  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
   int (*GetStartVersion)(const OrtCustomOp*);
   int (*GetEndVersion)(const OrtCustomOp*);
   size_t (*GetMayInplace)(int** input_index, int** output_index);
@@ -60,6 +63,7 @@ namespace onnxfuse {
 
 constexpr uint32_t kOldestApi = 20;              // ONNX Runtime 1.20
 constexpr uint32_t kApiWithShapeReference = 24;  // reads a shape without a heap allocation
+constexpr uint32_t kApiWithInference = 24;       // asks a node with absent inputs for its output types, and lives
 constexpr uint32_t kCustomOpVersion = 18;
 constexpr int kFail = 1;             // OrtErrorCode ORT_FAIL
 constexpr int kInvalidArgument = 2;  // OrtErrorCode ORT_INVALID_ARGUMENT
@@ -94,6 +98,8 @@ class Api {
   void add_domain(OrtSessionOptions* options, OrtCustomOpDomain* domain) const {
     check(at<OrtStatus* (*)(OrtSessionOptions*, OrtCustomOpDomain*)>(28)(options, domain));
   }
+  // Adds a name to those of the runtime's optimisations that sessions of these options leave out.
+  void leave_out(OrtSessionOptions* options, const char* optimiser) const;
   void* data(const OrtValue* value) const {
     void* data = nullptr;
     check(at<OrtStatus* (*)(const OrtValue*, void**)>(51)(value, &data));
@@ -125,7 +131,22 @@ class Api {
   void sizes(const OrtTensorTypeAndShapeInfo* info, int64_t* sizes, size_t rank) const {
     check(at<OrtStatus* (*)(const OrtTensorTypeAndShapeInfo*, int64_t*, size_t)>(62)(info, sizes, rank));
   }
+  // A name for each axis; empty, or null, for one that has none.
+  void size_names(const OrtTensorTypeAndShapeInfo* info, const char** names, size_t rank) const {
+    check(at<OrtStatus* (*)(const OrtTensorTypeAndShapeInfo*, const char**, size_t)>(63)(info, names, rank));
+  }
   void release(OrtTensorTypeAndShapeInfo* info) const { at<void (*)(OrtTensorTypeAndShapeInfo*)>(99)(info); }
+
+  // What is known of an input before the session runs; it belongs to the context.
+  const OrtTensorTypeAndShapeInfo* inferred_input(const OrtShapeInferContext* context, size_t index) const {
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    check(at<OrtStatus* (*)(const OrtShapeInferContext*, size_t, OrtTensorTypeAndShapeInfo**)>(268)(
+        context, index, &info));
+    return info;
+  }
+  // Tells the type and sizes of an output: a size is a number where its name is empty.
+  void infer_output(OrtShapeInferContext* context, size_t index, int type, const std::vector<int64_t>& sizes,
+                    std::vector<const char*>& names) const;
 
   // Null where an optional input is absent.
   const OrtValue* input(const OrtKernelContext* context, size_t index) const {
@@ -159,6 +180,7 @@ class Api {
   std::string node_name(const OrtKernelInfo* info) const;
   // False where the node has no such attribute.
   bool string_attribute(const OrtKernelInfo* info, const char* name, std::string* out) const;
+  bool string_attribute(const OrtShapeInferContext* context, const char* name, std::string* out) const;
   bool bytes_attribute(const OrtKernelInfo* info, const char* name, std::string* out) const;
   // Ordinal of the device that the node was given to.
   int device(const OrtKernelInfo* info) const;

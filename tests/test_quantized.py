@@ -1,0 +1,115 @@
+"""Quantised models from end to end: fused, right in the emulator, and loaded by ONNX Runtime with its own passes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import onnx
+import pytest
+import quantized_models
+from emulated import EmulatedRunner
+from onnx import TensorProto, helper
+from quantized_models import Writer
+from rewriting_models import run, same_bits
+
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.rewriting import read_fused
+from onnxfuse.runtime import library
+from onnxfuse.verifying import verify
+from onnxfuse.verifying.reference import Reference
+
+OLDEST = os.environ.get("ONNXFUSE_OLDEST_PYTHON")
+
+LOAD = """
+import sys, onnxruntime
+library, path, level = sys.argv[1:]
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel(int(level))
+options.register_custom_ops_library(library)
+try:
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+except Exception as error:
+    print(error)
+"""
+
+
+@cache
+def optimised(name: str) -> Optimised:
+    return optimise(quantized_models.MODELS[name](), Options(verify=False, target="H100", dims={"batch": 2}))
+
+
+@pytest.mark.parametrize("name", quantized_models.MODELS)
+def test_kernels_and_functions(name: str) -> None:
+    """Kernels in the emulator by the tolerances of ``verifying.tolerances``, functions bit for bit."""
+    made = optimised(name)
+    assert len(made.plan.fusions) >= 3
+    left = {(node.domain, node.op_type) for node in made.model.graph.node}
+    assert not left & {("com.microsoft", "QuantizeLinear"), ("com.microsoft", "DequantizeLinear")}
+    result = verify(made, EmulatedRunner())
+    # Of a NaN the runtime's CPU kernel, which is the reference here, makes another 8-bit number than its CUDA kernel.
+    wrong = [node for node in result.nodes if node.verdict != "passed" and " on not-a-number: " not in node.message]
+    assert result.whole.identical and result.kernels_run and not wrong, result.text()
+    for batch in (0, 1, 3):
+        feeds = quantized_models.inputs(batch)
+        same_bits(run(quantized_models.MODELS[name](), feeds), run(made.model, feeds))
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+def test_rounding_decides_in_either_domain(domain: str) -> None:
+    """Verification allows for computed numbers on the edge of a step, whosever operator rounds."""
+    w = Writer()
+    model = w.model(w.there_and_back(w.swish("x"), domain=domain), [5, 7, 16])
+    made = optimise(model, Options(verify=False, target="H100", dims={"batch": 2}))
+    (node,) = read_fused(made.model)
+    assert [output.decides for output in Reference(node, made.model).precision] == [True]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 99])
+@pytest.mark.parametrize("python", [
+    sys.executable,
+    pytest.param(OLDEST, marks=pytest.mark.skipif(OLDEST is None, reason="ONNXFUSE_OLDEST_PYTHON is not set")),
+], ids=["newest", "oldest"])
+@pytest.mark.parametrize("name", quantized_models.MODELS)
+def test_sessions_get_as_far_as_the_kernels(name: str, python: str, level: int, tmp_path: Path) -> None:
+    """Every pass over the graph comes before the kernels are made, which the CPU refuses."""
+    path = tmp_path / "model.onnx"
+    onnx.save(optimised(name).model, path)
+    done = subprocess.run([python, "-c", LOAD, str(library.library_path()), str(path), str(level)],
+                          capture_output=True, text=True)
+    assert "was given to the CPU, and its kernel runs on a GPU" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("operator", "kinds", "attributes", "says"), [
+    ("QuantizeLinear", (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.FLOAT8E4M3FN), {}, "which kernels do not"),
+    ("QuantizeLinear", (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT4), {}, "which kernels do not"),
+    ("QuantizeLinear", (TensorProto.INT32, TensorProto.FLOAT, TensorProto.INT8), {}, "of int32 has no kernel"),
+    ("QuantizeLinear", (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT8), {}, "a scale of another type"),
+    ("QuantizeLinear", (TensorProto.FLOAT16, TensorProto.FLOAT16, TensorProto.INT8), {"precision": 10}, "precision"),
+    ("QuantizeLinear", (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT8), {"block_size": 2}, "in blocks"),
+    ("DequantizeLinear", (TensorProto.INT8, TensorProto.FLOAT, TensorProto.INT8), {"block_size": 2}, "in blocks"),
+    ("DequantizeLinear", (TensorProto.FLOAT8E5M2, TensorProto.FLOAT, TensorProto.FLOAT8E5M2), {},
+     "which kernels do not"),
+])
+def test_what_has_no_kernel_is_refused(
+    operator: str, kinds: tuple[int, int, int], attributes: dict[str, int], says: str
+) -> None:
+    first, scale, zero = kinds
+    sizes = [2, 4] if "block_size" in attributes else []
+    nodes = [helper.make_node(operator, ["x", "s", "z"], ["q"], **attributes),
+             helper.make_node("DequantizeLinear" if operator == "QuantizeLinear" else "Neg",
+                              ["q", "s", "z"][: 3 if operator == "QuantizeLinear" else 1], ["y"])]
+    if operator == "QuantizeLinear" and attributes:
+        nodes[1].attribute.extend(attribute for attribute in nodes[0].attribute if attribute.name == "block_size")
+    graph = helper.make_graph(
+        nodes, "refused",
+        [helper.make_tensor_value_info("x", first, [4, 4]), helper.make_tensor_value_info("s", scale, sizes),
+         helper.make_tensor_value_info("z", zero, sizes)], [helper.make_tensor_value_info("y", scale, [4, 4])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    made = optimise(model, Options(verify=False, target="H100"))
+    assert not made.plan.fusions
+    assert any(says in refusal.message for refusal in made.plan.refusals), made.plan.refusals
