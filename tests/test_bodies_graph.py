@@ -14,7 +14,7 @@ from onnxfuse.graph import Graph, Node, load_graph
 from onnxfuse.graph.binding import bind
 from onnxfuse.graph.host import is_free, on_host
 from onnxfuse.graph.order import graphs_of
-from onnxfuse.measuring.inputs import index_bound
+from onnxfuse.measuring.ranges import index_bound
 from onnxfuse.planning.traffic import Ledger, Observation
 
 SIZES = {"n": 4096}

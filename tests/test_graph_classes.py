@@ -7,9 +7,11 @@ import pytest
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, load_graph
-from onnxfuse.graph.binding import bind
+from onnxfuse.graph.binding import Bound, bind, bound
 from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic
 from onnxfuse.graph.host import host, is_free, on_host
+from onnxfuse.planning.sizes import shape_of
+from onnxfuse.planning.traffic import Ledger
 
 
 def loaded(text: str, opset: int = 17) -> Graph:
@@ -148,3 +150,73 @@ def test_a_dimension_of_a_model_of_fixed_sizes() -> None:
         "The model has no dimension 'batch'.\n--> --dim batch=2\n"
         "help: The model's inputs have fixed sizes; leave --dim out."
     )
+
+
+MEL = """
+    g (float[batch, samples] x, float[40, 1, 400] window, float[16, 40, 3] kernel) => (float y) {
+        one = Constant <value_ints = [1]> ()
+        wave = Unsqueeze(x, one)
+        frames = Conv <strides = [160]> (wave, window)
+        pooled = MaxPool <kernel_shape = [2], strides = [2]> (frames)
+        y = Conv <kernel_shape = [3]> (pooled, kernel)
+    }"""
+"""(samples - 400) // 160 + 1 frames, half as many pooled, two fewer in the end."""
+
+
+def test_a_default_is_raised_until_every_size_is_one_at_least() -> None:
+    graph = loaded(MEL)
+    found = bound(graph, {})
+    assert found.sizes == {"batch": 1, "samples": 2048}
+    assert found.notes == (
+        "Dimension 'samples' is taken to be 2048: at 128, axis 2 of 'frames', a result of 'Conv -> frames' (Conv), "
+        "would have -1.  Give the size that you use: --dim samples=SIZE.",
+    )
+    for value in graph.values.values():
+        assert all(size > 0 for size in shape_of(value, found.sizes) or ())
+    assert bound(graph, {"samples": 16000}).notes == ()
+    assert all(each.kernels >= 0 and each.bytes >= 0 for each in
+               (Ledger(graph, found.sizes).node(node) for node in graph.nodes))
+
+
+def test_sizes_that_leave_a_tensor_less_than_nothing_are_refused() -> None:
+    with pytest.raises(ModelError) as caught:
+        bind(loaded(MEL), {"samples": 128})
+    assert str(caught.value) == (
+        "Axis 2 of 'frames', a result of 'Conv -> frames' (Conv), would have -1 elements: "
+        "((samples + 80) // 160) - 2.\n"
+        "--> --dim samples=128\nhelp: Give a size that is large enough, from --dim samples=400 on."
+    )
+
+
+def test_a_size_that_may_be_zero_is_left_so() -> None:
+    """Nothing past a limit, and an empty batch, are sizes like others."""
+    graph = loaded("""
+        g (float[n, k] x) => (float y) {
+            from = Constant <value_ints = [512]> ()  to = Constant <value_ints = [9223372036854775807]> ()
+            axis = Constant <value_ints = [1]> ()
+            y = Slice(x, from, to, axis)
+        }""")
+    assert bound(graph, {}) == Bound({"n": 1, "k": 128})
+    assert bind(loaded(MEL), {"batch": 0, "samples": 4000})["batch"] == 0
+
+
+def test_sizes_that_only_differ_together() -> None:
+    """Of two sizes the first of which must be the larger, that one is raised; where no size will do, none is."""
+    graph = loaded("""
+        g (float[a] x, float[b] z) => (float y) {
+            n = Shape(x)  m = Shape(z)  d = Sub(n, m)  y = ConstantOfShape(d)
+        }""")
+    assert bound(graph, {}).sizes == {"a": 2, "b": 1}
+    never = loaded("""
+        g (float[a] x) => (float y) {
+            n = Shape(x)  zero = Constant <value_ints = [0]> ()  d = Sub(zero, n)  y = ConstantOfShape(d)
+        }""")
+    found = bound(never, {})
+    assert found == Bound({"a": 1})
+    assert shape_of(never.values["y"], found.sizes) is None
+
+
+@pytest.mark.parametrize("name", ["seq_x", "h", "batch"])
+def test_the_name_of_a_tensor_says_nothing_of_its_sizes(name: str) -> None:
+    graph = loaded(f"g (float[?, 4, ?, 8] {name}) => (float y) {{ y = Relu({name}) }}")
+    assert bind(graph, {}) == {f"{name}.0": 1, f"{name}.2": 224}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,16 @@ def left(text: str, op: str, folder: Path) -> int:
     options.optimized_model_filepath, options.log_severity_level = str(folder / "left.onnx"), 4
     raw = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString()
     onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-    return sum(node.op_type == op for node in onnx.load(folder / "left.onnx").graph.node)
+    return sum(node.op_type == op for node in nodes(onnx.load(folder / "left.onnx").graph))
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Those of its bodies too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from nodes(attribute.g)
 
 
 def chain(types: tuple[str, ...], *, output: bool = False, read: bool = False) -> str:
@@ -51,8 +61,8 @@ def test_casts_that_the_runtime_takes_out(first: str, tmp_path: Path) -> None:
         for types in ((first, second, first), (first, second, "double" if second == "float" else "float")):
             for output, read in ((False, False), (True, False), (False, True)):
                 text = chain(types, output=output, read=read)
-                nodes = [node for node in loaded(text).nodes if node.op == "Cast"]
-                kept = [node for node in nodes if not is_same_memory(node)]
+                casts = [node for node in loaded(text).nodes if node.op == "Cast"]
+                kept = [node for node in casts if not is_same_memory(node)]
                 # Through double it also merges what is not exact: a kernel more is counted than there is.
                 more = types[0] in ("int64", "uint64") and types[1:] == ("double", "float") and not read
                 assert len(kept) == left(text, "Cast", tmp_path) + more, (types, output, read)
@@ -124,6 +134,52 @@ def test_moves_that_move_nothing(name: str, sizes: str, tmp_path: Path) -> None:
     given = text.replace("y = Abs(b)", "").replace("[p,q,r] y", "[p,q,r] b")
     (node,) = (node for node in loaded(given).nodes if node.op == op)
     assert not is_same_memory(node)
+
+
+GIVEN = {
+    "Mul": "b = Mul(v, one)", "Add": "b = Add(zero, v)", "Div": "b = Div(v, one)", "Sub": "b = Sub(v, zero)",
+    "Slice": "b = Slice(v, s, e)", "Expand": "b = Expand(v, ones)",
+}
+BETWEEN = {
+    "nothing": "v = Identity(x)", "Dropout": "v = Dropout(x)", "Cast": "v = Cast <to = 1> (x)",
+    "Reshape": "v = Reshape(x, same)", "Slice": "v = Slice(x, s, e)", "Mul": "v = Mul(x, one)",
+    "casts": "w = Cast <to = 11> (x) v = Cast <to = 1> (w)", "two": "w = Identity(x) v = Dropout(w)",
+}
+NUMBERED = (f"float one = {{1}}, float zero = {{0}}, int64[1] s = {{0}}, int64[1] e = {{{END}}}, "
+            "int64[3] ones = {1, 1, 1}, int64[3] same = {2, 4, 3}")
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("op", GIVEN)
+def test_what_gives_an_input_back_stays(op: str, between: str, tmp_path: Path) -> None:
+    """There is no node before it that could give what it gives."""
+    text = (f"g (float[2,4,3] x) => (float[p,q,r] y) <{NUMBERED}> "
+            f"{{ {BETWEEN[between]} {GIVEN[op]} y = Abs(b) }}")
+    found = [node for node in loaded(text).nodes if node.op == op]
+    assert sum(not is_same_memory(node) for node in found) == left(text, op, tmp_path)
+
+
+@pytest.mark.parametrize("op", GIVEN)
+@pytest.mark.parametrize("read", ["v = Identity(c)", "v = Identity(a)", "v = Exp(c)"])
+def test_what_gives_a_value_of_a_body_back(op: str, read: str, tmp_path: Path) -> None:
+    """The same of what a body is handed, and of what it reads from around it."""
+    text = (f"g (float[2,4,3] x, int64 t, bool k) => (float[p,q,r] y) <{NUMBERED}> {{ a = Exp(x) y = Loop(t, k, a) "
+            "<body = h (int64 i, bool j, float[2,4,3] c) => (bool l, float[2,4,3] w) "
+            f"{{ l = Identity(j) {read} {GIVEN[op]} w = Abs(b) }}> }}")
+    (node,) = (node for body in loaded(text).walk() for node in body.nodes if node.op == op)
+    assert is_same_memory(node) is (read == "v = Exp(c)")
+    assert is_same_memory(node) is (left(text, op, tmp_path) == 0)
+
+
+def test_a_tensor_that_is_read_twice_through_them_counts_once() -> None:
+    """By the ledger, of a node and of a region of the runtime's, and where the bytes are counted again."""
+    text = ("g (float[2,4,3] x) => (float[2,4,3] y) <float one = {1}> "
+            "{ a = Neg(x) b = Mul(one, a) c = Identity(a) d = Mul(b, c) y = Abs(d) }")
+    assert Ledger(loaded(text), {}).total().bytes_other == 6 * 4 * 24
+    import recount
+
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
+    assert recount.count(model, {}).other == 6 * 4 * 24
 
 
 def test_nothing_is_counted_for_them() -> None:

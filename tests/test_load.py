@@ -7,14 +7,18 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import body_models
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from reordered import rewritten
 
+from onnxfuse import api
 from onnxfuse.errors import ExternalDataError, ModelError
 from onnxfuse.graph import from_proto, load_model
+from onnxfuse.graph.order import in_order
 
 NEWEST = onnx.defs.onnx_opset_version()
 
@@ -264,13 +268,113 @@ def test_a_long_cycle_needs_no_deep_stack() -> None:
     )
 
 
-def test_nodes_out_of_order() -> None:
-    nodes = [helper.make_node("Neg", ["a"], ["y"], "late"), helper.make_node("Relu", ["x"], ["a"], "early")]
-    assert message_of(model(nodes)) == (
-        "The graph is not in topological order: node 'late' reads 'a' before node 'early' computes it.\n"
-        "--> node 'late'\n"
-        "help: Export the model again, or sort its nodes so that each stands after those whose results it reads."
+def test_nodes_out_of_order_are_sorted() -> None:
+    """Each moves only behind what it reads; the model that was given stays as it is."""
+    nodes = [
+        helper.make_node("Neg", ["a"], ["b"], "late"), helper.make_node("Exp", ["x"], ["c"], "beside"),
+        helper.make_node("Relu", ["x"], ["a"], "early"), helper.make_node("Add", ["b", "c"], ["y"], "last"),
+    ]
+    given = model(nodes)
+    before = given.SerializeToString(deterministic=True)
+    loaded = from_proto(given)
+    assert [node.name for node in loaded.proto.graph.node] == ["beside", "early", "late", "last"]
+    assert loaded.notes == (
+        "Nodes of the main graph stood before others whose results they read; they are sorted.",
     )
+    assert given.SerializeToString(deterministic=True) == before
+    assert from_proto(loaded.proto).notes == () and from_proto(loaded.proto).proto is loaded.proto
+
+
+def test_nodes_of_bodies_and_functions_are_sorted() -> None:
+    """What a body captures may be computed after its owner; a name that it shares with the graph around is that one."""
+    given = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
+        g (float[4] x, bool c) => (float[4] y) {
+            z = If (c) <
+                then_branch = t () => (float[4] r) {
+                    r = If (c) <
+                        then_branch = tt () => (float[4] p) { p = Add(i, w) i = Neg(k) k = Abs(w) },
+                        else_branch = te () => (float[4] q) { q = Abs(w) }
+                    >
+                },
+                else_branch = e () => (float[4] s) { s = Neg(u) u = Exp(w) }
+            >
+            w = my.f(x)
+            y = Relu(z)
+        }
+        <domain: "my", opset_import: ["" : 17]> f (a) => (b) { b = Tanh(d) d = Neg(a) }""")
+    loaded = from_proto(given)
+    assert len(loaded.notes) == 1 and loaded.notes[0].startswith(
+        "Nodes of a body of 'If -> r', a body of 'If -> z', the main graph and function 'f' stood before others")
+    onnx.checker.check_model(loaded.proto, full_check=True)
+    assert [node.output[0] for node in loaded.proto.graph.node] == ["w", "z", "y"]
+    assert onnxruntime.InferenceSession(loaded.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_a_name_that_hides_one_of_the_graph_around_stays_where_it_is() -> None:
+    """Sorted as it stands: the first node of the body reads the outer value, and its second defines its own."""
+    inner = helper.make_graph(
+        [helper.make_node("Neg", ["w"], ["z"]), helper.make_node("Exp", ["z"], ["w"])], "b", [],
+        [helper.make_tensor_value_info("w", 1, None)],
+    )
+    nodes = [
+        helper.make_node("Relu", ["x"], ["w"]), helper.make_node("Cast", ["x"], ["c"], to=9),
+        helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner),
+    ]
+    loaded = from_proto(model(nodes))
+    assert loaded.notes == ()
+
+
+def test_a_name_of_a_body_that_is_computed_later_around_is_told_apart() -> None:
+    """Or fusing, which moves nodes, would hide it; nested bodies read the value that they did, and the answer stays."""
+    given = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 17]>
+        g (float[4] x, bool c) => (float[4] y, float[4] z) {
+            first = Exp(x)
+            r = If (c) <then_branch = t () => (float[4] w) {
+                    w = Neg(x)
+                    q = If (c) <then_branch = tt () => (float[4] s) { s = Abs(w) },
+                                else_branch = te () => (float[4] s) { s = Tanh(w) }>
+                }, else_branch = e () => (float[4] w) { w = Relu(first) }>
+            w = Sin(r)
+            y = Add(w, first)
+            z = Add(w, r)
+        }""")
+    before = given.SerializeToString()
+    loaded = from_proto(given)
+    assert given.SerializeToString() == before
+    assert len(loaded.notes) == 1 and "bodies of 'If -> r' were called as others" in loaded.notes[0]
+    then, other = (attribute.g for attribute in loaded.proto.graph.node[1].attribute)
+    if then.name == "e":
+        then, other = other, then
+    own = then.node[0].output[0]
+    assert own == then.output[0].name != "w"
+    assert [attribute.g.node[0].input[0] for attribute in then.node[1].attribute] == [own, own]
+    assert other.node[0].output[0] == other.output[0].name != "w"
+    again = from_proto(loaded.proto)
+    assert again.notes == () and again.proto is loaded.proto
+    made = api.optimize(given, target="H100", verify=False, database=False, least_gain=0.0)
+    for condition in (True, False):
+        inputs = {"x": np.linspace(-1, 1, 4, dtype=np.float32), "c": np.array(condition)}
+        one, two = (onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, inputs) for each in (given, made.model))
+        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_files_in_any_order_are_optimised_as_when_sorted(seed: int, tmp_path: Path) -> None:
+    """The saved model is valid and answers as the original does; its report tells that nodes were sorted."""
+    original = body_models.nested()
+    path = tmp_path / "model.onnx"
+    shuffled = rewritten(original, seed, sort=False, rename=False).model
+    onnx.save(shuffled, path)
+    made = api.optimize(path, target="H100", verify=False, database=False)
+    assert any("they are sorted" in note for note in made.optimised.notes)
+    onnx.checker.check_model(made.model)
+    sorted_again = api.unfuse(made.model)
+    assert in_order(sorted_again) == (sorted_again, ())
+    for inputs in body_models.feeds(original):
+        one, other = (onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, inputs) for each in (original, made.model))
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_a_name_that_nothing_computes() -> None:

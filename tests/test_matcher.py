@@ -220,7 +220,7 @@ def test_operators_of_other_domains_are_others(tmp_path: Path) -> None:
 def test_identity_nodes_are_looked_through(tmp_path: Path) -> None:
     model = "g (float[4] p) => (float[4] y) { i = Identity(p) s = Sigmoid(i) j = Identity(s) y = Mul(p, j) }"
     (found,) = tried(tmp_path, "y = x * Sigmoid(x)", model).matches
-    assert names(found) == {"s", "j", "y"}
+    assert names(found) == {"i", "s", "j", "y"}
 
 
 # -- values that escape, several outputs --------------------------------------------------------------------------

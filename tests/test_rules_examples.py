@@ -185,7 +185,7 @@ def test_matching_is_fast() -> None:
     matches, _ = find_matches(view.graph, shipped())
     elapsed = time.perf_counter() - start
     found = Counter(found.rule.id for found in matches)
-    assert Counter(node.rule for node in view.made) == {"rms-norm": 110, "silu": 110, "identity": 110}
+    assert Counter(node.rule for node in view.made) == {"rms-norm": 110, "silu": 110, "identity": 1}
     assert found["gated-silu"] == 110
     assert found["residual-rms-norm"] == 109
     assert elapsed < 5

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.derived import Derived, derived, enlarged, least
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph
 
@@ -14,23 +16,48 @@ BATCH, SEQUENCE, SIDE, OTHER = 1, 128, 224, 16
 """Default sizes: a batch, a sequence, a side of an image, anything else."""
 
 _NAMED = (
-    (re.compile(r"batch|(^|_)(n|bs|b)$", re.IGNORECASE), BATCH),
+    (re.compile(r"batch|(^|_)bs$", re.IGNORECASE), BATCH),
     (re.compile(r"seq|(^|_)(len|length|tokens?|time|frames?|t|s|l)$", re.IGNORECASE), SEQUENCE),
     (re.compile(r"height|width|(^|_)(h|w|size)$", re.IGNORECASE), SIDE),
 )
 
+_NAMELESS = re.compile(r"\.(\d+|trips)(\.either)?$")
+"""Symbols that nobody named: they are called after a tensor, which tells nothing of a size."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A number for every symbol of a graph.
+
+    Attributes:
+        sizes: by symbol.
+        notes: sizes that had to be assumed larger than by default, and why.
+    """
+
+    sizes: dict[str, int]
+    notes: tuple[str, ...] = ()
+
 
 def bind(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of ``bound``."""
+    return bound(graph, dims).sizes
+
+
+def bound(graph: Graph, dims: Mapping[str, int]) -> Bound:
     """A number for every symbol of the graph.
 
     ``dims`` comes first.  By default a symbol whose name tells what it is gets that size (``batch`` 1, ``seq_len``
-    128, ``height`` 224); another one gets the size of its first place among the inputs: axis 0 is the batch, the
-    axes from 2 on of a tensor of rank 4 or 5 are sides of an image, axis 1 of a tensor of rank 2 or 3 is a sequence;
-    any other symbol is 16.  Where a graph input's size is an expression, its symbols are bound in the same way.  A size
-    that changes from run to run of a body has the value that it has in the first.
+    128, ``height`` 224; ``N`` may count anything behind the first axis of an input); another one gets the size of its
+    first place among the inputs: axis 0 is the batch, the axes from 2 on of a tensor of rank 4 or 5 are sides of an
+    image, axis 1 of a tensor of rank 2 or 3 is a sequence; any other symbol is 16.  Where a graph input's size is an
+    expression, its symbols are bound in the same way.  A size that changes from run to run of a body has the value
+    that it has in the first.
+
+    A default with which a size that follows from it is below 1 is doubled until none is, where that can be.
 
     Raises:
-        ModelError: ``dims`` names no symbol of the graph, or a size below zero.
+        ModelError: ``dims`` names no symbol of the graph, or a size below zero, or sizes with which a tensor would have
+            one below zero.
     """
     symbols = _symbols(graph)
     for name, size in dims.items():
@@ -47,11 +74,36 @@ def bind(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     batches = {size for name, size in dims.items() if name in first}
     shared = dict.fromkeys(first & symbols.keys(), batches.pop()) if len(batches) == 1 else {}
     sizes = {**symbols, **shared, **dims}
+    follows = derived(graph)
+    larger = enlarged(follows, sizes, symbols.keys() - shared.keys() - dims.keys()) if follows else {}
+    notes = tuple(_raised(follows, sizes, name, size) for name, size in larger.items())
+    sizes |= larger
+    for each in follows if dims else ():
+        if (each.at(sizes) or 0) < 0 and not each.size.symbols.isdisjoint(dims):
+            raise _negative(each, sizes, dims)
     for body in graph.walk():
         for name, before in body.first.items():
             if name not in dims:
                 sizes[name] = before.evaluate(sizes)
-    return sizes
+    return Bound(sizes, notes)
+
+
+def _raised(follows: tuple[Derived, ...], sizes: Mapping[str, int], name: str, size: int) -> str:
+    """Why a default is larger than others."""
+    small = next((each for each in follows if name in each.size.symbols and (each.at(sizes) or 0) < 1), None)
+    why = "" if small is None else f": at {sizes[name]}, axis {small.axis} of {small}, would have {small.at(sizes)}"
+    return f"Dimension '{name}' is taken to be {size}{why}.  Give the size that you use: --dim {name}=SIZE."
+
+
+def _negative(found: Derived, sizes: Mapping[str, int], dims: Mapping[str, int]) -> ModelError:
+    own = [name for name in dims if name in found.size.symbols]
+    needed = {name: size for name in own if (size := least(found, sizes, name)) is not None}
+    given = " ".join(f"--dim {name}={dims[name]}" for name in own)
+    enough = " or ".join(f"--dim {name}={size}" for name, size in needed.items())
+    return ModelError(
+        f"Axis {found.axis} of {found}, would have {found.at(sizes)} elements: {found.size}.", place=given,
+        remedy=f"Give a size that is large enough, from {enough} on." if enough else "Give other sizes.",
+    )
 
 
 def _symbols(graph: Graph) -> dict[str, int]:
@@ -69,11 +121,15 @@ def _symbols(graph: Graph) -> dict[str, int]:
     return found
 
 
+_LETTER = re.compile(r"(^|_)(n|b)$", re.IGNORECASE)
+"""Names of a batch, but for an axis behind the first of an input: there it may be a number of anything."""
+
+
 def _default(name: str, axis: int | None, rank: int) -> int:
     for pattern, size in _NAMED:
-        if pattern.search(name):
+        if pattern.search(name) and not _NAMELESS.search(name):
             return size
-    if axis == 0:
+    if axis == 0 or (axis is None and _LETTER.search(name)):
         return BATCH
     if axis is not None and axis >= 2 and rank in (4, 5):
         return SIDE

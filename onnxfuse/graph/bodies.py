@@ -28,7 +28,8 @@ def enter(bodies: Sequence[Graph], infer: Infer) -> list[Graph]:
 def results(context: Context, bodies: Sequence[Graph]) -> list[Type]:
     """Types of the outputs of the node that owns these bodies, once they are inferred.
 
-    A size that only a body knows is unknown outside.
+    A size that only a body knows is unknown outside.  An If whose condition is known has the types of the branch that
+    it takes; another one what both branches have in common.
     """
     node = context.node
     known = frozenset(
@@ -37,6 +38,9 @@ def results(context: Context, bodies: Sequence[Graph]) -> list[Type]:
         for size in (*(value.shape or ()), *(value.elements or ()))
         for name in size.symbols
     )
+
+    def contents(elements: Shape | None) -> Shape | None:
+        return elements if elements is not None and all(size.symbols <= known for size in elements) else None
 
     def outside(shape: Shape | None, output: int) -> Shape | None:
         if shape is None:
@@ -49,8 +53,25 @@ def results(context: Context, bodies: Sequence[Graph]) -> list[Type]:
     found = []
     for place in range(len(node.outputs)):
         inside = _inside(node, bodies, place)
-        found.append(Type(inside.dtype, outside(inside.shape, place)))
+        found.append(Type(inside.dtype, outside(inside.shape, place), contents(inside.elements)))
     return found
+
+
+def taken(node: Node) -> str | None:
+    """The attribute that holds the branch which an If takes in every run, None where its condition is open."""
+    condition = node.inputs[0] if node.inputs else None
+    elements = None if condition is None else elements_of(condition)
+    if elements is None or len(elements) != 1 or elements[0].value is None:
+        return None
+    return "then_branch" if elements[0].value else "else_branch"
+
+
+def is_idle(body: Graph) -> bool:
+    """Whether no run comes to the body: it is a branch of an If that always takes the other one."""
+    owner = body.owner
+    if owner is None or owner.op != "If" or body.body is None:
+        return False
+    return taken(owner) not in (None, body.body.place[-1][1])
 
 
 def trips(body: Graph) -> Dim | None:
@@ -187,7 +208,7 @@ def _axes(attributes: Mapping[str, object], name: str, count: int) -> list[int]:
 def _inside(node: Node, bodies: Sequence[Graph], place: int) -> Type:
     """Type of one of a node's outputs, in sizes of its bodies."""
     if node.op == "If":
-        return _either([body.outputs[place] for body in bodies if place < len(body.outputs)])
+        return _either([body.outputs[place] for body in bodies if place < len(body.outputs) and not is_idle(body)])
     (body,) = bodies
     carried = _carried(body)
     if place < len(carried):
@@ -215,10 +236,11 @@ def _either(values: Sequence[Value]) -> Type:
     if len(ranks) != 1 or None in ranks:
         return Type(dtype)
     first, second = shapes[0] or (), shapes[-1] or ()
+    contents = values[0].elements if values[0].elements == values[-1].elements else None
     return Type(dtype, tuple(
         a if a == b else symbol(f"{values[0].name}.{axis}.either")
         for axis, (a, b) in enumerate(zip(first, second, strict=True))
-    ))
+    ), contents)
 
 
 def _runs_through(body: Graph) -> bool:

@@ -7,8 +7,9 @@ stop it.  What it leaves out (tensor attributes, captured names, element types) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from onnxfuse.graph.constants import SMALL_ELEMENTS, read
 from onnxfuse.graph.dims import Dim, dim, parse, symbol
 from onnxfuse.graph.load import LoadedModel, from_proto
 from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
-from onnxfuse.graph.order import OWNERS, bodies_of, body_of, captured_names, local_names, subgraphs
+from onnxfuse.graph.order import OWNERS, bodies_of, body_of, local_names, subgraphs
+from onnxfuse.graph.sequence import captures, sequence
 
 _PLAIN = (
     onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING,
@@ -73,11 +75,13 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
     if around:
         values |= _captured(graph, values, around)
     known = {**(around or {}), **values}
+    taken = {*known, *(name for node in graph.node for name in node.output if name)}
     nodes: list[Node] = []
     bodies: list[Graph] = []
-    for index, (imported, original) in enumerate(zip(_import(graph, proto).nodes, graph.node, strict=True)):
+    pairs = list(zip(_import(graph, proto).nodes, graph.node, strict=True))
+    for index, position in enumerate(sequence(graph)):
+        imported, original = pairs[position]
         has_subgraph = any(True for _ in subgraphs(original))
-        captures = captured_names(original) if has_subgraph else []
         node = Node(
             index=index,
             name=original.name,
@@ -89,7 +93,7 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
                 None if not tensor.name else values.setdefault(tensor.name, Value(tensor.name))
                 for tensor in imported.outputs
             ),
-            captures=tuple(values[name] for name in captures if name in values),
+            captures=tuple(values[name] for name in captures(original) if name in values) if has_subgraph else (),
             has_subgraph=has_subgraph,
             body=body,
         )
@@ -102,8 +106,8 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
             value.consumers.append(node)
         if node.op == "Constant" and not node.domain:
             _set_constant(node, original)
-        if (node.domain, node.op) in OWNERS and not any(_hides(inner, known) for _, inner in bodies_of(original)):
-            bodies += [_build(inner, source, known, body_of(body, graph, index, name), node)
+        if (node.domain, node.op) in OWNERS and not any(_hides(inner, taken) for _, inner in bodies_of(original)):
+            bodies += [_build(inner, source, known, body_of(body, graph, position, name), node)
                        for name, inner in bodies_of(original)]
             for outer, value in (pair for inner in bodies if inner.owner is node for pair in handed_in(inner)):
                 outer.inner.append(value)
@@ -124,7 +128,7 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
     )
 
 
-def _hides(graph: onnx.GraphProto, around: Mapping[str, Value]) -> bool:
+def _hides(graph: onnx.GraphProto, around: Collection[str]) -> bool:
     """Whether a body gives a name of the graphs around to a value of its own, which ONNX forbids: it stays closed."""
     own = local_names(graph).union(*(node.output for node in graph.node))
     return not own.isdisjoint(around) or any(
@@ -135,7 +139,8 @@ def _hides(graph: onnx.GraphProto, around: Mapping[str, Value]) -> bool:
 def _captured(graph: onnx.GraphProto, own: Mapping[str, Value], around: Mapping[str, Value]) -> dict[str, Value]:
     """Values of the graphs around that a body reads by name, itself or in bodies of its own."""
     made = {name for node in graph.node for name in node.output}
-    names = dict.fromkeys(name for node in graph.node for name in (*node.input, *captured_names(node)))
+    ordered = [graph.node[position] for position in sequence(graph)]
+    names = dict.fromkeys(name for node in ordered for name in (*node.input, *captures(node)))
     names |= dict.fromkeys(output.name for output in graph.output)
     found = {
         name: Value(name, outer=around[name])
@@ -236,6 +241,8 @@ def _values(graph: onnx.GraphProto, ir_version: int, folder: Path | None) -> dic
         value.shape = tuple(dim(size) for size in tensor.dims)
         if prod(tensor.dims) <= SMALL_ELEMENTS:
             value.constant = read(tensor, folder)
+        else:
+            value.contents = partial(read, tensor, folder)
     for sparse in graph.sparse_initializer:
         name = sparse.values.name
         values[name] = Value(
@@ -263,6 +270,7 @@ def _set_constant(node: Node, original: onnx.NodeProto) -> None:
     for name, content in node.attributes.items():
         if isinstance(content, Tensor):
             value.dtype, value.shape = content.dtype, tuple(dim(size) for size in content.shape)
+            value.contents = partial(read, content.tensor, content.folder)
         elif isinstance(content, np.ndarray):
             value.dtype = next(attribute.t.data_type for attribute in original.attribute if attribute.name == name)
             value.shape, value.constant = tuple(dim(size) for size in content.shape), content

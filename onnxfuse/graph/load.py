@@ -1,18 +1,21 @@
 """Read a model file and make sure that it is one.
 
 Weights outside the file are not read; that they are there, long enough and inside the model's folder is checked from
-their sizes.  What passes here has: a graph in topological order in which every name is defined once, an operator set
+their sizes.  Nodes that are in no topological order are sorted, and names that a body shares with a later value around
+are told apart.  What passes here has: graphs in topological order in which every name is defined once, an operator set
 that onnx knows, standard operators with the inputs and attributes that they need, and tensors whose bytes are present.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
 from onnxfuse.errors import ExternalDataError, ModelError
+from onnxfuse.graph.apart import told_apart
 from onnxfuse.graph.constants import (
     element_bits,
     external_path,
@@ -22,11 +25,14 @@ from onnxfuse.graph.constants import (
     tensor_bytes,
     tensors,
 )
-from onnxfuse.graph.order import check_order
+from onnxfuse.graph.order import check_order, in_order
 from onnxfuse.graph.signatures import check_signatures
 from onnxfuse.graph.wire import DecodeError, diagnose
 
 OLDEST_OPSET = 11
+
+SHOWN = 4
+"""Graphs that a message names."""
 
 CHECKED_BYTES = 1 << 16
 """The length of an inline tensor's contents is checked where no more bytes than this are needed."""
@@ -40,11 +46,13 @@ class LoadedModel:
         path: the file it was read from, or None.
         proto: the model, with references to external data and without the data; not to be changed.
         folder: where its external data is looked for, or None.
+        notes: what a user should know of how it was read.
     """
 
     path: Path | None
     proto: onnx.ModelProto
     folder: Path | None
+    notes: tuple[str, ...] = ()
 
 
 def load_model(path: str | Path) -> LoadedModel:
@@ -81,7 +89,7 @@ def load_model(path: str | Path) -> LoadedModel:
 
 
 def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> LoadedModel:
-    """Check a model that is in memory; it is neither copied nor changed.
+    """Check a model that is in memory; it is not changed, and copied only to sort its nodes or tell names apart.
 
     Args:
         folder: where its external data is, for a model that has some.
@@ -102,10 +110,24 @@ def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> Load
 
 def _checked(model: LoadedModel, place: str | None) -> LoadedModel:
     _check_versions(model.proto, place)
+    proto, unsorted = in_order(model.proto)
+    if unsorted:
+        text = f"Nodes of {_listed(unsorted)} stood before others whose results they read; they are sorted."
+        model = replace(model, proto=proto, notes=(*model.notes, text))
     check_order(model.proto.graph, place)
+    proto, owners = told_apart(model.proto)
+    if owners:
+        text = (f"Values in bodies of {_listed(owners)} were called as others that are computed later in the graph "
+                "around; they have names of their own now.")
+        model = replace(model, proto=proto, notes=(*model.notes, text))
     check_signatures(model.proto)
     _check_tensors(model)
     return model
+
+
+def _listed(texts: Sequence[str]) -> str:
+    shown = [*texts[:SHOWN], f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN + 1 else texts
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def _check_versions(proto: onnx.ModelProto, place: str | None) -> None:

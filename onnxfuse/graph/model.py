@@ -1,13 +1,14 @@
 """The graph that every stage after loading looks at: nodes, values, and who uses what.
 
-It is a view: the ONNX model that was loaded stays the truth, and the rewriting edits a copy of that.  A node knows
-the place of its original in the model (``index``); a node of the canonical view stands for several originals.
+It is a view: the ONNX model that was loaded stays the truth, and the rewriting edits a copy of that.  Its nodes stand
+in an order of their own (``graph.sequence``), whatever order the file has; a result's name leads back to the node of
+the model.  A node of the canonical view stands for several originals.
 Nothing here changes once built; stages that see the graph differently build another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class Value:
         constant: contents known at optimise time (initialisers, Constant nodes), read on demand and only where
             small (``graph.constants.SMALL_ELEMENTS``); else None.
         is_constant: whether it is an initialiser or a Constant's output, however large.
+        contents: reads a constant that is too large for ``constant``; None elsewhere.
         elements: contents of a small integer tensor as sizes (what a chain of Shape, Gather and Concat computes),
             in row-major order; None where unknown.
         producer: the node that computes it; None for graph inputs and initialisers.
@@ -64,6 +66,7 @@ class Value:
     declared: Shape | None = None
     outer: Value | None = None
     inner: list[Value] = field(default_factory=list)
+    contents: Callable[[], np.ndarray] | None = None
 
     @property
     def rank(self) -> int | None:
@@ -80,7 +83,7 @@ class Node:
     """An operation of the graph.
 
     Attributes:
-        index: position in the graph, which is in topological order.
+        index: position among the graph's nodes, which stand in topological order.
         op: operator type; domain: its domain, "" for the standard one ("ai.onnx" is written "").
         attributes: decoded attributes by name: int, float, str, list, ``np.ndarray`` for tensors; subgraphs are
             left out (``has_subgraph`` tells).
@@ -88,6 +91,9 @@ class Node:
         outputs: values written; None where an optional output is not asked for.
         captures: values of this graph that its subgraphs (If, Loop, Scan) read by name.
         originals: the nodes of the model that it stands for; itself alone outside the canonical view.
+        passed: nodes of the model through which it reads what it reads, as the canonical view leaves them out: each
+            gives its operand back, and others may read the result too.
+        dead: whether the canonical view knows that no output of the graph depends on it.
         rule: id of the canonical rule that made it, or None.
         body: the body that it is in; None in the main graph.
     """
@@ -102,6 +108,8 @@ class Node:
     captures: tuple[Value, ...] = ()
     has_subgraph: bool = False
     originals: tuple[Node, ...] = ()
+    passed: tuple[Node, ...] = ()
+    dead: bool = False
     rule: str | None = None
     body: Body | None = None
 
@@ -125,6 +133,11 @@ class Node:
     def place(self) -> Place:
         """Where its graph is in the model."""
         return () if self.body is None else self.body.place
+
+    @property
+    def copied(self) -> tuple[Node, ...]:
+        """The nodes of the model that a region which holds it holds: those that it stands for, and those between."""
+        return (*self.passed, *self.originals)
 
     def reads(self) -> Iterable[Value]:
         """Every value that it depends on, each once, captures included."""
@@ -171,7 +184,7 @@ class Graph:
     and ``Value.outer`` leads to where it is computed.
 
     Attributes:
-        nodes: in topological order; ``nodes[i].index == i``.
+        nodes: in topological order, that of ``graph.sequence``; ``nodes[i].index == i``.
         values: every value by name.
         inputs, outputs: of the graph, initialisers left out.
         opsets: version by domain ("" for the standard one).

@@ -1,15 +1,15 @@
-"""Check that a graph's names are defined once, before they are used, and that it has no cycle."""
+"""Check that a graph's names are defined once, before they are used, and that it has no cycle; sort its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any
 
 import onnx
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Body
-
-_EXPORT = "Export the model again, or sort its nodes so that each stands after those whose results it reads."
 
 _SHOWN = 8
 """Nodes of a cycle that a message names."""
@@ -95,15 +95,109 @@ def label_of_result(node: onnx.NodeProto) -> str:
     return f"{node.op_type} -> {next((name for name in node.output if name), '?')}"
 
 
+def in_order(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The model with the nodes of every graph and function in topological order, as near as can be to the order that
+    they had, and what had to be sorted: "the main graph", "a body of 'If_3'", "function 'f'".
+
+    The model itself where all are sorted; else a copy.  Nodes of a cycle stay where they are.
+    """
+    if _is_sorted(model.graph.node, model.graph, frozenset()) and all(
+            _is_sorted(function.node, None, frozenset()) for function in model.functions):
+        return model, ()
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    found: list[str] = []
+    _sort(result.graph.node, result.graph, frozenset(), "the main graph", found)
+    for function in result.functions:
+        _sort(function.node, None, frozenset(), f"function '{function.name}'", found)
+    return result, tuple(dict.fromkeys(found))
+
+
+def _is_sorted(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto | None, outer: frozenset[str]) -> bool:
+    """Whether every node, in subgraphs too, stands after those whose results it reads."""
+    later = {name for node in nodes for name in node.output if name and name not in outer}
+    if graph is not None:
+        later -= local_names(graph)
+    scope = None
+    for node in nodes:
+        if not later.isdisjoint(node.input):
+            return False
+        for inner in subgraphs(node):
+            scope = _scope(nodes, graph, outer) if scope is None else scope
+            if not _is_sorted(inner.node, inner, scope):
+                return False
+        if any(True for _ in subgraphs(node)) and not later.isdisjoint(captured_names(node)):
+            return False
+        later.difference_update(node.output)
+    return True
+
+
+def _sort(items: Any, graph: onnx.GraphProto | None, outer: frozenset[str], about: str, found: list[str]) -> None:
+    """Sort a list of nodes in place, those of subgraphs first, and note what was not sorted."""
+    nodes = list(items)
+    scope = _scope(nodes, graph, outer)
+    for node in nodes:
+        for inner in subgraphs(node):
+            _sort(inner.node, inner, scope, f"a body of '{label(node)}'", found)
+    if _is_sorted(nodes, graph, outer):
+        return
+    found.append(about)
+    given = local_names(graph) if graph is not None else set()
+    producers = {name: place for place, node in enumerate(nodes) for name in node.output if name and name not in given}
+    needs = {
+        place: {
+            producers[name] for name in (*node.input, *captured_names(node))
+            if name in producers and (name not in outer or producers[name] < place)
+        } - {place}
+        for place, node in enumerate(nodes)
+    }
+    order, stuck = contracted(range(len(nodes)), needs)
+    if not stuck:
+        rank = {place: number for number, place in enumerate(order)}
+        keys = iter([rank[place] for place in range(len(nodes))])
+        items.sort(key=lambda _: next(keys))  # sort asks once an item, in order
+
+
+def _scope(nodes: Iterable[onnx.NodeProto], graph: onnx.GraphProto | None, outer: frozenset[str]) -> frozenset[str]:
+    """Names that subgraphs of these nodes may read."""
+    own = local_names(graph) if graph is not None else set()
+    return outer.union(own, (name for node in nodes for name in node.output))
+
+
+def contracted(
+    items: Sequence[int], needs: Mapping[int, Collection[int]]
+) -> tuple[list[int], list[int]]:
+    """The items in topological order, the smallest that is ready first, and the items that no order can hold.
+
+    ``needs`` gives what must come before an item.
+    """
+    waiting = {item: len(needs[item]) for item in items}
+    followers: dict[int, list[int]] = {}
+    for item in items:
+        for need in needs[item]:
+            followers.setdefault(need, []).append(item)
+    ready = [item for item in items if not waiting[item]]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        item = heappop(ready)
+        order.append(item)
+        for follower in followers.get(item, ()):
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heappush(ready, follower)
+    return order, sorted(set(items) - set(order))
+
+
 def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str] = frozenset()) -> None:
-    """Check a graph and its subgraphs.
+    """Check a graph and its subgraphs, whose nodes ``in_order`` has sorted.
 
     Args:
         place: for messages: the model's file.
         outer: names that are defined around the graph.
 
     Raises:
-        ModelError: a name defined twice or not at all, a cycle, nodes out of order.
+        ModelError: a name defined twice or not at all, a cycle.
     """
     defined = local_names(graph)
     _check_unique(graph, place)
@@ -118,15 +212,9 @@ def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str]
                         f"Node '{label(node)}' reads '{name}', which nothing computes.", place=where,
                         remedy="Export the model again.",
                     )
-                cycle = _cycle(graph, index, producers)
-                if cycle:
-                    raise ModelError(
-                        f"The graph has a cycle: {_described(graph, cycle)}.", place=where,
-                        remedy="Export the model again.",
-                    )
                 raise ModelError(
-                    f"The graph is not in topological order: node '{label(node)}' reads '{name}' before node "
-                    f"'{label(graph.node[producers[name]])}' computes it.", place=where, remedy=_EXPORT,
+                    f"The graph has a cycle: {_described(graph, _cycle(graph, index, producers))}.", place=where,
+                    remedy="Export the model again.",
                 )
         for name in node.output:
             if name in defined:

@@ -6,7 +6,7 @@ What it takes out was found by trying (tests/test_graph_removed.py asks it again
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from onnx import TensorProto
 from onnxfuse.graph.classes import in_training
 from onnxfuse.graph.model import Node, Value, root
 
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+_RESIZED = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+_VIEWS = _RESIZED | {"Identity"}
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 """Operators, and the number beside which their other operand is their result."""
 
@@ -67,6 +68,75 @@ def same_memory(node: Node) -> Value | None:
     return first if removed is not None and removed(node) else None
 
 
+def taken_out(node: Node) -> Value | None:
+    """The operand that ONNX Runtime puts in the place of a node's result before it fuses anything; None where the node
+    is still there.  Casts to another type and back are: they go last."""
+    if node.op in _RESIZED or (node.op == "Cast" and not _keeps_type(node)):
+        return None
+    if node.op == "Dropout" and node.outputs and node.outputs[0] is not None and node.outputs[0].is_output:
+        return None
+    return same_memory(node)
+
+
+def given_back(node: Node) -> Value | None:
+    """The operand that is the first result, under its own sizes, as ONNX Runtime takes the node out sooner or later."""
+    return None if node.op in _RESIZED else same_memory(node)
+
+
+def source(value: Value) -> Value:
+    """The value that a kernel reads in a value's place once ONNX Runtime has taken out what it does."""
+    while value.producer is not None and value is value.producer.outputs[0]:
+        operand = given_back(value.producer)
+        if operand is None:
+            break
+        value = operand
+    return value
+
+
+def readers(value: Value) -> Iterator[Node]:
+    """The nodes that read a value or one of which it is the ``source``; one may come several times."""
+    for each in _names(value):
+        yield from (node for node in each.consumers if given_back(node) is not each)
+
+
+def is_given(value: Value) -> bool:
+    """Whether a value, or one of which it is the ``source``, is an output of its graph."""
+    return any(each.is_output for each in _names(value))
+
+
+def _names(value: Value) -> Iterator[Value]:
+    """A value, and those of which it is the ``source``."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        waiting += [result for node in value.consumers for result in node.outputs[:1]
+                    if result is not None and given_back(node) is value]
+
+
+def passes_on(node: Node) -> bool:
+    """Whether the first result is an operand in the same memory under the same sizes: nothing is left of the node."""
+    operand = same_memory(node)
+    return operand is not None and node.outputs[0] is not None and operand.shape == node.outputs[0].shape
+
+
+def gives_back(node: Node) -> bool:
+    """Whether a node of the canonical view only gives its operand back, and costs nothing where it stands: what reads
+    its result may as well read the operand.
+
+    What else its originals read is constant, so that whoever reads the operand may hold a copy of them.
+    """
+    if node.op != "Identity" or node.domain or len(node.inputs) != 1:
+        return False
+    operand, result = node.inputs[0], node.outputs[0]
+    if operand is None or result is None or (operand.dtype, operand.shape) != (result.dtype, result.shape):
+        return False
+    inner = {value for original in node.originals for value in original.outputs}
+    others = [value for original in node.originals for value in original.reads()
+              if value not in inner and value is not same_memory(original)]
+    return all(map(passes_on, node.originals)) and all(value.is_constant for value in others)
+
+
 def _unchanged(node: Node) -> Value | None:
     """What a constant number adds nothing to, or multiplies by one."""
     for operand, number in ((0, 1), (1, 0)) if node.op in _EITHER else ((0, 1),):
@@ -75,8 +145,20 @@ def _unchanged(node: Node) -> Value | None:
         if value is None or value.shape is None or beside is None or beside.dtype not in _COUNTED or constant is None:
             continue
         if constant.ndim <= len(value.shape) and constant.size == 1 and constant.item() == _NEUTRAL[node.op]:
-            return value
+            return value if _is_computed(value) else None
     return None
+
+
+def _is_computed(value: Value) -> bool:
+    """Whether it is a node's result, or a constant: what would give back an input, or in a body a value from around it,
+    ONNX Runtime leaves where it is."""
+    while value.producer is not None and not value.is_constant:
+        node = value.producer
+        passes = node.op == "Identity" or _keeps_type(node) or (node.op == "Dropout" and same_memory(node) is not None)
+        if node.domain or not passes or node.inputs[0] is None:
+            return True
+        value = node.inputs[0]
+    return value.is_constant
 
 
 def _constant(value: Value | None) -> NDArray[Any] | None:
@@ -90,7 +172,8 @@ def _takes_all(node: Node) -> bool:
     steps = _numbers(node, 4) if len(node.inputs) > 4 and node.inputs[4] is not None else np.ones(1)
     if starts is None or ends is None or steps is None:
         return False
-    return not np.any(starts) and bool(np.all(ends == _END)) and bool(np.all(steps == 1))
+    whole = not np.any(starts) and bool(np.all(ends == _END)) and bool(np.all(steps == 1))
+    return whole and node.inputs[0] is not None and _is_computed(node.inputs[0])
 
 
 def _spreads_nothing(node: Node) -> bool:
@@ -98,7 +181,7 @@ def _spreads_nothing(node: Node) -> bool:
     value, sizes = node.inputs[0], _numbers(node, 1)
     if value is None or value.shape is None or sizes is None or len(sizes) > len(value.shape):
         return False
-    return all(wanted == 1 or size == int(wanted)
+    return _is_computed(value) and all(wanted == 1 or size == int(wanted)
                for size, wanted in zip(value.shape[len(value.shape) - len(sizes):], sizes, strict=True))
 
 
@@ -117,6 +200,12 @@ def _is_removed_cast(node: Node) -> bool:
     if source is None or target is None or result is None:
         return False
     return source == target or _takes_back(node) or (is_exact(source, target) and _is_read_by_casts(result))
+
+
+def _keeps_type(node: Node) -> bool:
+    """Whether a Cast is to the type at hand."""
+    source, target = _cast_types(node)
+    return source is not None and source == target
 
 
 def _takes_back(node: Node) -> bool:

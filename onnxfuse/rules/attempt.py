@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onnxfuse.graph.model import Node, Value, root
 from onnxfuse.rules import conditions
 from onnxfuse.rules.functions import Scope
-from onnxfuse.rules.kinds import ForbidRule, PatternRule
+from onnxfuse.rules.kinds import ForbidRule, FuseRule, PatternRule
 from onnxfuse.rules.matches import Match, NodeIndex
 from onnxfuse.rules.misses import NOT_CONSTANT, OTHER_OPERATOR, OTHER_VALUE, WHOLE, Misses, operator_message
 from onnxfuse.rules.operands import (
     close,
+    common_source,
     equals_literal,
     is_identity,
     keyword_mismatch,
@@ -152,8 +153,17 @@ class Attempt:
         if name == "_":
             yield
         elif name in self.bindings:
-            if same(self.bindings[name], value):
+            bound = self.bindings[name]
+            if same(bound, value):
+                # Where one read goes through Identity nodes and another does not, they belong to the match: the name,
+                # and others for the same, stand for what all of its reads come from.
+                source, between = common_source(bound, value)
+                names = [each for each, known in self.bindings.items() if known is bound]
+                self.bindings.update(dict.fromkeys(names, source))
+                self._join(between)
                 yield
+                self._leave(between)
+                self.bindings.update(dict.fromkeys(names, bound))
             else:
                 self._miss(OTHER_VALUE, "different-value", lambda: (
                     f"{name} stands for {name_of(self.bindings.get(name))} and for {name_of(value)}; the rule needs "
@@ -206,7 +216,9 @@ class Attempt:
             return
         if op in self.ops:
             if self.ops[op] is node:
+                self._join(skipped)
                 yield
+                self._leave(skipped)
             else:
                 self._miss(OTHER_VALUE, "different-value", lambda: (
                     f"{node.label} and {self.ops[op].label} stand where the rule needs one {op.label}."
@@ -216,17 +228,25 @@ class Attempt:
             self._miss(NOT_CONSTANT, "claimed", lambda: f"{node.label} belongs to another match.", node)
             return
         joined = (node, *skipped)
-        for member in joined:
-            self.nodes[member] = self.nodes.get(member, 0) + 1
+        self._join(joined)
         self.ops[op] = node
         self.depth += 1
         yield from self._keywords(op, node, 0, ())
         self.depth -= 1
         del self.ops[op]
-        for member in joined:
-            self.nodes[member] -= 1
-            if not self.nodes[member]:
-                del self.nodes[member]
+        self._leave(joined)
+
+    def _join(self, nodes: Iterable[Node]) -> None:
+        """Take nodes into the match, each as often as it is asked for."""
+        for node in nodes:
+            self.nodes[node] = self.nodes.get(node, 0) + 1
+
+    def _leave(self, nodes: Iterable[Node]) -> None:
+        """Take back what ``_join`` did."""
+        for node in nodes:
+            self.nodes[node] -= 1
+            if not self.nodes[node]:
+                del self.nodes[node]
 
     def _keywords(self, op: Op, node: Node, number: int, taken: tuple[int, ...]) -> Iterator[None]:
         """Match keywords from ``number`` on, then the inputs; ``taken`` are inputs that keywords spoke for."""
@@ -309,15 +329,11 @@ class Attempt:
         if number == len(hole.arguments):
             final, _ = pointwise_region(value, stops, self.nodes, self.claimed)
             nodes = tuple(sorted(final, key=lambda node: node.index))
-            for node in nodes:
-                self.nodes[node] = self.nodes.get(node, 0) + 1
+            self._join(nodes)
             self.holes[hole.name] = nodes
             yield
             del self.holes[hole.name]
-            for node in nodes:
-                self.nodes[node] -= 1
-                if not self.nodes[node]:
-                    del self.nodes[node]
+            self._leave(nodes)
             return
         argument = hole.arguments[number]
         candidates = [*frontier]
@@ -357,14 +373,17 @@ class Attempt:
             for value in node.outputs:
                 if value is None:
                     continue
-                reader = next((reader for reader in value.consumers if reader not in self.nodes), None)
+                readers = [reader for reader in value.consumers if reader not in self.nodes]
+                reader = next(iter(readers), None)
                 if reader is None and not value.is_output:
                     continue
                 escaped.add(value)
                 if value in declared:
                     continue
                 code = ESCAPE_CODES[0] if reader is not None else ESCAPE_CODES[1]
-                if self._forbids(code):
+                # What only dead nodes read is written for them: nobody would have a rule wait for that.
+                idle = bool(readers) and not value.is_output and all(reader.dead for reader in readers)
+                if self._forbids(code) and not (idle and isinstance(self.rule, FuseRule)):
                     self._escape(code, value, node, reader)
                     return None
                 extra.append(value)

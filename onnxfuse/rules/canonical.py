@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.removed import gives_back
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import conditions
 from onnxfuse.rules.functions import Scope
@@ -43,13 +45,19 @@ def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool
         tell_all: whether the near misses of quiet rules are kept as well.
 
     Rules are tried largest pattern first, to a fixed point.  A group of which an inner value is read outside, or is an
-    output of the model, stays as it is; so does one that would make a cycle.
+    output of the model, stays as it is; so does one that would make a cycle, and a body that never runs.
+
+    Nodes that give their operand back and run no kernel are read through (``Node.passed``), whoever else reads them.
     """
     view = _rebuild(graph, ())
     order = sorted(rules, key=lambda rule: -(rule.pattern.size if rule.pattern else 0))
     told: dict[tuple[str, str], Refusal] = {}
     for _ in range(MAX_PASSES):
         index = NodeIndex(view)
+        idle = _idle(order, view, index)
+        if idle:
+            view = _rebuild(view, idle)
+            continue
         claimed: set[Node] = set()
         chosen: list[Match] = []
         misses: list[Refusal] = []
@@ -70,16 +78,45 @@ def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool
             told[miss.rule, miss.node] = miss
         if not chosen:
             break
-        view = _rebuild(view, chosen)
+        # What gives its operand back goes first: behind it a pattern may be longer than it looked.  An epsilon of 0 is
+        # not of that kind where a larger pattern has claimed it.
+        view = _rebuild(view, [found for found in chosen if _is_identity(found)] or chosen)
     made = tuple(node for node in view.nodes if node.rule is not None)
     mended = {(node.rule, original.label) for node in made for original in node.originals}
     refusals = tuple(miss for place, miss in told.items() if place not in mended)
-    bodies = [canonicalise(body, rules, tell_all=tell_all) for body in graph.bodies]
+    bodies = [canonicalise(body, () if is_idle(body) else rules, tell_all=tell_all) for body in graph.bodies]
     return CanonicalGraph(
         replace(view, bodies=tuple(body.graph for body in bodies)),
         made + tuple(node for body in bodies for node in body.made),
         refusals + tuple(miss for body in bodies for miss in body.refusals),
     )
+
+
+def _idle(rules: Sequence[CanonicalRule], view: Graph, index: NodeIndex) -> list[Match]:
+    """Matches that give back the one thing that they read, as no number or operand of theirs could mean anything else;
+    no two share a node."""
+    claimed: set[Node] = set()
+    result = []
+    for rule in rules:
+        if not _gives_back(rule):
+            continue
+        for found in match(rule, view, index).matches:
+            lone = all(sum(1 for _ in node.reads()) == 1 for node in found.nodes)
+            if lone and claimed.isdisjoint(found.nodes) and not _is_canonical(found) and not _obstacle(found, view):
+                claimed.update(found.nodes)
+                result.append(found)
+    return result
+
+
+def _gives_back(rule: CanonicalRule) -> bool:
+    return (rule.becomes.domain, rule.becomes.op) == ("", "Identity")
+
+
+def _is_identity(found: Match) -> bool:
+    """Whether the match gives its operand back."""
+    rule = found.rule
+    assert isinstance(rule, CanonicalRule)
+    return _gives_back(rule)
 
 
 def _is_canonical(found: Match) -> bool:
@@ -96,12 +133,26 @@ def _obstacle(found: Match, graph: Graph) -> Refusal | None:
     label = found.nodes[-1].label
     if _makes_cycle(found):
         return Refusal("cycle", "What reads one of its results feeds it as well.", label, found.rule.id)
+    strange = _unread(found)
+    if strange is not None:
+        return Refusal("different-value", f"It reads {strange.name}, which its canonical node does not.", label,
+                       found.rule.id)
     try:
         _attributes(found, graph)
     except ValueError as error:
         message = str(error) or "A name that its attributes need is not bound"
         return Refusal("not-constant", f"{message[0].upper()}{message[1:]}.", label, found.rule.id)
     return None
+
+
+def _unread(found: Match) -> Value | None:
+    """What the match's nodes read from outside, no constant, and the canonical node would not."""
+    rule = found.rule
+    assert isinstance(rule, CanonicalRule)
+    known = {found.bindings.get(name) for name in rule.becomes.inputs if name is not None}
+    made = {value for node in found.nodes for value in node.outputs}
+    reads = (value for node in found.nodes for value in node.reads())
+    return next((v for v in reads if v not in known and v not in made and not v.is_constant), None)
 
 
 def _makes_cycle(found: Match) -> bool:
@@ -127,7 +178,8 @@ def _makes_cycle(found: Match) -> bool:
 
 
 def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
-    """A copy of the graph with each match replaced by its canonical node."""
+    """A copy of the graph with each match replaced by its canonical node, in which nodes read what those that give
+    their operand back were given: these are left out where nothing needs their result."""
     replaced: dict[Node, Match] = {node: found for found in matches for node in found.nodes}
     last: dict[int, int] = {id(found): found.nodes[-1].index for found in matches}
     # A canonical node stands where the last of its nodes stood: everything that it reads is computed before.  What
@@ -135,7 +187,7 @@ def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
     values = {
         name: replace(value, producer=None, consumers=[]) for name, value in graph.values.items()
     }
-    pending: list[tuple[Node, tuple[Value | None, ...], tuple[Value | None, ...]]] = []
+    pending: list[_Entry] = []
     for node in graph.nodes:
         found = replaced.get(node)
         if found is None:
@@ -143,10 +195,16 @@ def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
         elif node.index == last[id(found)]:
             made = _canonical_node(found, graph)
             pending.append((made, made.inputs, made.outputs))
+    alive = _alive(pending)
+    passing = _passing(_sorted(pending))
+    read = {value for node, inputs, _ in passing for value in (*inputs, *node.captures)}
     nodes: list[Node] = []
-    for node, inputs, outputs in _sorted(pending):
+    for node, inputs, outputs in passing:
+        dead = alive.isdisjoint(outputs)
+        if gives_back(node) and not dead and read.isdisjoint(outputs) and not any(v and v.is_output for v in outputs):
+            continue
         copy = replace(
-            node, index=len(nodes),
+            node, index=len(nodes), dead=dead,
             inputs=tuple(None if value is None else values[value.name] for value in inputs),
             outputs=tuple(None if value is None else values[value.name] for value in outputs),
             captures=tuple(values[value.name] for value in node.captures),
@@ -166,6 +224,41 @@ def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
         tuple(values[value.name] for value in graph.outputs), graph.opsets, graph.functions,
         body=graph.body, owner=graph.owner, first=graph.first,
     )
+
+
+def _alive(entries: Sequence[_Entry]) -> set[Value]:
+    """What the nodes write on which an output of the graph depends."""
+    by_output = {value: entry for entry in entries for value in entry[2] if value is not None}
+    waiting = [value for value in by_output if value.is_output]
+    found: set[Value] = set()
+    while waiting:
+        value = waiting.pop()
+        if value in by_output and value not in found:
+            node, inputs, outputs = by_output[value]
+            found.update(each for each in outputs if each is not None)
+            waiting += [each for each in (*inputs, *node.captures) if each is not None]
+    return found
+
+
+def _passing(entries: Sequence[_Entry]) -> list[_Entry]:
+    """The entries, each reading what those between that give their operand back were given."""
+    given: dict[Value, tuple[Value, tuple[Node, ...]]] = {}
+    result: list[_Entry] = []
+    for node, inputs, outputs in entries:
+        between = dict.fromkeys(node.passed)
+        read: list[Value | None] = []
+        for value in inputs:
+            if value is not None and value in given:
+                value, through = given[value]
+                between.update(dict.fromkeys(through))
+            read.append(value)
+        passed = tuple(between)
+        if passed != node.passed:
+            node = replace(node, inputs=tuple(read), passed=passed)
+        result.append((node, tuple(read), outputs))
+        if gives_back(node) and read[0] is not None and outputs[0] is not None:
+            given[outputs[0]] = read[0], node.copied
+    return result
 
 
 _Entry = tuple[Node, tuple[Value | None, ...], tuple[Value | None, ...]]
@@ -216,5 +309,5 @@ def _canonical_node(found: Match, graph: Graph) -> Node:
     final = found.nodes[-1]
     return Node(
         final.index, final.name, becomes.op, becomes.domain, attributes, tuple(inputs), found.results,
-        originals=found.originals, rule=rule.id, body=final.body,
+        originals=found.originals, passed=found.passed, rule=rule.id, body=final.body,
     )

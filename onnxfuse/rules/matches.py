@@ -36,6 +36,11 @@ class Match:
         found = dict.fromkeys(original for node in self.nodes for original in node.originals)
         return tuple(sorted(found, key=lambda node: node.index))
 
+    @property
+    def passed(self) -> tuple[Node, ...]:
+        """The model's nodes through which these read what they read."""
+        return tuple(dict.fromkeys(between for node in self.nodes for between in node.passed))
+
 
 @dataclass(frozen=True)
 class MatchResult:

@@ -43,6 +43,27 @@ def position_of(value: Value) -> int:
     return next(index for index, output in enumerate(producer.outputs) if output is value)
 
 
+def common_source(bound: Any, value: Value | None) -> tuple[Any, tuple[Node, ...]]:
+    """What two that are the ``same`` come from, and the Identity nodes between it and each of them."""
+    if not isinstance(bound, Value) or value is None or bound is value or root(bound) is not root(value):
+        return bound, ()  # equal constants: either will do
+    first, second = _through(bound), _through(value)
+    while len(first) > 1 and len(second) > 1 and first[-2] is second[-2]:
+        first, second = first[:-1], second[:-1]
+    producers = (each.producer for each in (*first[:-1], *second[:-1]))
+    return first[-1], tuple(node for node in producers if node is not None)
+
+
+def _through(value: Value) -> list[Value]:
+    """The value, what the Identity node that computes it reads, and so on to its root."""
+    found = [value]
+    while found[-1] is not root(found[-1]):
+        producer = found[-1].producer
+        assert producer is not None and producer.inputs[0] is not None
+        found.append(producer.inputs[0])
+    return found
+
+
 def same(bound: Any, value: Value | None) -> bool:
     """Whether a name that is bound already may stand for this value too."""
     if bound is None or value is None or not isinstance(bound, Value):

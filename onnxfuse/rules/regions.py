@@ -47,7 +47,7 @@ def pointwise_region(
         readers = {reader for output in outputs for reader in output.consumers}
         if any(output.is_output or output in stops for output in outputs):
             continue
-        if any(reader not in members and reader not in matched for reader in readers):
+        if any(reader not in members and reader not in matched and not reader.dead for reader in readers):
             continue
         members.add(node)
         for read in node.reads():

@@ -105,9 +105,11 @@ def conv(context: Context) -> list[Type]:
     quantised = context.node.op == "QLinearConv"
     shape, weight = context.shape(0), context.shape(3 if quantised else 1)
     dtype = context.dtype(7) if quantised else INT32 if context.node.op == "ConvInteger" else context.dtype()
-    if shape is None:
-        return [Type(dtype)]
     given = context.attribute("kernel_shape")
+    if shape is None:
+        # The weight tells the rank, and a kernel's sizes do.
+        rank = len(weight) if weight is not None else None if given is None else len(given) + 2
+        return [Type(dtype, None if rank is None else _channels(context, rank, None if weight is None else weight[0]))]
     if weight is None and given is None:
         return [Type(dtype, (shape[0], *context.unknown_shape(len(shape))[1:]))]
     kernel = weight[2:] if weight is not None else tuple(dim(int(size)) for size in given)
@@ -115,13 +117,21 @@ def conv(context: Context) -> list[Type]:
     return [Type(dtype, (shape[0], channels, *sliding(context, shape[2:], kernel)))]
 
 
+def _channels(context: Context, rank: int, channels: Dim | None) -> Shape:
+    """Sizes of which the rank is known, and perhaps those of axis 1."""
+    sizes = context.unknown_shape(rank)
+    return sizes if channels is None else (sizes[0], channels, *sizes[2:])
+
+
 @shape_function("ConvTranspose")
 def _conv_transpose(context: Context) -> list[Type]:
     shape, weight = context.shape(0), context.shape(1)
-    if shape is None or weight is None:
+    if weight is None:
         return [Type(context.dtype(), None if shape is None else context.unknown_shape(len(shape)))]
-    count = len(shape) - 2
     channels = weight[1] * int(context.attribute("group", 1))
+    if shape is None:
+        return [Type(context.dtype(), _channels(context, len(weight), channels))]
+    count = len(shape) - 2
     wanted = context.attribute("output_shape")
     if wanted:
         return [Type(context.dtype(), (shape[0], channels, *(dim(int(size)) for size in wanted[-count:])))]
@@ -146,7 +156,8 @@ def _conv_transpose(context: Context) -> list[Type]:
 def _pool(context: Context) -> list[Type]:
     shape = context.shape()
     if shape is None:
-        return [Type(context.dtype()), Type(INT64)]
+        sizes = context.unknown_shape(len(context.attribute("kernel_shape")) + 2)
+        return [Type(context.dtype(), sizes), Type(INT64, sizes)]
     kernel = tuple(dim(int(size)) for size in context.attribute("kernel_shape"))
     spatial, ceil = shape[2:], bool(context.attribute("ceil_mode", 0))
     if ceil and any(size.value is None for size in spatial):
@@ -163,10 +174,17 @@ def _recurrent(context: Context) -> list[Type]:
     shape, dtype, recurrent = context.shape(), context.dtype(), context.shape(2)
     hidden = context.attribute("hidden_size")
     size = dim(int(hidden)) if hidden is not None else None if recurrent is None else recurrent[2]
-    if shape is None or size is None:
+    if size is None:
         return [Type(dtype)] * 3
     directions = dim(2 if context.attribute("direction", "forward") == "bidirectional" else 1)
-    if context.attribute("layout", 0):
+    first = bool(context.attribute("layout", 0))
+    if shape is None:
+        # Whatever is read, it has three axes, and the batch that the state before the first step has.
+        state = context.shape(5)
+        length = context.unknown(1 if first else 0, 4)
+        batch = context.unknown(0 if first else 2, 4) if state is None else state[0 if first else 1]
+        shape = (batch, length) if first else (length, batch)
+    if first:
         batch, length = shape[0], shape[1]
         states: Shape = (batch, directions, size)
         return [Type(dtype, (batch, length, directions, size)), Type(dtype, states), Type(dtype, states)]

@@ -1,0 +1,104 @@
+"""Random nodes that give their operand back, put into the zoo's models, change neither plan nor answers.
+
+Each seed takes a model, and puts up to twelve such nodes on random edges, some before all readers of a value, some
+before one of several.  What the fused model is predicted to take must stay what it was: ONNX Runtime takes these nodes
+out, so they count nothing.  Tolerance: 1e-6, as sums of floating-point numbers in another order differ.  Answers are
+compared bit for bit at small sizes, on the CPU provider with nothing of onnxfuse and the runtime's optimisations off.
+
+    pytest tests/test_insertions.py --insertions 200 --seed 1000
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import onnx
+import pytest
+from insertions import drawn, insert
+from plain_session import session
+from zoo_models import MODELS, TARGET, ZOO, ZooModel
+
+from onnxfuse.graph import build_graph, from_proto, infer
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.rewriting import unfuse
+
+MOST = 12
+"""Values with inserted readers, of one model."""
+
+FEW = 12
+
+QUICK = sorted(MODELS, key=lambda name: ZOO[name]["nodes"])[:3]
+"""The models that take the shortest to plan: these, unless more insertions are asked for."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        first, count = (metafunc.config.getoption(name) for name in ("--seed", "--insertions"))
+        metafunc.parametrize("seed", range(first, first + count))
+
+
+@cache
+def target() -> Profile:
+    return find_profile(TARGET)
+
+
+def fused(model: onnx.ModelProto, zoo: ZooModel) -> Optimised:
+    dims = zoo.dims(ZOO[zoo.name]["sizes"][0])
+    return optimise(model, Options(dims=dims, target=target(), verify=False, database=False))
+
+
+def seconds(made: Optimised) -> float:
+    """Predicted seconds of one run of the fused model."""
+    return CostModel(made.ledger, made.profile).total([fusion.fused for fusion in made.plan.fusions])
+
+
+class Original(NamedTuple):
+    """A model of the zoo, its file, the types of its values, what ONNX Runtime's own fusions compute, and the predicted
+    seconds of the fused model."""
+
+    zoo: ZooModel
+    model: onnx.ModelProto
+    types: dict[str, int]
+    grouped: set[str]
+    seconds: float
+
+
+@cache
+def original(name: str, folder: Path) -> Original:
+    """A model of the zoo, as it comes and fused."""
+    zoo = ZooModel.hydrate(name, folder)
+    model = onnx.load(zoo.path)
+    graph = infer(build_graph(from_proto(model)))
+    types = {key: value.dtype for key, value in graph.values.items() if value.dtype is not None}
+    grouped = {value.name for group in runtime_groups(graph) for node in group.nodes
+               for value in node.outputs if value is not None}
+    return Original(zoo, model, types, grouped, seconds(fused(model, zoo)))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("zoo")
+
+
+def test_insertions_change_nothing(seed: int, folder: Path, request: pytest.FixtureRequest) -> None:
+    rng = Random(seed)
+    names = MODELS if request.config.getoption("--insertions") > FEW else QUICK
+    zoo, plain, types, grouped, wanted = original(names[seed % len(names)], folder)
+    model = onnx.ModelProto()
+    model.CopyFrom(plain)
+    edges = drawn(model, types, rng, rng.randint(1, MOST), grouped)
+    insert(model, edges, types)
+    made = fused(model, zoo)
+    assert seconds(made) == pytest.approx(wanted, rel=1e-6), (zoo.name, edges)
+    assert unfuse(made.model).SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
+    before, after = session(model), session(made.model)
+    assert before is not None and after is not None
+    feeds = zoo.feeds()
+    for first, second in zip(before.run(None, feeds), after.run(None, feeds), strict=True):
+        assert first.tobytes() == second.tobytes(), (zoo.name, edges)
