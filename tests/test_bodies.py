@@ -274,6 +274,42 @@ def test_inputs_in_a_branch_that_is_not_taken_are_generated() -> None:
     assert captured(nested(), given)["If_y/then_branch/Loop_yes/body"].how == "generated"
 
 
+def test_inputs_are_captured_in_a_loop_in_a_scan() -> None:
+    """The Scan is told how many axes there are, which the Loop in its body cannot say."""
+    inside = helper.make_graph(
+        [make_node("Identity", "going", "going_on"), *chain("state", "next", "step")],
+        "body", [info("i", [], INT64), info("going", [], BOOL), info("state", None)],
+        [info("going_on", [], BOOL), info("next", None)])
+    around = helper.make_graph(
+        [make_node("Loop", "trips _ step", "looped", body=inside), make_node("Add", "sum step", "total"),
+         make_node("ReduceSum", "looped", "out", keepdims=0)],
+        "body", [info("sum", None), info("step", None)], [info("total", None), info("out", [])])
+    made = model([make_node("Scan", "start xs", "last all", body=around, num_scan_inputs=1)],
+                 [info("start", ["n", WIDTH]), info("xs", ["t", "n", WIDTH])],
+                 [info("last", ["n", WIDTH]), info("all", ["t"])],
+                 [constant("scale", np.ones(WIDTH)), constant("half", 0.5), constant("trips", 2, np.int64)])
+    xs = np.linspace(-1, 1, 2 * 5 * WIDTH, dtype=np.float32).reshape(2, 5, WIDTH)
+    taken = captured(made, {"start": xs[0], "xs": xs})
+    (one,) = (each for label, each in taken.items() if "Loop" in label)
+    assert one.how == "captured in the last run of its body"
+    assert any(np.array_equal(array, xs[1]) for array in one.feeds.values())
+
+
+def test_scalars_are_captured_as_arrays() -> None:
+    """The last of the rows that a Scan gives out; edge inputs are made of it by writing its elements."""
+    body = helper.make_graph(
+        [make_node("Sin", "step", "s"), make_node("Neg", "s", "t"), make_node("Bernoulli", "t", "out")], "body",
+        [info("step", None)], [info("out", None)])
+    made = model([make_node("Scan", "x", "all", body=body, num_scan_inputs=1)], [info("x", ["n"])],
+                 [info("all", ["n"])])
+    (taken,) = captured(made, {"x": np.ones(5, np.float32)}).values()
+    assert taken.how == "captured in the last run of its body"
+    assert [type(array) for array in taken.feeds.values()] == [np.ndarray]
+    found = verify(fused(made), EmulatedRunner())
+    assert [result.verdict for result in found.nodes] == ["passed"]
+    assert "not-a-number" in found.nodes[0].inputs
+
+
 def test_the_report_names_the_body(tmp_path: Path) -> None:
     onnx.save(nested(), tmp_path / "m.onnx")
     done = run("optimize", tmp_path / "m.onnx", "--dim", "n=4096", "--report", tmp_path / "r.json")

@@ -293,6 +293,19 @@ def test_a_shared_value_is_the_one_that_is_ready_first() -> None:
     same_at(original, made, *B_S)
 
 
+def test_values_of_unknown_rank_are_not_taken_for_equal() -> None:
+    """The same sizes in one row and in several are two values.  Types: int64; tolerance: none."""
+    original = model("""
+  shape = Shape (x)
+  rows = Unsqueeze (shape, axes)
+  row = Squeeze (rows, axes)
+  y = Mul (row, row)
+""", "float[b, s] x, int64[1] axes", "int64[2] y")
+    made = folded(original)
+    feeds = {"x": np.ones((2, 3), np.float32), "axes": np.array([1])}
+    assert same_bits(run(made, feeds), run(original, feeds))
+
+
 def test_a_tensor_that_is_made_for_its_shape_goes() -> None:
     original = model("""
   b = Shape <end = 1> (x)
@@ -308,6 +321,22 @@ def test_a_tensor_that_is_made_for_its_shape_goes() -> None:
     (node,) = (node for node in made.graph.node if node.op_type == "Concat")
     assert (list(node.input), node.name, list(node.output)) == (["b", "sizes_1_1", "s"], "node_shape", ["shape"])
     same_at(original, made, *B_S)
+
+
+@pytest.mark.parametrize("made_for", ["ReduceMax <keepdims = 0> (x)", "Gather <axis = 0> (shape, one)"])
+def test_a_shape_of_no_axes_is_not_put_together(made_for: str) -> None:
+    """There is no Concat of nothing."""
+    original = model(f"""
+  one = Constant <value = int64 {{1}}> ()
+  shape = Shape (x)
+  scalar = {made_for}
+  none = Shape (scalar)
+  y = Expand (x, none)
+  back = Max (shape, shape)
+""", "float[b, s] x", "float[b, s] y, int64[2] back, int64[0] none")
+    made = folded(original)
+    assert "Concat" not in operators(made)
+    same_at(original, made, *B_S[:2])
 
 
 @pytest.mark.parametrize(("more", "outputs"), [

@@ -33,8 +33,8 @@ STAGE = "shape-arithmetic"
 LONGEST = 512
 """Characters of a size's text past which it is given up: sizes that nest from layer to layer prove nothing."""
 
-Operand = tuple[int, int]
-"""A node's index in the graph, and the place of the operand among its inputs."""
+Operand = tuple[str, int]
+"""A node, by its first result's name, and the place of the operand among its inputs."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Folding:
         values: values that become constants under their own names.
         constants: operands that get a constant of their own.
         shared: operands that get another value of the graph, by its name.
-        joined: Shape nodes, by index, that become a Concat of values by name and of constants.
-        removed: nodes that nothing reads any more, by index.
+        joined: Shape nodes, by their result's name, that become a Concat of values by name and of constants.
+        removed: nodes that nothing reads any more, by their first result's name, in graph order.
     """
 
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
     constants: Mapping[Operand, Constant] = field(default_factory=dict)
     shared: Mapping[Operand, str] = field(default_factory=dict)
-    joined: Mapping[int, tuple[str | np.ndarray, ...]] = field(default_factory=dict)
-    removed: tuple[int, ...] = ()
+    joined: Mapping[str, tuple[str | np.ndarray, ...]] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
 
 
 def decide(model: LoadedModel) -> Folding:
@@ -96,9 +96,9 @@ class _Decision:
         self.host = host(graph)
         self.positive = Positive.of(graph)
         self.values: dict[Value, np.ndarray] = {}
-        self.constants: dict[Operand, Constant] = {}
-        self.shared: dict[Operand, Value] = {}
-        self.joined: dict[int, list[Value | np.ndarray]] = {}
+        self.constants: dict[tuple[Node, int], Constant] = {}
+        self.shared: dict[tuple[Node, int], Value] = {}
+        self.joined: dict[Node, list[Value | np.ndarray]] = {}
 
     def folding(self) -> Folding:
         for value in self.graph.values.values():
@@ -112,15 +112,14 @@ class _Decision:
         self._share()
         self._join(self._unread())
         removed = self._unread()
-        alive = {operand for operand in (*self.constants, *self.shared) if operand[0] not in removed}
-        read = {value for node in self.graph.nodes if node.index not in removed for value in self._reads(node)}
+        read = {value for node in self.graph.nodes if node not in removed for value in self._reads(node)}
         return Folding(
             {value.name: array for value, array in self.values.items() if value in read},
-            {operand: found for operand, found in self.constants.items() if operand in alive},
-            {operand: value.name for operand, value in self.shared.items() if operand in alive},
-            {index: tuple(part.name if isinstance(part, Value) else part for part in parts)
-             for index, parts in self.joined.items()},
-            tuple(sorted(removed)),
+            {(_first(node), place): found for (node, place), found in self.constants.items() if node not in removed},
+            {(_first(node), place): value.name for (node, place), value in self.shared.items() if node not in removed},
+            {_first(node): tuple(part.name if isinstance(part, Value) else part for part in parts)
+             for node, parts in self.joined.items()},
+            tuple(_first(node) for node in self.graph.nodes if node in removed),
         )
 
     def _plain(self, node: Node) -> bool:
@@ -146,37 +145,35 @@ class _Decision:
                 array = plain_constant(value)
                 found = None if array is None else Constant(array)
             if found is not None:
-                self.constants[node.index, place] = found
+                self.constants[node, place] = found
 
     def _share(self) -> None:
         """Read, of all values that are the same sizes, the one that the fewest nodes lead to.
 
-        No chain to it is longer than the one that it replaces, so that nothing waits longer and no cycle arises.
+        No chain to it is longer than the one that it replaces, so that nothing waits longer and no cycle arises,
+        wherever in the file it stands.
         """
         depth = self._depths()
         equal: dict[object, list[Value]] = {}
         for value in depth:
-            if value.elements is not None and value not in self.values and self._computed(value):
+            known = value.elements is not None and value.shape is not None  # two unknown ranks may be two ranks
+            if known and value not in self.values and self._computed(value):
                 key = (value.dtype, value.shape, value.elements, value in self.host.values)
                 equal.setdefault(key, []).append(value)
-        best: dict[Value, list[Value]] = {}
+        best: dict[Value, Value] = {}
         for group in equal.values():
-            if len(group) > 1:
-                group.sort(key=lambda value: depth[value])
-                best.update(dict.fromkeys(group, group))
+            best.update(dict.fromkeys(group, min(group, key=lambda value: depth[value])))
         for node in self.graph.nodes:
             if not self._plain(node):
                 continue
             for place, read in enumerate(node.inputs):
-                if read in best and (node.index, place) not in self.constants:
-                    chosen = next(other for other in best[read] if other is read or _before(other, node))
-                    if chosen is not read:
-                        self.shared[node.index, place] = chosen
+                if read in best and best[read] is not read and (node, place) not in self.constants:
+                    self.shared[node, place] = best[read]
 
-    def _join(self, removed: Collection[int]) -> None:
+    def _join(self, removed: Collection[Node]) -> None:
         """Put sizes together from others, where a tensor was made to take its shape and for nothing else."""
         depth = self._depths()
-        left = [node for node in self.graph.nodes if node.index not in removed]
+        left = [node for node in self.graph.nodes if node not in removed]
         readers = Counter(value for node in left for value in self._reads(node))
         single: dict[Dim, list[Value]] = {}
         for value in chain.from_iterable(node.outputs for node in left):
@@ -184,14 +181,15 @@ class _Decision:
                 single.setdefault(value.elements[0], []).append(value)
         for node in left:
             result = node.outputs[0] if node.op == "Shape" else None
-            if result is not None and result.elements is not None and self._made_for(node, readers):
+            # The shape of what has no axes, or a slice of none, has no parts that it could be put together from.
+            if result is not None and result.elements and self._made_for(node, readers):
                 known = [
-                    [each for each in single.get(size, ()) if _before(each, node) and depth[each] < depth[result]]
+                    [each for each in single.get(size, ()) if depth[each] < depth[result]]
                     for size in result.elements
                 ]
                 parts = _parts(result.elements, known, depth)
                 if parts is not None:
-                    self.joined[node.index] = parts
+                    self.joined[node] = parts
 
     def _made_for(self, shape: Node, readers: Mapping[Value, int]) -> bool:
         """Whether the tensor whose sizes a Shape takes has no other reader, and goes with it."""
@@ -203,40 +201,53 @@ class _Decision:
     def _depths(self) -> dict[Value, int]:
         """How many nodes, at most, must run one after another before a value is there."""
         depth: dict[Value, int] = {}
-        for node in self.graph.nodes:
-            most = 1 + max((depth.get(value, 0) for value in self._reads(node)), default=0)
-            depth.update((value, most) for value in node.outputs if value is not None)
+        done: set[Node] = set()
+        for start in self.graph.nodes:
+            waiting = [start]
+            while waiting:
+                node = waiting[-1]
+                # What is shared may stand later in the graph than what reads it.
+                makers = [value.producer for value in self._reads(node) if value.producer is not None]
+                first = [] if node in done else [maker for maker in makers if maker not in done]
+                if first:
+                    waiting += first
+                    continue
+                waiting.pop()
+                if node not in done:
+                    done.add(node)
+                    most = 1 + max((depth.get(value, 0) for value in self._reads(node)), default=0)
+                    depth.update((value, most) for value in node.outputs if value is not None)
         return depth
 
     def _reads(self, node: Node) -> list[Value]:
         """What a node reads of what is not constant."""
-        if node.index in self.joined:
-            return [part for part in self.joined[node.index] if isinstance(part, Value)]
+        if node in self.joined:
+            return [part for part in self.joined[node] if isinstance(part, Value)]
         found = []
         for place, value in enumerate(node.inputs):
-            if value is not None and (node.index, place) not in self.constants:
-                found.append(self.shared.get((node.index, place), value))
+            if value is not None and (node, place) not in self.constants:
+                found.append(self.shared.get((node, place), value))
         return [*found, *node.captures]
 
-    def _unread(self) -> set[int]:
+    def _unread(self) -> set[Node]:
         """Nodes that have lost their last reader, and those that only they read."""
         readers: dict[Value, int] = {}
         for node in self.graph.nodes:
             for value in self._reads(node):
                 readers[value] = readers.get(value, 0) + 1
-        removed: set[int] = set()
+        removed: set[Node] = set()
         waiting = [
             node for node in reversed(self.graph.nodes)
             if any(value is not None and value.consumers for value in node.outputs)
         ]
         while waiting:
             node = waiting.pop()
-            if node.index in removed or not self._plain(node) or not is_deterministic(node):
+            if node in removed or not self._plain(node) or not is_deterministic(node):
                 continue
             if any(value.is_output or (value not in self.values and readers.get(value, 0))
                    for value in node.outputs if value is not None):
                 continue
-            removed.add(node.index)
+            removed.add(node)
             for value in self._reads(node):
                 readers[value] -= 1
                 if value.producer is not None and not readers[value]:
@@ -267,5 +278,5 @@ def _alone(value: Value) -> bool:
     return sum(output is not None for output in value.producer.outputs) == 1
 
 
-def _before(value: Value, node: Node) -> bool:
-    return value.producer is not None and value.producer.index < node.index
+def _first(node: Node) -> str:
+    return next(value.name for value in node.outputs if value is not None)

@@ -1,6 +1,6 @@
 """Fused nodes and their functions into the model and out of it again; saving; external data.
 
-    fold ─▶ model without arithmetic on sizes that constants can stand for
+    fold ─▶ model without arithmetic on sizes that constants can stand for, and Ifs that sizes decide
     rewrite ─▶ model with fused nodes ─ save ─▶ file ─ read_fused ─▶ report
                         └─ unfuse ─▶ the original        └ body_model ─▶ reference of one kernel
 """
@@ -11,8 +11,8 @@ from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.saving import Saved, save
 from onnxfuse.rewriting.settled import is_settled
-from onnxfuse.rewriting.sizes import SizesRecord, fold, sizes_record
-from onnxfuse.rewriting.standalone import body_model
+from onnxfuse.rewriting.sizes import SizesRecord, fold, planned_form, sizes_record
+from onnxfuse.rewriting.standalone import body_model, value_types
 from onnxfuse.rewriting.unfusing import unfuse
 
 __all__ = [
@@ -26,9 +26,11 @@ __all__ = [
     "body_model",
     "fold",
     "is_settled",
+    "planned_form",
     "read_fused",
     "rewrite",
     "save",
     "sizes_record",
     "unfuse",
+    "value_types",
 ]

@@ -20,6 +20,8 @@ import onnx
 from onnx import helper
 
 from onnxfuse.graph.model import Graph, Node, Place
+from onnxfuse.graph.order import contracted
+from onnxfuse.graph.removed import passes_on
 from onnxfuse.lowering import launch
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting.body import Body, make_body, value_record
@@ -36,7 +38,7 @@ from onnxfuse.rewriting.metadata import (
     to_json,
 )
 from onnxfuse.rewriting.names import NamePool, node_name
-from onnxfuse.rewriting.order import contracted, rearrange
+from onnxfuse.rewriting.order import rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.settled import settle
@@ -65,16 +67,19 @@ class Rewritten:
 class _Site:
     """A region in terms of the model: positions of its nodes, names of its values, its body and operator type.
 
-    ``again`` are positions of nodes that another region holds too.
+    ``again`` are positions of nodes that another region holds too; ``passing`` of those that pass their operand on,
+    which others may hold too, and ``stands`` of those among them that stand beside the fused node.
     """
 
     number: int
     region: FusedRegion
     nodes: frozenset[int]
     again: frozenset[int]
+    passing: frozenset[int]
     inlined: frozenset[str]
     body: Body
     op: str
+    stands: frozenset[int] = frozenset()
 
     @property
     def actuals(self) -> tuple[str, ...]:
@@ -98,7 +103,10 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
     Args:
         model: what was loaded; it is not changed.  Weights in its file are copied once, others are not read.
         graph: the view of ``model`` in which the regions were found.
-        regions: convex, together without a cycle between them, and disjoint but for what they compute again.
+        regions: convex, together without a cycle between them, and disjoint but for what they compute again and for
+            nodes that pass their operand on.
+
+    Where something outside reads what a node passes on that regions hold, the node stands beside their fused nodes.
 
     Raises:
         InvariantError: a region breaks a promise of ``FusedRegion``.
@@ -120,8 +128,10 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         nodes, inlined = resolve(index, region, label)
         outer = {name for node in region.again for name in (_first_output(each) for each in node.originals)}
         again = {position for position in nodes if outer.intersection(index.nodes[position].output)}
+        passing = _passing(index, region)
         for position in nodes:
-            other = label if position in again else taken.setdefault((region.place, position), label)
+            shared = position in again or position in passing
+            other = label if shared else taken.setdefault((region.place, position), label)
             require(other == label, f"{label} and {other} share node {index.nodes[position].name!r}")
         hosts, tensors, outputs = (
             [value.name for value in values] for values in (region.hosts, region.tensors, region.outputs)
@@ -131,9 +141,10 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         op, _ = pool.name(body.function, region.plan, region.source)
         if op is None:
             refusals.append(_out_of_names(region))
-            lost.update((region.place, position) for position in nodes)
+            lost.update((region.place, position) for position in nodes if position not in passing)
         else:
-            sites.append(_Site(number, region, frozenset(nodes), frozenset(again), frozenset(inlined), body, op))
+            held = (frozenset(nodes), frozenset(again), passing, frozenset(inlined))
+            sites.append(_Site(number, region, *held, body, op))
     kept = _apart(sites, lost)
     refusals += [_out_of_names(site.region) for site in sites if site not in kept]
     sites = kept
@@ -146,6 +157,8 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         function = result.functions.add()
         function.CopyFrom(body.function)
         function.name = op
+    sites = [replace(site, stands=stands) for place, index in indexes.items()
+             for site, stands in _with_standing(index, [site for site in sites if site.region.place == place])]
     names = _names(model, indexes, sites)
     placed: list[Placed] = []
     # To reorder a graph moves its nodes, and with them the bodies inside.
@@ -168,17 +181,17 @@ def _apart(sites: Sequence[_Site], lost: set[tuple[Place, int]]) -> list[_Site]:
     while len(kept) < left and lost:
         left = len(kept)
         for site in kept:
-            held = {(site.region.place, position) for position in site.nodes}
+            held = {(site.region.place, position) for position in site.nodes - site.passing}
             if not lost.isdisjoint(held):
                 lost |= held
-        kept = [site for site in kept if (site.region.place, next(iter(site.nodes))) not in lost]
+        kept = [site for site in kept if (site.region.place, next(iter(site.nodes - site.passing))) not in lost]
     return kept
 
 
 def _names(model: onnx.ModelProto, indexes: Mapping[Place, ModelIndex], sites: Sequence[_Site]) -> set[str]:
     """Names of the nodes that stay, in all graphs of the model."""
     names = Counter(node.name for node in all_nodes(iter(model.graph.node)))
-    gone = {(site.region.place, position) for site in sites for position in site.nodes}
+    gone = {(site.region.place, position) for site in sites for position in site.nodes - site.stands}
     names.subtract(indexes[place].nodes[position].name for place, position in gone)
     return {name for name, count in names.items() if count > 0}
 
@@ -187,7 +200,7 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
     """Put fused nodes into one graph of the copy of the model that ``index`` is of."""
     gone: _Gone = {}
     for site in sites:
-        for position in site.nodes:
+        for position in site.nodes - site.stands:
             gone.setdefault(position, []).append(site)
     reads = _reads(index, gone)
     users = users_of(reads)
@@ -211,11 +224,11 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
     placed: list[Placed] = []
     symbols = symbol_names(index.model)
     for site in sites:
-        own = sorted(position for position in site.nodes if len(gone[position]) == 1)
+        own = sorted(position for position in site.nodes if len(gone.get(position, ())) == 1)
         name = node_name([index.nodes[position] for position in own], site.region.rule, names)
         names.add(name)
         fresh = [v for v in site.region.outputs if v.name not in index.infos and v.name not in index.outputs]
-        record = _record(index, site, origin, unread, tuple(value.name for value in fresh))
+        record = _record(index, site, gone, origin, unread, tuple(value.name for value in fresh))
         graph.node.append(_node(site, name, record))
         keys.append(rank[first[site.number]])
         graph.value_info.extend(value_info(value, symbols, site.label) for value in fresh)
@@ -226,6 +239,34 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
     known = replace(origin.record, idle=(*origin.record.idle, *idle))
     _mark(model, index, replace(origin, record=known), [position for position in rank if position not in gone])
     return placed
+
+
+def _passing(index: ModelIndex, region: FusedRegion) -> frozenset[int]:
+    """Positions of a region's nodes that pass their operand on, and whose result is not the region's."""
+    originals = (original for node in region.nodes for original in node.originals)
+    return frozenset(
+        index.producer[_first_output(node)] for node in originals
+        if passes_on(node) and node.outputs[0] not in region.outputs and node.outputs[0] is not None
+    )
+
+
+def _with_standing(index: ModelIndex, sites: Sequence[_Site]) -> list[tuple[_Site, frozenset[int]]]:
+    """The sites of one graph, each with those of its nodes that have to stand beside it: they pass an operand on, and
+    something that stays reads it, or it is an output of the graph."""
+    passing = frozenset().union(*(site.passing for site in sites))
+    fixed = frozenset().union(*(site.nodes - site.passing for site in sites))
+    gone = passing | fixed
+    wanted = [*index.outputs]
+    wanted += [name for position, names in enumerate(index.reads) if position not in gone for name in names]
+    written = {value.name for site in sites for value in site.region.outputs}
+    found: set[int] = set()
+    while wanted:
+        name = wanted.pop()
+        position = index.producer.get(name)
+        if position in passing and position not in fixed and position not in found and name not in written:
+            found.add(position)
+            wanted += index.reads[position]
+    return [(site, site.nodes & found) for site in sites]
 
 
 def resolve(
@@ -278,7 +319,7 @@ def _reads(index: ModelIndex, gone: _Gone) -> tuple[tuple[str, ...], ...]:
 
 def _first(site: _Site, gone: _Gone) -> int:
     """The first node of a site that no other holds: it stands for the site."""
-    own = [position for position in site.nodes if len(gone[position]) == 1]
+    own = [position for position in site.nodes if len(gone.get(position, ())) == 1]
     require(bool(own), f"{site.label}: other regions hold all of its nodes")
     return min(own)
 
@@ -361,15 +402,21 @@ def _cycle(stuck: Sequence[int], needs: Mapping[int, Collection[int]]) -> list[i
 
 
 def _record(
-    index: ModelIndex, site: _Site, origin: Origin, unread: Collection[str], added: tuple[str, ...]
+    index: ModelIndex, site: _Site, gone: _Gone, origin: Origin, unread: Collection[str], added: tuple[str, ...]
 ) -> FusedRecord:
     """What the site's fused node remembers, in positions of the original model."""
     body, region = site.body, site.region
 
+    stands = {name for position in site.stands for name in index.nodes[position].output}
+
     def moved(node: NodeRecord) -> NodeRecord:
+        if node.position in site.stands:
+            return replace(node, position=None, stands=True)
         return replace(node, position=None if node.position is None else origin.nodes[node.position])
 
     def value(record: ValueRecord) -> ValueRecord:
+        if record.name in stands:
+            return ValueRecord(record.name)
         return replace(record, position=None if record.position is None else origin.infos.get(record.position))
 
     constants = {}
@@ -393,13 +440,14 @@ def _record(
         constants,
         {formal: type_of(v) for formal, v in region_names(region)},
         added,
-        tuple(_again(index, site)),
+        tuple(_again(index, site, gone)),
     )
 
 
-def _again(index: ModelIndex, site: _Site) -> Iterator[str]:
+def _again(index: ModelIndex, site: _Site, gone: _Gone) -> Iterator[str]:
     """Inner values, by their formal names, that another region computes too."""
-    names = {name for position in site.again for name in index.nodes[position].output if name}
+    again = site.again | {position for position in site.passing if len(gone.get(position, ())) > 1}
+    names = {name for position in again for name in index.nodes[position].output if name}
     return (formal for formal, value in site.body.values.items() if value.name in names)
 
 

@@ -62,7 +62,7 @@ def check_cover(
         users: the nodes that will read each value, those of other regions for what they inline left out.
         holders: the nodes of each region that a node is in; nothing for nodes that stay.
     """
-    for position in nodes:
+    for position in filter(holders.__contains__, nodes):
         for name in index.nodes[position].output:
             if not name or name in outputs:
                 continue

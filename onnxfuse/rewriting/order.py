@@ -1,13 +1,13 @@
-"""Places in a list: the order of the contracted graph, and the way back to the order of the original."""
+"""Places in a list: orders that keep near the one given, and the way back to the order of the original."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import onnx
 
+from onnxfuse.graph.order import contracted
 from onnxfuse.rewriting.index import reads_of
 
 
@@ -34,31 +34,6 @@ def slots(total: int | None, taken: Collection[int], plain: int) -> list[int] | 
     return [position for position in range(total) if position not in gone]
 
 
-def contracted(
-    items: Sequence[int], needs: Mapping[int, Collection[int]]
-) -> tuple[list[int], list[int]]:
-    """The items in topological order, the smallest that is ready first, and the items that no order can hold.
-
-    ``needs`` gives what must come before an item.
-    """
-    waiting = {item: len(needs[item]) for item in items}
-    followers: dict[int, list[int]] = {}
-    for item in items:
-        for need in needs[item]:
-            followers.setdefault(need, []).append(item)
-    ready = [item for item in items if not waiting[item]]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        item = heappop(ready)
-        order.append(item)
-        for follower in followers.get(item, ()):
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heappush(ready, follower)
-    return order, sorted(set(items) - set(order))
-
-
 def in_order(nodes: Sequence[onnx.NodeProto], items: Sequence[int]) -> Sequence[int]:
     """Items, each a place among the nodes, in topological order, as near as can be to the order given; as given where
     there is none."""
@@ -79,3 +54,30 @@ def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
             return False
         later.difference_update(node.output)
     return True
+
+
+def put_back(items: Any, entries: Sequence[tuple[int, Any]], count: int) -> None:
+    """Put items where they stood in a list of ``count``, at its front where it is another list by now."""
+    items.extend(item for _, item in entries)
+    kept = len(items) - len(entries)
+    places = [place for place, _ in entries]
+    free = slots(count, places, kept)
+    rearrange(items, [*(range(len(entries), len(items)) if free is None else free),
+                      *(range(len(entries)) if free is None else places)])
+
+
+def sort_nodes(graph: onnx.GraphProto) -> tuple[int, ...]:
+    """Put nodes in an order in which every one comes after what it reads, if they are in none; where each had stood,
+    () where all stand as they did."""
+    producer = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    needs = {
+        place: {producer[name] for name in reads_of(node) if name in producer} - {place}
+        for place, node in enumerate(graph.node)
+    }
+    if all(need < place for place, before in needs.items() for need in before):
+        return ()
+    order, stuck = contracted(list(needs), needs)
+    found = (*order, *stuck)
+    rank = {place: number for number, place in enumerate(found)}
+    rearrange(graph.node, [rank[place] for place in needs])
+    return found

@@ -10,7 +10,7 @@ The record is a metadata property of its own, so that the records of fused nodes
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,27 +19,22 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfuse.errors import ModelError
-from onnxfuse.folding import Folding, decide
+from onnxfuse.folding import Folding, decide, decided
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.build import OVERRIDABLE
 from onnxfuse.graph.constants import is_external, tensor_bytes
 from onnxfuse.graph.order import subgraphs
 from onnxfuse.lowering import launch
+from onnxfuse.rewriting.branches import SMALL_BYTES, BranchRecord, Entry, with_branches, without_branches
 from onnxfuse.rewriting.index import ModelIndex, all_nodes, reads_of
 from onnxfuse.rewriting.metadata import packed, unpacked
 from onnxfuse.rewriting.names import unlike
-from onnxfuse.rewriting.order import contracted, rearrange, slots
+from onnxfuse.rewriting.order import put_back, rearrange, sort_nodes
 from onnxfuse.rewriting.origin import first_output
 
 VERSION = 1
 KEY = "onnxfuse.sizes"
 """Name of the model's metadata property."""
-
-SMALL_BYTES = 4096
-"""Larger initialisers stay in the model, read or not, rather than go into its record."""
-
-Entry = tuple[int, str]
-"""Where something stood, and what it was, as base64 protobuf."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +48,8 @@ class SizesRecord:
         attributes: node (by its first output), place, and an attribute that left, as base64 protobuf.
         changed: nodes (by their first output) that became others, as base64 protobuf.
         added: names of initialisers that are new.
+        order: of the nodes that stayed, where each had stood among them; () where all stand as they did.
+        branches: what went before all that with Ifs that sizes decide; None where none did.
     """
 
     counts: tuple[int, int, int]
@@ -63,6 +60,8 @@ class SizesRecord:
     attributes: tuple[tuple[str, int, str], ...] = ()
     changed: tuple[tuple[str, str], ...] = ()
     added: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+    branches: BranchRecord | None = None
 
     @property
     def replaced(self) -> int:
@@ -73,17 +72,37 @@ class SizesRecord:
     @property
     def removed(self) -> tuple[onnx.NodeProto, ...]:
         """The nodes that left."""
-        return tuple(unpacked(text, onnx.NodeProto()) for _, text in self.nodes)
+        entries = (*(() if self.branches is None else self.branches.nodes), *self.nodes)
+        return tuple(unpacked(text, onnx.NodeProto()) for _, text in entries)
 
 
 def fold(loaded: LoadedModel) -> LoadedModel:
-    """The model with its arithmetic on sizes folded; the same where no node would go, or onnxfuse has been over it.
+    """The model with its arithmetic on sizes folded, and the branch taken in the place of each If that sizes decide;
+    the same where no node would go, or onnxfuse has been over it.
 
     Raises:
         ModelError: a small constant cannot be read.
     """
-    folding = decide(loaded) if _is_foldable(loaded.proto) else Folding()
-    return replace(loaded, proto=_folded(loaded.proto, folding)) if folding.removed else loaded
+    if not _is_foldable(loaded.proto):
+        return loaded
+    found = with_branches(loaded.proto, decided(loaded))
+    model, branches = (loaded.proto, None) if found is None else found
+    folding = decide(replace(loaded, proto=model))
+    if not folding.removed:
+        folding = Folding()
+    if branches is None and not folding.removed:
+        return loaded
+    return replace(loaded, proto=_folded(model, folding, branches))
+
+
+def planned_form(original: LoadedModel, fused: onnx.ModelProto) -> LoadedModel:
+    """The model whose values the fused nodes read: the original, or what it was folded to where Ifs went.
+
+    Raises:
+        ModelError: the fused model's record cannot be read.
+    """
+    record = sizes_record(fused)
+    return original if record is None or record.branches is None else fold(original)
 
 
 def _is_foldable(model: onnx.ModelProto) -> bool:
@@ -92,28 +111,30 @@ def _is_foldable(model: onnx.ModelProto) -> bool:
     return model.ir_version >= OVERRIDABLE and not fused and sizes_record(model) is None
 
 
-def _folded(model: onnx.ModelProto, folding: Folding) -> onnx.ModelProto:
-    """A copy of the model with its arithmetic on sizes folded, and a record of what was there."""
+def _folded(model: onnx.ModelProto, folding: Folding, branches: BranchRecord | None) -> onnx.ModelProto:
+    """A copy of the model with its arithmetic on sizes folded, and a record of what was there, and of its Ifs."""
     index = ModelIndex.of(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    attributes = _without_attributes(result.graph, folding)
+    known = {first_output(node): node for node in result.graph.node}
+    attributes = _without_attributes(known, folding)
     constants = _Constants(result.graph, _names(index))
     reads = dict(folding.shared)
     reads.update((operand, constants.name(found.array)) for operand, found in folding.constants.items())
-    changed = _joined(result.graph, folding, constants)
+    changed = _joined(known, folding, constants)
     operands = []
-    for (position, place), name in sorted(reads.items()):
-        node = result.graph.node[position]
-        operands.append((first_output(node), place, node.input[place], name))
+    for (output, place), name in sorted(reads.items(), key=lambda read: (index.producer[read[0][0]], read[0][1])):
+        node = known[output]
+        operands.append((output, place, node.input[place], name))
         node.input[place] = name
     for name, array in folding.values.items():
         result.graph.initializer.append(numpy_helper.from_array(array, name))
     added = tuple(tensor.name for tensor in result.graph.initializer[len(model.graph.initializer):])
-    unread = _unread(index, folding, result.graph)
-    vanished = {name for position in folding.removed for name in index.nodes[position].output} - folding.values.keys()
+    gone = frozenset(index.producer[name] for name in folding.removed)
+    unread = _unread(index, gone, result.graph)
+    vanished = {name for position in gone for name in index.nodes[position].output} - folding.values.keys()
     removed = (
-        sorted(folding.removed),
+        sorted(gone),
         sorted(index.initializers[name] for name in unread),
         sorted(index.infos[name] for name in {*vanished, *unread} if name in index.infos),
     )
@@ -125,8 +146,10 @@ def _folded(model: onnx.ModelProto, folding: Folding) -> onnx.ModelProto:
         for place in reversed(places):
             del items[place]
     counts = (len(before[0]), len(before[1]), len(before[2]))
-    record = SizesRecord(counts, nodes, weights, infos, tuple(operands), attributes, changed, added)
-    text = json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":"), ensure_ascii=False)
+    record = SizesRecord(counts, nodes, weights, infos, tuple(operands), attributes, changed, added,
+                         sort_nodes(result.graph), branches)
+    fields = {name: part for name, part in asdict(record).items() if part is not None}
+    text = json.dumps({"version": VERSION, **fields}, separators=(",", ":"), ensure_ascii=False)
     result.metadata_props.add(key=KEY, value=text)
     return result
 
@@ -159,6 +182,8 @@ def unfold(model: onnx.ModelProto) -> None:
         node = known.get(output)
         if node is not None and node.op_type == "Concat":
             node.CopyFrom(unpacked(text, onnx.NodeProto()))
+    if len(record.order) == len(graph.node):
+        rearrange(graph.node, record.order)
     nodes = [(place, unpacked(text, onnx.NodeProto())) for place, text in record.nodes]
     read = {name for node in (*graph.node, *(node for _, node in nodes)) for name in reads_of(node)}
     computed = {name for _, node in nodes for name in node.output}
@@ -169,45 +194,26 @@ def unfold(model: onnx.ModelProto) -> None:
     weights = [(place, unpacked(text, onnx.TensorProto())) for place, text in record.initializers]
     infos = [(place, unpacked(text, onnx.ValueInfoProto())) for place, text in record.infos]
     for items, entries, count in zip(_lists(graph), (nodes, weights, infos), record.counts, strict=True):
-        _insert(items, entries, count)
-    _sort(graph)
-
-
-def _insert(items: Any, entries: Sequence[tuple[int, Any]], count: int) -> None:
-    """Put items where they stood in a list of ``count``, at its front where it is another list by now."""
-    items.extend(item for _, item in entries)
-    kept = len(items) - len(entries)
-    places = [place for place, _ in entries]
-    free = slots(count, places, kept)
-    rearrange(items, [*(range(len(entries), len(items)) if free is None else free),
-                      *(range(len(entries)) if free is None else places)])
-
-
-def _sort(graph: onnx.GraphProto) -> None:
-    """Put nodes in an order in which every one comes after what it reads, if they are in none."""
-    producer = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
-    needs = {
-        place: {producer[name] for name in reads_of(node) if name in producer} - {place}
-        for place, node in enumerate(graph.node)
-    }
-    if any(need > place for place, before in needs.items() for need in before):
-        order, stuck = contracted(list(needs), needs)
-        rank = {place: number for number, place in enumerate([*order, *stuck])}
-        rearrange(graph.node, [rank[place] for place in needs])
+        put_back(items, entries, count)
+    sort_nodes(graph)
+    if record.branches is not None:
+        without_branches(graph, record.branches)
 
 
 def _lists(graph: onnx.GraphProto) -> tuple[Any, Any, Any]:
     return graph.node, graph.initializer, graph.value_info
 
 
-def _without_attributes(graph: onnx.GraphProto, folding: Folding) -> tuple[tuple[str, int, str], ...]:
-    """Remove the attributes that constants do not go with."""
+def _without_attributes(
+    nodes: Mapping[str, onnx.NodeProto], folding: Folding
+) -> tuple[tuple[str, int, str], ...]:
+    """Remove the attributes that constants do not go with, from nodes given by their first output."""
     found = []
-    for (position, _), constant in folding.constants.items():
-        node = graph.node[position]
+    for (output, _), constant in folding.constants.items():
+        node = nodes[output]
         for place, attribute in enumerate(node.attribute):
             if attribute.name == constant.without:
-                found.append((first_output(node), place, packed(attribute)))
+                found.append((output, place, packed(attribute)))
                 del node.attribute[place]
                 break
     return tuple(found)
@@ -230,12 +236,15 @@ class _Constants:
         return self.names[key]
 
 
-def _joined(graph: onnx.GraphProto, folding: Folding, constants: _Constants) -> tuple[tuple[str, str], ...]:
-    """Make a Concat of each Shape node that is to be one; returns what they were."""
+def _joined(
+    nodes: Mapping[str, onnx.NodeProto], folding: Folding, constants: _Constants
+) -> tuple[tuple[str, str], ...]:
+    """Make a Concat of each Shape node that is to be one, of nodes given by their first output; returns what they
+    were."""
     found = []
-    for position, parts in folding.joined.items():
-        node = graph.node[position]
-        found.append((first_output(node), packed(node)))
+    for output, parts in folding.joined.items():
+        node = nodes[output]
+        found.append((output, packed(node)))
         node.op_type = "Concat"
         node.input[:] = [part if isinstance(part, str) else constants.name(part) for part in parts]
         del node.attribute[:]
@@ -257,9 +266,8 @@ def _names(index: ModelIndex) -> set[str]:
     return names
 
 
-def _unread(index: ModelIndex, folding: Folding, graph: onnx.GraphProto) -> set[str]:
-    """Initialisers that only removed nodes and replaced operands read."""
-    removed = frozenset(folding.removed)
+def _unread(index: ModelIndex, removed: Collection[int], graph: onnx.GraphProto) -> set[str]:
+    """Initialisers that only removed nodes, by position, and replaced operands read."""
     read = {name for place, node in enumerate(graph.node) if place not in removed for name in reads_of(node)}
     before = {name for names in index.reads for name in names}
     return {
@@ -281,12 +289,8 @@ def sizes_record(model: onnx.ModelProto) -> SizesRecord | None:
     place, remedy = f"metadata property '{KEY}'", "Fuse the original model again."
     try:
         raw = json.loads(text)
-        version = raw.pop("version")
-        fields: dict[str, Any] = {
-            name: tuple(tuple(entry) if isinstance(entry, list) else entry for entry in part)
-            for name, part in raw.items()
-        }
-        record = SizesRecord(**fields)
+        version, branches = raw.pop("version"), raw.pop("branches", None)
+        record = SizesRecord(**_tuples(raw), branches=None if branches is None else BranchRecord(**_tuples(branches)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"The record that onnxfuse left in the model cannot be read: {error!r}.", place=place, remedy=remedy,
@@ -297,3 +301,8 @@ def sizes_record(model: onnx.ModelProto) -> SizesRecord | None:
             f"{VERSION}).", place=place, remedy=remedy,
         )
     return record
+
+
+def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(tuple(entry) if isinstance(entry, list) else entry for entry in part)
+            for name, part in raw.items()}

@@ -26,6 +26,7 @@ _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDE = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 _LIFTED = {"float32": _NARROW, "float64": (*_NARROW, TensorProto.FLOAT)}
 _FLOATS = (*_NARROW, TensorProto.FLOAT, TensorProto.DOUBLE)
+_OPSET = 17
 _DECIDING = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"))
 """Operators whose result is no number near another one: what they read is rounded to its declared type."""
 
@@ -86,6 +87,9 @@ def _model(
     known = [f for f in functions if f.domain != launch.DOMAIN]
     called = known if any((f.domain, f.name) in calls for f in known) else []
     opsets = {entry.domain: entry for f in (*called, function) for entry in f.opset_import}
+    if not any(domain in opsets for domain in STANDARD_DOMAINS):
+        # A body of other domains' operators alone; who evaluates it adds casts to it.
+        opsets[""] = helper.make_opsetid("", _OPSET)
     model = helper.make_model(
         helper.make_graph(
             list(function.node),
@@ -111,7 +115,7 @@ def _info(name: str, kind: tuple[str, tuple[str, ...] | None]) -> onnx.ValueInfo
 def _lift(model: onnx.ModelProto, precision: Precision) -> onnx.ModelProto:
     """The model with every lower float type raised, its roundings kept."""
     wide, lifted = _WIDE[precision], _LIFTED[precision]
-    types = _types(model)
+    types = value_types(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
     for info in (*result.graph.input, *result.graph.output):
@@ -178,19 +182,22 @@ def _lifted_tensor(tensor: TensorProto, precision: Precision) -> TensorProto:
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.dtype(precision)), tensor.name)
 
 
-def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """Element types of the values: onnx's inference, and the first float input's type where it knows nothing."""
-    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False)
-    graph = inferred.graph
-    types = {
-        info.name: info.type.tensor_type.elem_type
-        for info in (*graph.input, *graph.output, *graph.value_info)
-        if info.type.tensor_type.elem_type
-    }
+def value_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element types of a model's values.
+
+    Where onnx infers none, that of the zero point for what is quantised, else of the first float operand, else of the
+    first.
+    """
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    found = {info.name: info.type.tensor_type.elem_type for info in (*graph.value_info, *graph.input, *graph.output)}
+    found |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types = {name: kind for name, kind in found.items() if kind}
     for node in model.graph.node:
         kinds = [types[name] for name in node.input if name in types]
-        floats = [kind for kind in kinds if kind in _FLOATS]
+        first = next((kind for kind in kinds if kind in _FLOATS), kinds[0] if kinds else None)
+        if node.op_type == "QuantizeLinear":
+            first = types.get(node.input[2]) if len(node.input) > 2 else int(TensorProto.UINT8)
         for name in node.output:
-            if name and name not in types and kinds:
-                types[name] = (floats or kinds)[0]
+            if name and first is not None:
+                types.setdefault(name, first)
     return types
