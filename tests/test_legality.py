@@ -168,7 +168,7 @@ def test_a_region_contracted_before_closes_a_cycle() -> None:
     refusal = contraction.contract(pick(loaded, "b", "q"))
     assert refusal == Refusal(
         "cycle-with-region",
-        "fusing would make a cycle with the region of Relu -> a, which reads from this one and is read by it",
+        "fusing would make a cycle with the region of Exp -> p, which reads from this one and is read by it",
         node="Abs -> q",
         remedy="leave out the nodes on one side of that region",
     )

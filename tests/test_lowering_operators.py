@@ -97,12 +97,19 @@ def below(size: int, lowest: int = 0) -> Inputs:
     return lambda dtype, shape, rng: rng.integers(lowest, size, shape).astype(numpy_type(dtype))
 
 
+def given(*numbers: float) -> Inputs:
+    """These numbers; one of them is a scalar."""
+    return lambda dtype, shape, rng: np.array(numbers).reshape(shape).astype(numpy_type(dtype))
+
+
+POWERS = (1, 2, 0.5, 0.25, 0.125, 4, 1, 8)
 UNARY = ("Neg()", "Abs()", "Exp()", "Log()", "Sqrt()", "Reciprocal()", "Sin()", "Cos()", "Tan()", "Asin()", "Acos()",
          "Atan()", "Sinh()", "Cosh()", "Tanh()", "Asinh()", "Acosh()", "Atanh()", "Erf()", "Sigmoid()", "Softplus()",
          "Relu()", "Floor()", "Ceil()", "Round()", "Sign()", "Identity()", "Softsign()")
 ACTIVATIONS = ("Gelu()", "Gelu<approximate=\"tanh\">()", "Mish()", "HardSigmoid()", "HardSigmoid<alpha=0.3,beta=0.4>()",
                "HardSwish()", "LeakyRelu()", "LeakyRelu<alpha=0.3>()", "Elu()", "Elu<alpha=2.0>()", "Celu<alpha=0.7>()",
-               "Selu()", "ThresholdedRelu()", "ThresholdedRelu<alpha=0.25>()", "Shrink()", "Shrink<bias=0.3,lambd=0.75>()")
+               "Selu()", "ThresholdedRelu()", "ThresholdedRelu<alpha=0.25>()", "Shrink()", "Shrink<bias=0.3,lambd=0.75>()",
+               "Shrink<bias=0.3,lambd=-0.5>()")
 CONTRIB = ("com.microsoft.Gelu()", "com.microsoft.QuickGelu()", "com.microsoft.QuickGelu<alpha=1.0>()",
            "com.microsoft.FastGelu()", "onnxfuse.canonical.Silu()", "onnxfuse.canonical.QuickGelu<alpha=1.25>()")
 ARITHMETIC = ("Add()", "Sub()", "Mul()", "Min()", "Max()")
@@ -119,11 +126,18 @@ CASES: tuple[Case, ...] = (
     together("comparisons", ("Equal()", "Less()", "LessOrEqual()", "Greater()", "GreaterOrEqual()"),
              (*FLOATING, *INTEGERS), result="bool", operands="x, z"),
     together("integer unary", ("Abs()", "Sign()", "Identity()", "BitwiseNot()"), INTEGERS, inputs={"x": limits}),
+    together("integer shrink", ("Shrink()", "Shrink<bias=1.5>()", "Shrink<bias=-0.5,lambd=1.25>()"), INTEGERS,
+             inputs={"x": below(9)}),
     together("signed unary", ("Neg()", "Relu()"), SIGNED, inputs={"x": limits}),
     together("integer arithmetic", (*ARITHMETIC, "BitwiseAnd()", "BitwiseOr()", "BitwiseXor()"), INTEGERS,
              operands="x, z", inputs={"x": limits, "z": limits}),
     together("integer division", ("Div()", "Mod()", "Mod<fmod=1>()"), INTEGERS, operands="x, z",
              inputs={"x": limits, "z": divisors}),
+    Case("integer division with constants", "g (T[N] x) => (T[N] a, T[N] b, T[N] c, T[N] d) <T k = {7}> "
+         "{ a = Div(x, k) b = Mod(x, k) c = Mod<fmod=1>(x, k) d = Div(k, x) }", INTEGERS, 20, SIZES,
+         inputs={"x": divisors}),
+    Case("division by the lowest number", "g (int32[N] x) => (int32[N] a, int32[N] b) <int32 k = {-2147483648}> "
+         "{ a = Div(x, k) b = Mod<fmod=1>(x, k) }", ("int32",), 20, SIZES, inputs={"x": limits}),
     together("integer power", ("Pow()",), ("int32", "int64"), operands="x, z", inputs={"z": below(9)}),
     together("shifts", ("BitShift<direction=\"LEFT\">()", "BitShift<direction=\"RIGHT\">()"), UNSIGNED,
              operands="x, z", inputs={"x": limits, "z": below(8)}),
@@ -239,6 +253,27 @@ CASES: tuple[Case, ...] = (
          "<float s = {0.1}, T z = {3}, T[8] o = {0,1,127,25,7,9,100,20}, float[8] t = {1,2,0.5,0.25,0.125,4,1,8}>"
          "{ a = DequantizeLinear(x, s, z) b = DequantizeLinear(x, s) c = DequantizeLinear<axis=-1>(x, t, o) }",
          ("int8", "uint8", "int16", "uint16"), 21, SIZES),
+    Case("quantize of narrow floats", "g (T[N,8] x, T s, T[8] t) => (int8[N,8] a, uint8[N,8] b, uint16[N,8] c, int16[N,8] d) "
+         "<int8 z = {3}, uint8[8] o = {0,1,128,255,7,9,100,200}>"
+         "{ a = QuantizeLinear(x, s, z) b = QuantizeLinear<axis=-1>(x, t, o) c = QuantizeLinear<output_dtype=4>(x, s)"
+         " d = QuantizeLinear<output_dtype=5,saturate=0>(x, s) }",
+         ("float", "float16", "bfloat16"), 21, SIZES, inputs={"x": within(-40, 40), "s": given(0.125), "t": given(*POWERS)}),
+    Case("dequantize to narrow floats", "g (uint16[N,8] x, int32[N,8] i, T s, T[8] t) => (T[N,8] a, T[N,8] b, T[N,8] c, float[N,8] d) "
+         "<uint16 z = {3}, int32 n = {0}>"
+         "{ a = DequantizeLinear(x, s, z) b = DequantizeLinear(i, s, n) c = DequantizeLinear<axis=1>(i, t)"
+         " d = DequantizeLinear<output_dtype=1>(x, s) }",
+         ("float", "float16", "bfloat16"), 23, SIZES,
+         inputs={"x": below(9), "i": below(99, -99), "s": given(0.125), "t": given(*POWERS)}),
+    Case("quantize of microsoft", "g (T[N,8] x, T s, T[8] t) => (int16[N,8] a, uint16[N,8] b, uint8[N,8] c, int8[N,8] d) "
+         "<int16 z = {-300}, uint16[8] o = {0,1,128,255,65535,9,100,200}, int8 w = {5}>"
+         "{ a = com.microsoft.QuantizeLinear(x, s, z) b = com.microsoft.QuantizeLinear<axis=1>(x, t, o)"
+         " c = com.microsoft.QuantizeLinear(x, s) d = com.microsoft.QuantizeLinear<axis=0>(x, s, w) }",
+         ("float", "float16"), 13, SIZES, inputs={"x": within(-40, 40), "s": given(0.125), "t": given(*POWERS)}),
+    Case("dequantize of microsoft", "g (T[N,8] x, int32[N,8] i, float16 h) => (float[N,8] a, float16[N,8] b, float[N,8] c, float[N,8] d) "
+         "<float s = {0.1}, T z = {3}, T[8] o = {0,1,127,25,7,9,100,20}, float[8] t = {1,2,0.5,0.25,0.125,4,1,8}>"
+         "{ a = com.microsoft.DequantizeLinear(x, s, z) b = com.microsoft.DequantizeLinear(x, h)"
+         " c = com.microsoft.DequantizeLinear<axis=-1>(x, t, o) d = com.microsoft.DequantizeLinear(i, s) }",
+         ("int8", "uint8", "int16", "uint16"), 13, SIZES, inputs={"i": below(99, -99), "h": given(0.125)}),
     Case("constant of shape", "g (T[N,3] x) => (T[N,3] y) "
          "{ s = Shape(x) c = ConstantOfShape<value = float[1] {2.5}>(s) d = CastLike(c, x) y = Add(x, d) }", FLOATING),
     Case("zeros", "g (float[N,3] x) => (float[N,3] y) { s = Shape(x) c = ConstantOfShape(s) y = Add(x, c) }", ("float",)),
@@ -261,6 +296,11 @@ CASES: tuple[Case, ...] = (
          "{ y, _, _, t = com.microsoft.SkipLayerNormalization<epsilon=0.001>(x, r, s, b, c) }", length=32),
     Case("skip rms norm", "g (T[N,3,32] x, T[N,3,32] r, T[32] s) => (T[N,3,32] y, T[N,3,32] t) "
          "{ y, _, _, t = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.001>(x, r, s) }", length=32),
+    Case("skip norms without what they can do without", "g (T[N,3,32] x, T[N,3,32] r, T[32] s, T[32] c) => (T[N,3,32] a, T[N,3,32] b, T[N,3,32] d) "
+         "{ a = com.microsoft.SkipLayerNormalization(x, r, s) b = com.microsoft.SkipLayerNormalization(x, r, s, , c) "
+         "d = com.microsoft.SkipSimplifiedLayerNormalization(x, r, s, c) }", length=32),
+    Case("norms by constant ones", "g (T[N,4] x) => (T[N,4] a, T[N,4] b, T[N,4] c) <T[4] s = {1,1,1,1}, T[1] o = {1}> "
+         "{ a = LayerNormalization(x, s) b = RMSNormalization(x, s) c = LayerNormalization(x, o) }", ("float",), 23),
     Case("instance norm", "g (T[N,3,5,7] x, T[3] s, T[3] b) => (T[N,3,5,7] y) { y = InstanceNormalization(x, s, b) }", length=35),
     Case("group norm 18", "g (T[N,6,4,5] x, T[3] s, T[3] b) => (T[N,6,4,5] y) { y = GroupNormalization<num_groups=3>(x, s, b) }",
          opset=18, length=40),

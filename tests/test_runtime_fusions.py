@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 
 import onnx
 import onnxruntime as ort
 import pytest
+from insertions import INSERTIONS, STAY_BESIDE_INPUTS, STAY_FOR_FUSIONS, insert, reads_of
 
-from onnxfuse.graph import load_graph
+from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph.model import Node
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.runtime_fusions import runtime_groups
+from onnxfuse.planning.traffic import Ledger
 
 X, Y = "float[B,S,4] x", "float[B,S,4] y"
 XZ = f"{X}, float[B,S,4] z"
@@ -28,7 +35,8 @@ IMAGE, MAPS = "float[B,1,8,8] x", "float[B,4,8,8] y"
 ERF = "d = Div(x, root) e = Erf(d) a = Add(e, one)"
 TANH = "u = Mul(s, p) t = Tanh(u) a = Add(t, one) h = Mul(x, half) r = Mul(h, a) y = Relu(r)"
 VARIANCE = "q = Pow(d, two) v = ReduceMean<axes = [-1]>(q) s0 = Add(v, eps) s = Sqrt(s0) n = Div(d, s)"
-NORM = f"m = ReduceMean<axes = [-1]>(x) d = Sub(x, m) {VARIANCE} w = Mul(n, g) y = Add(w, b)"
+PLAIN = f"m = ReduceMean<axes = [-1]>(x) d = Sub(x, m) {VARIANCE}"
+NORM = f"{PLAIN} w = Mul(n, g) y = Add(w, b)"
 CASTS = (
     "m = ReduceMean<axes = [-1]>(x) d0 = Sub(x, m) d = Cast<to = 11>(d0) q = Pow(d, twod) "
     "v = ReduceMean<axes = [-1]>(q) s0 = Add(v, epsd) s = Sqrt(s0) n0 = Div(d, s) n = Cast<to = 1>(n0) w = Mul(g, n) "
@@ -67,12 +75,39 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
         "LayerNormalization", X, Y, NORM.replace("q = Pow(d", "d2 = Sub(x, m) q = Pow(d2"), ALL,
     ),
     "layer norm, through double": ("LayerNormalization", X, Y, CASTS, ALL),
+    "layer norm, computed vectors": (
+        "LayerNormalization", f"{X}, float[4] i", Y, f"j = Abs(i) {PLAIN} w = Mul(n, j) k = Neg(i) y = Add(w, k)", ALL,
+    ),
+    "layer norm, vectors of two lengths": (
+        "SimplifiedLayerNormalization", X, Y, f"{PLAIN} w = Mul(n, l) y = Add(w, b)", f"{ALL}, float[1] l = {{2.0}}",
+    ),
+    "layer norm, no scale and no bias": ("", X, Y, f"{PLAIN} y = Relu(n)", ALL),
+    "layer norm, no scale": ("", X, Y, f"{PLAIN} y = Add(n, b)", ALL),
+    "layer norm, no bias": ("SimplifiedLayerNormalization", X, Y, f"{PLAIN} y = Mul(n, g)", ALL),
+    "layer norm, modulated by the image": (
+        "", f"{X}, float[B,1,4] j, float[B,1,4] k", Y, f"{PLAIN} w = Mul(n, j) y = Add(w, k)", ALL,
+    ),
+    "layer norm, scale and bias of three axes": (
+        "", X, Y, f"{PLAIN} w = Mul(n, l) y = Add(w, l)", f"{ALL}, float[1,1,4] l = {{1.0, 2.0, 3.0, 4.0}}",
+    ),
+    "sum and layer norm, no scale": ("", XZ, Y, "i = Add(x, z) " + PLAIN.replace("(x", "(i") + " y = Relu(n)", ALL),
     "layer norm, square as a product": ("", X, Y, NORM.replace("Pow(d, two)", "Mul(d, d)"), ALL),
     "rms norm, quotient": (
         "SimplifiedLayerNormalization", X, Y, f"{MEAN_SQUARE} n = Div(x, s) y = Mul(n, g)", ALL,
     ),
     "rms norm, one over the root": (
         "SimplifiedLayerNormalization", X, Y, f"{MEAN_SQUARE} r = Div(one, s) n = Mul(x, r) y = Mul(g, n)", ALL,
+    ),
+    "rms norm, computed vector": (
+        "SimplifiedLayerNormalization", f"{X}, float[U] i", Y, f"j = Abs(i) {MEAN_SQUARE} n = Div(x, s) y = Mul(n, j)",
+        ALL,
+    ),
+    "rms norm, no scale": ("", X, Y, f"{MEAN_SQUARE} n = Div(x, s) y = Relu(n)", ALL),
+    "rms norm, a bias": (
+        "SimplifiedLayerNormalization", X, Y, f"{MEAN_SQUARE} n = Div(x, s) w = Mul(n, g) y = Add(w, b)", ALL,
+    ),
+    "rms norm, modulated by the image": (
+        "", f"{X}, float[B,1,4] j", Y, f"{MEAN_SQUARE} n = Div(x, s) y = Mul(n, j)", ALL,
     ),
     "rms norm, reciprocal": ("", X, Y, f"{MEAN_SQUARE} r = Reciprocal(s) n = Mul(x, r) y = Mul(n, g)", ALL),
     "skip": ("SkipLayerNormalization", XZ, Y, "s = Add(x, z) y = LayerNormalization(s, g, b)", VECTORS),
@@ -177,23 +212,101 @@ def build(inputs: str, outputs: str, body: str, constants: str) -> onnx.ModelPro
     )
 
 
-@pytest.mark.skipif(
+modelled = pytest.mark.skipif(
     tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31), reason="the fusions of ONNX Runtime 1.31 are modelled"
 )
+
+
+def optimised(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """Operators of what a session makes of a model."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(folder / "optimised.onnx")
+    options.log_severity_level = 3
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node]
+
+
+@modelled
 @pytest.mark.parametrize("name", CASES)
 def test_prediction_against_a_session(name: str, tmp_path: Path) -> None:
     made, *parts = CASES[name]
     model = build(*parts)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    options.log_severity_level = 3
-    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    left = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    left = optimised(model, tmp_path)
     groups = runtime_groups(load_graph(model))
     assert len(left) == len(model.graph.node) - sum(len(group.nodes) - 1 for group in groups)
     assert not made or made in left
     assert bool(groups) == bool(made)
+
+
+@modelled
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_nothing_hides_no_fusion(name: str, tmp_path: Path) -> None:
+    """On each read in turn, and on all of one value's, what the runtime takes out before it fuses: the same groups."""
+    made, *parts = CASES[name]
+    plain = build(*parts)
+    graph = load_graph(plain)
+    types = {key: value.dtype for key, value in graph.values.items() if value.dtype is not None}
+    wanted, before = groups_in(graph), optimised(plain, tmp_path).count(made)
+    inputs = {value.name for value in plain.graph.input}
+    reads = list(dict.fromkeys(read for node in plain.graph.node for read in node.input))
+    turns = cycle(range(12))
+    for read in reads:
+        edges = reads_of(plain, read)
+        kinds = [kind for kind in INSERTIONS if kind not in STAY_FOR_FUSIONS
+                 and (kind not in STAY_BESIDE_INPUTS or (read not in inputs and types[read] != onnx.TensorProto.BOOL))
+                 and (kind != "dropout" or types[read] in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE))]
+        for group in ([[edge] for edge in edges] if len(edges) == 1 else [*([edge] for edge in edges), edges]):
+            model = onnx.ModelProto.FromString(plain.SerializeToString())
+            kind = kinds[next(turns) % len(kinds)]
+            insert(model, [(group, kind)], types)
+            assert optimised(model, tmp_path).count(made) == before, (kind, group)
+            assert groups_in(load_graph(model)) == wanted, (kind, group)
+
+
+def groups_in(graph: Graph) -> list[tuple[list[str], list[str]]]:
+    """What the nodes of each group compute, and those of its core."""
+    return [(names(group.nodes), names(group.core)) for group in runtime_groups(graph)]
+
+
+def names(nodes: Iterable[Node]) -> list[str]:
+    return sorted(value.name for node in nodes for value in node.outputs if value is not None)
+
+
+@modelled
+@pytest.mark.parametrize(
+    ("parts", "made"),
+    [
+        (("float[B,4] x", "float[B,4] y", "t = MatMul(x, w) {} y = Add(u, b)", WEIGHTS), "Gemm"),
+        (("float[B,S,4] x", "float[B,S,4] y", "t = Abs(x) s = Sigmoid(t) {} y = Mul(u, s)", ""), "QuickGelu"),
+    ],
+)
+def test_casts_there_and_back_hide_one(parts: tuple[str, str, str, str], made: str, tmp_path: Path) -> None:
+    """They go after the fusions have been looked for; one to the same type goes before."""
+    for between, found in (("u = Cast <to = 1> (t)", True), ("v = Cast <to = 11> (t) u = Cast <to = 1> (v)", False)):
+        inputs, outputs, body, constants = parts
+        model = build(inputs, outputs, body.format(between), constants)
+        left = optimised(model, tmp_path)
+        assert (made in left) is found and "Cast" not in left
+        assert bool(runtime_groups(load_graph(model))) is found
+
+
+def test_a_group_takes_as_long_with_them_between() -> None:
+    """It reads and writes what it does without them, and what is left of it when others are gone is the same."""
+    costs = []
+    for scale, moved, out in (("s", "t", "m"), ("s1", "t1", "m1")):
+        graph = load_graph(build(
+            "float[2,4,8,16] q, float[2,4,8,16] k", "float[2,4,8,8] y, float[2,4,8,8] z",
+            "s = Mul(k, c) s1 = Identity(s) t = Transpose<perm = [0, 1, 3, 2]>(" + scale + ") t1 = Mul(t, one) "
+            f"m = MatMul(q, {moved}) m1 = Add(m, zero) d = Div({out}, c) d1 = Dropout(d) y = Abs(d1) z = Neg(d)",
+            "float c = {8.0}, float one = {1.0}, float zero = {0.0}",
+        ))
+        (group,) = runtime_groups(graph)
+        model = CostModel(Ledger(graph, {}), find_profile("H100"))
+        gone = [node for node in graph.nodes if node.op == "Transpose"]
+        costs.append((model.group_seconds(group.nodes), sorted(names(unit) for unit in group.without(gone)),
+                      model.total()))
+    assert costs[0] == costs[1]
 
 
 def test_groups_share_no_node() -> None:

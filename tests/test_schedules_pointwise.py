@@ -11,6 +11,8 @@ import pytest
 from emulator import variants_that_hold
 from kernel_harness import Made, arguments, check, make, random_inputs, sweep
 
+from onnxfuse.schedules.pointwise import read_again
+
 KINDS = ["float", "float16", "bfloat16", "double", "int8", "int64", "bool"]
 WIDTHS = {"float": 4, "float16": 8, "bfloat16": 8, "double": 2, "int8": 8, "int64": 2, "bool": 8}
 
@@ -103,3 +105,82 @@ def test_few_rows_have_more_threads(rows: int, length: int, threads: int) -> Non
     """The choices that were quickest, or within a tenth of it, where they were measured."""
     made = make(REDUCTIONS["silu"].replace("T[", "float16[").replace("C]", f"{length}]"), planned={"R": rows})
     assert first(made).startswith(f"rows_{threads}_")
+
+
+SILU = "s = Sigmoid(x) p = Mul(x, s) "
+PIECES = {
+    "halves": ("g (T[N,13] x) => (T[N,9] y, T[N,4] z) <int64[2] n = {9, 4}> { SILU y, z = Split<axis = 1>(p, n) }", "N"),
+    "channels": ("g (T[N,6,5] x, T[N,4,5] r) => (T[N,4,5] y, T[N,2,5] z) <int64[2] n = {4, 2}> "
+                 "{ SILU a, z = Split<axis = 1>(p, n) y = Add(a, r) }", "N"),
+    "whole and slice": ("g (T[N,12] x) => (T[N,12] p, T[N,3] y) <int64[1] b = {8}, int64[1] e = {11}, int64[1] d = {1}> "
+                        "{ SILU c = Slice(p, b, e, d) y = Abs(c) }", "N"),
+    "three": ("g (T[N,11] x) => (T[N,8] y, T[N,2] z, T[N,1] w, T[N,8] v) <int64[3] n = {8, 2, 1}> "
+              "{ SILU y, z, w = Split<axis = 1>(p, n) v = Neg(y) }", "N"),
+    "rows": ("g (T[N,3] x) => (T[K,3] y, T[M,3] z) <int64[1] f = {0}, int64[1] h = {2}, int64[1] e = {9999}, int64[1] d = {0}> "
+             "{ SILU y = Slice(p, f, h, d) z = Slice(p, h, e, d) }", "N"),
+    "two inputs": ("g (T[N,5] x, T[M,7] u) => (T[N,5] p, T[M,7] y) { SILU y = Abs(u) }", "NM"),
+    "gathered": ("g (T[6,5] x, int64[N] i, int64[M] j) => (T[N,5] y, T[M,5] z) { SILU y = Gather(p, i) z = Gather(p, j) }", "NM"),
+}
+"""Outputs of different sizes, and the names of sizes."""
+
+
+def pieces(name: str, kind: str) -> Made:
+    return make(PIECES[name][0].replace("SILU ", SILU).replace("T[", f"{kind}["))
+
+
+@pytest.mark.parametrize("kind", ["float", "float16", "bfloat16", "double"])
+@pytest.mark.parametrize("name", PIECES)
+def test_outputs_of_different_sizes(name: str, kind: str) -> None:
+    """Each is right at empty, odd and whole sizes, in any order of threads, aligned or not."""
+    made = pieces(name, kind)
+    for seed, (rows, others) in enumerate(((0, 0), (0, 3), (1, 0), (1, 1), (7, 2), (8, 300))):
+        sizes = dict(zip(PIECES[name][1], (rows, others), strict=False))
+        inputs = random_inputs(made, sizes, seed)
+        for index in {"i", "j"} & set(inputs):
+            inputs[index] %= 6
+        check(made, inputs, orders=("forward", "backward"))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int32", "int64", "uint16", "bool"])
+def test_pieces_of_integers(kind: str) -> None:
+    change = "p = Not(x)" if kind == "bool" else "p = Add(x, x)"
+    text = PIECES["halves"][0].replace("SILU", change).replace("T[", f"{kind}[")
+    made = sweep(text, *({"N": size} for size in (0, 1, 3, 64)))
+    assert first(made).startswith("pointwise_w")
+
+
+def test_pieces_have_blocks_of_their_own() -> None:
+    """No block, and so no vector, writes to two pieces of different sizes; what a piece needs is all that it reads."""
+    made = pieces("halves", "float16")
+    grid = made.kernel.plan.variants[0].steps[0].grid
+    assert grid == ("s0 9 * 2048 ceil s0 4 * 2048 ceil +", "1", "1")
+    assert [guard for guard in made.kernel.plan.variants[0].guards if "o1.addr" in guard] == ["o1.addr 16 % 0 =="]
+    for body in re.findall(r"pointwise_at\d*\([^{]*\{(.*?)\n\}", made.kernel.source, re.DOTALL):
+        assert len(re.findall(r"of::store\(o\d", body)) == 1
+        assert len(re.findall(r"of::load<", body)) <= 1
+
+
+def test_pieces_of_equal_sizes_share_a_loop() -> None:
+    text = "g (float[N,12] x) => (float[N,6] y, float[N,6] z) { s = Sigmoid(x) p = Mul(x, s) y, z = Split<axis = 1, num_outputs = 2>(p) }"
+    assert "pointwise_at1" not in make(text).kernel.source
+    assert "pointwise_at1" in pieces("halves", "float").kernel.source
+
+
+def test_pieces_past_the_reach_of_32_bits_have_indices_of_64() -> None:
+    """Only the large one needs them; all run under them."""
+    text = "g (float[N,3] x, float[M] z) => (float[N,3] y, float[M] w) { y = Neg(x) w = Abs(z) }"
+    plan = make(text).kernel.plan
+    assert {"s0 3 * 2143289344 <", "s1 2143289344 <"} <= set(plan.variants[0].guards)
+    assert plan.variants[-1].guards == () and plan.variants[-1].steps[0].kernel.endswith("_64")
+    check(make(text), random_inputs(make(text), {"N": 5, "M": 700}))
+    huge = make("g (float[3,1000000000] x) => (float[2,1000000000] y, float[1,1000000000] z) <int64[2] n = {2, 1}> "
+                "{ p = Neg(x) y, z = Split<axis = 0>(p, n) }")
+    assert [variant.steps[0].kernel for variant in huge.kernel.plan.variants] == ["pointwise_w1_64"]
+
+
+def test_what_is_read_again_is_known() -> None:
+    """Bytes beyond each input's own: nothing for pieces, the slice beside the whole."""
+    assert read_again(pieces("halves", "float").lowered) == 0
+    assert read_again(pieces("channels", "float").lowered) == 0
+    assert read_again(pieces("whole and slice", "float").lowered).evaluate({"N": 10}) == 10 * 3 * 4
+    assert read_again(pieces("three", "float16").lowered) == 0

@@ -195,3 +195,18 @@ def test_many_rows() -> None:
     """More rows than a block has, in a number that is no multiple of anything."""
     sweep("g (float16[R,8] x) => (float16[R,8] y) { y = Softmax(x) }", {"R": 1021}, length=8)
     sweep("g (float[R,3] x) => (float[R,1] y) <int64[1] a = {1}> { y = ReduceSum(x, a) }", {"R": 4099}, length=3)
+
+
+@pytest.mark.parametrize("count, length", [(8, 256), (16, 256), (8, 31), (12, 1000)])
+def test_many_values_kept_take_narrower_vectors_and_no_idle_threads(count: int, length: int) -> None:
+    """Where one vector of each value is more than a thread keeps; a thread that has no vector of a row does nothing."""
+    outputs = ", ".join(f"float16[R,{length}] y{place}" for place in range(count))
+    parts = ", ".join(f"p{place}" for place in range(count))
+    each = " ".join(f"q{place} = Squeeze(p{place}, a) y{place} = Softmax(q{place})" for place in range(count))
+    made = make(f"g (float16[{count},R,{length}] x) => ({outputs}) <int64[1] a = {{0}}> "
+                f"{{ t = Tanh(x) {parts} = Split <axis = 0> (t) {each} }}", planned={"R": 64})
+    first = made.kernel.plan.variants[0].name
+    threads, width = (int(part.strip("w")) for part in first.split("_")[1:3])
+    assert first.split("_")[3].startswith("x"), "the row stays in registers"
+    assert threads < 2 * -(-length // width)
+    check(made, random_inputs(made, {"R": 3}), length=length)

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxfuse.graph.dims import Dim, broadcast, dim
 from onnxfuse.graph.model import Node, Shape, Value
+from onnxfuse.graph.unknown import why_unknown
 from onnxfuse.lowering.ir import (
     Expand,
     Fill,
@@ -63,11 +64,7 @@ class Context:
     def shape(self, value: Value) -> Shape:
         """Sizes of a value in the region's symbols."""
         if value.shape is None:
-            raise self.refuse(
-                "unknown-shape",
-                f"the shape of '{value.name}' is not known",
-                "run the exporter with static or symbolic shapes, or onnx.shape_inference",
-            )
+            raise self.refuse("unknown-shape", *why_unknown(value))
         if any(name.startswith("@") for size in value.shape for name in size.symbols):
             raise self.refuse(
                 "reserved-name",

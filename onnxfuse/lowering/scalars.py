@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from onnx import TensorProto
+import ml_dtypes
+from onnx import TensorProto, helper
 
 FLOAT, UINT8, INT8, UINT16, INT16 = (
     TensorProto.FLOAT,
@@ -72,6 +73,17 @@ TYPES: dict[int, ScalarType] = {
 """Element types that kernels can hold; others (strings, complex numbers, 4- and 8-bit floats) are refused."""
 
 
+def limits(dtype: int) -> tuple[float, float] | tuple[int, int]:
+    """The lowest and the highest number of an element type; infinity is none."""
+    kind = TYPES[dtype]
+    if kind.is_floating:
+        most = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(dtype)).max)  # type: ignore[no-untyped-call]
+        return -most, most
+    signed = not kind.storage.startswith("unsigned")
+    values = 2 ** (8 * kind.size - signed)
+    return -values * signed, values - 1
+
+
 class Sort(Enum):
     """How a function treats rounding; see the module's text."""
 
@@ -104,12 +116,14 @@ FUNCTIONS: dict[str, Function] = {
     "add": Function("({0} + {1})", "({0} + {1})"),
     "sub": Function("({0} - {1})", "({0} - {1})"),
     "mul": Function("({0} * {1})", "({0} * {1})"),
-    "div": Function("of::divide({0}, {1})", "of::quotient({0}, {1})"),
+    "div": Function("of::divide({0}, {1})", "of::divide_integers({0}, {1})"),
     "mod": Function(None, "of::modulo({0}, {1})", Sort.JUMPING),
-    "fmod": Function("of::fmod({0}, {1})", "of::remainder({0}, {1})", Sort.JUMPING),
+    "fmod": Function("of::fmod({0}, {1})", "of::remainder_of_integers({0}, {1})", Sort.JUMPING),
     "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})"),
     "min": Function("of::min({0}, {1})", "({0} < {1} ? {0} : {1})", Sort.CHOOSING),
     "max": Function("of::max({0}, {1})", "({0} > {1} ? {0} : {1})", Sort.CHOOSING),
+    "at_least": Function("({0} < {1} ? {1} : {0})", "({0} < {1} ? {1} : {0})", Sort.CHOOSING),
+    "at_most": Function("({0} > {1} ? {1} : {0})", "({0} > {1} ? {1} : {0})", Sort.CHOOSING),
     "neg": Function("(-{0})", "(-{0})", Sort.CHOOSING),
     "abs": Function("of::abs({0})", "of::iabs({0})", Sort.CHOOSING),
     "where": Function("({0} ? {1} : {2})", "({0} ? {1} : {2})", Sort.CHOOSING),
@@ -123,6 +137,7 @@ FUNCTIONS: dict[str, Function] = {
     "log": _unary("log"),
     "log1p": _unary("log1p"),
     "sqrt": _unary("sqrt"),
+    "power_half": _unary("power_half"),
     "rsqrt": _unary("rsqrt"),
     "reciprocal": _unary("reciprocal"),
     "sin": _unary("sin"),

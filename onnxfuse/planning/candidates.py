@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.graph.removed import is_same_memory
 from onnxfuse.lowering.ir import Reduce, postorder
@@ -16,13 +17,14 @@ from onnxfuse.lowering.structure import structure
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.facts import moves_innermost
-from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.legality import boundary, check_host_inputs
+from onnxfuse.planning.grow import escaping, spread
+from onnxfuse.planning.legality import boundary, check_host_inputs, copied
 from onnxfuse.planning.sizes import bytes_of, elements_of, shape_of
-from onnxfuse.planning.traffic import Fused, plan_cost
+from onnxfuse.planning.traffic import NONE, Fused, plan_cost
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match
 from onnxfuse.schedules import Kernel, make_kernel
+from onnxfuse.schedules.pointwise import read_again
 from onnxfuse.schedules.split import expected_steps
 
 SCATTERED_SHARE = 0.1
@@ -42,6 +44,7 @@ class Region:
         tensors, hosts, inlined, outputs: values of the original graph, as ``rewriting.FusedRegion`` has them.
         cost: what it gains.
         again: original nodes that another region holds too, and that count there before fusion (``recompute``).
+        read_again: bytes that its kernel reads more than once, as ``Fused`` has them.
     """
 
     rule: str
@@ -53,11 +56,12 @@ class Region:
     outputs: tuple[Value, ...]
     cost: RegionCost
     again: tuple[Node, ...] = field(default=(), kw_only=True)
+    read_again: Dim = field(default=NONE, kw_only=True)
 
     @property
     def fused(self) -> Fused:
         """As the ledger counts it, in one kernel."""
-        return Fused(self.nodes, self.tensors, self.outputs, again=self.again)
+        return Fused(self.nodes, self.tensors, self.outputs, again=self.again, read_again=self.read_again)
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Fusion(Region):
     @property
     def fused(self) -> Fused:
         """As the ledger counts it."""
-        return Fused(self.nodes, self.tensors, self.outputs, self.steps, self.scratch, self.again)
+        return Fused(
+            self.nodes, self.tensors, self.outputs, self.steps, self.scratch, self.again, self.read_again)
 
 
 @dataclass
@@ -131,7 +136,13 @@ class Maker:
             return lone
         names = [value.name for value in size_operands(lowered.sized)]
         steps = expected_steps(lowered, self.costs.ledger.sizes, self.costs.profile.multiprocessors)
-        region = self._bound(ordered, rule, lowered.tensors, outputs, names, steps)
+        again = NONE
+        if not _has_rows(lowered):
+            refusal = spread(members, outputs)
+            if refusal is not None:
+                return replace(refusal, rule=rule)
+            again = read_again(lowered)
+        region = self._bound(ordered, rule, lowered.tensors, outputs, names, steps, again)
         return region if isinstance(region, Refusal) else (region, lowered)
 
     def fusion(self, members: Collection[Node], rule: str) -> Fusion | Refusal:
@@ -141,7 +152,7 @@ class Maker:
 
     def with_kernel(self, region: Region, lowered: Lowered) -> Fusion | Refusal:
         """The region with its kernel, or why no schedule has one."""
-        has_rows = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
+        has_rows = _has_rows(lowered)
         kernel = self._kernel(lowered, region.rule, "rows" if has_rows else "pointwise")
         if isinstance(kernel, Refusal):
             return kernel
@@ -238,9 +249,10 @@ class Maker:
         written: Sequence[Value],
         sizes: Sequence[str],
         steps: int = 1,
+        again: Dim = NONE,
     ) -> Region | Refusal:
         """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants."""
-        originals = tuple(sorted((node for member in members for node in member.originals), key=lambda n: n.index))
+        originals = copied(members)
         values = self.graph.values
         tensors = tuple(values[value.name] for value in read)
         rest = [value for value in boundary(originals).inputs if value not in tensors]
@@ -249,6 +261,13 @@ class Maker:
             dict.fromkeys([*(values[name] for name in sizes), *(value for value in rest if value.constant is None)])
         )
         label = members[-1].label
+        known = {value.name for member in members for value in member.reads()}
+        strange = next((value for value in rest if value.constant is None and value.name not in known), None)
+        if strange is not None:
+            return Refusal(
+                "different-value", f"it also reads '{strange.name}', which the nodes that it is seen as do not", label,
+                rule,
+            )
         if len(hosts) > HOST_INPUTS:
             return Refusal(
                 "host-operands", f"{len(hosts)} operands decide sizes; a fused node has room for {HOST_INPUTS}", label
@@ -257,8 +276,12 @@ class Maker:
         if refusal is not None:
             return refusal
         outputs = tuple(values[value.name] for value in written)
-        cost = self.costs.region(Fused(originals, tensors, outputs, steps))
-        return Region(rule, originals, tuple(members), tensors, hosts, inlined, outputs, cost)
+        cost = self.costs.region(Fused(originals, tensors, outputs, steps, read_again=again))
+        return Region(rule, originals, tuple(members), tensors, hosts, inlined, outputs, cost, read_again=again)
+
+
+def _has_rows(lowered: Lowered) -> bool:
+    return any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
 
 
 def makers_of(graph: Graph, view: Graph, costs: CostModel) -> dict[Place, Maker]:

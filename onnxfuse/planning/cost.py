@@ -17,9 +17,9 @@ from onnx import TensorProto
 
 from onnxfuse.graph.classes import OperatorClass, classify
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.removed import is_given, readers, source
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.runtime_kernels import runtime_efficiency
@@ -138,16 +138,19 @@ class CostModel:
         self._group = {node: group for group in self.groups for node in group.nodes}
         self._seconds: dict[frozenset[Node], float] = {}
 
-    def seconds(self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = FUSED_EFFICIENCY) -> float:
+    def seconds(
+        self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = FUSED_EFFICIENCY, again: int = 0
+    ) -> float:
         """Predicted time of a counted node or region.
 
         Args:
             dtype: operand type of the product in it, if any.
             efficiency: share of the bandwidth that its kernel reaches.
+            again: bytes that it reads once more than the count has them.
         """
         if not traffic.kernels:
             return 0.0
-        reads, writes = sum(traffic.reads.values()), sum(traffic.writes.values())
+        reads, writes = sum(traffic.reads.values()) + again, sum(traffic.writes.values())
         peak = product_peak(dtype, self.profile) if traffic.product else None
         share = 1.0 if traffic.product else efficiency
         first = kernel_time(reads, writes, traffic.flops, self.profile, peak, share)
@@ -160,14 +163,13 @@ class CostModel:
             found = [self.ledger.observed[node].seconds for node in nodes if node in self.ledger.observed]
             seen = [seconds for seconds in found if seconds is not None]
             if seen:
-                self._seconds[nodes] = sum(seen)
+                self._seconds[nodes] = fsum(seen)
                 return self._seconds[nodes]
             if len(nodes) == 1:
                 (node,) = nodes
                 counted = self.ledger.node(node)
             else:
-                edge = boundary(nodes)
-                counted = self.ledger.region(nodes, edge.inputs, edge.outputs)
+                counted = self.ledger.region(nodes, *_moved(nodes))
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
             self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
@@ -202,7 +204,7 @@ class CostModel:
             kernels_before=kernels_before - kernels_same,
             kernels_after=kernels_left - kernels_same + counted.kernels,
             seconds_before=before - same,
-            seconds_after=left - same + executions * self._fused_seconds(counted, members),
+            seconds_after=left - same + executions * self._fused_seconds(counted, members, self.read_again(fused)),
             memory_saved=memory_saved(self.ledger, fused),
             executions=executions,
         )
@@ -225,21 +227,28 @@ class CostModel:
         )
         reads: dict[Value, int] = {}
         alone = [self.ledger.region(part.nodes, part.inputs, part.outputs) for part in parts]
+        again = sum(map(self.read_again, parts))
         for counted in alone:
             for value, size in counted.reads.items():
                 reads[value] = reads.get(value, 0) + size
         writes = {value: size for counted in alone for value, size in counted.writes.items()}
         moved = KernelTraffic(False, reads, writes, sum(counted.flops for counted in alone))
         cost = self.region(whole)
-        more = self._fused_seconds(moved, whole.nodes) - self.kernel_seconds(whole)
+        more = self._fused_seconds(moved, whole.nodes, again) - self.kernel_seconds(whole)
         return replace(cost, seconds_after=cost.seconds_after + cost.executions * more)
 
     def kernel_seconds(self, fused: Fused, flops: int = 0) -> float:
         """Predicted time of a region's own kernel, once, with so much arithmetic beyond that of its nodes."""
         counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
-        return self._fused_seconds(replace(counted, flops=counted.flops + flops), fused.nodes)
+        return self._fused_seconds(replace(counted, flops=counted.flops + flops), fused.nodes, self.read_again(fused))
 
-    def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node]) -> float:
+    def read_again(self, fused: Fused) -> int:
+        """Bytes that a region's kernel reads more than once; 0 where a size is not known."""
+        again, sizes = fused.read_again, self.ledger.sizes
+        return again.evaluate(sizes) if again.symbols <= sizes.keys() else 0
+
+    def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node], again: int = 0) -> float:
+        """``again``: bytes that are read more than once."""
         reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
         moves = any(map(moves_innermost, nodes))
         if moves:
@@ -247,7 +256,7 @@ class CostModel:
             efficiency = (TURNED_EFFICIENCY if reduces else TILED_EFFICIENCY) * uncached(size, self.profile)
         else:
             efficiency = ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
-        return self.seconds(counted, _product_type(nodes, self.ledger), efficiency)
+        return self.seconds(counted, _product_type(nodes, self.ledger), efficiency, again)
 
     def _around(self, node: Node) -> frozenset[Node]:
         """What the runtime fuses with a node, the node itself among them; nothing where that is nothing."""
@@ -281,10 +290,19 @@ class CostModel:
         return rest + sum(self.ledger.executions(region.nodes) * self.kernel_seconds(region) for region in fused)
 
 
+def _moved(nodes: Collection[Node]) -> tuple[list[Value], list[Value]]:
+    """What nodes that run as one kernel read and write, as the runtime sees it that has taken out what does nothing."""
+    ordered = sorted(nodes, key=lambda node: node.index)
+    read = dict.fromkeys(source(value) for node in ordered for value in node.reads())
+    made = [value for node in ordered for value in node.outputs if value is not None]
+    written = [value for value in made if is_given(value) or any(reader not in nodes for reader in readers(value))]
+    return [value for value in read if value.producer not in nodes], written
+
+
 def _product_type(nodes: Collection[Node], ledger: Ledger) -> int | None:
     """Operand type of the first product among the nodes."""
-    for node in nodes:
-        if ledger.node(node).product:
-            operand: Value | None = node.inputs[0]
-            return operand.dtype if operand is not None else None
-    return None
+    products = [node for node in nodes if ledger.node(node).product]
+    if not products:
+        return None
+    operand: Value | None = min(products, key=lambda node: node.index).inputs[0]
+    return operand.dtype if operand is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfuse.graph.bodies import most_trips, trips
+from onnxfuse.graph.bodies import is_idle, most_trips, taken, trips
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Place
 from onnxfuse.planning.sizes import Sizes
@@ -11,7 +11,7 @@ TRIPS = 16
 """How often a Loop is taken to run where its condition may end it, at most."""
 
 BRANCH = 0.5
-"""How often each branch of an If is taken."""
+"""How often each branch of an If is taken, where its condition is not known before a run."""
 
 
 def runs_of(graph: Graph, sizes: Sizes) -> dict[Place, float]:
@@ -27,7 +27,7 @@ def _runs(body: Graph, sizes: Sizes) -> float:
     """Runs of a body in one run of its node."""
     assert body.owner is not None, "a body has an owner"
     if body.owner.op == "If":
-        return BRANCH
+        return BRANCH if taken(body.owner) is None else float(not is_idle(body))
     known = _number(trips(body), sizes)
     if known is not None:
         return float(max(known, 0))

@@ -5,15 +5,16 @@ the graph are visited from the largest tensor to the smallest; where an edge joi
 one.  Groups fit where
 
 - their row structures agree (there is one at most), and what has rows and moves the innermost axis can be turned,
-- every value that is used outside has as many elements as the group's domain, or one a row,
+- with rows, every value that is used outside has as many elements as the rows, or one a row,
 - the contracted graph stays free of cycles, and no rule forbids it.
 
-Joining the largest tensors first keeps the most bytes on chip; what does not fit afterwards says why.
+Joining the largest tensors first keeps the most bytes on chip; what does not fit afterwards says why.  Results of
+different sizes share a launch and little else, so groups that they make are joined last, of what is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -27,6 +28,9 @@ from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
 from onnxfuse.schedules.rows import refuses_turning
+
+_Edge = tuple[int, int, Node, Node, Value]
+"""Minus the bytes of a value, the place of its reader, its producer, that reader, and it."""
 
 
 @dataclass
@@ -102,26 +106,37 @@ class Growth:
         ]
         # Transposes last: what joins one moves its bytes less well.
         edges.sort(key=lambda edge: (self._transposes(edge[2], edge[3]), edge[0], edge[2].index, edge[1]))
-        waiting = edges
-        while waiting:
+        refused = self._joined(edges, alike=True)
+        if any(refusal.code == "iteration-shape" for _, refusal in refused):
+            refused = self._joined([edge for edge, _ in refused], alike=False)
+        self.refusals += [refusal for _, refusal in refused]
+
+    def _joined(self, edges: Sequence[_Edge], alike: bool) -> list[tuple[_Edge, Refusal]]:
+        """Join along edges until none is left that fits; those that do not, and why.
+
+        Args:
+            alike: whether all values that a group without rows is used for must have the same size.
+        """
+        waiting = list(edges)
+        while True:
             later, joined = [], False
             for edge in waiting:
                 _, _, node, consumer, value = edge
                 first, second = self.group[node], self.group[consumer]
                 if first is second:
                     continue
-                refusal = self.join(first, second, value)
+                refusal = self.join(first, second, value, alike)
                 if refusal is None:
                     joined = True
                 else:
                     later.append((edge, refusal))
-            waiting = [edge for edge, _ in later] if joined else []
             if not joined:
-                self.refusals += [refusal for _, refusal in later]
+                return later
+            waiting = [edge for edge, _ in later]
 
-    def join(self, first: Group, second: Group, value: Value) -> Refusal | None:
-        """Make two groups one, or say why not."""
-        refusal = self._fits(first, second, value)
+    def join(self, first: Group, second: Group, value: Value, alike: bool = True) -> Refusal | None:
+        """Make two groups one, or say why not; ``alike`` as ``_joined`` takes it."""
+        refusal = self._fits(first, second, value, alike)
         if refusal is not None:
             return refusal
         refusal = self.contraction.join(first.nodes, second.nodes)
@@ -135,7 +150,7 @@ class Growth:
         self.group.update(dict.fromkeys(second.nodes, first))
         return None
 
-    def _fits(self, first: Group, second: Group, value: Value) -> Refusal | None:
+    def _fits(self, first: Group, second: Group, value: Value, alike: bool) -> Refusal | None:
         label = value.producer.label if value.producer is not None else value.name
         if first.rule is not None and second.rule is not None:
             return Refusal(
@@ -154,8 +169,11 @@ class Growth:
                 label,
             )
         rows = first.rows or second.rows
-        refusal = _domain(escaping(members), rows, label)
-        if refusal is not None or rows is None or not (first.transposes or second.transposes):
+        transposes = first.transposes or second.transposes
+        outputs = escaping(members)
+        alike = alike or rows is not None or transposes
+        refusal = _domain(outputs, rows, label) if alike else spread(members, outputs)
+        if refusal is not None or rows is None or not transposes:
             return refusal
         why = self._turning(frozenset(members))
         return why and Refusal(
@@ -186,9 +204,10 @@ class Growth:
             side = "after" if named is first else "before"
             edges = named.rule.growth.edges
             allowed = edges.get(named.names.get(value, side), edges.get(side, frozenset()))
-            stranger = next((node for node in other.nodes if (node.domain, node.op) not in allowed), None)
-            if stranger is None:
+            strangers = [node for node in other.nodes if (node.domain, node.op) not in allowed]
+            if not strangers:
                 return None
+            stranger = min(strangers, key=lambda node: node.index)
             return Refusal(
                 "growth",
                 f"{named.rule.id} does not grow over {stranger.qualified_op} {side} its pattern",
@@ -200,7 +219,7 @@ class Growth:
             return None
         return Refusal(
             "region-size",
-            f"no grow rule admits a region of these {len(members)} nodes",
+            f"no grow rule admits a region of these {len(members)} nodes{_past(self.rules, members)}",
             label,
             remedy="raise the limits of a grow rule, or list the operators in one",
         )
@@ -209,6 +228,22 @@ class Growth:
 def admitting(rules: RuleSet, members: set[Node]) -> GrowRule | None:
     """The first grow rule that lets these nodes be one region."""
     return next((rule for rule in rules.grow if _within(rule, members)), None)
+
+
+def _past(rules: RuleSet, members: set[Node]) -> str:
+    """Which limit a region passes of each grow rule that lists all of its operators; "" where none does."""
+    found = []
+    for rule in rules.grow:
+        if any((node.domain, node.op) not in rule.operators for node in members):
+            continue
+        for what, count, most in (
+            ("nodes", len(members), rule.max_nodes), ("inputs", len(entering(members)), rule.max_inputs),
+            ("outputs", len(escaping(members)), rule.max_outputs),
+        ):
+            if most is not None and count > most:
+                found.append(f"{rule.id} takes {most} {what}, not {count}")
+                break
+    return ": " + "; ".join(found) if found else ""
 
 
 def _within(rule: GrowRule, members: set[Node]) -> bool:
@@ -239,10 +274,45 @@ def _domain(outputs: Sequence[Value], rows: Arrangement | None, label: str) -> R
                     "iteration-shape",
                     f"'{value.name}' has {count} elements, and the rows have {rows.count} x {rows.length}",
                     label,
+                    remedy="give what a reduction's region is read for as many elements as its rows have, or one a row",
                 )
     elif len(counts) > 1:
         names = ", ".join(f"'{value.name}' ({count} elements)" for count, value in counts.items())
-        return Refusal("iteration-shape", f"values of different sizes are used outside: {names}", label)
+        return Refusal(
+            "iteration-shape", f"values of different sizes are used outside: {names}", label,
+            remedy="keep a transpose of the innermost axis apart from what takes its result to pieces",
+        )
+    return None
+
+
+def spread(members: Collection[Node], outputs: Sequence[Value]) -> Refusal | None:
+    """Why outputs of different sizes are better apart: each has a loop of its own, and in the longest one the few
+    elements that another is computed from would be computed for every element."""
+    if len({_elements(value) for value in outputs}) == 1:
+        return None
+    needed: dict[Node, dict[Value, None]] = {}
+    for node in sorted(members, key=lambda node: -node.index):
+        feeds: dict[Value, None] = {}
+        for value in node.outputs:
+            if value is not None:
+                feeds |= dict.fromkeys([value] if value in outputs else ())
+                for reader in value.consumers:
+                    feeds |= needed.get(reader, {})
+        needed[node] = feeds
+        sizes = {_elements(value): value for value in feeds}
+        if len(sizes) > 1:
+            own = [_elements(value) for value in node.outputs if value is not None]
+            more = next((value for size, value in sizes.items() if size is None or not any(
+                each is not None and (each - size).non_negative() for each in own)), None)
+            if more is not None:
+                others = ", ".join(f"'{value.name}'" for value in sizes.values() if value is not more)
+                return Refusal(
+                    "iteration-shape",
+                    f"{node.label} computes {own[0]} elements, for {others} and for '{more.name}', which has "
+                    f"{_elements(more)}: together they would be computed for each of these",
+                    node.label,
+                    remedy=f"compute {others} apart from '{more.name}'",
+                )
     return None
 
 

@@ -36,7 +36,7 @@ from onnxfuse.schedules.together import share_launch, together
 STAGE = "horizontal-joins"
 """Id under which ``--disable`` leaves the joins out."""
 
-MOST_PARTS = 8
+MOST_PARTS = 16
 """Regions in one launch."""
 
 MOST_READERS = 16
@@ -56,6 +56,9 @@ SMALL = 0.01
 
 ROUNDING = 0.001
 """Share of the most that a run holds by which joins may raise it: allocators round up by more."""
+
+GRANULE = 2 << 20
+"""Bytes by which they may raise it in any case: CUDA hands out memory in pieces of this size."""
 
 ALIKE = 8
 """How many times more blocks one part of a launch may have than another: the grid has room for the most for each."""
@@ -277,7 +280,8 @@ class _Joiner:
             return None
         if part.fusion.cost.executions != launch.parts[0].fusion.cost.executions:
             return None
-        if self._apart(parts) > FAR and any(self._moved(each) > SMALL * self.most_held for each in parts):
+        small = max(SMALL * self.most_held, GRANULE)
+        if self._apart(parts) > FAR and any(self._moved(each) > small for each in parts):
             return None
         if not share_launch([(each.fusion.kernel, each.planned) for each in parts]):
             return None
@@ -354,7 +358,10 @@ class _Joiner:
             return 0
         ledger, objective = self.costs.ledger, self.objective
         most = peak_memory(ledger, regions(own, ())).peak
-        return most if objective.saves_memory else round(max(most, peak_memory(ledger).peak) * (1 + ROUNDING))
+        if objective.saves_memory:
+            return most
+        most = max(most, peak_memory(ledger).peak)
+        return most + max(round(most * ROUNDING), GRANULE)
 
     def _within_memory(self, joins: Sequence[Piece], own: Sequence[Fusion]) -> list[Piece]:
         """The joins with which a run does not hold too much, those that hold the least for the shortest first."""

@@ -52,6 +52,11 @@ def boundary(nodes: Iterable[Node]) -> Boundary:
     return Boundary(tuple(inputs), tuple(outputs), tuple(inner))
 
 
+def copied(members: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes of the model that a region holds, in graph order, given its nodes of the canonical view."""
+    return tuple(sorted({node for member in members for node in member.copied}, key=lambda node: node.index))
+
+
 def apart(groups: Sequence[Collection[Node]], common: Collection[Node]) -> list[frozenset[Node]]:
     """Sets of nodes without those that several of them hold (``common``), so that they can be contracted side by side.
 

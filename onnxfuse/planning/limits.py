@@ -37,7 +37,7 @@ def efficiency(fused: Fused, costs: CostModel) -> float:
     the second-level cache serves counts 1.
     """
     counted = costs.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
-    seconds = costs.seconds(counted) - counted.kernels * costs.profile.floor_us * 1e-6
+    seconds = costs.seconds(counted, again=costs.read_again(fused)) - counted.kernels * costs.profile.floor_us * 1e-6
     least = max(
         (counted.bytes - counted.scratch) / costs.profile.bandwidth,
         counted.flops / (costs.profile.peaks.float32 * 1e12),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.removed import same_memory
+from onnxfuse.graph.removed import passes_on, same_memory
 from onnxfuse.planning.legality import Contraction, apart
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.traffic import Fused, Ledger, shared
@@ -93,7 +93,11 @@ class _Step:
 def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
     """What runs, in order: nodes that launch, and regions."""
     fused = [region for region in fused if region.nodes[0].place == ledger.graph.place]
-    common = shared(fused)
+    # What passes its operand on is no matter, and may stand beside the regions that hold copies of it.
+    common = shared(fused) | {
+        node for region in fused for node in region.nodes
+        if passes_on(node) and node.outputs[0] not in region.outputs
+    }
     members = apart([region.nodes for region in fused], common)
     region_of = dict(zip(members, fused, strict=True))
     if fused:

@@ -14,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from onnxfuse.errors import ModelError
 from onnxfuse.graph.binding import bind
+from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.removed import gives_back
 from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel, RegionCost
@@ -126,10 +129,12 @@ def make_plan(
     objective = objective or Objective()
     costs = CostModel(ledger, profile)
     nearby = _nearby(costs, objective)
-    # A region never spans a body's border: every body is planned by itself.
+    # A region never spans a body's border: every body is planned by itself, but for those that never run.
+    idle = {each.place for each in graph.walk() if is_idle(each)}
     plans = [
         _Planner(each, of_each, rules, costs, nearby, objective).plan()
         for each, of_each in zip(graph.walk(), view.walk(), strict=True)
+        if not any(each.place[:depth] in idle for depth in range(1, len(each.place) + 1))
     ]
     return Plan(
         tuple(fusion for plan in plans for fusion in plan.fusions),
@@ -143,12 +148,15 @@ def make_plan(
 def _nearby(costs: CostModel, objective: Objective) -> dict[str, CostModel]:
     """The model's costs at the further sizes that the objective asks for, by their text."""
     ledger = costs.ledger
-    return {
-        ", ".join(f"{name}={size}" for name, size in sizes.items()): CostModel(
-            Ledger(ledger.graph, bind(ledger.graph, sizes), ledger.placement), costs.profile, costs.groups
-        )
-        for sizes in spread(ledger.graph, ledger.sizes, objective.spread)
-    }
+    found = {}
+    for sizes in spread(ledger.graph, ledger.sizes, objective.spread):
+        try:
+            there = bind(ledger.graph, sizes)
+        except ModelError:
+            continue  # so small that a kernel does not fit: nobody runs the model there
+        text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        found[text] = CostModel(Ledger(ledger.graph, there, ledger.placement), costs.profile, costs.groups)
+    return found
 
 
 class _Planner:
@@ -169,6 +177,10 @@ class _Planner:
         left = {node for found in self.forbidden.found if not found.unless for node in found.leave}
         for node in view.nodes:
             facts = node_facts(node, view, placement)
+            if gives_back(node):
+                continue  # it costs nothing where it is, and its readers read that operand
+            if node.dead and isinstance(facts, Facts):
+                facts = Refusal("unused", "nothing reads what it computes", node.label)
             if isinstance(facts, Facts) and node not in left:
                 self.facts[node] = facts
             elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "on-host"):
@@ -300,7 +312,7 @@ class _Planner:
         they may be no better than apart, and be better cut elsewhere: that is weighed with them."""
         pairs: dict[tuple[int, int], tuple[Group, Group]] = {}
         for group in groups:
-            for node in group.nodes:
+            for node in ordered(group.nodes):
                 for value in node.outputs:
                     for reader in value.consumers if value is not None else ():
                         other = self.growth.group.get(reader)

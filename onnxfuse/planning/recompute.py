@@ -154,7 +154,8 @@ class _Stage:
                 self._remove(each)
             for each in change.come:
                 self._add(each)
-            read = sorted({value for each in change.come for value in each.reads}, key=lambda value: value.name)
+            read = dict.fromkeys(value for each in change.come for node in each.view for value in node.inputs
+                                 if value is not None and value in each.reads)
             waiting.extendleft(reversed(change.come))
             waiting += [part for value in read if value.producer is not None
                         for part in self.home.get(value.producer, ()) if value in part.outputs]

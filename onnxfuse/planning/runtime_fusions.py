@@ -25,6 +25,7 @@ from onnxfuse.planning.runtime_matching import (
     producer,
     result,
     scalar,
+    seen,
     with_scalar,
 )
 
@@ -33,12 +34,12 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 def runtime_groups(graph: Graph) -> tuple[RuntimeFusion, ...]:
     """Disjoint groups of two nodes and more that ONNX Runtime would run as one kernel each, in graph order."""
-    groups = Groups()
+    nodes, groups = seen(graph), Groups()
     for transformer in (
         _conv_constants, _layer_norm, _rms_norm, _simple_pairs, _gemm, _gelu_erf, _fused_matmul_transposes, _fast_gelu,
         _bias_gelu, _skip_layer_norm, _quick_gelu, _bias_softmax, _fused_matmul_scales, _conv_relu,
     ):
-        for node in graph.nodes:
+        for node in nodes:
             transformer(node, groups)
     return tuple(groups.all())
 
@@ -190,7 +191,8 @@ def _activation(groups: Groups, op: str, source: Value, last: Node, *nodes: Node
 def _layer_norm(mean: Node, groups: Groups) -> None:
     """ReduceMean, Sub (once or twice), Pow 2, ReduceMean, Add, Sqrt, Div, Mul, Add, whatever the axes.
 
-    A Cast may follow the Sub, and another the Div.
+    A Cast may follow the Sub, and another the Div.  The last two are by vectors of one length, constant or not; a norm
+    without them stays as it is, or is an RMSNorm of the differences.
     """
     if not is_op(mean, "ReduceMean") or result(mean).is_output:
         return
@@ -210,9 +212,9 @@ def _layer_norm(mean: Node, groups: Groups) -> None:
             if numerator is None or numerator.producer not in (*subs, *casts):
                 continue
             weight, bias = chain[-2:]
-            vectors = [other(weight, result(chain[-3])), other(bias, result(weight))]
+            scale, shift = other(weight, result(chain[-3])), other(bias, result(weight))
             nodes = (mean, *subs, *casts, power, *chain)
-            if all(value is not None and is_constant(value) and value.rank == 1 for value in vectors) \
+            if scale is not None and shift is not None and scale.rank == 1 and scale.shape == shift.shape \
                     and groups.free(nodes):
                 groups.join(*nodes)
                 groups.units[bias] = Unit("LayerNormalization", source)
@@ -237,7 +239,7 @@ def _chain(first: Node, *ops: str) -> tuple[Node, ...]:
 
 
 def _rms_norm(power: Node, groups: Groups) -> None:
-    """Pow 2, ReduceMean, Add, Sqrt, Div of the same x (or Div of 1, Mul by x), Mul by a constant vector."""
+    """Pow 2, ReduceMean, Add, Sqrt, Div of the same x (or Div of 1, Mul by x), Mul by a vector."""
     source = power.inputs[0] if power.inputs else None
     if source is None or not _squares(power, source):
         return
@@ -254,7 +256,7 @@ def _rms_norm(power: Node, groups: Groups) -> None:
     if weight is None or not is_op(weight, "Mul"):
         return
     vector = other(weight, result(chain[-1]))
-    if vector is not None and is_constant(vector) and vector.rank == 1 and groups.free((power, *chain, weight)):
+    if vector is not None and vector.rank == 1 and groups.free((power, *chain, weight)):
         groups.join(power, *chain, weight)
         groups.units[weight] = Unit("SimplifiedLayerNormalization", source)
 

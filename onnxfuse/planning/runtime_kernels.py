@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.removed import source
 
 DEFAULT = 0.75
 """Simple binary operators and whatever is not listed."""
@@ -50,7 +51,7 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
     if operators & _GELU and len(nodes) > 1:
         return BIAS_GELU
     node = max(nodes, key=lambda node: node.index)
-    operands = [value for value in node.inputs if value is not None]
+    operands = [source(value) for value in node.inputs if value is not None]
     if node.op == "Transpose" and not node.domain:
         return MOVED if _moves_last(node) else 0.9
     if len(nodes) > 1 or len(operands) == 1:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxfuse.graph.model import Node, Value, root
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.removed import readers, source, taken_out
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class RuntimeFusion:
-    """Nodes that the runtime runs as one kernel.  It still does where some are gone that are not of the ``core``."""
+    """Nodes that the runtime runs as one kernel.  It still does where some are gone that are not of the ``core``.
+
+    What it takes out of the graph between them is not among them.
+    """
 
     nodes: frozenset[Node]
     core: frozenset[Node]
@@ -33,12 +37,41 @@ class RuntimeFusion:
         kept, front = set(self.core), list(self.core)
         while front:
             node = front.pop()
-            beside = {value.producer for value in node.reads() if value.producer is not None}
-            beside |= {reader for value in node.outputs if value is not None for reader in value.consumers}
-            found = (beside & left) - kept
+            beside = {source(value).producer for value in node.reads()}
+            beside.update(reader for value in node.outputs if value is not None for reader in readers(value))
+            found = (left & beside) - kept
             kept |= found
             front += found
         return [frozenset(kept), *(frozenset([node]) for node in left - kept)]
+
+
+def seen(graph: Graph) -> tuple[Node, ...]:
+    """The nodes of a graph as the runtime's fusions find them, in graph order: those that it takes out before are gone.
+    Where there are any, the rest are copies, whose ``originals`` are the nodes of the graph."""
+    taken = {node: operand for node in graph.nodes if (operand := taken_out(node)) is not None}
+    if not taken:
+        return graph.nodes
+    values = {value: replace(value, producer=None, consumers=[]) for value in graph.values.values()}
+    nodes = []
+    for node in graph.nodes:
+        if node in taken:
+            result, given = node.outputs[0], values[taken[node]]
+            assert result is not None, "what stands in its place is an operand"
+            given.is_output |= result.is_output
+            values[result] = given
+            continue
+        copy = replace(
+            node, originals=(node,), captures=tuple(values[value] for value in node.captures),
+            inputs=tuple(None if value is None else values[value] for value in node.inputs),
+            outputs=tuple(None if value is None else values[value] for value in node.outputs),
+        )
+        for value in copy.reads():
+            value.consumers.append(copy)
+        for made in copy.outputs:
+            if made is not None:
+                made.producer = copy
+        nodes.append(copy)
+    return tuple(nodes)
 
 
 class Groups:
@@ -67,10 +100,14 @@ class Groups:
             self._core[member] = core
 
     def all(self) -> list[RuntimeFusion]:
-        """The groups of two nodes and more, in graph order."""
-        distinct = {id(group): RuntimeFusion(frozenset(group), frozenset(self._core[node]))
+        """The groups of two nodes and more, of the graph's own nodes, in graph order."""
+        distinct = {id(group): RuntimeFusion(_originals(group), _originals(self._core[node]))
                     for node, group in self.of.items() if len(group) > 1}
         return sorted(distinct.values(), key=lambda group: min(node.index for node in group.nodes))
+
+
+def _originals(nodes: Iterable[Node]) -> frozenset[Node]:
+    return frozenset(original for node in nodes for original in node.originals)
 
 
 def is_op(node: Node | None, *ops: str) -> bool:
@@ -110,7 +147,7 @@ def is_constant(value: Value | None) -> bool:
 
 def scalar(value: Value | None) -> float | None:
     """The number that a constant of one element holds."""
-    constant = None if value is None else root(value).constant
+    constant = None if value is None else source(value).constant
     if constant is None or constant.size != 1:
         return None
     return float(np.asarray(constant).reshape(()).astype(np.float64))

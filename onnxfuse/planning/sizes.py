@@ -26,13 +26,14 @@ def bits(dtype: int) -> int | None:
 
 
 def shape_of(value: Value, sizes: Sizes) -> tuple[int, ...] | None:
-    """The value's sizes as integers, or None where one is unknown."""
+    """The value's sizes as integers, or None where one is unknown: no number, or below zero at these sizes."""
     if value.shape is None:
         return None
     try:
-        return tuple(size.evaluate(sizes) for size in value.shape)
+        shape = tuple(size.evaluate(sizes) for size in value.shape)
     except (KeyError, ZeroDivisionError):
         return None
+    return None if any(size < 0 for size in shape) else shape
 
 
 def elements_of(value: Value, sizes: Sizes) -> int | None:

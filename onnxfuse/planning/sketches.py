@@ -10,6 +10,7 @@ from onnxfuse.graph.classes import OperatorClass, classify
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.legality import copied
 from onnxfuse.planning.plan import Grounds
 from onnxfuse.planning.sizes import elements_of
 from onnxfuse.planning.traffic import Fused
@@ -106,9 +107,9 @@ class Sketches:
     def reading(self, reader: Part, cone: set[Node], values: Collection[Value]) -> Sketch:
         """A reader with what computes the values."""
         view = tuple(sorted({*reader.view, *cone}, key=lambda node: node.index))
-        entering = {value for node in cone for value in node.inputs
-                    if value is not None and value.producer not in cone and not _is_number(value)}
-        reads = [value for value in (*reader.reads, *sorted(entering, key=lambda value: value.name))
+        entering = (value for node in view if node in cone for value in node.inputs
+                    if value is not None and value.producer not in cone and not _is_number(value))
+        reads = [value for value in (*reader.reads, *entering)
                  if value not in values and value.producer not in view]
         again = tuple(sorted(cone - reader.members, key=lambda node: node.index))
         return Sketch(
@@ -150,7 +151,7 @@ class Sketches:
 
     def originals(self, view: Iterable[Node]) -> tuple[Node, ...]:
         """The original nodes of nodes of the view, in graph order."""
-        return tuple(sorted({original for node in view for original in node.originals}, key=lambda node: node.index))
+        return copied(view)
 
 
 def _is_number(value: Value) -> bool:

@@ -19,14 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.removed import same_memory
+from onnxfuse.graph.removed import given_back, same_memory, source
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.planning.executions import runs_of
 from onnxfuse.planning.flops import flops_of
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.sizes import Sizes, bytes_of, shape_of
 from onnxfuse.rewriting.region import FusedRegion
+
+NONE = dim(0)
 
 PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
 """Operators that read only what they write of their first input."""
@@ -77,6 +80,7 @@ class Fused:
     """A region that runs as one node: what it replaces, reads and writes.
 
     ``again`` are those of its nodes that another region holds too, and that count there before fusion.
+    ``read_again``: bytes that its kernel reads more than once, which take time and are not part of the count.
     """
 
     nodes: tuple[Node, ...]
@@ -85,6 +89,7 @@ class Fused:
     kernels: int = 1
     scratch: int = 0
     again: tuple[Node, ...] = ()
+    read_again: Dim = NONE
 
     @property
     def own(self) -> tuple[Node, ...]:
@@ -149,7 +154,7 @@ class Ledger:
             return self._stacking(node)
         if not kind.launches:
             return KernelTraffic(False, {}, {}, 0, kernels=0)
-        reads = {value: self._read(node, value) for value in node.reads()}
+        reads = {value: self._read(node, value) for value in map(source, node.reads())}
         writes = {value: self.bytes_of(value) for value in node.outputs if value is not None}
         return KernelTraffic(
             kind is Kind.PRODUCT, _sized(reads), _sized(writes), flops_of(node, self.sizes) or 0,
@@ -166,7 +171,10 @@ class Ledger:
     def _read(self, node: Node, value: Value) -> int | None:
         """Bytes that a node which launches reads of one of its inputs."""
         whole = self.bytes_of(value)
-        if node.domain == "" and node.op in PARTIAL and node.inputs[0] is value and value not in node.inputs[1:]:
+        if node.domain or node.op not in PARTIAL:
+            return whole
+        operands = [operand and source(operand) for operand in node.inputs]
+        if operands[0] is value and value not in operands[1:]:
             written = [self.bytes_of(output) for output in node.outputs if output is not None]
             known = sum(size for size in written if size is not None)
             if None in written:
@@ -193,13 +201,14 @@ class Ledger:
         )
 
     def _demand(self, value: Value, members: set[Node], outputs: frozenset[Value]) -> int | None:
-        """Bytes that the members of a region read of a value, together, looking through views."""
+        """Bytes that the members of a region read of a value, together, looking through views, and also through what
+        the runtime takes out between."""
         whole = self.bytes_of(value)
         if whole is None:
             return None
         total = 0
         for node in value.consumers:
-            if node not in members or total >= whole:
+            if total >= whole or (node not in members and given_back(node) is not value):
                 continue
             target = node.outputs[0]
             if same_memory(node) is value and target is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import or_
 
 from onnxfuse.graph.model import Node
 from onnxfuse.lowering.lower import Lowered
@@ -16,7 +18,7 @@ from onnxfuse.planning.candidates import Fusion, Maker, Region
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.grow import trimmed
-from onnxfuse.planning.legality import boundary
+from onnxfuse.planning.legality import boundary, copied
 from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
 from onnxfuse.planning.objective import REFUSALS, Objective
 from onnxfuse.planning.traffic import Fused
@@ -260,13 +262,17 @@ class Scales:
         """Ways to part a region in two, the first of which reads nothing of the second, cheapest to write first."""
         nodes = ordered(members)
         place = {node: each for each, node in enumerate(nodes)}
-        above = [1 << each for each in range(len(nodes))]
+        above, depth = [1 << each for each in range(len(nodes))], [0] * len(nodes)
         for each, node in enumerate(nodes):
             for value in node.reads():
-                if value.producer in place:
-                    above[each] |= above[place[value.producer]]
-        prefixes = [(1 << each) - 1 for each in range(1, len(nodes))]
-        masks = dict.fromkeys(mask for mask in (*above, *prefixes) if mask != (1 << len(nodes)) - 1)
+                before = place.get(value.producer) if value.producer is not None else None
+                if before is not None:
+                    above[each] |= above[before]
+                    depth[each] = max(depth[each], depth[before] + 1)
+        # What may be cut off beside what: branches side by side, level by level.
+        by_depth = sorted(range(len(nodes)), key=lambda each: depth[each])
+        levels = list(accumulate((1 << each for each in by_depth), or_))
+        masks = dict.fromkeys(mask for mask in (*above, *levels) if mask != (1 << len(nodes)) - 1)
         bytes_of = self.maker.costs.ledger.bytes_of
         values = self.maker.graph.values
 
@@ -293,17 +299,19 @@ class Scales:
     def _estimate(self, members: Members) -> tuple[float, RegionCost]:
         """Worth (0 where the objective does not admit it) and cost by the region's border alone."""
         if members not in self._estimates:
-            originals = sorted((each for node in members for each in node.originals), key=lambda node: node.index)
-            edge = boundary(originals)
-            read = tuple(value for value in edge.inputs if value.constant is None or value.constant.size > 1)
-            cost = self.maker.costs.region(Fused(tuple(originals), read, edge.outputs))
+            edge, values = boundary(members), self.maker.graph.values
+            read = (value for value in edge.inputs if value.constant is None or value.constant.size > 1)
+            cost = self.maker.costs.region(Fused(
+                copied(members), tuple(values[value.name] for value in read),
+                tuple(values[value.name] for value in edge.outputs),
+            ))
             admitted = self.objective.refuses(cost, 0, "", "") is None
             self._estimates[members] = self.objective.worth(cost) if admitted else 0.0, cost
         return self._estimates[members]
 
 
 def _counted(region: Region) -> Fused:
-    return Fused(region.nodes, region.tensors, region.outputs)
+    return Fused(region.nodes, region.tensors, region.outputs, read_again=region.read_again)
 
 
 def ordered(members: Iterable[Node]) -> tuple[Node, ...]:

@@ -1,21 +1,25 @@
 """The pointwise schedule: one thread a vector of neighbouring output elements, or several; the last may be cut short.
 
-The loop runs over the row-major place ``L`` in the outputs, which all have the same number of elements.  An operand
-that is laid out like the outputs is read at ``L`` itself; broadcast and moved operands are read where the index
-arithmetic says, as vectors where neighbouring outputs need neighbouring elements.
+The loop runs over the row-major place ``L`` in the outputs.  An operand that is laid out like the outputs is read at
+``L`` itself; broadcast and moved operands are read where the index arithmetic says, as vectors where neighbouring
+outputs need neighbouring elements.
+
+Outputs with different numbers of elements, as the unequal halves of a Split, have a loop each, over blocks of their
+own: those of the first come first.  So no vector lies in two outputs, and an empty one takes no block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from onnxfuse.graph.dims import Dim, product
+from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Puller, Scalar
+from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
@@ -47,49 +51,106 @@ def pointwise_kernel(
     lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None
 ) -> Kernel | Refusal:
     """A kernel for a region without reductions, or why there is none; see ``make_kernel``."""
-    outputs = lowered.program.outputs
-    total = elements(lowered)
-    if isinstance(total, Refusal):
-        return total
-    space = IndexSpace()
-    place = space.base("@L", total)
-    puller = Puller(space)
+    puller = Puller(IndexSpace())
     try:
-        roots = [puller.element(output, space.delinear(place, output.shape)) for output in outputs]
+        loops = _loops(lowered, puller)
     except Unlowerable as stopped:
         return stopped.refusal
-    lanes_of = {width: Lanes(space, puller, "@L", "", width) for width in (1, 2, 4, 8)}
-    loads = moving_loads([*roots, *puller.gathered.values()], lanes_of[1])
-    dtypes = [output.dtype for output in outputs] + [load.dtype for load in loads]
-    width = widest(lanes_of, dtypes)
-    lanes = Lanes(space, puller, "@L", "", width)
+    width = widest((1, 2, 4, 8), [dtype for loop in loops for dtype in loop.dtypes])
     signature = Signature(lowered)
-    stores = [Store(index, output.dtype, root, f"o{index} + L")
-              for index, (root, output) in enumerate(zip(roots, outputs, strict=True))]
-    lines = vector_lines(Writer(lanes, signature.sizes), stores)
-    body = "".join(f"{line}\n" if line.startswith("#") else f"  {line}\n" for line in lines)
-    size = Writer(lanes, signature.sizes).size(total)
-    used = f"{body} {size}"
-    source = [header(), f"// {rule}: {', '.join(lowered.program.operators)}\n",
-              *_functions(signature, used, size, body, total.multiple_of() % width == 0)]
-    vectors = [(f"o{index}", TYPES[output.dtype].size) for index, output in enumerate(outputs)]
-    vectors += [
-        (f"i{load.input}", TYPES[load.dtype].size)
-        for load in loads
-        if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
-    ]
-    count, variants = expression(total, lowered.binding.symbols), []
+    lanes = [loop.lanes(puller, width) for loop in loops]
+    texts = [_Text.of(loop, each, signature) for loop, each in zip(loops, lanes, strict=True)]
+    used = " ".join(f"{text.body} {text.size}" for text in texts)
+    source = [header(), f"// {rule}: {', '.join(lowered.program.operators)}\n", *_functions(signature, used, texts)]
+    needed = dict.fromkeys(guard for loop, each in zip(loops, lanes, strict=True)
+                           for guard in vector_guards(lowered, each, loop.vectors(lowered, each)))
+    counts, variants = [expression(loop.total, lowered.binding.symbols) for loop in loops], []
+    total = reduce(lambda a, b: a + b, (loop.total for loop in loops))
     offered = _offered(width, total.substitute(lowered.binding.names), sizes) if fits_narrow(lowered) else {}
     choice, first = told(choice, offered)
-    for shape, guards in _shapes(lowered, lanes, vectors, first):
+    odd = any(each.multiples for each in lanes)
+    for shape, guards in _shapes(lowered, width, tuple(needed), first, odd):
         index = "int" if shape.bits == 32 else "long long"
         call = f"pointwise<{shape.width}, {shape.block}, {shape.vectors}, {index}>"
         source.append(signature.entry(shape.name, call, used, index, shape.block))
-        grid = f"{count} {shape.elements} ceil"
+        grid = " ".join([f"{count} {shape.elements} ceil" for count in counts] + ["+"] * (len(counts) - 1))
         step = Step(shape.name, (grid, "1", "1"), (str(shape.block), "1", "1"), signature.arguments(used, shape.bits))
         variants.append(Variant(shape.words, (step,), guards))
     plan = make_plan(lowered, rule, puller, variants)
-    return Kernel("pointwise", "".join(source), plan, scattered_inputs(loads, lanes_of), choice, tuple(offered))
+    scattered = {place for loop in loops
+                 for place in scattered_inputs(loop.loads, {2: loop.lanes(puller, 2)})}
+    return Kernel("pointwise", "".join(source), plan, tuple(sorted(scattered)), choice, tuple(offered))
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """Outputs with equally many elements.
+
+    Attributes:
+        base: the loop's variable; total: elements of each of the outputs.
+        outputs: their places; roots: what an element of each is.
+        loads: what differs from element to element; dtypes: types of that, and of the outputs.
+    """
+
+    base: str
+    total: Dim
+    outputs: tuple[int, ...]
+    roots: tuple[Scalar, ...]
+    loads: tuple[Load, ...]
+    dtypes: tuple[int, ...]
+
+    def lanes(self, puller: Puller, width: int) -> Lanes:
+        """Vectors of so many elements along the loop."""
+        return Lanes(puller.space, puller, self.base, "", width)
+
+    def vectors(self, lowered: Lowered, lanes: Lanes) -> list[tuple[str, int]]:
+        """Pointers to what is moved as vectors, and bytes of an element there."""
+        outputs = [(f"o{place}", TYPES[lowered.program.outputs[place].dtype].size) for place in self.outputs]
+        return outputs + [
+            (f"i{load.input}", TYPES[load.dtype].size)
+            for load in self.loads
+            if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
+        ]
+
+
+def _loops(lowered: Lowered, puller: Puller) -> list[_Loop]:
+    """A loop for each number of elements that outputs have, in the outputs' order.
+
+    Raises:
+        Unlowerable: an element cannot be had by itself.
+    """
+    outputs = lowered.program.outputs
+    loops: list[_Loop] = []
+    for total in dict.fromkeys(product(output.shape) for output in outputs):
+        base = f"@L{len(loops) or ''}"
+        place = puller.space.base(base, total)
+        places = tuple(index for index, output in enumerate(outputs) if product(output.shape) == total)
+        roots = tuple(puller.element(outputs[index], puller.space.delinear(place, outputs[index].shape))
+                      for index in places)
+        # An index read from memory may be another loop's: it does not move along this one.
+        loads = tuple(moving_loads([*roots, *puller.gathered.values()], Lanes(puller.space, puller, base, "", 1)))
+        dtypes = (*(outputs[index].dtype for index in places), *(load.dtype for load in loads))
+        loops.append(_Loop(base, total, places, roots, loads, dtypes))
+    return loops
+
+
+def read_again(lowered: Lowered) -> Dim:
+    """Bytes, over the graph's symbols, that a region without reductions reads more than once: outputs with different
+    numbers of elements do not share what they read."""
+    if len({product(output.shape) for output in lowered.program.outputs}) == 1:
+        return dim(0)
+    try:
+        loops = _loops(lowered, Puller(IndexSpace()))
+    except Unlowerable:
+        return dim(0)
+    again = dim(0)
+    for place, tensor in enumerate(lowered.program.inputs):
+        whole, read = product(tensor.shape), dim(0)
+        for loop in loops:
+            times = sum(load.input == place for load in loop.loads)
+            read = read + minimum(loop.total * times, whole)
+        again = again + (read - minimum(read, whole)) * TYPES[tensor.dtype].size
+    return again.substitute(lowered.binding.names)
 
 
 @dataclass(frozen=True)
@@ -137,41 +198,90 @@ def _offered(width: int, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, S
 
 
 def _shapes(
-    lowered: Lowered, lanes: Lanes, vectors: Iterable[tuple[str, int]], first: Shape | None
+    lowered: Lowered, width: int, needed: tuple[str, ...], first: Shape | None, odd: bool
 ) -> Iterator[tuple[Shape, tuple[str, ...]]]:
-    """What to launch, and under which guards; the last runs anything.  ``first``: what is told."""
+    """What to launch, and under which guards; the last runs anything.
+
+    Args:
+        needed: guards of vectors; first: what is told.
+        odd: whether sizes of a run may admit no vectors.
+    """
     if fits_narrow(lowered):
         narrow = narrow_guards(lowered)
-        wide = narrow + vector_guards(lowered, lanes, vectors)
+        wide = narrow + needed
         if first is not None:
             yield first, wide if first.width > 1 else narrow
-        yield Shape(THREADS, lanes.width, 1), wide
-        if lanes.multiples:
+        yield Shape(THREADS, width, 1), wide
+        if odd:
             yield Shape(THREADS, 1, SINGLE), narrow
     yield Shape(THREADS, 1, 1, bits=64), ()
 
 
-def _functions(signature: Signature, used: str, size: str, body: str, whole: bool) -> list[str]:
-    """The body at a place ``L``, and a function whose threads run it for several vectors, a block's width apart.
+@dataclass(frozen=True)
+class _Text:
+    """What a loop does at its ``place``, how many elements it has, and whether the width divides them, so that no
+    vector is cut short."""
 
-    ``whole``: the width divides the outputs, so that no vector is cut short.
-    """
+    place: str
+    body: str
+    size: str
+    whole: bool
+
+    @classmethod
+    def of(cls, loop: _Loop, lanes: Lanes, signature: Signature) -> _Text:
+        """The text of a loop."""
+        place, outputs = loop.base.removeprefix("@"), signature.lowered.program.outputs
+        stores = [Store(index, outputs[index].dtype, root, f"o{index} + {place}")
+                  for index, root in zip(loop.outputs, loop.roots, strict=True)]
+        lines = vector_lines(Writer(lanes, signature.sizes), stores)
+        body = "".join(f"{line}\n" if line.startswith("#") else f"  {line}\n" for line in lines)
+        size = Writer(lanes, signature.sizes).size(loop.total)
+        return cls(place, body, size, loop.total.multiple_of() % lanes.width == 0)
+
+    @property
+    def function(self) -> str:
+        """Name of the function that is the body."""
+        return f"pointwise_at{self.place.removeprefix('L')}"
+
+    def at_each(self, names: str, block: str) -> str:
+        """Lines that run the body for several vectors, a block's width apart."""
+        place, size, function = self.place, self.size, self.function
+        each = f"    if ({place} < {size}) {function}<width, idx>({names}, {place});\n" if self.whole else (
+            f"    if ({place} + width <= {size}) {function}<width, idx>({names}, {place});\n"
+            f"    else if constexpr (width > 1)\n"
+            f"      for (; {place} < {size}; ++{place}) {function}<1, idx>({names}, {place});\n"
+        )
+        return (
+            "#pragma unroll\n  for (int item = 0; item < items; ++item) {\n"
+            f"    idx {place} = (({block} * items + item) * threads + threadIdx.x) * width;\n{each}  }}\n"
+        )
+
+
+def _functions(signature: Signature, used: str, texts: Sequence[_Text]) -> list[str]:
+    """The body of each loop at a place, and a function whose threads run them, the blocks of one loop after those of
+    the other."""
     parameters, names = signature.parameters(used, "idx"), signature.names(used)
-    each = f"    if (L < {size}) pointwise_at<width, idx>({names}, L);\n" if whole else (
-        f"    if (L + width <= {size}) pointwise_at<width, idx>({names}, L);\n"
-        f"    else if constexpr (width > 1)\n      for (; L < {size}; ++L) pointwise_at<1, idx>({names}, L);\n"
+    functions = [
+        f"template <int width, typename idx> __device__ __forceinline__ void {text.function}("
+        f"{parameters}, const idx {text.place}) {{\n{text.body}}}\n"
+        for text in texts
+    ]
+    *before, last = texts
+    loops = "".join(
+        f"  const idx b{text.place} = ({text.size} + (items * threads * width - 1)) / (items * threads * width);\n"
+        f"  if (block < b{text.place}) {{\n{text.at_each(names, 'block')}  return;\n  }}\n  block -= b{text.place};\n"
+        for text in before
     )
+    loops += last.at_each(names, "block" if before else "(idx)blockIdx.x")
     return [
-        "template <int width, typename idx> __device__ __forceinline__ void pointwise_at("
-        f"{parameters}, const idx L) {{\n{body}}}\n",
+        *functions,
         "template <int width, int threads, int items, typename idx> __device__ __forceinline__ void pointwise("
-        f"{parameters}) {{\n#pragma unroll\n  for (int item = 0; item < items; ++item) {{\n"
-        f"    idx L = (((idx)blockIdx.x * items + item) * threads + threadIdx.x) * width;\n{each}  }}\n}}\n",
+        f"{parameters}) {{\n{'  idx block = blockIdx.x;' + chr(10) if before else ''}{loops}}}\n",
     ]
 
 
 def elements(lowered: Lowered) -> Dim | Refusal:
-    """How many elements each of the outputs has."""
+    """How many elements each of the outputs has, where it is one number."""
     outputs = lowered.program.outputs
     total = product(outputs[0].shape)
     if all(product(output.shape) == total for output in outputs):

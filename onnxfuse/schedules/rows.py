@@ -287,13 +287,14 @@ def _streaming_threads(length: int | None) -> int:
 def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -> Shape | None:
     """Threads for planned rows: their length, and how many there are if that is known.
 
-    The weights are measured ones (benchmarks/results, row layouts): two to four vectors a thread are best, threads
-    past a warp pay for barriers, idle lanes cost what they are, and few rows want many threads each, until there are
-    ``enough`` of them all together.
+    Where even one vector of each value that is kept is more than a thread keeps, narrower ones do.  The weights are
+    measured ones (benchmarks/results, row layouts): two to four vectors a thread are best, threads past a warp pay for
+    barriers, idle lanes cost what they are, and few rows want many threads each, until there are ``enough`` of them all
+    together.
     """
     (length, rows), best = planned, None
     vectors = -(-length // width)
-    for threads in _POWERS:
+    for threads in (each for each in _POWERS if each < 2 * vectors):
         items = -(-vectors // threads)
         elements = items * width * kept
         if elements <= KEPT_LIMIT or (threads == MAX_THREADS and elements <= 2 * KEPT_LIMIT):
@@ -304,4 +305,6 @@ def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -
             score = weight * items * threads / vectors
             if best is None or score < best[0]:
                 best = score, Shape(threads, width, items)
+    if best is None and width > 1 and width * kept > KEPT_LIMIT:
+        return _best(planned, width // 2, kept, enough)
     return best[1] if best is not None else None

@@ -161,8 +161,10 @@ def literal(number: Number, dtype: int) -> str:
         return "true" if number else "false"
     if not kind.is_floating:
         suffix = {"long long": "LL", "unsigned long long": "ULL", "unsigned int": "U"}.get(kind.compute, "")
-        if int(number) == -(2**63):
-            return "(-9223372036854775807LL - 1)"
+        if kind.size < 4:  # there are no literals of these types: a function of two of one type would see two types
+            return f"(({kind.compute}){int(number)})"
+        if int(number) == -(2 ** (8 * kind.size - 1)):  # the minus is no part of a literal
+            return f"({int(number) + 1}{suffix} - 1)"
         return f"{int(number)}{suffix}" if number >= 0 else f"({int(number)}{suffix})"
     value = float(number)
     if np.isnan(value):

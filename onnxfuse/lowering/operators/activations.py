@@ -7,8 +7,9 @@ from math import sqrt
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
 from onnxfuse.lowering.context import Context, apply, declare, like, reshape, test, wide
-from onnxfuse.lowering.ir import Tensor
+from onnxfuse.lowering.ir import Map, Tensor
 from onnxfuse.lowering.operators.registry import lowers, number_attribute, operand
+from onnxfuse.lowering.scalars import FLOAT, TYPES
 
 SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
@@ -119,10 +120,15 @@ def thresholded_relu(node: Node, context: Context) -> Tensor:
 
 @lowers("Shrink")
 def shrink(node: Node, context: Context) -> Tensor:
-    x = operand(node, context, 0)
+    """Integers are compared and moved as float32, which the attributes are, and cut off then."""
+    source = operand(node, context, 0)
+    whole = not TYPES[source.dtype].is_floating
+    x: Tensor = Map(FLOAT, source.shape, "cast", (source,)) if whole else source
     bias, limit = number_attribute(node, "bias", 0.0), number_attribute(node, "lambd", 0.5)
-    low = apply("where", test("lt", x, like(-limit, x)), apply("add", x, like(bias, x)), like(0.0, x))
-    return apply("where", test("gt", x, like(limit, x)), apply("sub", x, like(bias, x)), low)
+    high = apply("where", test("gt", x, like(limit, x)), apply("sub", x, like(bias, x)), like(0.0, x))
+    # In this order: under a negative limit both may hold.
+    result = apply("where", test("lt", x, like(-limit, x)), apply("add", x, like(bias, x)), high)
+    return Map(source.dtype, result.shape, "cast", (result,)) if whole else result
 
 
 @lowers("BatchNormalization")

@@ -6,7 +6,7 @@ from onnxfuse.graph.model import Node
 from onnxfuse.lowering.context import Context, apply, broadcast_shapes, like, test
 from onnxfuse.lowering.ir import Map, Tensor
 from onnxfuse.lowering.operators.registry import integer_attribute, lowers, operand, optional
-from onnxfuse.lowering.scalars import FUNCTIONS, TYPES
+from onnxfuse.lowering.scalars import DOUBLE, FUNCTIONS, TYPES, limits
 
 SAME_TYPE = {
     "Add": "add",
@@ -124,7 +124,7 @@ def power(node: Node, context: Context) -> Tensor:
         if constant == 3.0:
             return apply("mul", apply("mul", base, base), base)
         if constant == 0.5:
-            return apply("sqrt", base)
+            return apply("power_half", base)
         if constant == 1.0:
             return apply("copy", base)
         if constant == -1.0:
@@ -132,6 +132,10 @@ def power(node: Node, context: Context) -> Tensor:
     if base.dtype != exponent.dtype:
         if not TYPES[base.dtype].is_floating:
             raise context.refuse("unsupported-type", "Pow of an integer by another type has no kernel")
+        if constant is None and TYPES[exponent.dtype].size >= 4 and not TYPES[exponent.dtype].is_floating:
+            # Whether an exponent is odd is in its last digit, which float32 has not for large ones.
+            raised = apply("pow", *(Map(DOUBLE, tensor.shape, "cast", (tensor,)) for tensor in (base, exponent)))
+            return Map(base.dtype, raised.shape, "cast", (raised,))
         exponent = Map(base.dtype, exponent.shape, "cast", (exponent,))
     return apply("pow", base, exponent)
 
@@ -162,11 +166,14 @@ def cast(node: Node, context: Context) -> Tensor:
 
 @lowers("Clip")
 def clip(node: Node, context: Context) -> Tensor:
+    """A limit that is not there is the type's own, as the standard says: infinity becomes the largest number.  One that
+    is NaN limits nothing, as the runtime's kernel has it."""
     result = operand(node, context, 0)
-    for place, name, function in ((1, "min", "max"), (2, "max", "min")):
+    lowest, highest = limits(result.dtype)
+    for place, name, function, own in ((1, "min", "at_least", lowest), (2, "max", "at_most", highest)):
         limit = optional(node, context, place)
-        if limit is None and name in node.attributes:
-            limit = like(float(node.attributes[name]), result)
+        if limit is None and (name in node.attributes or TYPES[result.dtype].is_floating):
+            limit = like(node.attributes.get(name, own), result)
         if limit is not None:
             result = apply(function, result, limit)
     return result

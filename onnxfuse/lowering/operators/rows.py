@@ -20,10 +20,10 @@ from onnxfuse.lowering.context import (
     total,
     wide,
 )
-from onnxfuse.lowering.ir import Take, Tensor
+from onnxfuse.lowering.ir import Map, Take, Tensor
 from onnxfuse.lowering.operators.registry import integer_attribute, lowers, number_attribute, operand, optional
 from onnxfuse.lowering.operators.views import axis_of, result_shape
-from onnxfuse.lowering.scalars import FLOAT16, TYPES
+from onnxfuse.lowering.scalars import DOUBLE, FLOAT16, INT64, TYPES, limits
 
 REDUCTIONS = (
     "ReduceSum",
@@ -52,10 +52,23 @@ def reduction(node: Node, context: Context) -> Tensor:
     elif not TYPES[source.dtype].is_floating:
         if kind not in ("Sum", "Prod"):
             raise context.refuse("unsupported-type", f"{node.op} of {TYPES[source.dtype].name} has no kernel")
-        result = total(kind.lower(), source, axes)
+        result = _of_integers(kind, source, axes)
     else:
         result = declare(_reduce(kind, accumulate(source), axes), source.dtype)
     return reshape(result, result_shape(node, context))
+
+
+def _of_integers(kind: str, source: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """A sum or a product; past the limits of 32 bits it is the nearest of them, as the runtime has it, and of 64 bits
+    it keeps the lowest ones, so that sums that fit are exact."""
+    if TYPES[source.dtype].size > 4:
+        return total(kind.lower(), source, axes)
+    # Products of three numbers overflow 64 bits; a float64 that is no larger than 32 bits is exact.
+    accumulator = INT64 if kind == "Sum" else DOUBLE
+    result = total(kind.lower(), Map(accumulator, source.shape, "cast", (source,)), axes)
+    lowest, highest = limits(source.dtype)
+    near = apply("at_most", apply("at_least", result, like(lowest, result)), like(highest, result))
+    return Map(source.dtype, near.shape, "cast", (near,))
 
 
 def reduction_axes(node: Node, context: Context) -> tuple[int, ...]:
@@ -169,7 +182,7 @@ def layer_normalization(node: Node, context: Context) -> list[Tensor | None]:
     rank = len(source.shape)
     axes = tuple(range(axis_of(node, "axis", -1, rank), rank))
     normal, average, inverse = layer_norm(accumulate(source), axes, number_attribute(node, "epsilon", 1e-5))
-    result = scaled(normal, operand(node, context, 1), optional(node, context, 2))
+    result = scaled(normal, optional(node, context, 1), optional(node, context, 2))
     return [declare(result, source.dtype), average, inverse]
 
 

@@ -25,7 +25,8 @@ template <> struct Store<__nv_bfloat16> {
 template <typename T> __device__ __forceinline__ float round_to(float x) { return value(Store<T>::from(x)); }
 
 // As the GPU converts: what is out of range of 32 or 64 bits gives the nearest limit; shorter integers keep the lowest
-// bits of the 32-bit one.  A C++ cast would be the same instruction, but leaves such values undefined.
+// bits of the 32-bit one.  NaN gives 0 where a float becomes 32 bits, else the highest bit alone.  A C++ cast would be
+// the same instruction, but leaves such values undefined.
 #define OF_TRUNCATE(type, name)                                                                        \
   __device__ __forceinline__ type truncate(float x, type) { return __float2##name##_rz(x); }           \
   __device__ __forceinline__ type truncate(double x, type) { return __double2##name##_rz(x); }
@@ -107,7 +108,11 @@ OF_FUNCTION(abs, ::fabsf(x), ::fabs(x))
 // max(x, 0) + log1p(exp(-|x|)): neither overflows nor loses small results.
 OF_FUNCTION(softplus, (x > 0.0f ? x : x != x ? x : 0.0f) + ::log1pf(::expf(-::fabsf(x))),
             (x > 0.0 ? x : x != x ? x : 0.0) + ::log1p(::exp(-::fabs(x))))
-OF_FUNCTION(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x, x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x)
+// NaN has no sign: 0, as ONNX Runtime's CUDA kernel has it.
+OF_FUNCTION(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f, x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0)
+// pow(x, 0.5), which is no square root of -infinity and -0.
+OF_FUNCTION(power_half, x == -OF_INFINITY ? OF_INFINITY : ::sqrtf(x + 0.0f),
+            x == -(double)OF_INFINITY ? (double)OF_INFINITY : ::sqrt(x + 0.0))
 // x times the distribution function of the normal distribution at x.
 OF_FUNCTION(gelu, x * (0.5f * (1.0f + ::erff(x * 0.70710678f))), x * (0.5 * (1.0 + ::erf(x * 0.70710678118654752))))
 // exp where results far under one need no relative accuracy: the error grows with |x|, to 1e-6 at -20.
@@ -178,18 +183,32 @@ template <typename T, typename U> __device__ __forceinline__ T min(T a, U b) { r
 
 // ---- Integers. ----
 
+// Their limits, which are the neutral elements of Max and Min too.
+template <typename T> __device__ __forceinline__ T lowest() {
+  return (T)-1 < (T)0 ? (T)(1ULL << (sizeof(T) * 8 - 1)) : (T)0;
+}
+template <typename T> __device__ __forceinline__ T highest() {
+  return (T)((T)-1 < (T)0 ? (1ULL << (sizeof(T) * 8 - 1)) - 1 : ~0ULL);
+}
 template <typename T> __device__ __forceinline__ T iabs(T x) { return x < 0 ? -x : x; }
 template <typename T> __device__ __forceinline__ T imin(T a, T b) { return a < b ? a : b; }
 template <typename T> __device__ __forceinline__ T imax(T a, T b) { return a > b ? a : b; }
 template <typename T> __device__ __forceinline__ T bcast(T a, T b) { return a == 1 ? b : a; }
-// A division by zero gives 0 rather than whatever the hardware gives.
+// Of indices: a division by zero gives 0 rather than whatever the hardware gives.
 template <typename T, typename U> __device__ __forceinline__ T quotient(T a, U b) { return b == 0 ? 0 : a / (T)b; }
 template <typename T, typename U> __device__ __forceinline__ T remainder(T a, U b) { return b == 0 ? 0 : a % (T)b; }
+// Of elements, which may be anything: the lowest number by -1 is itself again, which C++ leaves undefined.
+template <typename T> __device__ __forceinline__ bool negates(T by) { return (T)-1 < (T)0 && by == (T)-1; }
+template <typename T> __device__ __forceinline__ T divide_integers(T a, T by) {
+  return negates(by) ? (T)(0ULL - (unsigned long long)a) : quotient(a, by);
+}
+template <typename T> __device__ __forceinline__ T remainder_of_integers(T a, T by) {
+  return negates(by) ? (T)0 : remainder(a, by);
+}
 // The remainder with the sign of the divisor.
-template <typename T, typename U> __device__ __forceinline__ T modulo(T a, U b) {
-  if (b == 0) return 0;
-  const T r = a % (T)b;
-  return r != 0 && (r < 0) != (b < 0) ? r + (T)b : r;
+template <typename T> __device__ __forceinline__ T modulo(T a, T by) {
+  const T r = remainder_of_integers(a, by);
+  return r != 0 && (r < 0) != (by < 0) ? (T)(r + by) : r;
 }
 // A shift by less than nothing, or by all bits, leaves what the sign bit alone would.
 template <typename T, typename U> __device__ __forceinline__ bool shifts_out(U by) {
@@ -201,12 +220,15 @@ template <typename T, typename U> __device__ __forceinline__ T shift_left(T a, U
 template <typename T, typename U> __device__ __forceinline__ T shift_right(T a, U by) {
   return shifts_out<T>(by) ? (T)(a < 0 ? -1 : 0) : (T)(a >> by);
 }
+// A power past the type's limits gives the nearest of them; so does 0 to a negative one, which is infinite.
 template <typename T, typename U> __device__ __forceinline__ T ipow(T a, U b) {
+  if (b == 1) return a;
+  if (b < 0) return a == 0 ? highest<T>() : a == 1 || (negates(a) && b % 2 == 0) ? (T)1 : negates(a) ? a : (T)0;
   T result = 1;
-  if (b < 0) return a == 1 || (a == (T)-1 && b % 2 == 0) ? (T)1 : a == (T)-1 ? a : (T)0;
-  for (unsigned long long n = (unsigned long long)b; n; n >>= 1, a *= a)
-    if (n & 1) result *= a;
-  return result;
+  double size = 1.0, factor = (double)a;
+  for (unsigned long long n = (unsigned long long)b; n; n >>= 1, a = (T)((unsigned long long)a * a), factor *= factor)
+    if (n & 1) result = (T)((unsigned long long)result * a), size *= factor;
+  return size >= (double)highest<T>() ? highest<T>() : size <= (double)lowest<T>() ? lowest<T>() : result;
 }
 
 // ---- Reductions. ----
@@ -235,14 +257,6 @@ struct Min {
   }
 #endif
 };
-
-// Neutral elements of Max and Min over integers.
-template <typename T> __device__ __forceinline__ T lowest() {
-  return (T)-1 < (T)0 ? (T)(1ULL << (sizeof(T) * 8 - 1)) : (T)0;
-}
-template <typename T> __device__ __forceinline__ T highest() {
-  return (T)((T)-1 < (T)0 ? (1ULL << (sizeof(T) * 8 - 1)) - 1 : ~0ULL);
-}
 
 template <typename T, int count> __device__ __forceinline__ void fill(T (&values)[count], T value) {
 #pragma unroll
