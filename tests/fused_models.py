@@ -185,3 +185,100 @@ def bodies(fused: Fused) -> onnx.ModelProto:
         graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
         functions=[fused.function("Region0")], ir_version=9,
     )
+
+
+STEP = 0.25
+"""The scale of ``quantized`` and of ``quantized_bodies``; their zero point is 3, and their type uint8."""
+
+
+def _rounded(fused: Fused, name: str, x: str, y: str) -> list[onnx.NodeProto]:
+    """A node's result as a row, rounded to quantised numbers, and a vector again: ONNX Runtime moves the rounding in
+    front of Unsqueeze, and the node's output gets a new name."""
+    return [
+        fused.node(name, "Region0", [], [x], f"{y}_plain"),
+        helper.make_node("Unsqueeze", [f"{y}_plain", "axes"], [f"{y}_row"]),
+        helper.make_node("QuantizeLinear", [f"{y}_row", "step", "zero"], [f"{y}_q"]),
+        helper.make_node("DequantizeLinear", [f"{y}_q", "step", "zero"], [f"{y}_steps"]),
+        helper.make_node("Squeeze", [f"{y}_steps", "axes"], [y]),
+    ]
+
+
+def _quantization() -> list[onnx.TensorProto]:
+    return [
+        helper.make_tensor("axes", INT64, [1], [0]), helper.make_tensor("step", FLOAT, [], [STEP]),
+        helper.make_tensor("zero", TensorProto.UINT8, [], [3]),
+    ]
+
+
+def quantized(fused: Fused) -> onnx.ModelProto:
+    """y = two nodes in a row, each followed by rounding to quantised numbers."""
+    size = [helper.make_tensor_value_info(name, FLOAT, ["n"]) for name in ("x", "y", "once_plain", "y_plain")]
+    graph = helper.make_graph(
+        [*_rounded(fused, "first", "x", "once"), *_rounded(fused, "second", "once", "y")], "quantized", size[:1],
+        size[1:2], _quantization(), value_info=size[2:])
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+        functions=[fused.function("Region0")], ir_version=9)
+
+
+def quantized_bodies(fused: Fused) -> onnx.ModelProto:
+    """The same in a Loop of ``m`` trips, in both branches of an If in that."""
+    def value(name: str, kind: int = FLOAT, sizes: Sequence[int | str] | None = ("n",)) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, sizes)
+
+    branches = [
+        helper.make_graph(_rounded(fused, name, "state", name), name, [], [value(name, sizes=None)],
+                          value_info=[value(f"{name}_plain")]) for name in ("yes", "no")
+    ]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["on"], ["going"]),
+         helper.make_node("If", ["flag"], ["next"], "branches", then_branch=branches[0], else_branch=branches[1])],
+        "body", [value("i", INT64, []), value("on", TensorProto.BOOL, []), value("state", sizes=None)],
+        [value("going", TensorProto.BOOL, []), value("next", sizes=None)])
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["m", "", "x"], ["y"], "loop", body=body)], "quantized_bodies",
+        [value("x"), value("m", INT64, []), value("flag", TensorProto.BOOL, [])], [value("y")], _quantization())
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+        functions=[fused.function("Region0")], ir_version=9)
+
+
+def quantized_scan(fused: Fused) -> onnx.ModelProto:
+    """The same of each row of ``x``, in a Scan."""
+    def value(name: str, sizes: Sequence[int | str] | None) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, FLOAT, sizes)
+
+    body = helper.make_graph(_rounded(fused, "only", "row", "done"), "body", [value("row", None)],
+                             [value("done", None)], value_info=[value("done_plain", ["n"])])
+    graph = helper.make_graph(
+        [helper.make_node("Scan", ["x"], ["y"], "scan", body=body, num_scan_inputs=1)], "quantized_scan",
+        [value("x", ["k", "n"])], [value("y", ["k", "n"])], _quantization())
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+        functions=[fused.function("Region0")], ir_version=9)
+
+
+KINDS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.BOOL,
+         TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32,
+         TensorProto.UINT32, TensorProto.INT64, TensorProto.UINT64)
+SIZES = ((), ("s0",), ("7", "s0"), ("s0 2 *",), ("s0", "i0.1"), ("0",))
+"""The sizes of the outputs of ``undeclared``, which come round; its input has the sizes n and 5."""
+
+
+def undeclared() -> onnx.ModelProto:
+    """A node with an output of each type, one of them not wanted, and none of them declared: the model's outputs show
+    what the runtime knows of each."""
+    plan = LaunchPlan(
+        "undeclared", 1, ("i0.0", "i0.1"), (),
+        tuple(Output(kind, SIZES[place % len(SIZES)]) for place, kind in enumerate(KINDS)), (Variant("plain", ()),))
+    inner = [f"v{place}" if place != 1 else "" for place in range(len(KINDS))]
+    fused = Fused(plan, ADD_ONE, ())
+    node = fused.node("only", "Region0", [], ["x"], "v0")
+    node.output[:] = inner
+    shown = [(place, name) for place, name in enumerate(inner) if name]
+    graph = helper.make_graph(
+        [node, *(helper.make_node("Identity", [name], [f"y{place}"]) for place, name in shown)], "undeclared",
+        [helper.make_tensor_value_info("x", FLOAT, ["n", 5])],
+        [helper.make_tensor_value_info(f"y{place}", KINDS[place], None) for place, _ in shown])
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)], ir_version=9)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from reference_operators import OWN, Array
+from reference_operators import OWN, Array, clipped, truncated
 
 FLOATS: dict[int, np.dtype] = {
     TensorProto.FLOAT16: np.dtype(np.float16),
@@ -147,8 +147,8 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node in model.graph.node:
         for name in node.output:
-            if not types.get(name):
-                types[name] = types[node.input[node.op_type in ("Where", "CastLike", "DequantizeLinear")]]
+            if not types.get(name) and node.input:
+                types[name] = types.get(node.input[node.op_type in ("Where", "CastLike", "DequantizeLinear")], 0)
     return types
 
 
@@ -169,16 +169,28 @@ def _node(node: onnx.NodeProto, opset: int, types: Mapping[str, int], values: Ma
             types[node.input[1]] if node.op_type == "CastLike" else next(a.i for a in node.attribute if a.name == "to")
         )
         source = rounded(read[0], types[node.input[0]])
-        return [rounded(source.astype(np.float64), target) if target in FLOATS else source.astype(numpy_type(target))]
+        if target in FLOATS:
+            return [rounded(source.astype(np.float64), target)]
+        if types[node.input[0]] in FLOATS and target != TensorProto.BOOL:
+            return [truncated(source, numpy_type(target), 8 * FLOATS[types[node.input[0]]].itemsize)]
+        return [source.astype(numpy_type(target))]
     if node.op_type in JUMPING:
         read = [rounded(array, types[name]) for array, name in zip(read, node.input, strict=True)]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type == "Clip":
+        given = [*read[1:], None, None][:2] if opset >= 11 else [attributes.get("min"), attributes.get("max")]
+        return [clipped(read[0], *given, _limits(types[node.input[0]]))]
     own = OWN.get((node.domain, node.op_type))
     if own is not None:
         result = own(attributes, opset, *read)
         return list(result) if isinstance(result, tuple) else [result]
     feeds = {name: array for name, array in zip(node.input, read, strict=True) if name}
     return list(_evaluator(node.SerializeToString(), opset).run(None, feeds))
+
+
+def _limits(dtype: int) -> tuple[float, float]:
+    info = ml_dtypes.finfo(FLOATS[dtype]) if dtype in FLOATS else np.iinfo(numpy_type(dtype))
+    return (float(info.min), float(info.max)) if dtype in FLOATS else (int(info.min), int(info.max))
 
 
 @lru_cache(maxsize=4096)

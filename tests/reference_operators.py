@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 Array = NDArray[np.generic]
 
@@ -129,15 +130,45 @@ def _skip_rms_norm(
     return _root_mean_square(total, (-1,), attributes.get("epsilon", 1e-12)) * scale, np.zeros(()), np.zeros(()), total
 
 
+def truncated(x: Array, kind: np.dtype, bits: int) -> Array:
+    """Floats as integers, as a GPU converts them: to 32 or 64 bits the nearest limit, shorter ones the lowest bits of
+    that; NaN gives the highest bit alone, and 0 of a type of ``bits`` 32 and fewer to one of 32 and fewer."""
+    width = max(32, 8 * kind.itemsize)
+    lowest, highest = (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if kind.kind == "i" else (0, 2**width - 1)
+    unknown = 0 if bits <= 32 and width == 32 else 2 ** (width - 1)
+    found = [unknown if number != number else highest if number >= highest else lowest if number <= lowest
+             else int(number) for number in x.reshape(-1).tolist()]
+    masked = np.array([number % 2 ** (8 * kind.itemsize) for number in found], np.dtype(f"u{kind.itemsize}"))
+    return masked.view(kind).reshape(x.shape)
+
+
+def clipped(x: Array, least: Array | None, most: Array | None, limits: tuple[float, float]) -> Array:
+    """A limit that is absent is the type's own, one that is NaN limits nothing."""
+    least, most = (own if limit is None else limit for limit, own in zip((least, most), limits, strict=True))
+    x = np.where(x < least, least, x).astype(x.dtype)
+    return np.where(x > most, most, x).astype(x.dtype)
+
+
 def _power(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
-    return np.power(x, y).astype(x.dtype)
+    if x.dtype == np.float64:
+        # NumPy takes the root of what is to the power of a half: NaN of -infinity, where C's pow is infinite.
+        return np.where(np.isneginf(x) & (y > 0) & (y % 2 != 1), np.inf, np.power(x, y))
+    info = np.iinfo(x.dtype)
+
+    def power(base: int, exponent: int) -> int:
+        if exponent < 0:
+            return info.max if base == 0 else base ** (exponent % 2) if abs(base) == 1 else 0
+        # Whatever is larger than one has passed every limit by then.
+        return min(max(base ** (exponent if abs(base) < 2 else min(exponent, 64 + exponent % 2)), info.min), info.max)
+
+    return np.vectorize(power, otypes=[x.dtype])(x.astype(object), y.astype(object))
 
 
 def _quotient(attributes: Mapping, opset: int, x: Array, y: Array) -> Array:
-    """Integers towards zero; a division by zero gives 0, which the standard leaves open."""
+    """Integers towards zero; a division by zero gives 0, which the standard leaves open, the lowest by -1 itself."""
     if x.dtype == np.float64:
         return x / y
-    safe = np.where(y == 0, 1, y)
+    safe = np.where(y == 0, 1, y).astype(x.dtype)
     whole = x // safe
     toward_zero = whole + ((x % safe != 0) & ((x < 0) != (safe < 0)))
     return np.where(y == 0, 0, toward_zero).astype(x.dtype)
@@ -168,9 +199,18 @@ def _log_sum_exp(x: Array, axes: tuple[int, ...]) -> Array:
     return np.log(np.exp(x - largest).sum(axis=axes, keepdims=True)) + largest
 
 
+def _bounded(total: Callable, x: Array, axes: tuple[int, ...]) -> Array:
+    """Past the limits of 32 bits the nearest of them, of 64 bits the lowest bits."""
+    if x.dtype.itemsize > 4 or x.dtype.kind == "f":
+        return total(x, axis=axes, keepdims=True, dtype=x.dtype)
+    info = np.iinfo(x.dtype)
+    exact = total(x, axis=axes, keepdims=True, dtype=np.float64)
+    return np.clip(exact, info.min, info.max).astype(x.dtype)
+
+
 REDUCTIONS: dict[str, Callable[[Array, tuple[int, ...]], Array]] = {
-    "ReduceSum": lambda x, axes: x.sum(axis=axes, keepdims=True, dtype=x.dtype),
-    "ReduceProd": lambda x, axes: x.prod(axis=axes, keepdims=True, dtype=x.dtype),
+    "ReduceSum": lambda x, axes: _bounded(np.sum, x, axes),
+    "ReduceProd": lambda x, axes: _bounded(np.prod, x, axes),
     "ReduceMean": lambda x, axes: x.mean(axis=axes, keepdims=True),
     "ReduceMax": lambda x, axes: x.max(axis=axes, keepdims=True),
     "ReduceMin": lambda x, axes: x.min(axis=axes, keepdims=True),
@@ -265,14 +305,18 @@ def _one_hot(attributes: Mapping, opset: int, indices: Array, depth: Array, valu
 
 def _along(attributes: Mapping, x: Array, parameter: Array) -> Array:
     shape = [1] * x.ndim
-    if parameter.ndim:
+    if parameter.size != 1:
         shape[attributes.get("axis", 1)] = -1
     return parameter.reshape(shape).astype(np.float64)
 
 
 def _quantize(attributes: Mapping, opset: int, x: Array, scale: Array, zero: Array | None = None) -> Array:
-    kind = np.dtype(np.uint8) if zero is None else zero.dtype
-    steps = np.rint(x / _along(attributes, x, scale)) + (0 if zero is None else _along(attributes, x, zero))
+    given = helper.tensor_dtype_to_np_dtype(attributes.get("output_dtype", 0) or TensorProto.UINT8)
+    kind = given if zero is None else zero.dtype
+    quotient = x.astype(np.float64) / _along(attributes, x, scale)
+    # The zero point for no number to 8 bits, the lowest to 16.
+    steps = np.where(np.isnan(quotient), 0 if kind.itemsize == 1 else -np.inf, np.rint(quotient))
+    steps = steps + (0 if zero is None else _along(attributes, x, zero))
     return np.clip(steps, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
 
 
@@ -319,6 +363,8 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "GlobalLpPool"): _global_pool("power"),
     ("", "QuantizeLinear"): _quantize,
     ("", "DequantizeLinear"): _dequantize,
+    (MICROSOFT, "QuantizeLinear"): _quantize,
+    (MICROSOFT, "DequantizeLinear"): _dequantize,
     ("", "PRelu"): lambda a, o, x, slope: np.where(x < 0, x * slope, x),
     ("", "HardSigmoid"): _hard_sigmoid,
     ("", "Squeeze"): _squeeze,
@@ -329,7 +375,7 @@ OWN: dict[tuple[str, str], Callable] = {
         a.get("gamma", 1.05070102214813232421875)
         * np.where(x <= 0, a.get("alpha", 1.67326319217681884765625) * np.expm1(x), x)
     ),
-    ("", "Sign"): lambda a, o, x: np.where(x > 0, 1, np.where(x < 0, -1, x)).astype(x.dtype),
+    ("", "Sign"): lambda a, o, x: np.where(x > 0, 1, np.where(x < 0, -1, 0)).astype(x.dtype),
     ("", "Pow"): _power,
     ("", "Div"): _quotient,
     ("", "Mod"): _modulo,

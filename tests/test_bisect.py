@@ -30,7 +30,7 @@ from onnxfuse.measuring.machine import find_machine
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.rewriting import FusedNode, Rewritten, read_fused, unfuse
 from onnxfuse.verifying.capture import capture, run_model
-from onnxfuse.verifying.runs import make_run
+from onnxfuse.verifying.runs import Recipe
 
 Array = NDArray[Any]
 
@@ -156,7 +156,7 @@ def test_variants_hold_the_original_nodes_again(fused: Optimised) -> None:
 
 def test_an_oracle_with_sessions_that_take_kernels(fused: Optimised) -> None:
     """On the CPU such a session runs the functions: every variant of a sound model agrees, of a damaged one not."""
-    run_of_all = make_run(fused.graph, DIMS, 0)
+    run_of_all = Recipe(DIMS).make(fused.graph)
     for rewritten, differs in ((fused.rewritten, False), (damaged(fused.rewritten, changeable(fused)[0]), True)):
         pair = pair_of(fused, rewritten)
         variants = Variants(pair.loaded, pair.fused)
@@ -336,7 +336,7 @@ def test_the_real_timer_measures_through_bench(fused: Optimised, tmp_path: Path)
     timer.device, timer.providers = "none", ["CPUExecutionProvider"]
     if find_machine().gpu is not None:
         pytest.skip("there is a GPU")
-    run_of_all = make_run(pair.graph, pair.ledger.sizes, 0)
+    run_of_all = Recipe(pair.ledger.sizes).make(pair.graph)
     with paired(pair.loaded, pair.fused) as (slim, _):
         nodes = read_fused(fused.model)[:1]
         (taken,) = capture(nodes, pair.loaded, pair.graph, slim, run_of_all, pair.ledger.sizes, timer.providers)

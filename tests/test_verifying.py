@@ -68,7 +68,8 @@ def test_without_a_runner_the_graph_alone_is_verified(transformer: Optimised) ->
     assert (result.passed, result.kernels_run, result.runner) == (True, False, None)
     assert {node.verdict for node in result.nodes} == {"not run"}
     assert [str(run) for run in result.runs] == [
-        "generated, seed 0 (batch=2, sequence=24)", "generated, seed 1 (batch=3, sequence=25)"]
+        "generated, seed 0 (batch=2, sequence=24)", "generated, seed 1 (batch=3, sequence=25)",
+        "generated, seed 2 (batch=3, sequence=5)"]
     assert (result.whole.checked, result.whole.identical, result.whole.differences) == (True, True, ())
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfuse.verifying.tolerances import Judgement, judge, reduction_factor, ulp
+from onnxfuse.verifying.tolerances import Judgement, judge, reduction_factor, replace_unowed, ulp
 
 FLOAT, HALF, BFLOAT, INT, BOOL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64,
                                   TensorProto.BOOL)
@@ -155,3 +155,15 @@ def test_a_tensor_without_axes_is_judged_like_one_element(dtype: int) -> None:
     assert not wrong.passed and wrong.where == () and float(wrong.wanted) == 3
     assert not judged(np.nan, np.array(3.0), dtype, dtype).passed
     assert judged(np.nan, np.array(np.nan), dtype, dtype).passed
+
+
+def test_nothing_is_owed_where_float64_alone_has_a_number() -> None:
+    """An element that the original and float32 have no number for may be anything; one that either has, or float64 has
+    not, may not."""
+    nan = float("nan")
+    exact = np.array([2.0, 2.0, 2.0, nan, 2.0])
+    own, single = (np.array(values, np.float32) for values in ([nan, nan, 1, nan, np.inf], [nan, 2, nan, nan, nan]))
+    got = np.full(5, 7, np.float32)
+    assert replace_unowed(got, single, exact, own).tolist() == [2, 7, 7, 7, 7]
+    (first, *rest) = replace_unowed(got.astype(ml_dtypes.bfloat16), single, exact, own).astype(np.float64)
+    assert first == 2 and rest == [7] * 4

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from onnxfuse.errors import VerificationError
 from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
-from onnxfuse.measuring import make_inputs
 from onnxfuse.planning.traffic import Ledger
-from onnxfuse.rewriting import Rewritten
-from onnxfuse.verifying import RunInputs
+from onnxfuse.rewriting import Rewritten, planned_form
 from onnxfuse.verifying.capture import run_model
-from onnxfuse.verifying.runs import Run, make_run, shrunk
+from onnxfuse.verifying.runs import Run, first_recipes, users_run
 from onnxfuse.verifying.sharing import Slim
 
 Inputs = Mapping[str, NDArray[Any]]
@@ -38,12 +37,12 @@ class Pair:
 
     @staticmethod
     def of(original: LoadedModel, fused: LoadedModel, dims: Mapping[str, int]) -> Pair:
-        """Build the graph of the original.
+        """Build the graph of the original, as far as Ifs go in the form that was planned.
 
         Raises:
             ModelError: it cannot be understood, or ``dims`` names no dimension of it.
         """
-        graph = load_graph(original)
+        graph = load_graph(planned_form(original, fused.proto))
         return Pair(original, fused, graph, Ledger(graph, bind(graph, dims)))
 
     @property
@@ -72,8 +71,9 @@ def with_results(original: Slim, pair: Pair, inputs: Inputs | None,
     """
     session = original.session(providers)
     error: VerificationError | None = None
-    for run in runs_of(pair, inputs):
+    for make in _ways(pair, inputs):
         try:
+            run = make()
             return [(run, run_model(session, original.model, run))]
         except VerificationError as problem:
             error = error or problem
@@ -81,11 +81,10 @@ def with_results(original: Slim, pair: Pair, inputs: Inputs | None,
     raise error
 
 
-def runs_of(pair: Pair, inputs: Inputs | None) -> Iterator[Run]:
-    """The user's inputs; else made ones, of the planned sizes halved while a run would take long, larger ones after
-    that: a model may refuse small ones."""
+def _ways(pair: Pair, inputs: Inputs | None) -> Iterator[Callable[[], Run]]:
+    """The user's inputs; else made ones, as verification tries them."""
     if inputs:
-        yield Run(RunInputs("your inputs"), make_inputs(pair.graph, {}, inputs))
+        yield partial(users_run, pair.graph, inputs)
         return
-    for sizes in reversed(shrunk(pair.ledger, pair.ledger.sizes)):
-        yield make_run(pair.graph, sizes, 0)
+    for recipe in first_recipes(pair.ledger):
+        yield partial(recipe.make, pair.graph)

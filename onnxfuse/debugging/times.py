@@ -20,14 +20,13 @@ from onnxfuse.debugging.variants import Variants, paired
 from onnxfuse.errors import KernelError, OnnxfuseError
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering.launch import HOST_INPUTS
-from onnxfuse.measuring import BenchResult, bench, make_inputs
+from onnxfuse.measuring import BenchResult, bench
 from onnxfuse.measuring.machine import find_machine
 from onnxfuse.rewriting import FusedNode, body_model
-from onnxfuse.verifying import RunInputs
 from onnxfuse.verifying.capture import Captured, capture
 from onnxfuse.verifying.evaluate import plain_feeds, with_plain_borders
 from onnxfuse.verifying.runner import node_model
-from onnxfuse.verifying.runs import Run, make_run
+from onnxfuse.verifying.runs import Recipe, users_run
 
 Array = NDArray[Any]
 
@@ -120,14 +119,12 @@ def bisect_times(pair: Pair, timer: Timer | None = None, *, inputs: Inputs | Non
     step = progress or (lambda *_: None)
     variants = Variants(pair.loaded, pair.fused)
     nodes = tuple(variants.nodes.values())
-    if inputs:
-        run = Run(RunInputs("your inputs"), make_inputs(pair.graph, {}, inputs))
-    else:
-        run = make_run(pair.graph, pair.ledger.sizes, 0)
+    run = users_run(pair.graph, inputs) if inputs else Recipe(pair.ledger.sizes).make(pair.graph)
     groups: dict[tuple[Any, ...], list[str]] = {}
     times: dict[tuple[Any, ...], NodeTime] = {}
-    with paired(pair.loaded, pair.fused) as (original, _):
-        captured = capture(nodes, pair.loaded, pair.graph, original, run, pair.ledger.sizes, timer.providers)
+    planned = rewriting.planned_form(pair.loaded, pair.fused.proto)
+    with paired(planned, pair.fused) as (original, _):
+        captured = capture(nodes, planned, pair.graph, original, run, pair.ledger.sizes, timer.providers)
         for done, taken in enumerate(captured):
             step(f"timing {taken.node.name}", done, len(nodes))
             key = _key(taken)

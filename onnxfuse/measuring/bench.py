@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.graph import build_graph, infer, load_model
+from onnxfuse.graph import load_graph
 from onnxfuse.measuring.compare import compare
 from onnxfuse.measuring.cupti import KernelTimer
 from onnxfuse.measuring.inputs import make_inputs
@@ -123,9 +123,7 @@ def bench(
 
 
 def _feeds(path: str | Path, dims: Mapping[str, int], inputs: Inputs | None) -> dict[str, NDArray[Any]]:
-    graph = build_graph(load_model(Path(path)))
-    declared = {name for value in graph.inputs for size in value.shape or () for name in size.symbols}
-    return make_inputs(graph if dims.keys() <= declared else infer(graph), dims, inputs)
+    return make_inputs(load_graph(Path(path)), dims, inputs)
 
 
 def _warm_up(runner: Runner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +13,30 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph import Graph, Node, Value, bind
+from onnxfuse.graph import Graph, Value, bind
+from onnxfuse.measuring.intervals import interval_of, is_whole
+from onnxfuse.measuring.ranges import Ranges, find_ranges
 
 Array = NDArray[Any]
-
-INDICES = 900
-"""Integers are drawn below this, or below the smallest table that they index."""
-
-_PASSES_ON = frozenset({
-    "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Slice", "Concat",
-    "Split", "Tile", "Where",
-})
-"""Operators that move their operands' elements and do not change them."""
-
 
 def make_inputs(
     graph: Graph,
     dims: Mapping[str, int],
     given: Mapping[str, Array] | None = None,
     seed: int = 0,
+    integers: int | None = None,
 ) -> dict[str, Array]:
     """An array for every input of a model, the same for the same seed.
 
-    Floats are drawn from the standard normal distribution.  Integers are drawn from zero up to 900, or to the size
-    of the smallest table that they index.  An input with "mask" in its name is all ones, and any other boolean one is
-    drawn evenly.
+    Floats are drawn from the standard normal distribution, integers from zero up to 900, truths evenly; each from
+    within what the operators demand that it reaches, such as the sizes of tables (``ranges.find_ranges``).  An input
+    that masks, by its name or by what becomes of it, is all ones.
 
     Args:
-        graph: the model's graph.
+        graph: the model's graph; where types and sizes were inferred, more is known of what operators demand.
         dims: sizes of symbolic dimensions; others get the defaults of ``graph.bind``.
         given: arrays to use; ``dims`` does not have to agree with their sizes.
+        integers: what every integer that is no mask is in place of numbers drawn.
 
     Raises:
         ModelError: ``dims`` or ``given`` does not fit the model, or an input is no tensor that can be made.
@@ -50,10 +45,15 @@ def make_inputs(
     _check_given(graph, given)
     sizes = bind(graph, {**_sizes_of(graph, given), **dims})
     generator = np.random.default_rng(seed)
-    return {
-        value.name: given[value.name] if value.name in given else _draw(value, sizes, generator)
-        for value in graph.inputs
-    }
+    free = [value for value in graph.inputs if value.name not in given]
+    known = {value: interval for value in graph.inputs if value.name in given
+             and (interval := interval_of(given[value.name])) is not None}
+    ranges = find_ranges(free, sizes, known)
+    made = {value.name: _draw(value, sizes, generator, ranges) for value in free}
+    if integers is not None:
+        whole = {value.name for value in free if value not in ranges.masks and made[value.name].dtype.kind in "iu"}
+        made |= {name: np.full_like(made[name], min(integers, np.iinfo(made[name].dtype).max)) for name in whole}
+    return {value.name: given[value.name] if value.name in given else made[value.name] for value in graph.inputs}
 
 
 def read_inputs(path: str | Path) -> dict[str, Array]:
@@ -107,18 +107,20 @@ def _sizes_of(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
     return sizes
 
 
-def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator) -> Array:
+def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator, ranges: Ranges) -> Array:
     dtype = _numpy_type(value)
     if value.shape is None:
         raise _cannot_be_made(value, "its shape is not stated")
     shape = tuple(size.evaluate(sizes) for size in value.shape)
-    if "mask" in value.name.lower():
+    if value in ranges.masks:
         return np.ones(shape, dtype)
-    if value.dtype == TensorProto.BOOL:
-        return generator.integers(0, 2, shape).astype(dtype)
-    if dtype.kind in "iu":
-        return generator.integers(0, max(1, min(index_bound(value), int(np.iinfo(dtype).max))), shape).astype(dtype)
-    return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+    low, high = ranges.intervals[value]
+    if is_whole(value.dtype):
+        return generator.integers(int(low), int(high), shape, endpoint=True).astype(dtype)
+    if high < inf and low > -inf:
+        return generator.uniform(low, high, shape).astype(dtype)
+    drawn = generator.standard_normal(shape, dtype=np.float32)
+    return (drawn if low == -inf else low + np.abs(drawn)).astype(dtype)
 
 
 def draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator) -> Array:
@@ -128,7 +130,7 @@ def draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator)
         ModelError: its type or its sizes are not known.
     """
     try:
-        return _draw(value, sizes, generator)
+        return _draw(value, sizes, generator, find_ranges([value], sizes))
     except KeyError as error:
         raise _cannot_be_made(value, f"its size {error} is not known") from None
 
@@ -144,34 +146,3 @@ def _cannot_be_made(value: Value, reason: str) -> ModelError:
         f"Input '{value.name}' cannot be made up: {reason}.", place=value.name,
         remedy="Give it in a file: --inputs FILE.npz.",
     )
-
-
-def index_bound(value: Value) -> int:
-    """Size of the smallest table that the value indexes, at most ``INDICES``."""
-    bound, waiting, seen = INDICES, [value], {value}
-    while waiting:
-        here = waiting.pop()
-        new = [value for value in here.inner if value not in seen]
-        seen.update(new)
-        waiting += new
-        for node in here.consumers:
-            bound = min(bound, _table(node, here) or bound)
-            if node.domain == "" and node.op in _PASSES_ON:
-                new = [output for output in node.outputs if output is not None and output not in seen]
-                seen.update(new)
-                waiting += new
-    return bound
-
-
-def _table(node: Node, indices: Value) -> int | None:
-    """How many entries of its data ``node`` can reach with these indices, where that is a known number."""
-    if len(node.inputs) < 2 or node.inputs[1] is not indices:
-        return None
-    data = node.inputs[0]
-    if data is None or not data.shape:
-        return None
-    if node.op in ("Gather", "GatherElements"):
-        return data.shape[int(node.attributes.get("axis", 0))].value
-    # Labels of a loss name a class, and classes lie along axis 1.
-    labels = node.op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and len(data.shape) > 1
-    return data.shape[1].value if labels else None

@@ -24,6 +24,7 @@ from onnxfuse.verifying.inside import Exposed, Inner, expose
 from onnxfuse.verifying.reference import formal_names
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import Slim
+from onnxfuse.verifying.words import runtime_words
 
 Array = NDArray[Any]
 
@@ -151,7 +152,7 @@ def _inside(wanted: Iterable[Value], source: _Source, slim: Slim, providers: Seq
     """What values of bodies, and of the main graph, were in a run; without those that were not computed in it."""
     values = [value for value in wanted if value.dtype is not None]
     inner = [value for value in values if source.place[value]]
-    model, exposed = expose(slim.model, [Inner(source.place[v], v.name, v.dtype or 0) for v in inner])
+    model, exposed = expose(slim.model, [Inner(source.place[v], v.name, v.dtype or 0, v.rank) for v in inner])
     names = {value: Exposed(value.name, 0) for value in values} | dict(zip(inner, exposed, strict=True))
     kinds = {names[value].name: value.dtype or 0 for value in values}
     arrays = _results(Slim(model, slim.folder), source.run, kinds, providers) if values else {}
@@ -171,7 +172,7 @@ def run_model(session: Any, model: onnx.ModelProto, run: Run) -> list[Array]:
         results: list[Any] = session.run(None, plain_feeds(run.feeds, kinds))
     except Exception as error:  # ONNX Runtime has an exception type per status
         raise VerificationError(
-            f"A run of the model fails on {run.about}: {error}",
+            f"A run of the model fails on {run.about}: {runtime_words(error)}",
             remedy="Give inputs that the model takes: --inputs FILE.npz, or sizes: --dim NAME=N.",
         ) from error
     return results

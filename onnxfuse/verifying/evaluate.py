@@ -1,13 +1,13 @@
 """Running small models on the CPU: ONNX Runtime with its optimisations off, so that it computes what is written.
 
 An operator that its CPU provider lacks in float64 (Erf, Softplus and some more) is computed in float32 between two
-casts; what float32 would spoil is spelled out instead: InstanceNormalization, a sum, and Elu and its kin, a difference
-from one.
+casts; what float32 would spoil is spelled out instead (``spelling``).  What the CPU provider makes of NaN, infinity and
+integers at their limits is not always what is owed: such operators are spelled out too (``settled``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.errors import VerificationError
-from onnxfuse.lowering.operators.activations import SELU_ALPHA, SELU_GAMMA
+from onnxfuse.rewriting import value_types
+from onnxfuse.verifying.settled import settled
+from onnxfuse.verifying.spelling import SPELLED, Spelling
 
 Array = NDArray[Any]
 
@@ -43,13 +45,17 @@ class Evaluator:
         downgraded: operators that are computed in float32 although the model says float64.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, declared: Mapping[str, int] | None = None) -> None:
         """Create the session.
+
+        Args:
+            declared: for a model that computes in a wider type than the original says, the type of the first operand of
+                the original's nodes by their first output.
 
         Raises:
             VerificationError: ONNX Runtime cannot run the model.
         """
-        runnable, self.downgraded = runnable_in_double(model)
+        runnable, self.downgraded = runnable_in_double(settled(model, value_types(model), declared or {}))
         self.inputs = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
         self.outputs = [info.type.tensor_type.elem_type for info in model.graph.output]
         try:
@@ -112,22 +118,6 @@ def with_plain_borders(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def value_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Element types of a model's values; where onnx infers none, that of the first float operand, else of the first."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    found = {info.name: info.type.tensor_type.elem_type for info in (*graph.value_info, *graph.input, *graph.output)}
-    found |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    types = {name: kind for name, kind in found.items() if kind}
-    floats = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
-    for node in model.graph.node:
-        kinds = [types[name] for name in node.input if name in types]
-        first = next((kind for kind in kinds if kind in floats), kinds[0] if kinds else None)
-        for name in node.output:
-            if name and first is not None:
-                types.setdefault(name, first)
-    return types
-
-
 def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """The model with float32 around nodes that the CPU provider has not in float64, and the types of these nodes."""
     types = value_types(model)
@@ -144,9 +134,9 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
             tuple(types.get(name, 0) for name in node.output), opsets,
         ):
             nodes.append(node)
-        elif node.op_type in _SPELLED and not node.domain:
-            spelling = _Spelling(f"spelled{place}", dict(opsets).get("", 1))
-            _SPELLED[node.op_type](node, spelling)
+        elif node.op_type in SPELLED and not node.domain:
+            spelling = Spelling(f"spelled{place}", dict(opsets).get("", 1))
+            SPELLED[node.op_type](node, spelling)
             nodes.extend(spelling.nodes)
         else:
             nodes.extend(_in_single(node, doubles, f"single{place}"))
@@ -202,74 +192,3 @@ def _in_single(node: onnx.NodeProto, doubles: set[str], stem: str) -> list[onnx.
             inner.output[place] = f"{stem}.o{place}"
             after.append(helper.make_node("Cast", [inner.output[place]], [name], to=TensorProto.DOUBLE))
     return [*before, inner, *after]
-
-
-class _Spelling:
-    """Nodes in place of one; ``stem`` begins the names of what they compute."""
-
-    def __init__(self, stem: str, opset: int) -> None:
-        self.stem, self.opset = stem, opset
-        self.nodes: list[onnx.NodeProto] = []
-
-    def step(self, op: str, *inputs: str, result: str = "", **attributes: Any) -> str:
-        """One more node; the name of what it computes."""
-        self.nodes.append(helper.make_node(op, inputs, [result or f"{self.stem}.{len(self.nodes)}"], **attributes))
-        return str(self.nodes[-1].output[0])
-
-    def number(self, value: float) -> str:
-        """A scalar."""
-        return self.step("Constant", value=helper.make_tensor("value", TensorProto.DOUBLE, [], [value]))
-
-    def integers(self, *values: int) -> str:
-        """A list of integers."""
-        return self.step("Constant", value=helper.make_tensor("value", TensorProto.INT64, [len(values)], values))
-
-
-def _instance_normalization(node: onnx.NodeProto, to: _Spelling) -> None:
-    """The node as the standard defines it: scale * (x - mean) / sqrt(variance + epsilon) + bias."""
-    step = to.step
-
-    def mean(of: str) -> str:
-        if to.opset >= 18:
-            return step("ReduceMean", of, to.integers(-1), keepdims=1)
-        return step("ReduceMean", of, axes=[-1], keepdims=1)
-
-    x, scale, bias = node.input
-    shape = step("Shape", x)
-    rows = step("Gather", shape, to.integers(0, 1))
-    # Sizes are multiplied: -1 cannot stand for the length of rows of an empty tensor.
-    inner = step("Slice", shape, to.integers(2), to.integers(1 << 30))
-    length = step("ReduceProd", inner, keepdims=1)
-    apart = step("Reshape", x, step("Concat", rows, length, axis=0))
-    centred = step("Sub", apart, mean(apart))
-    variance = step("Add", mean(step("Mul", centred, centred)), to.number(_attribute(node, "epsilon", 1e-5)))
-    normal = step("Div", centred, step("Sqrt", variance))
-    column = to.integers(-1, 1)
-    scaled = step("Mul", normal, step("Reshape", scale, column))
-    shifted = step("Add", scaled, step("Reshape", bias, column))
-    step("Reshape", shifted, shape, result=node.output[0])
-
-
-def _elu(node: onnx.NodeProto, to: _Spelling) -> None:
-    """Elu, Selu or Celu: ``scale * (alpha * (exp(x / divisor) - 1))`` below zero, ``scale * x`` above."""
-    step, op, x = to.step, node.op_type, node.input[0]
-    alpha = _attribute(node, "alpha", SELU_ALPHA if op == "Selu" else 1.0)
-    small = step("Div", x, to.number(alpha if op == "Celu" else 1.0))
-    # Near zero the difference from one has no digits left; two terms of the series have them all.
-    series = step("Add", small, step("Mul", step("Mul", small, small), to.number(0.5)))
-    difference = step("Sub", step("Exp", small), to.number(1.0))
-    curve = step("Where", step("Less", step("Abs", small), to.number(1e-5)), series, difference)
-    below = step("Mul", curve, to.number(alpha))
-    whole = step("Where", step("Less", x, to.number(0.0)), below, x)
-    scale = _attribute(node, "gamma", SELU_GAMMA) if op == "Selu" else 1.0
-    step("Mul", whole, to.number(scale), result=node.output[0])
-
-
-_SPELLED: Mapping[str, Callable[[onnx.NodeProto, _Spelling], None]] = {
-    "InstanceNormalization": _instance_normalization, "Elu": _elu, "Selu": _elu, "Celu": _elu,
-}
-"""By operator: its nodes in float64."""
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
-    return float(next((attribute.f for attribute in node.attribute if attribute.name == name), default))

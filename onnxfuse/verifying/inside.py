@@ -23,11 +23,12 @@ from onnxfuse.rewriting.index import graph_at
 
 @dataclass(frozen=True)
 class Inner:
-    """A value of a body: where that is, and the value's name and element type."""
+    """A value of a body: where that is, and the value's name, element type and, where known, number of axes."""
 
     place: Place
     name: str
     kind: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,12 @@ class Exposed:
     stacked: int
 
     def last(self, array: NDArray[Any]) -> NDArray[Any] | None:
-        """What it was when its body ran last; None where that did not run, or it is empty."""
+        """What it was when its body ran last, an array even if it has no axes; None where that did not run, or it is
+        empty."""
         for _ in range(self.stacked):
             if not len(array):
                 return None
-            array = array[-1]
+            array = array[-1, ...]
         return array if array.size else None
 
 
@@ -55,7 +57,7 @@ def expose(model: onnx.ModelProto, values: Sequence[Inner]) -> tuple[onnx.ModelP
     result.CopyFrom(model)
     found = []
     for number, value in enumerate(values):
-        name, stacked = value.name, 0
+        name, stacked, rank = value.name, 0, value.rank
         for depth in range(len(value.place), 0, -1):
             place = value.place[:depth]
             fresh = f"onnxfuse.{number}.{depth}"
@@ -65,8 +67,9 @@ def expose(model: onnx.ModelProto, values: Sequence[Inner]) -> tuple[onnx.ModelP
             elif owner.op_type == "Loop":
                 _from_loop(result, place, owner, name, fresh, value.kind)
             else:
-                _from_scan(result, place, owner, name, fresh, value.kind)
-                stacked += 1
+                _from_scan(result, place, owner, name, _info(f"{fresh}.each", value.kind, rank))
+                owner.output.append(fresh)
+                stacked, rank = stacked + 1, None if rank is None else rank + 1
             name = fresh
         found.append(Exposed(name, stacked))
     return result, found
@@ -98,15 +101,17 @@ def _from_loop(model: onnx.ModelProto, place: Place, owner: onnx.NodeProto, name
     owner.output.insert(carried, fresh)
 
 
-def _from_scan(model: onnx.ModelProto, place: Place, owner: onnx.NodeProto, name: str, fresh: str, kind: int) -> None:
+def _from_scan(
+    model: onnx.ModelProto, place: Place, owner: onnx.NodeProto, name: str, each: onnx.ValueInfoProto
+) -> None:
+    """The result says its number of axes: ONNX Runtime wants it, and behind a Loop it cannot tell it by itself."""
     body = graph_at(model, place)
-    body.node.append(helper.make_node("Identity", [name], [f"{fresh}.each"]))
-    body.output.append(_info(f"{fresh}.each", kind))
-    owner.output.append(fresh)
+    body.node.append(helper.make_node("Identity", [name], [each.name]))
+    body.output.append(each)
     for attribute in owner.attribute:
         if attribute.name in ("scan_output_axes", "scan_output_directions"):
             attribute.ints.append(0)
 
 
-def _info(name: str, kind: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, None)
+def _info(name: str, kind: int, rank: int | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, None if rank is None else [None] * rank)

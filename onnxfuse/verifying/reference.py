@@ -2,6 +2,7 @@
 
     body ─ float64 ─▶ reference            what every kernel is compared with
          ─ nudged ──▶ two more references  where the body decides by computed numbers
+         ─ wavering ▶ some more            how far what cancels may be off
          ─ rounded ─▶ the original's own   every node's result rounded to its declared type
          ─ float32 ─▶ what a kernel may err where the original overflowed
 
@@ -15,14 +16,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.lowering.launch import HOST_INPUTS
-from onnxfuse.rewriting import FusedNode, body_model
-from onnxfuse.verifying.evaluate import Evaluator, value_types
+from onnxfuse.rewriting import FusedNode, body_model, value_types
+from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.tolerances import WIDTHS
+from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, wavering_model
 
 Array = NDArray[Any]
 
@@ -62,7 +65,7 @@ class Precision:
 
 
 class Reference:
-    """The body of a fused node, ready to be evaluated in four ways."""
+    """The body of a fused node, ready to be evaluated in five ways."""
 
     def __init__(self, node: FusedNode, model: onnx.ModelProto) -> None:
         """Read the body.
@@ -79,7 +82,11 @@ class Reference:
         self.lifted = body_model(node, model, precision="float64")
         self.types = value_types(self.body)
         self.precision = tuple(_precision(self.body, self.types))
-        self._exact = Evaluator(self.lifted)
+        self._declared = {
+            name: self.types[node.input[0]] for node in self.body.graph.node if node.input and node.output
+            for name in (node.output[0], _result(node.output[0])) if node.input[0] in self.types
+        }
+        self._exact = Evaluator(self.lifted, self._declared)
 
     @property
     def downgraded(self) -> tuple[str, ...]:
@@ -105,6 +112,19 @@ class Reference:
             return []
         return [evaluator.run(feeds) for evaluator in self._nudgers]
 
+    def wavering(self, feeds: Mapping[str, Array], length: int) -> list[list[Array]]:
+        """The outputs in float64 some times over, the operands of what rounds a little off at random (``wavering``).
+
+        Args:
+            length: of the longest sum.
+        """
+        sources = {node.output[0]: node.input[0] for node in self.lifted.graph.node if node.op_type == "Cast"}
+        evaluator = Evaluator(wavering_model(
+            self.lifted, value_types(self.lifted), lambda name: _declared(name, sources, self.types), length,
+            exact=lambda node: not node.domain and node.op_type in _MOVES, sums=_adds_many,
+        ), self._declared)
+        return [evaluator.run({**feeds, SAMPLE: np.array(float(sample))}) for sample in range(SAMPLES)]
+
     def single(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Every output of the body in float32, as a kernel computes it."""
         return self._single.run(feeds)
@@ -115,15 +135,16 @@ class Reference:
 
     @cached_property
     def _nudgers(self) -> tuple[Evaluator, Evaluator]:
-        return Evaluator(_nudge(self.lifted, self.types, 1.0)), Evaluator(_nudge(self.lifted, self.types, -1.0))
+        up, down = (Evaluator(_nudge(self.lifted, self.types, sign), self._declared) for sign in (1.0, -1.0))
+        return up, down
 
     @cached_property
     def _single(self) -> Evaluator:
-        return Evaluator(body_model(self._node, self._model, precision="float32"))
+        return Evaluator(body_model(self._node, self._model, precision="float32"), self._declared)
 
     @cached_property
     def _own(self) -> Evaluator:
-        return Evaluator(rounded_model(self.body, self.types))
+        return Evaluator(rounded_model(self.body, self.types), self._declared)
 
 
 def formal_names(node: FusedNode) -> dict[str, str]:
@@ -151,18 +172,23 @@ def rounded_model(body: onnx.ModelProto, types: Mapping[str, int]) -> onnx.Model
         node.CopyFrom(original)
         if original.op_type not in ("Cast", "CastLike", "Constant", "ConstantOfShape"):
             node.input[:] = [_wide(name) if name in narrow else name for name in node.input]
-            node.output[:] = [f"{name}.f" if name in narrow else name for name in node.output]
+            node.output[:] = [_result(name) if name in narrow else name for name in node.output]
         graph.node.append(node)
         for name in original.output:
             if name in narrow:
                 if name not in node.output:
-                    graph.node.append(helper.make_node("Cast", [f"{name}.f"], [name], to=types[name]))
+                    graph.node.append(helper.make_node("Cast", [_result(name)], [name], to=types[name]))
                 graph.node.append(helper.make_node("Cast", [name], [_wide(name)], to=TensorProto.FLOAT))
     return result
 
 
 def _wide(name: str) -> str:
     return f"{name}.w"
+
+
+def _result(name: str) -> str:
+    """What is computed in float32, before it is rounded."""
+    return f"{name}.f"
 
 
 def _precision(body: onnx.ModelProto, types: Mapping[str, int]) -> list[Precision]:
@@ -205,7 +231,7 @@ def _decides(node: onnx.NodeProto, computed: Mapping[str, set[int | None]], type
 
 def _deciding_inputs(node: onnx.NodeProto, types: Mapping[str, int]) -> list[str]:
     """Float operands of a node whose result jumps where they change a little."""
-    if node.domain:
+    if node.domain and node.op_type != "QuantizeLinear":
         return []
     floats = [name for name in node.input if types.get(name) in WIDTHS]
     if node.op_type in _COMPARISONS or node.op_type in _STEPS:
@@ -218,6 +244,11 @@ def _deciding_inputs(node: onnx.NodeProto, types: Mapping[str, int]) -> list[str
 def _reduces(node: onnx.NodeProto) -> bool:
     return node.op_type.startswith("Reduce") or any(
         part in node.op_type for part in ("Softmax", "Norm", "CumSum", "Pool", "Loss"))
+
+
+def _adds_many(node: onnx.NodeProto) -> bool:
+    """Whether terms are added in the node itself."""
+    return bool(node.domain) or _reduces(node) or node.op_type in ("MatMul", "Gemm", "Einsum", "Conv", "Sum", "Mean")
 
 
 def _nudge(lifted: onnx.ModelProto, types: Mapping[str, int], sign: float) -> onnx.ModelProto:

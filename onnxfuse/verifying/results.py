@@ -59,7 +59,7 @@ class WholeResult:
             was not run.
         differences: those that were not.
         device: largest difference of each output with the kernels running on the GPU; empty where they did not.
-        message: what the checker or ONNX Runtime said against the model, or why it was not run.
+        message: what the checker or ONNX Runtime said against the fused model, or why the original was not run.
     """
 
     checked: bool
@@ -121,6 +121,8 @@ class Verification:
         """One sentence."""
         if not self.whole.checked:
             return f"verification failed: onnx.checker refuses the fused model: {self.whole.message}"
+        if self.whole.identical is False and self.whole.message:
+            return f"verification failed: the fused model does not run where the original does: {self.whole.message}"
         if self.whole.identical is False:
             names = ", ".join(repr(entry.output) for entry in self.whole.differences[:_NAMES_SHOWN])
             return f"verification failed: without kernels the fused model differs from the original in {names}"

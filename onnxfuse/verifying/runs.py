@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfuse.errors import VerificationError
 from onnxfuse.graph import Graph
+from onnxfuse.graph.constants import numpy_type
+from onnxfuse.measuring.fitting import misfit
 from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.verifying.results import RunInputs
@@ -22,6 +26,14 @@ FLOPS, BYTES = 4 * 10**9, 10**9
 _LEAST, _LEAST_BATCH = 16, 2
 """Nothing is halved to less than this; nor is what is only ever the first axis of an input."""
 
+_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
+_STEPS = (8, 32)
+"""What sizes may have to be a multiple of: a network that halves an image and joins it with what it was."""
+_GROWTH = (2, 4, 8, 16, 32, 64, 128)
+_EQUAL = (64, 16, 2, 1, 256)
+_TRIED = 20
+"""Inputs that are tried at most until a model runs."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -29,6 +41,126 @@ class Run:
 
     about: RunInputs
     feeds: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the inputs of a run are made: sizes of symbols, a seed, and what all integers are where that is not drawn."""
+
+    sizes: Mapping[str, int]
+    seed: int = 0
+    integers: int | None = None
+
+    def make(self, graph: Graph) -> Run:
+        """The inputs.  With an odd seed the last entry of every mask of integers or booleans has its last quarter
+        masked.
+
+        Raises:
+            ModelError: an input cannot be made up.
+            VerificationError: no model runs at these sizes.
+        """
+        label = f"generated, seed {self.seed}"
+        label = label if self.integers is None else f"{label}, integers {self.integers}"
+        free = {name: self.sizes[name] for name in sorted(_free(graph))}
+        about = RunInputs(label, free)
+        reason = misfit(graph, free)
+        if reason:
+            raise VerificationError(f"The model cannot run on {about}: {reason}")
+        feeds = make_inputs(graph, free, seed=self.seed, integers=self.integers)
+        if self.seed % 2:
+            feeds = {name: _padded(array) if "mask" in name.lower() else array for name, array in feeds.items()}
+        return Run(about, feeds)
+
+
+def users_run(graph: Graph, inputs: Mapping[str, Array]) -> Run:
+    """The user's inputs, those that are missing made.
+
+    Raises:
+        ModelError: they do not fit the model.
+    """
+    return Run(RunInputs("your inputs"), make_inputs(graph, {}, inputs))
+
+
+def first_recipes(ledger: Ledger) -> Iterator[Recipe]:
+    """Ways to make inputs of the planned sizes, halved while a run would take long; then what a model may run on that
+    does not run on these: larger ones of these sizes, other integers, other sizes."""
+    graph, planned = ledger.graph, shrunk(ledger, ledger.sizes)[::-1]
+    usual = planned[0]
+    integers = any(value.dtype is not None and numpy_type(value.dtype).kind in "iu" for value in graph.inputs)
+    calm = [Recipe(usual, 0, number) for number in (0, 1) if integers]
+    others = [Recipe(sizes) for sizes in _fitting(_others(graph, usual), ledger)]
+    ones = [replace(recipe, integers=1) for recipe in others if integers]
+    return _once(islice(chain(map(Recipe, planned), calm, others, ones), _TRIED))
+
+
+def second_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
+    """Sizes that no vector divides, near those that ran; those that ran, where there are no others."""
+    graph, sizes = ledger.graph, first.sizes
+    near = [*uneven(sizes, graph), *(_moved(sizes, graph, step) for step in _STEPS)]
+    return _once(Recipe(chosen, 1, first.integers) for chosen in (*_fitting(near, ledger), sizes))
+
+
+def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int]]) -> Iterator[Recipe]:
+    """Small odd sizes, each another prime where the model can have that: kernels choose and cut other ways there than
+    at the planned ones.
+
+    Args:
+        used: sizes that need not be tried again.
+    """
+    graph, sizes = ledger.graph, first.sizes
+    free = sorted(_free(graph))
+    primes = {name: _PRIMES[place % len(_PRIMES)] for place, name in enumerate(free)}
+    inner = {name for name in free if sizes[name] > 1}
+    kept = {name: prime for name, prime in primes.items() if name in inner}
+    tried = [
+        {**sizes, **primes}, {**sizes, **kept}, {**sizes, **dict.fromkeys(inner, _PRIMES[0])},
+        *({**sizes, **{name: step * prime for name, prime in kept.items()}} for step in _STEPS),
+        *({**sizes, name: prime} for name, prime in kept.items()),
+    ]
+    known = [{name: each[name] for name in free} for each in used]
+    fresh = [each for each in tried if {name: each[name] for name in free} not in known]
+    return _once(Recipe(chosen, 2, first.integers) for chosen in islice(_fitting(fresh, ledger), _TRIED // 2))
+
+
+def _once(recipes: Iterator[Recipe]) -> Iterator[Recipe]:
+    seen: set[tuple[Any, ...]] = set()
+    for recipe in recipes:
+        key = (*sorted(recipe.sizes.items()), recipe.seed, recipe.integers)
+        if key not in seen:
+            seen.add(key)
+            yield recipe
+
+
+def _others(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes to try where the usual ones do not do: larger, as convolutions and windows may need them; all the same, as
+    inputs may have to be that are not said to be."""
+    least = _least(graph)
+    inner = {name for name, size in least.items() if size == _LEAST}
+    for factor in _GROWTH:
+        yield {name: max(size, _LEAST) * factor if name in inner else size for name, size in sizes.items()}
+    for one in sorted(inner) if len(inner) > 1 else ():
+        # A state of a recurrence has its batch behind its layers.
+        for factor in _GROWTH[:2]:
+            yield {name: 1 if name == one else size * factor if name in inner else size
+                   for name, size in sizes.items()}
+    for equal in _EQUAL:
+        yield {name: equal if name in inner else size for name, size in sizes.items()}
+    for equal in (1, 2):
+        yield {name: equal if name in least else size for name, size in sizes.items()}
+
+
+def _fitting(candidates: Iterable[Mapping[str, int]], ledger: Ledger) -> Iterator[Mapping[str, int]]:
+    """Those at which a model can run, and does not run long."""
+    for sizes in candidates:
+        if not misfit(ledger.graph, sizes):
+            total = Ledger(ledger.graph, sizes, ledger.placement).total()
+            if total.flops <= 2 * FLOPS and total.bytes_products + total.bytes_other <= 2 * BYTES:
+                yield sizes
+
+
+def _moved(sizes: Mapping[str, int], graph: Graph, step: int) -> dict[str, int]:
+    free = _free(graph)
+    return {name: size + step if name in free and size > 1 else size for name, size in sizes.items()}
 
 
 def shrunk(ledger: Ledger, sizes: Mapping[str, int], flops: int | None = None,
@@ -55,20 +187,6 @@ def uneven(sizes: Mapping[str, int], graph: Graph) -> list[dict[str, int]]:
     free = _free(graph)
     return [{name: size + 1 if name in free and size > least else size for name, size in sizes.items()}
             for least in (0, 1)]
-
-
-def make_run(graph: Graph, sizes: Mapping[str, int], seed: int) -> Run:
-    """Inputs of these sizes.  With an odd seed the last entry of every mask of integers or booleans has its last
-    quarter masked.
-
-    Raises:
-        ModelError: an input cannot be made up.
-    """
-    free = {name: sizes[name] for name in sorted(_free(graph))}
-    feeds = make_inputs(graph, free, seed=seed)
-    if seed % 2:
-        feeds = {name: _padded(array) if "mask" in name.lower() else array for name, array in feeds.items()}
-    return Run(RunInputs(f"generated, seed {seed}", free), feeds)
 
 
 def _padded(array: Array) -> Array:

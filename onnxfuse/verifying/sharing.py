@@ -31,23 +31,41 @@ class Slim:
     model: onnx.ModelProto
     folder: Path | None
 
-    def options(self) -> onnxruntime.SessionOptions:
-        """Session options that keep the graph as it is and find the weights."""
+    def options(self, optimised: bool = False) -> onnxruntime.SessionOptions:
+        """Session options that find the weights, and keep the graph as it is or leave the runtime to rewrite it."""
         options = exact_options()
+        if optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         if self.folder is not None:
             options.add_session_config_entry(_FOLDER, str(self.folder))
         return options
 
-    def session(self, providers: Sequence[Any] = CPU, extra: Collection[tuple[str, int]] = ()) -> Any:
+    def session(self, providers: Sequence[Any] = CPU, extra: Collection[tuple[str, int]] = (),
+                optimised: bool = False) -> Any:
         """A plain ONNX Runtime session: fused nodes are inlined.
 
         Args:
             extra: (name, element type) of inner values to give out after the model's outputs.
+            optimised: whether the runtime may rewrite the graph as it does in a deployment.
 
         Raises:
             VerificationError: ONNX Runtime refuses the model.
         """
-        return self._create(onnxruntime.InferenceSession, providers, extra)
+        model = self.model
+        if extra:
+            model = onnx.ModelProto()
+            model.CopyFrom(self.model)
+            for name, kind in extra:
+                info = model.graph.output.add(name=name)
+                info.type.tensor_type.elem_type = kind
+        try:
+            return onnxruntime.InferenceSession(with_plain_borders(model).SerializeToString(), self.options(optimised),
+                                                providers=list(providers), enable_fallback=0)
+        except Exception as error:  # ONNX Runtime has an exception type per status
+            raise VerificationError(
+                f"ONNX Runtime refuses the model: {error}",
+                remedy="Try the model without onnxfuse first: onnxruntime.InferenceSession(path).",
+            ) from error
 
     def fused_session(self, providers: Sequence[Any]) -> Any:
         """A session in which fused nodes run as kernels where CUDA is among the providers.
@@ -60,23 +78,6 @@ class Slim:
 
         raw = with_plain_borders(self.model).SerializeToString()
         return session(raw, providers, self.options())
-
-    def _create(self, make: Any, providers: Sequence[Any], extra: Collection[tuple[str, int]]) -> Any:
-        model = self.model
-        if extra:
-            model = onnx.ModelProto()
-            model.CopyFrom(self.model)
-            for name, kind in extra:
-                info = model.graph.output.add(name=name)
-                info.type.tensor_type.elem_type = kind
-        try:
-            return make(with_plain_borders(model).SerializeToString(), self.options(), providers=list(providers),
-                        enable_fallback=0)
-        except Exception as error:  # ONNX Runtime has an exception type per status
-            raise VerificationError(
-                f"ONNX Runtime refuses the model: {error}",
-                remedy="Try the model without onnxfuse first: onnxruntime.InferenceSession(path).",
-            ) from error
 
 
 @contextmanager

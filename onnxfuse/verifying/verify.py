@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -10,15 +12,14 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError, ModelError, OnnxfuseError, VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
-from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.planning.traffic import Ledger
-from onnxfuse.rewriting import FusedNode, Placed, Rewritten, read_fused
+from onnxfuse.rewriting import FusedNode, Placed, Rewritten, planned_form, read_fused
 from onnxfuse.verifying.capture import capture
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.nodes import NodeVerifier, condemned
-from onnxfuse.verifying.results import NodeResult, OutputDifference, RunInputs, Verification, WholeResult
+from onnxfuse.verifying.results import NodeResult, OutputDifference, Verification, WholeResult
 from onnxfuse.verifying.runner import CUDA, CudaRunner, KernelRunner
-from onnxfuse.verifying.runs import Run, make_run, shrunk, uneven
+from onnxfuse.verifying.runs import Recipe, Run, first_recipes, second_recipes, small_recipes, users_run
 from onnxfuse.verifying.sharing import Slim, sharing
 from onnxfuse.verifying.whole import Whole, checker_message, on_device
 
@@ -59,8 +60,9 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
            progress: Progress | None = None) -> Verification:
     """Compare a fused model with the original, and every kernel with the nodes that it replaced.
 
-    The model runs on the user's inputs, or on two sets of generated ones: of the sizes that were planned for, halved
-    while a run of the original would take long; and with every symbolic size one larger and masks with padding.
+    The model runs on the user's inputs, or on generated ones: of the sizes that were planned for, halved while a run of
+    the original would take long; with every symbolic size one larger and masks with padding; and of small odd sizes.
+    Where the original does not take them, other integers and other sizes are tried (``runs``).
 
     Args:
         runner: what runs kernels, such as ``find_runner()``; None leaves them unrun, and the result says so.
@@ -83,18 +85,22 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
         if isinstance(compared, VerificationError):
             whole = WholeResult(not message, None, message=message or compared.message)
             return Verification(None, (), whole, _not_run(nodes, compared.message), tuple(notes))
-        runs, found = compared
+        runs, found = compared.runs, tuple(compared.differences.values())
         results = _not_run(nodes, "no GPU that ONNX Runtime can use")
         device: tuple[OutputDifference, ...] = ()
         if runner is not None and nodes:
             providers = runner.providers
-            results = _verify_nodes(subject, original, runs, nodes, runner, notes, step)
+            planned = planned_form(subject.loaded, rewritten.model)
+            with nullcontext((original, fused)) if planned is subject.loaded else sharing(
+                planned, rewritten.model
+            ) as (source, _):
+                results = _verify_nodes(subject, planned, source, runs, nodes, runner, notes, step)
             if CUDA in str(providers) and all(result.verdict != "failed" for result in results):
                 try:
                     device = on_device(original, fused, runs[0], providers)
                 except (VerificationError, KernelError) as error:
                     notes.append(f"The whole model was not run with kernels: {error.message}")
-    whole = WholeResult(not message, not found, found, device, message)
+    whole = WholeResult(not message, not found, found, device, message or compared.message)
     return Verification(runner.name if runner else None, tuple(run.about for run in runs), whole, results, tuple(notes))
 
 
@@ -104,13 +110,29 @@ def failed_regions(verification: Verification, placed: Sequence[Placed]) -> froz
     return frozenset(entry.region for entry in placed if entry.node in names)
 
 
+@dataclass
+class _Comparison:
+    """The model as a whole: the runs that were made and how, and the outputs that differed in them."""
+
+    runs: list[Run] = field(default_factory=list)
+    recipes: list[Recipe] = field(default_factory=list)
+    differences: dict[str, OutputDifference] = field(default_factory=dict)
+    message: str = ""
+
+
 def _first_that_runs(
     subject: Subject, original: Slim, fused: Slim, inputs: Mapping[str, Array] | None, runner: KernelRunner | None,
     notes: list[str], step: Progress,
-) -> VerificationError | tuple[list[Run], tuple[OutputDifference, ...]]:
-    """``_compare_whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type."""
+) -> VerificationError | _Comparison:
+    """``_compare_whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type.
+
+    Not where inputs do not fit the model: a GPU reads past the end of a table and says nothing.
+    """
     try:
         return _compare_whole(subject, original, fused, inputs, CPU, notes, step)
+    except _NoRunError as error:
+        if runner is None or list(runner.providers) == CPU or not error.lacking:
+            return error
     except VerificationError as error:
         if runner is None or list(runner.providers) == CPU:
             return error
@@ -122,63 +144,94 @@ def _first_that_runs(
     return result
 
 
+class _NoRunError(VerificationError):
+    """The original runs on none of the inputs tried; ``lacking`` where the provider has an operator not at all."""
+
+    def __init__(self, failures: Sequence[OnnxfuseError]) -> None:
+        super().__init__(_told(failures), place=failures[0].place, remedy=failures[0].remedy)
+        self.lacking = _is_lacking(failures[-1])
+
+
 def _compare_whole(
     subject: Subject, original: Slim, fused: Slim, inputs: Mapping[str, Array] | None, providers: Sequence[Any],
     notes: list[str], step: Progress,
-) -> tuple[list[Run], tuple[OutputDifference, ...]]:
-    """The runs that were made, and the outputs that differed in them.
+) -> _Comparison:
+    """Compare on the user's inputs, or on generated ones of as many sets of sizes as the model can have.
 
     Raises:
-        VerificationError: no run can be made.
+        VerificationError: ONNX Runtime refuses the model, or no run can be made.
+        ModelError: the user's inputs do not fit the model.
     """
     step("comparing with the original", 0, 2)
     whole = Whole(original, fused, providers)
-    runs: list[Run] = []
-    found: dict[str, OutputDifference] = {}
-    for number, candidates in enumerate(_candidates(subject, inputs)):
-        error: VerificationError | None = None
-        for make in candidates:
+    comparison = _Comparison()
+    for number in range(1 if inputs else _RUNS):
+        failures: list[OnnxfuseError] = []
+        for recipe in _recipes(subject, inputs, comparison, number):
             try:
-                run = make()
+                run = users_run(subject.graph, inputs) if inputs else recipe.make(subject.graph)
                 wanted = whole.original(run)
-            except ModelError as problem:
-                if inputs:
+            except (VerificationError, ModelError) as problem:
+                if inputs and isinstance(problem, ModelError):
                     raise
-                error = VerificationError(problem.message, place=problem.place, remedy=problem.remedy)
-                break
-            except VerificationError as problem:
-                error = error or problem
+                failures.append(problem)
+                if _is_lacking(problem) or isinstance(problem, ModelError):
+                    break
                 continue
-            runs.append(run)
-            found |= {entry.output: entry for entry in whole.differences(run, wanted)}
-            error = None
+            found = whole.compare(run, wanted)
+            comparison.runs.append(run)
+            comparison.recipes.append(recipe)
+            comparison.differences |= {entry.output: entry for entry in found.differences}
+            comparison.message = comparison.message or found.message
+            notes += [found.note] if found.note else []
             break
-        if error is not None:
-            if not runs:
-                raise error
-            notes.append(f"No second run was made: {error.message}")
-        step("comparing with the original", number + 1, 2)
-    return runs, tuple(found.values())
+        if len(comparison.runs) <= number and number < 1:
+            raise _NoRunError(failures)
+        if failures:
+            notes.append(f"{_TRIED_FIRST[number]}: {_told(failures)}")
+        step("comparing with the original", min(number + 1, 2), 2)
+    return comparison
 
 
-def _candidates(subject: Subject, inputs: Mapping[str, Array] | None) -> list[list[Callable[[], Run]]]:
-    """For each run, ways to make its inputs, the preferred first."""
-    graph = subject.graph
-    if inputs:
-        return [[lambda: Run(RunInputs("your inputs"), make_inputs(graph, {}, inputs))]]
-    sizes = shrunk(subject.ledger, subject.ledger.sizes)[::-1]
-
-    def made(chosen: Mapping[str, int], seed: int) -> Callable[[], Run]:
-        return lambda: make_run(graph, chosen, seed)
-
-    return [
-        [made(chosen, 0) for chosen in sizes],
-        [made(chosen, 1) for chosen in (*uneven(sizes[0], graph), *sizes)],
-    ]
+_RUNS = 3
+_TRIED_FIRST = (
+    "The model was run on other inputs than the first choice", "Other sizes near the planned ones were tried first",
+    "Small odd sizes were tried",
+)
+"""What notes say of the runs of which a first choice failed."""
 
 
-def _verify_nodes(subject: Subject, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
-                  runner: KernelRunner, notes: list[str], step: Progress) -> tuple[NodeResult, ...]:
+def _recipes(subject: Subject, inputs: Mapping[str, Array] | None, comparison: _Comparison,
+             number: int) -> Iterable[Recipe]:
+    """Ways to make the inputs of a run, the preferred first."""
+    ledger = subject.ledger
+    if inputs or not number:
+        return [Recipe({})] if inputs else first_recipes(ledger)
+    first = comparison.recipes[0]
+    if number == 1:
+        return second_recipes(ledger, first)
+    return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
+
+
+def _told(failures: Sequence[OnnxfuseError]) -> str:
+    """What came of inputs that a model did not take: the first in full, further reasons, and how many there were."""
+    first, *others = dict.fromkeys(failure.message for failure in failures)
+    text = first
+    if len(failures) > 1:
+        text += f" {len(failures) - 1} more sets of inputs failed"
+        text += f", the last: {others[-1]}" if others else " in the same way."
+    return text
+
+
+def _is_lacking(error: OnnxfuseError) -> bool:
+    """Whether a provider has no kernel for an operator, whatever the inputs."""
+    return "NOT_IMPLEMENTED" in str(error.__cause__)
+
+
+def _verify_nodes(
+    subject: Subject, planned: LoadedModel, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
+    runner: KernelRunner, notes: list[str], step: Progress,
+) -> tuple[NodeResult, ...]:
     model = subject.rewritten.model
     runner.prepare(model)
     verifier = NodeVerifier(model, runner)
@@ -189,13 +242,15 @@ def _verify_nodes(subject: Subject, original: Slim, runs: Sequence[Run], nodes: 
         turn = "" if len(runs) == 1 else f", run {number + 1}"
         done: set[str] = set()
         try:
-            for taken in capture(nodes, subject.loaded, subject.graph, original, run, sizes, runner.providers):
+            for taken in capture(nodes, planned, subject.graph, original, run, sizes, runner.providers):
                 node = taken.node
                 step(f"verifying {node.name}", number * len(nodes) + len(done), total)
                 done.add(node.name)
                 earlier = results.get(node.name)
                 if earlier is not None and earlier.verdict == "failed":
                     continue
+                if number > 1 and earlier is not None and not verifier.is_first(node, taken.feeds):
+                    continue  # nothing of it depends on the sizes that changed
                 results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
                 if results[node.name].verdict == "failed" and not runner.alive():
                     raise VerificationError(f"the GPU stopped answering when {node.name} ran")

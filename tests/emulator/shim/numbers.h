@@ -22,14 +22,15 @@ inline To bits(From from) {
   memcpy(&to, &from, sizeof(to));
   return to;
 }
-// As on the device: NaN gives 0 and what is out of range the nearest end of it.
+// As on the device: what is out of range gives the nearest end of it; NaN gives 0 where a float becomes 32 bits, and the
+// highest bit alone everywhere else.
 template <class To, class From>
 inline To saturate(From whole) {
   constexpr bool is_signed = To(-1) < To(0);
   constexpr int width = sizeof(To) * CHAR_BIT;
   const From upper = std::ldexp(From(1), is_signed ? width - 1 : width);
   const From lower = is_signed ? -upper : From(0);
-  if (whole != whole) return 0;
+  if (whole != whole) return sizeof(To) * 8 > 32 || sizeof(From) > 4 ? To(1ull << (width - 1)) : To(0);
   if (whole >= upper) return is_signed ? To(~(1ull << (width - 1))) : To(~0ull);
   if (whole < lower) return is_signed ? To(1ull << (width - 1)) : To(0);
   return static_cast<To>(whole);

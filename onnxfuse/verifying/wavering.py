@@ -1,0 +1,141 @@
+"""How far a result may be off because of what cancels in it: a body evaluated with its operands a little off.
+
+A sum that is computed in some type is the exact sum of operands each of which is off by a few units in the last place:
+by about the square root of their number where they are many, some of it in common, for a partial sum is rounded with
+all that is in it.  (That is the backward error of summation; the same holds of one product or quotient.)  So nothing
+can be asked of a result beyond how much it moves when operands do by as much.  Where terms cancel that is more than
+any share of the result, which may be zero; a square of such a difference moves by the square of it, which no bound that
+is linear in the error tells.  Hence operands move at random here, all at once, and each element of the outputs is
+looked at in some such evaluations.
+
+What is exact does not move where one operator rounds its result alone: ``a - b`` of two inputs has no error to share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxfuse.rewriting.index import STANDARD_DOMAINS
+from onnxfuse.verifying.spelling import Spelling
+
+Array = NDArray[Any]
+
+SAMPLES = 8
+"""Evaluations: of a million elements that cancel alike, in all of which random shares come out small for none."""
+
+SAMPLE = "wavering.sample"
+"""Input that tells evaluations apart."""
+
+WITHIN = 2.0
+"""Times the largest move seen that passes."""
+
+_ROUNDINGS = 4
+"""Units in the last place that a computed operand may be off by, in a type whose numbers are computed in itself."""
+
+_UNITS: dict[int, float] = {
+    TensorProto.DOUBLE: 2.0**-53, TensorProto.FLOAT: 2.0**-24, TensorProto.FLOAT16: 2.0**-11,
+    TensorProto.BFLOAT16: 2.0**-8,
+}
+"""Half a unit in the last place of one, by type."""
+
+
+def off_by(dtype: int, length: int) -> float:
+    """Share that an operand of this type moves by at most, of a sum of ``length`` terms; those of narrow types are
+    added in float32."""
+    unit = _UNITS[dtype]
+    if unit > _UNITS[TensorProto.FLOAT]:
+        return unit + sqrt(length) * _UNITS[TensorProto.FLOAT]
+    return (_ROUNDINGS + sqrt(length)) * unit
+
+
+def wavering_model(
+    lifted: onnx.ModelProto, wide: Mapping[str, int], declared: Callable[[str], int], length: int,
+    exact: Callable[[onnx.NodeProto], bool], sums: Callable[[onnx.NodeProto], bool],
+) -> onnx.ModelProto:
+    """A body in float64 that moves the operands of what rounds by random shares, others for each number in ``SAMPLE``.
+
+    Args:
+        lifted: the body; wide: types of its values.
+        declared: the type that a value has in the original.
+        length: of the longest sum.
+        exact: whether a node only moves, selects or negates numbers; sums: whether it adds up many.
+    """
+    opset = next(entry.version for entry in lifted.opset_import if entry.domain in STANDARD_DOMAINS)
+    result = onnx.ModelProto()
+    result.CopyFrom(lifted)
+    result.graph.ClearField("node")
+    result.graph.input.append(helper.make_tensor_value_info(SAMPLE, TensorProto.DOUBLE, []))
+    computed: set[str] = set()
+    for place, original in enumerate(lifted.graph.node):
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
+        if exact(original):
+            if not computed.isdisjoint(original.input):
+                computed.update(original.output)
+            result.graph.node.append(node)
+            continue
+        computed.update(original.output)
+        many = sums(original)
+        for operand, name in enumerate(original.input):
+            if wide.get(name) != TensorProto.DOUBLE or not (many or name in computed):
+                continue
+            stem = f"wavering{place}.{operand}"
+            share = off_by(declared(name), length if many else 1)
+            result.graph.node.extend(_moving(name, stem, share, many, 2 * len(result.graph.node), opset))
+            node.input[operand] = stem
+        result.graph.node.append(node)
+    return result
+
+
+def _moving(name: str, target: str, share: float, together: bool, seed: int, opset: int) -> list[onnx.NodeProto]:
+    """target = name * (1 + a share at random of each element, and ``together`` one more that all have)."""
+    to = Spelling(f"{target}.share", opset)
+    reshape: dict[str, Any] = {"allowzero": 1} if opset >= 14 else {}
+    every = to.step("Range", to.number(0, TensorProto.INT64), to.step("Size", name), to.number(1, TensorProto.INT64))
+    places = to.step("Reshape", to.step("Cast", every, to=TensorProto.DOUBLE), to.step("Shape", name), **reshape)
+    factor = _factor(to, share, seed, places)
+    if together:
+        factor = to.step("Mul", factor, _factor(to, share, seed + 1))
+    to.step("Mul", name, factor, result=target)
+    return to.nodes
+
+
+def _factor(to: Spelling, share: float, seed: int, places: str | None = None) -> str:
+    """1 + a number in [-share, share] for each of ``places``, or one for all, another in each sample.
+
+    The digits of a sine that is large are as good as random.  The runtime's random operators do not do: it has none
+    for some operator sets that it has all the rest for.
+    """
+    step, number = to.step, to.number
+    phase = step("Add", step("Mul", SAMPLE, number(78.233)), number(37.719 * seed))
+    if places is not None:
+        phase = step("Add", phase, step("Mul", places, number(12.9898)))
+    large = step("Mul", step("Sin", phase), number(43758.5453))
+    digits = step("Sub", large, step("Floor", large))
+    return step("Add", step("Mul", digits, number(2 * share)), number(1 - share))
+
+
+def moves(exact: Array, samples: Sequence[Array]) -> Array:
+    """How far each element of an output may be off, from evaluations of a wavering body."""
+    largest = np.zeros(exact.shape)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for sample in samples:
+            move = np.abs(sample.astype(np.float64) - exact)
+            largest = np.maximum(largest, np.where(np.isfinite(move), move, 0.0))
+    return WITHIN * largest
+
+
+def replace_moved(got: Array, exact: Array, largest: Array) -> Array:
+    """A kernel's result with the reference's numbers where it is as near to them as ``moves`` says; what is further off
+    is left to be judged by the others' limits."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = np.abs(got.astype(np.float64) - exact) <= largest
+        result: Array = np.where(near, exact.astype(got.dtype), got)
+    return result

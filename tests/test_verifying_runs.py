@@ -1,0 +1,243 @@
+"""Inputs that a model is verified on where it does not take the first choice; a model that differs from itself.
+
+Every model runs in ONNX Runtime's CPU provider; kernels run in the emulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from cli_models import parse
+from emulated import EmulatedRunner
+from onnx import numpy_helper
+
+import onnxfuse
+from onnxfuse.delivery import verified
+from onnxfuse.graph import bind, load_graph
+from onnxfuse.measuring.fitting import misfit
+from onnxfuse.pipeline import Optimised, Options, optimise, silent
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.rewriting import read_fused
+from onnxfuse.verifying import verify
+from onnxfuse.verifying.runs import first_recipes, small_recipes
+from onnxfuse.verifying.whole import Whole
+from onnxfuse.verifying.words import runtime_words
+
+
+def fused(model: onnx.ModelProto, **dims: int) -> Optimised:
+    return optimise(model, Options(verify=False, least_gain=0.0, dims=dims))
+
+
+def test_integers_that_nothing_is_known_of() -> None:
+    """An index that follows from the input by an operator that no rule is about: zeros are what the table takes."""
+    model = parse("""
+        g (int64[n, 6] ids) => (float[n, 6, 4] y) {
+          f = Cast <to = 1> (ids) t = Sum(f, f) k = Cast <to = 7> (t) x = Gather(table, k) e = Exp(x) y = Neg(e) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 4), np.float32), "table"))
+    result = verify(fused(model), EmulatedRunner())
+    assert result.kernels_run and result.passed, result.text()
+    assert str(result.runs[0]).startswith("generated, seed 0, integers 0")
+    (note,) = [note for note in result.notes if note.startswith("The model was run on other inputs")]
+    assert "Gather: indices element out of data bounds" in note
+
+
+def test_sizes_that_have_to_be_larger() -> None:
+    """A window of 400 elements over a signal that is 128 long by default."""
+    model = parse("g (float[b, samples] x) => (float[b, k] y) { p = Pad <mode = \"reflect\"> (x, pads) "
+                  "e = Exp(p) y = Neg(e) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 200, 0, 200]), "pads"))
+    result = verify(fused(model), EmulatedRunner())
+    assert result.kernels_run and result.passed, result.text()
+    assert result.runs[0].sizes["samples"] == 256
+
+
+def test_sizes_that_have_to_be_equal() -> None:
+    """Inputs that are added, and said to have sizes of their own."""
+    model = parse("g (float[b, tokens] x, float[b, width, 1] z) => (float[b, k, l] y) { "
+                  "a = Squeeze(z, two) s = Add(x, a) y = Exp(s) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "two"))
+    result = verify(fused(model, tokens=24, width=48), EmulatedRunner())
+    assert result.whole.identical, result.text()
+    sizes = result.runs[0].sizes
+    assert sizes["tokens"] == sizes["width"] or 1 in (sizes["tokens"], sizes["width"])
+
+
+def test_a_window_longer_than_its_signal() -> None:
+    model = parse("g (float[b, samples, 1] x) => (float[b, f, k, 2] y) { s = STFT(x, step, window) y = Neg(s) }")
+    model.graph.initializer.extend([numpy_helper.from_array(np.array(160), "step"),
+                                    numpy_helper.from_array(np.ones(400, np.float32), "window")])
+    graph = load_graph(model)
+    assert "would have -1 elements" in misfit(graph, {"samples": 128})
+    assert not misfit(graph, {"samples": 512})
+    result = verify(fused(model))
+    assert result.whole.identical and result.runs[0].sizes["samples"] >= 400
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("g (float[b, frames, 8, 1] x) => (float[b, frames, 8, 2] y) { d = DFT <axis = 2> (x) y = Neg(d) }",
+     "DFT -> d would transform nothing."),
+    ("g (float[b, frames] x) => (int64[k] y) { s = Shape <start = 1> (x) y = Div(one, s) }",
+     "Div -> y would divide by zero."),
+])
+def test_sizes_that_would_end_the_process(text: str, reason: str) -> None:
+    """No run is made that ONNX Runtime does not survive."""
+    model = parse(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "one"))
+    graph = load_graph(model)
+    assert misfit(graph, {"frames": 0}) == reason
+    assert not misfit(graph, {"frames": 3})
+
+
+def test_an_axis_of_less_than_nothing() -> None:
+    model = parse("g (float[b, 3, side, 8] x) => (float[b, 3, k, l] y) { p = AveragePool <kernel_shape = [9, 1]> (x) "
+                  "y = Exp(p) }")
+    graph = load_graph(model)
+    assert "would have -" in misfit(graph, {"side": 4}) and not misfit(graph, {"side": 32})
+
+
+def test_why_no_run_was_made() -> None:
+    """The reason is the runtime's, and how many inputs were tried is told."""
+    model = parse("g (float[n, 4] x) => (float[k, l] y) { r = Reshape(x, target) y = Exp(r) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([7, 9, 11]), "target"))
+    result = verify(fused(model), EmulatedRunner())
+    assert result.passed and result.whole.identical is None
+    assert {node.verdict for node in result.nodes} == {"not run"}
+    assert "Reshape: " in result.whole.message and "more sets of inputs failed" in result.whole.message
+    assert "ONNXRuntimeError" not in result.whole.message and "/onnxruntime_src" not in result.whole.message
+
+
+def test_first_choices_are_few() -> None:
+    ledger = _ledger(parse("g (int64[a, b, c, d] x) => (int64[a, b, c, d] y) { y = Neg(x) }"))
+    assert 10 < len(list(first_recipes(ledger))) <= 20
+
+
+def test_small_sizes_are_odd_and_others_than_those_that_ran() -> None:
+    ledger = _ledger(parse("g (float[n, 3, h, w] x) => (float[n, 3, h, w] y) { y = Neg(x) }"))
+    first = next(first_recipes(ledger))
+    recipes = list(small_recipes(ledger, first, [first.sizes]))
+    assert {name: recipes[0].sizes[name] for name in "nhw"} == {"n": 5, "h": 3, "w": 7}
+    assert recipes[1].sizes["n"] == 1, "an exporter may have fixed a batch of one without saying so"
+    assert all(recipe.sizes != first.sizes for recipe in recipes)
+
+
+def test_a_kernel_that_fails_at_small_sizes_alone() -> None:
+    """The launch plan's grid is one block short where rows are few: no planned size shows it."""
+    subject = fused(parse("g (float[rows, 64] x) => (float[rows, 64] y) { e = Exp(x) y = Neg(e) }"), rows=128)
+    (node,) = read_fused(subject.model)
+    model = onnx.ModelProto()
+    model.CopyFrom(subject.model)
+    for attribute in model.graph.node[0].attribute:
+        if attribute.name == "source":
+            # Every element is 1 of tensors of fewer than 1000: a fault that hangs on the size alone.
+            name = "small_fault"
+            attribute.s += (f'\nextern "C" __global__ void {name}(float* y, const long long n) {{ '
+                            "const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; "
+                            "if (i < n && n < 1000) y[i] = 1.0f; }\n").encode()
+        if attribute.name == "plan":
+            from onnxfuse.lowering.launch import LaunchPlan, Step
+            plan = LaunchPlan.from_json(attribute.s.decode())
+            count = " ".join(["1", *(f"{size} *" for size in plan.outputs[0].shape)])
+            step = Step("small_fault", (f"{count} 256 ceil", "1", "1"), ("256", "1", "1"), ("o0", f"i64:{count}"))
+            attribute.s = replace(plan, variants=tuple(
+                replace(variant, steps=(*variant.steps, step)) for variant in plan.variants)).to_json().encode()
+    wrong = replace(subject, rewritten=replace(subject.rewritten, model=model))
+    (failed,) = verify(wrong, EmulatedRunner()).failed
+    assert failed.node == node.name and "run 3" in failed.message
+
+
+RANDOM = """
+g (float[n, 64] x) => (float[n, 64] y, float[n, 64] z) {
+  t = Tanh(x) z = Neg(t) r = RandomNormalLike(x) s = Add(x, r) e = Exp(s) y = Neg(e)
+}
+"""
+
+
+def test_a_model_that_differs_from_itself_is_not_called_wrong() -> None:
+    subject = fused(parse(RANDOM), n=16)
+    assert read_fused(subject.model)
+    result = verify(subject, EmulatedRunner())
+    assert result.passed, result.text()
+    assert any(note.startswith("The original differs from itself in 'y' when it runs again") for note in result.notes)
+    assert verified(subject, None, silent).verification is not None
+
+
+def test_what_does_not_differ_from_itself_still_has_to_be_equal() -> None:
+    """A wrong body behind an output of the same model that is no matter of chance."""
+    subject = fused(parse(RANDOM), n=16)
+    model = onnx.ModelProto()
+    model.CopyFrom(subject.model)
+    tanh = [node for function in model.functions for node in function.node if node.op_type == "Tanh"]
+    assert tanh
+    tanh[0].op_type = "Sigmoid"
+    wrong = replace(subject, rewritten=replace(subject.rewritten, model=model))
+    result = verify(wrong)
+    assert not result.passed and [entry.output for entry in result.whole.differences] == ["z"]
+    with pytest.raises(onnxfuse.VerificationError, match="differs from the original in 'z'"):
+        verified(wrong, None, silent)
+
+
+def test_a_model_that_hangs_on_the_runtimes_optimisations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs agree; what the runtime makes of it differs by more than the fused model does."""
+    subject = fused(parse("g (float[n, 64] x) => (float[n, 64] y) { e = Exp(x) y = Neg(e) }"), n=16)
+    import onnxfuse.verifying.whole as whole
+
+    real = whole.run_model
+    calls: list[object] = []
+
+    def rounded(session: object, model: onnx.ModelProto, run: object) -> list[np.ndarray]:
+        found = real(session, model, run)  # type: ignore[arg-type]
+        calls.append(session)
+        first = calls[0]
+        # The first session is the original's; the others, the fused one and the rewritten one, are off by rounding.
+        return found if session is first else [array * np.float32(1 + 2.0**-22) for array in found]
+
+    monkeypatch.setattr(whole, "run_model", rounded)
+    result = verify(subject)
+    assert result.passed
+    assert any("when the runtime may rewrite it" in note for note in result.notes)
+
+
+def test_a_fused_model_that_does_not_run_where_the_original_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = fused(parse("g (float[n, 64] x) => (float[n, 64] y) { e = Exp(x) y = Neg(e) }"), n=16)
+    real = Whole.__init__
+
+    class Broken:
+        def run(self, *_: object) -> list[np.ndarray]:
+            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Exp node. "
+                               "Name:'e' Status Message: it does not")
+
+    def broken(self: Whole, *arguments: object) -> None:
+        real(self, *arguments)  # type: ignore[arg-type]
+        self._sessions = self._sessions[0], Broken()
+
+    monkeypatch.setattr(Whole, "__init__", broken)
+    result = verify(subject)
+    assert not result.passed
+    assert result.summary == (
+        "verification failed: the fused model does not run where the original does: A run of the model fails on "
+        "generated, seed 0 (n=16): Exp 'e': it does not.")
+
+
+@pytest.mark.parametrize(("said", "words"), [
+    ("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Non-zero status code returned while running Gather node. Name:'/emb' "
+     "Status Message: indices element out of data bounds, idx=9 must be within the inclusive range [-2,1]",
+     "Gather '/emb': indices element out of data bounds, idx=9 must be within the inclusive range [-2,1]."),
+    ("[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running If node. Name:'If_0' Status Message: "
+     "Non-zero status code returned while running Add node. Name:'' Status Message: no match\nmore",
+     "Add: no match."),
+    ("[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Reshape node. Name:'r' "
+     "Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/tensor/reshape_helper.h:45 "
+     "onnxruntime::ReshapeHelper::ReshapeHelper(const onnxruntime::TensorShape&, "
+     "onnxruntime::TensorShapeVector&, bool) size != 0 was false.",
+     "Reshape 'r': size != 0 was false."),
+])
+def test_the_runtimes_words(said: str, words: str) -> None:
+    assert runtime_words(said) == words
+
+
+def _ledger(model: onnx.ModelProto) -> Ledger:
+    graph = load_graph(model)
+    return Ledger(graph, bind(graph, {}))

@@ -1,0 +1,156 @@
+"""Results in which terms cancel.
+
+Kernels are stood in for by NumPy in another order of summing; the reference is the body in float64.  What cancels may
+be off by as much as rounding makes of it (``verifying.wavering``), and a fault of one percent is still found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from cli_models import parse
+from emulated import EmulatedRunner, FaultyRunner
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.rewriting import FusedNode, read_fused
+from onnxfuse.rewriting.standalone import value_types
+from onnxfuse.verifying.evaluate import Evaluator
+from onnxfuse.verifying.nodes import NodeVerifier
+from onnxfuse.verifying.results import NodeResult
+from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, off_by, wavering_model
+
+Array = NDArray[Any]
+
+VARIANCE = """
+g ({kind}[n, 37] x) => ({kind}[n, 1] y) {{
+  m = ReduceMean <axes = [1]> (x) c = Sub(x, m) s = Mul(c, c) y = ReduceMean <axes = [1]> (s)
+}}
+"""
+DIFFERENCE = """
+g ({kind}[n, 64] a, {kind}[n, 64] b, {kind}[n, 64] c) => ({kind}[n, 64] y) {{
+  p = Mul(a, b) q = Mul(b, c) s = Add(p, q) y = Sub(s, p)
+}}
+"""
+
+
+class _Stands(EmulatedRunner):
+    """Gives what a function makes of a node's tensors."""
+
+    def __init__(self, compute: Callable[[list[Array]], Array]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        return [self.compute([feeds[name] for name in sorted(feeds)])]
+
+
+def fused(text: str, kind: str) -> tuple[Optimised, FusedNode]:
+    subject = optimise(parse(text.format(kind=kind)), Options(verify=False, least_gain=0.0))
+    (node,) = read_fused(subject.model)
+    return subject, node
+
+
+@pytest.mark.parametrize("opset", [13, 22])
+def test_elements_move_apart_and_evaluations_differ(opset: int) -> None:
+    """Equal elements do not move alike, and no further than they may; in every operator set."""
+    model = parse("g (double[n] x) => (double[n] y) { a = Exp(x) y = Mul(a, a) }", opset=opset)
+    wavering = wavering_model(model, value_types(model), lambda name: TensorProto.DOUBLE, 1,
+                              exact=lambda node: False, sums=lambda node: False)
+    evaluator = Evaluator(wavering)
+    runs = np.array([evaluator.run({"x": np.zeros(4097), SAMPLE: np.array(float(sample))})[0] - 1
+                     for sample in range(SAMPLES)])
+    limit = 2 * off_by(TensorProto.DOUBLE, 1)
+    assert 0.9 * limit < np.abs(runs).max() <= 1.01 * limit
+    assert abs(runs.mean()) < 0.05 * limit
+    assert (np.ptp(runs, axis=0) > 0).all()
+    assert np.abs(np.corrcoef(runs) - np.eye(SAMPLES)).max() < 0.1
+
+
+def verdict(text: str, kind: str, runner: EmulatedRunner, *arrays: Array) -> NodeResult:
+    subject, node = fused(text, kind)
+    feeds = {f"x{place}": array for place, array in enumerate(arrays)}
+    verifier = NodeVerifier(subject.model, runner)
+    # Of a node that is not the first of its kernel the captured inputs alone are looked at: no edges here.
+    verifier._first[(node.op, tuple((name, array.shape, str(array.dtype)) for name, array in sorted(feeds.items())))
+                    ] = "another"
+    return verifier.verify(node, feeds, "given")
+
+
+def backwards(tensors: list[Array]) -> Array:
+    """The variance of rows, each summed one by one from its end."""
+    (x,) = tensors
+    length = x.dtype.type(x.shape[1])
+    mean = np.cumsum(x[:, ::-1], axis=1, dtype=x.dtype)[:, -1:] / length
+    found: Array = np.cumsum(((x - mean) ** 2)[:, ::-1], axis=1, dtype=x.dtype)[:, -1:] / length
+    return found
+
+
+@pytest.mark.parametrize("kind", ["double", "float"])
+def test_a_variance_of_rows_of_one_number(kind: str) -> None:
+    """Zero in the reference, or the square of a rounding; the square of another one in the kernel."""
+    dtype = np.float64 if kind == "double" else np.float32
+    x = np.repeat(np.linspace(0.1, 7.3, 29).astype(dtype)[:, None], 37, axis=1)
+    assert (backwards([x]) > 0).any(), "no error to look at"
+    result = verdict(VARIANCE, kind, _Stands(backwards), x)
+    assert result.verdict == "passed", result.message
+
+
+def test_no_more_than_rounding_makes_of_it() -> None:
+    """A hundred times what float64 could have left of rows of one number is a fault."""
+    x = np.repeat(np.linspace(0.1, 7.3, 29)[:, None], 37, axis=1)
+    result = verdict(VARIANCE, "double", _Stands(lambda tensors: np.full((29, 1), 1e-26)), x)
+    assert result.verdict == "failed"
+
+
+def test_the_last_digits_of_a_difference() -> None:
+    """Numbers of 1e8 that leave one of 1: float64 has eight digits of it, and the table asks for twelve."""
+    rng = np.random.default_rng(0)
+    a, b = 1e8 * rng.standard_normal((2, 9, 64))
+    c = 1 / b * rng.standard_normal((9, 64))
+
+    def other_order(tensors: list[Array]) -> Array:
+        found: Array = (b * c + a * b) - np.nextafter(a * b, np.inf)
+        return found
+
+    subject, _ = fused(DIFFERENCE, "double")
+    arrays = {"a": a, "b": b, "c": c}
+    order = [arrays[value.name] for value in subject.plan.fusions[0].tensors]
+    result = verdict(DIFFERENCE, "double", _Stands(other_order), *order)
+    assert result.verdict == "passed", result.message
+    off = verdict(DIFFERENCE, "double", _Stands(lambda tensors: 1.01 * (b * c)), *order)
+    assert off.verdict == "failed"
+
+
+@pytest.mark.parametrize("kind", ["double", "float", "float16"])
+@pytest.mark.parametrize("text", [VARIANCE, DIFFERENCE])
+def test_a_fault_of_one_percent_is_found(text: str, kind: str) -> None:
+    dtype = {"double": np.float64, "float": np.float32, "float16": np.float16}[kind]
+    rng = np.random.default_rng(0)
+    shape = (29, 37) if text == VARIANCE else (29, 64)
+    arrays = [rng.standard_normal(shape).astype(dtype) for _ in range(1 if text == VARIANCE else 3)]
+    assert verdict(text, kind, EmulatedRunner(), *arrays).verdict == "passed"
+    assert verdict(text, kind, FaultyRunner(), *arrays).verdict == "failed"
+
+
+def test_what_is_exact_has_no_error_to_share() -> None:
+    """A difference of two inputs is rounded once: a unit in the last place more is as wrong as it ever was."""
+    text = "g ({kind}[n, 64] a, {kind}[n, 64] b) => ({kind}[n, 64] y) {{ d = Sub(a, b) y = Neg(d) }}"
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((9, 64)).astype(np.float32)
+    b = np.nextafter(a, np.float32(np.inf))
+    # 0.1% of a difference that float32 holds exactly.
+    result = verdict(text, "float", _Stands(lambda tensors: (1.001 * (b - a)).astype(np.float32)), a, b)
+    assert result.verdict == "failed"
+
+
+def test_shares_grow_with_what_is_summed() -> None:
+    assert off_by(TensorProto.FLOAT, 1) < off_by(TensorProto.FLOAT, 10**6) < 1e-3
+    assert off_by(TensorProto.FLOAT16, 1) < off_by(TensorProto.FLOAT16, 10**6) < 1e-2
+    assert off_by(TensorProto.DOUBLE, 10**6) < 1e-12
