@@ -25,8 +25,19 @@ settings.load_profile(os.environ.get("ONNXFUSE_HYPOTHESIS", "ci"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
     parser.addoption("--graphs", type=int, default=200, help="random models of test_random_graphs.py; 200 by default")
+    parser.addoption("--schema-graphs", type=int, default=300,
+                     help="random models of test_schema_graphs.py; 300 by default")
     parser.addoption("--seed", type=int, default=0, help="seed of the first random model; 0 by default")
     parser.addoption("--every", type=int, default=20, help="one of so many of the standard's test cases; 20 by default")
+    parser.addoption("--insertions", type=int, default=9,
+                     help="models of test_insertions.py with nodes that do nothing; 9 by default")
+    parser.addoption("--orders", type=int, default=2, help="orders of nodes in test_node_order.py; 2 by default")
+
+
+@pytest.fixture
+def orders(pytestconfig: pytest.Config) -> int:
+    """In how many ways a model is written down."""
+    return int(pytestconfig.getoption("--orders"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

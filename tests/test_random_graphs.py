@@ -53,6 +53,13 @@ COUNT = int(os.environ.get("ONNXFUSE_GRAPHS", "60"))
 CRASHES_EMPTY = {"InstanceNormalization"}
 """Operators with which ONNX Runtime's CPU provider (1.31.1) ends the process where a tensor has no elements."""
 
+GIVES_BACK = {"Identity", "Dropout", "Cast", "Add", "Sub", "Mul", "Div"}
+"""Operators that may do nothing but give their operand back."""
+
+ONE_BY_ONE = {"com.microsoft.QuantizeLinear", "com.microsoft.DequantizeLinear"}
+"""Operators that these graphs do not draw: the standard's of the same name stand for them, and test_lowering_operators
+has every form of each."""
+
 CHUNK = 10
 """Models of one test, whose kernels are compiled together."""
 
@@ -301,11 +308,12 @@ def check_regions(model: onnx.ModelProto, result: Optimised) -> None:
     users: dict[str, set[int]] = {}
     waiting: dict[str, set[int]] = {}
     for place, node in enumerate(nodes):
-        for name in node.input:
+        for name in filter(None, node.input):
             users.setdefault(name, set()).add(place)
             if node.op_type != "Shape":
                 waiting.setdefault(name, set()).add(place)
     types, results = element_types(model), {value.name for value in model.graph.output}
+    standing = {name for node in result.model.graph.node if node.domain != "onnxfuse" for name in node.output}
     counted: set[int] = set()
     regions = [_places(fusion.nodes, maker) for fusion in result.plan.fusions]
     holders: dict[int, list[set[int]]] = {}
@@ -314,12 +322,15 @@ def check_regions(model: onnx.ModelProto, result: Optimised) -> None:
             holders.setdefault(place, []).append(inside)
     for fusion, inside in zip(result.plan.fusions, regions, strict=True):
         what = f"{fusion.rule}: {sorted(nodes[place].op_type for place in inside)}"
-        own = inside - _places(fusion.again, maker)
+        # What gives its operand back several may hold, and it may stand beside them.
+        idle = {place for place in inside if nodes[place].op_type in GIVES_BACK}
+        own = inside - _places(fusion.again, maker) - idle
         assert not counted & own, f"nodes of two regions: {what}"
         counted |= own
         made = {name for place in inside for name in nodes[place].output if name}
         written = {value.name for value in fusion.outputs}
-        assert all(len(holders[place]) > 1 for place in inside - own), f"nobody else holds what is done again: {what}"
+        done_again = inside - own - idle
+        assert all(len(holders[place]) > 1 for place in done_again), f"nobody else holds what is done again: {what}"
         beyond = {user for name in written for user in waiting.get(name, ()) if user not in inside}
         edge = list(beyond)
         while edge:
@@ -331,9 +342,12 @@ def check_regions(model: onnx.ModelProto, result: Optimised) -> None:
             reading = {user for user in waiting.get(name, set()) - inside
                        if user not in holders or not all(maker[name] in held for held in holders[user])}
             if name in results or reading:
-                assert name in written, f"'{name}' is used outside and not written: {what}"
+                found = name in written or (maker[name] in idle and name in standing)
+                assert found, f"'{name}' is used outside and not written: {what}"
             elif name in written:
-                assert users.get(name, set()) - inside, f"'{name}' is written for nobody: {what}"
+                reading = {user for user in users.get(name, ()) if not standing.isdisjoint(nodes[user].output)
+                           or any(held is not inside for held in holders.get(user, ()))}
+                assert reading, f"'{name}' is written for nobody: {what}"
         assert written <= made, what
         read = {name for place in inside for name in nodes[place].input if name} - made
         given = [value.name for value in (*fusion.tensors, *fusion.hosts, *fusion.inlined)]
@@ -415,15 +429,19 @@ def test_values_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_random_graphs_are_fused() -> None:
-    """What the test above looks at: most models have at least one fused region, and some many."""
-    found = [len(fused(seeded(seed)).plan.fusions) for seed in range(30)]
-    assert sum(number > 0 for number in found) > len(found) / 2 and max(found) > 5
+    """What the test above looks at: nearly every node is in a region, small or large, and many models have several."""
+    graphs = [seeded(seed) for seed in range(30)]
+    found = [[len(fusion.nodes) for fusion in fused(graph).plan.fusions] for graph in graphs]
+    assert sum(map(sum, found)) > 0.75 * sum(len(graph.model.graph.node) for graph in graphs)
+    assert sum(len(regions) > 2 for regions in found) > len(graphs) / 4
+    sizes = [size for regions in found for size in regions]
+    assert min(sizes) <= 2 and max(sizes) > 20 and sum(5 <= size <= 20 for size in sizes) > len(sizes) / 4
 
 
 def test_every_operator_is_drawn(request: pytest.FixtureRequest) -> None:
     """Among the models above is every operator that can be lowered, those of the canonical view as spelled out."""
     first, count = (request.config.getoption(name) for name in ("--seed", "--graphs"))
-    lowered = {f"{domain}.{op}" if domain else op for domain, op in LOWERINGS}
+    lowered = {f"{domain}.{op}" if domain else op for domain, op in LOWERINGS} - ONE_BY_ONE
     assert lowered == set(GROWERS)
     seen: set[str] = set()
     for seed in range(first, first + max(count, 200)):

@@ -172,8 +172,9 @@ class Emulation:
         result = self.right.verify(node, feeds, "given")
         if result.verdict != "passed":
             return [f"{about}: {result.verdict}: {result.message}"]
-        verdict = self.wrong.verify(node, feeds, "given").verdict
-        return [] if verdict == "failed" else [f"{about}: a fault of one percent is {verdict}"]
+        result = self.wrong.verify(node, feeds, "given")
+        told = f"{about}: a fault of one percent is {result.verdict}: {result.message}"
+        return [] if result.verdict == "failed" else [told]
 
 
 def bits(array: Array) -> tuple[str, tuple[int, ...], bytes]:
