@@ -24,7 +24,8 @@ from recount_shapes import OWNERS, RANDOM, Shapes
 
 TOLERANCE = 0.02
 HOST_ELEMENTS = 100
-VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+RESIZED = {"Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+VIEWS = RESIZED | {"Identity"}
 NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 """Operators that give their other operand back beside this number; Add and Mul beside it on either side."""
 COUNTED = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64}
@@ -86,9 +87,25 @@ def captured(node: NodeProto) -> set[str]:
 def removed_nodes(shapes: Shapes, constant: set[str]) -> dict[int, str]:
     """Nodes that ONNX Runtime takes out, by ``id``, and the operands that it puts in their place."""
     outputs, casts = {info.name for info in shapes.graph.output}, removed_casts(shapes)
+    computed = constant | computed_names(shapes)
     found = {id(node): name for node in shapes.flat.nodes if not node.domain and node.output[0] not in outputs
-             and (name := unchanged(node, shapes, constant)) is not None}
+             and (name := unchanged(node, shapes, constant)) in computed}
     return found | {id(node): node.input[0] for node in shapes.flat.nodes if id(node) in casts}
+
+
+def computed_names(shapes: Shapes) -> set[str]:
+    """What nodes compute, but for those that give an input of the graph back and are taken out themselves."""
+    found: set[str] = set()
+    outputs = {info.name for info in shapes.graph.output}
+    for node in shapes.flat.nodes:
+        first = node.input[0] if node.input else ""
+        kind = shapes.types.get(first)
+        passes = not node.domain and (
+            node.op_type in ("Identity", "Dropout")
+            or (node.op_type == "Cast" and node.output[0] not in outputs and kind is not None
+                and kind.tensor_type.elem_type == next(a.i for a in node.attribute if a.name == "to")))
+        found |= set(node.output) if not passes or first in found else set()
+    return found
 
 
 def removed_casts(shapes: Shapes) -> set[int]:
@@ -227,10 +244,18 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
         return size or 0
 
     def read(node: NodeProto, name: str) -> int:
-        if node.domain == "" and node.op_type in PARTIAL and list(node.input).count(name) == 1 \
-                and node.input[0] == name:
+        operands = [source(operand) for operand in node.input]
+        if node.domain == "" and node.op_type in PARTIAL and operands.count(name) == 1 and operands[0] == name:
             return min(tensor(name), sum(tensor(output) for output in node.output if output))
         return tensor(name)
+
+    given = {node.output[0]: operand for node in flat.nodes if node.op_type not in RESIZED
+             and (operand := same_memory(node, removed, shapes, used)) is not None}
+
+    def source(name: str) -> str:
+        while name in given:
+            name = given[name]
+        return name
 
     inside = {id(node) for nodes, *_ in flat.groups for node in nodes}
     for node in flat.nodes:
@@ -241,7 +266,7 @@ def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) 
             for name in filter(None, stacked):
                 add(counts, 2 * tensor(name), False, 1, runs)
             continue
-        names = dict.fromkeys([name for name in node.input if name] + sorted(captured(node)))
+        names = dict.fromkeys(map(source, [name for name in node.input if name] + sorted(captured(node))))
         total = sum(read(node, name) for name in names) + sum(tensor(name) for name in node.output if name)
         add(counts, total, is_product(node), 1, runs)
     for nodes, inputs, outputs, plan in flat.groups:

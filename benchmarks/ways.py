@@ -2,9 +2,10 @@
 
     python benchmarks/ways.py [--cases squeeze,mean] [--target GPU] [--dry-run]
 
-Sizes that no vector divides (images of 7 x 7, rows of 31 or 197), operands that begin between two vectors, and means
-over rows of many lengths.  All ways that ``onnxfuse tune`` tries are timed.  Passes where the schedule's own way takes
-no longer than 1.15 times the best in the mean over the cases.  ``--dry-run`` names the ways and times nothing.
+Sizes that no vector divides (images of 7 x 7, rows of 31 or 197), operands that begin between two vectors, means over
+rows of many lengths, results of different sizes, and time steps.  All ways that ``onnxfuse tune`` tries are timed.
+Passes where the schedule's own way takes no longer than 1.15 times the best in the mean over the cases.  ``--dry-run``
+names the ways and times nothing.
 """
 
 from __future__ import annotations
@@ -88,6 +89,19 @@ def cases() -> Iterator[tuple[str, str]]:
         yield f"pad, {batch} x 96 x 56 x 56", (
             f"(float16[{batch},96,56,56] x) => (float16[{batch},96,57,57] y) <int64[8] p = {{0,0,0,0,0,0,1,1}}> "
             "{ t = Relu(x) y = Pad(t, p) }")
+    for batch, side in ((1, 20), (8, 40), (32, 80)):
+        yield f"silu in unequal halves, {batch} x 96 x {side} x {side}", (
+            f"(float16[{batch},96,{side},{side}] x) => "
+            f"(float16[{batch},64,{side},{side}] y, float16[{batch},32,{side},{side}] z) <int64[2] n = {{64,32}}> "
+            "{ s = Sigmoid(x) p = Mul(x, s) y, z = Split <axis = 1> (p, n) }")
+    for batch in (8, 512):
+        steps = range(8)
+        outputs = ", ".join(f"float16[{batch},256] y{step}" for step in steps)
+        names = ", ".join(f"p{step}" for step in steps)
+        softmax = " ".join(f"q{step} = Squeeze(p{step}, a) y{step} = Softmax(q{step})" for step in steps)
+        yield f"softmax of 8 time steps, {batch} x 256", (
+            f"(float16[8,{batch},256] x) => ({outputs}) <int64[1] a = {{0}}> "
+            f"{{ t = Tanh(x) {names} = Split <axis = 0> (t) {softmax} }}")
 
 
 def measure(case: str, text: str, profile: Profile, dry_run: bool) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def explain(
     loaded = load(model)
     fused = loaded if is_fused(loaded.proto) else None
     if fused is not None:
-        loaded = LoadedModel(loaded.path, rewriting.unfuse(loaded.proto), loaded.folder)
+        loaded = replace(loaded, proto=rewriting.unfuse(loaded.proto))
     result = optimize(
         loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
         **wanted

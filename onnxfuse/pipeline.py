@@ -16,7 +16,7 @@ from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
 from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, infer, load_model
-from onnxfuse.graph.binding import bind
+from onnxfuse.graph.binding import bound
 from onnxfuse.measurements import Place, observing, settled_by
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
@@ -193,7 +193,8 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     folded = loaded if settled or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
     graph = infer(build_graph(folded))
     canonical = canonicalise(graph, rules.canonical)
-    ledger = Ledger(graph, bind(graph, options.dims))
+    sizes = bound(graph, options.dims)
+    ledger = Ledger(graph, sizes.sizes)
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
     read, silence = (None, ()) if settled or not options.compiles else read_back(profile, partial(tell, COMPILING))
     plan, more = SETTLED if settled else _planned(canonical.graph, rules, CostModel(ledger, profile), read, options)
@@ -201,7 +202,7 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)
     optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten,
-                          notes=notes + more + silence)
+                          notes=loaded.notes + sizes.notes + notes + more + silence)
     return verified(optimised, options.inputs, tell) if options.verify else optimised
 
 

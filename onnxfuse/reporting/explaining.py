@@ -45,6 +45,7 @@ _WORDS: dict[State, str] = {
     "control": "it runs its bodies and has no kernel of its own",
     "removed": "removed: it was arithmetic on sizes, and what read it has a constant now, or an equal value",
 }
+_DECIDED = "removed: sizes decide it, and the branch that it takes stands in its place"
 
 
 def explain(optimised: Optimised, node: str | None = None, file: LoadedModel | None = None) -> Explanation:
@@ -59,7 +60,7 @@ def explain(optimised: Optimised, node: str | None = None, file: LoadedModel | N
         ModelError: nothing in the model has that name, or no node computes the value.
     """
     explainer = _Explainer(optimised)
-    notes = []
+    notes = [*optimised.loaded.notes]
     if file is not None:
         notes.append("The file is fused already: what follows is about the original in it, planned anew.")
     if optimised.profile.planning_only:
@@ -285,8 +286,8 @@ def _removed(optimised: Optimised, name: str) -> NodeExplanation | None:
     for node in () if record is None else record.removed:
         if name == node.name or name in node.output:
             label = node.name or f"{node.op_type} -> {node.output[0]}"
-            return NodeExplanation(label, (label,), (node.op_type,), "removed", (), (), _WORDS["removed"], 0, 0.0,
-                                   (), (), (), ())
+            words = _DECIDED if node.op_type == "If" else _WORDS["removed"]
+            return NodeExplanation(label, (label,), (node.op_type,), "removed", (), (), words, 0, 0.0, (), (), (), ())
     return None
 
 

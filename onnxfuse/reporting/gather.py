@@ -112,7 +112,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
 
 def _sizes(model: onnx.ModelProto) -> Sizes:
     record = sizes_record(model)
-    return Sizes() if record is None else Sizes(record.replaced, len(record.nodes))
+    return Sizes() if record is None else Sizes(record.replaced, len(record.removed))
 
 
 def _planning_only(profile: Profile) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ class Reasons:
             words = f"{node.op} copies the results that it stacks; what its body holds is fused in there"
             return Refusal("control", words, node.label)
         view = self.view.get(node, node)
+        if view.dead:
+            return Refusal("unused", "nothing reads what it computes", view.label)
         if view in self._forbidden:
             return self._forbidden[view]
         facts = node_facts(view, self._home[view], self._placement)

@@ -1,0 +1,526 @@
+#!/usr/bin/env python3
+"""What ONNX Runtime's kernels give for NaN, infinity, the largest numbers, -0 and integers at their limits.
+
+    python benchmarks/edge_values.py FILE.json [--only OPERATOR ...]
+
+Every case is a model of one node, with the runtime's optimisations off, run on the CUDA provider (no node may fall back
+to the CPU) and on the CPU provider; what either gives is kept as text, so that -0.0 and nan stay apart.  A case whose
+CPU run ends the process (an integer division by zero) is noted as such.  It needs NumPy, onnx and onnxruntime alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+WORKERS = 6
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SIGNED = ("int8", "int16", "int32", "int64")
+UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+INTEGERS = ("int8", "uint8", "int32", "int64")
+"""Those that arithmetic is measured in; casts are in all."""
+NAN, INF = float("nan"), float("inf")
+
+UNARY = {
+    "": [
+        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp",
+        "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg",
+        "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign",
+        "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+    ],
+    "com.microsoft": ["Gelu", "FastGelu", "QuickGelu"],
+}
+BINARY = [
+    "Add", "Sub", "Mul", "Div", "Max", "Min", "Mean", "Sum", "PRelu", "Equal", "Less", "LessOrEqual", "Greater",
+    "GreaterOrEqual",
+]
+REDUCTIONS = [
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+    "ReduceLogSum", "ReduceLogSumExp",
+]
+OPSETS = {"Swish": 24, "RMSNormalization": 23}
+LONG = {"": 1, "300 columns": 75, "2100 columns": 525}
+"""Columns of which a row has its four this often: kernels differ by the length of rows."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An operand: its element type and its elements, and the shape they have."""
+
+    type: str
+    shape: Sequence[int]
+    values: str
+    repeat: int = 1
+    """How often the last axis is repeated in the model that runs."""
+    constant: bool = False
+
+    def array(self) -> np.ndarray:
+        """The operand."""
+        found = parsed(self.values, self.type).reshape(self.shape)
+        return np.tile(found, (*(1,) * (found.ndim - 1), self.repeat)) if self.repeat > 1 else found
+
+
+@dataclass
+class Case:
+    """One node and the operands of each of its runs, and what came of it: outputs by run, or why there are none."""
+
+    operator: str
+    form: str
+    runs: list[list[Tensor | None]]
+    output: str
+    domain: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    opset: int = 21
+    columns: int = 0
+    """Of an output's last axis that are kept; 0 for all."""
+    cuda: list[str] | str = ""
+    cpu: list[str] | str = ""
+
+    @property
+    def given(self) -> list[str]:
+        """What the CUDA provider gave, by run; what the CPU provider did where that has no kernel: there it runs."""
+        return next((side for side in (self.cuda, self.cpu) if isinstance(side, list)), [])
+
+
+def write(path: Path, about: Mapping[str, Any], cases: Sequence[Case]) -> None:
+    """Keep cases, each operand once, and what the CPU provider gave only where it is not what the CUDA provider did."""
+    tensors: dict[str, int] = {}
+
+    def place(tensor: Tensor | None) -> int | None:
+        return None if tensor is None else tensors.setdefault(json.dumps(asdict(tensor)), len(tensors))
+
+    entries = []
+    for case in cases:
+        entry = {name: value for name, value in vars(case).items() if value not in ("", {}, 0)}
+        entry["runs"] = [[place(tensor) for tensor in run] for run in case.runs]
+        if case.cpu == case.cuda:
+            entry["cpu"] = None
+        entries.append(json.dumps(entry))
+    lines = [json.dumps(about), "[\n" + ",\n".join(tensors) + "\n]", "[\n" + ",\n".join(entries) + "\n]"]
+    path.write_text('{{"environment": {},\n"tensors": {},\n"cases": {}}}\n'.format(*lines), encoding="utf-8")
+
+
+def read(path: Path) -> list[Case]:
+    """The cases of a file."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    tensors = [Tensor(**entry) for entry in found["tensors"]]
+    cases = []
+    for entry in found["cases"]:
+        runs = [[None if place is None else tensors[place] for place in run] for run in entry.pop("runs")]
+        if entry.get("cpu", "") is None:
+            entry["cpu"] = entry["cuda"]
+        cases.append(Case(runs=runs, **{"form": "", **entry}))
+    return cases
+
+
+def numpy_type(name: str) -> np.dtype:
+    """NumPy's type."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def element_type(name: str) -> int:
+    """The element type of a type's name."""
+    return {"bfloat16": TensorProto.BFLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}.get(
+        name) or TensorProto.DataType.Value(name.upper())
+
+
+def parsed(text: str, kind: str) -> np.ndarray:
+    """Elements from their text."""
+    words = text.split()
+    if kind in FLOATS:
+        return np.array([float(word) for word in words]).astype(numpy_type(kind))
+    return np.array([int(word) for word in words], dtype=numpy_type(kind))
+
+
+def text_of(array: np.ndarray) -> str:
+    """The elements as text that tells -0.0 from 0.0."""
+    flat = array.reshape(-1)
+    if array.dtype.kind in "iub":
+        return " ".join(str(int(value)) for value in flat)
+    if array.dtype.kind != "f":  # bfloat16
+        flat = flat.astype(np.float32)
+    return " ".join(repr(float(value)) if flat.dtype == np.float64 else str(value) for value in flat)
+
+
+def operand(kind: str, values: Sequence[Any], shape: Sequence[int] | None = None, **more: Any) -> Tensor:
+    """An operand of values that the type rounds."""
+    with np.errstate(all="ignore"):
+        array = np.array(values, dtype=np.float64 if kind in FLOATS else numpy_type(kind)).astype(numpy_type(kind))
+    return Tensor(kind, list(array.shape if shape is None else shape), text_of(array), **more)
+
+
+def integers(*values: int) -> Tensor:
+    """A constant list of int64."""
+    return operand("int64", values, constant=True)
+
+
+def limits(kind: str) -> tuple[Any, Any]:
+    """The lowest and the highest number of a type."""
+    if kind in FLOATS:
+        most = float(ml_dtypes.finfo(numpy_type(kind)).max)
+        return -most, most
+    info = np.iinfo(numpy_type(kind))
+    return int(info.min), int(info.max)
+
+
+def ordinary(kind: str) -> list[Any]:
+    """What one operand is taken through."""
+    lowest, highest = limits(kind)
+    if kind not in FLOATS:
+        return [lowest, lowest + 1, highest, 0, 1, 2, 3, 7, 100, *([-1, -2, -3, -8, -100] if lowest else [])]
+    tiny = float(ml_dtypes.finfo(numpy_type(kind)).smallest_subnormal)
+    sides = [0.5, 1.0, 1.5, 2.5, 3.0, 10.0, 50.0, 100.0, 1000.0, 30000.0]
+    return [NAN, INF, -INF, highest, lowest, tiny, -tiny, 0.0, -0.0, *sides, *(-side for side in sides)]
+
+
+def few(kind: str) -> list[Any]:
+    """What two operands are taken through together."""
+    lowest, highest = limits(kind)
+    if kind in FLOATS:
+        return [NAN, INF, -INF, highest, lowest, 0.0, -0.0, 1.0, -1.0, 2.5, -3.0]
+    return [lowest, highest, 0, 1, 2, 7, *([-1, -3] if lowest else [])]
+
+
+def both(kind: str, other: str = "", second: Sequence[Any] | None = None) -> tuple[Tensor, Tensor]:
+    """All pairs."""
+    pairs = list(product(few(kind), few(other or kind) if second is None else second))
+    a, b = zip(*pairs, strict=True)
+    return operand(kind, a), operand(other or kind, b)
+
+
+def not_zero(kind: str) -> list[Any]:
+    """Divisors: the CPU provider refuses zero."""
+    return [value for value in few(kind) if value]
+
+
+def rows(kind: str) -> list[list[Any]]:
+    """Rows of four."""
+    lowest, highest = limits(kind)
+    if kind not in FLOATS:
+        more = [[-1, -2, -3, -4], [lowest, -1, lowest, -1], [highest - 1, -highest, 5, 6]] if lowest else []
+        return [[1, 2, 3, 4], [highest, 1, 0, 0], [highest] * 4, [lowest] * 4, [lowest, highest, 0, 1],
+                [highest - 1, highest, highest - 2, 0], [0, 0, 0, 0], *more]
+    return [
+        [1, 2, 3, 4], [NAN, 1, 2, 3], [1, NAN, 3, 2], [3, 2, 1, NAN], [NAN] * 4, [INF, NAN, INF, NAN], [INF, 1, 2, 3],
+        [-INF, 1, 2, 3], [1, 2, 3, -INF], [INF, -INF, 1, 2], [INF] * 4, [-INF] * 4, [NAN, INF, 1, 2],
+        [NAN, -INF, 1, 2], [-INF, -INF, -INF, NAN], [highest] * 4, [lowest] * 4, [highest, lowest, 1, 2],
+        [lowest, -INF, -INF, -INF], [0.0, -0.0, 0.0, -0.0], [-0.0] * 4, [0.0] * 4, [-1, -2, -3, -4],
+    ]
+
+
+def row_operands(kind: str, repeat: int = 1) -> Tensor:
+    """All rows as a matrix."""
+    return operand(kind, rows(kind), repeat=repeat)
+
+
+def opset_of(operator: str) -> int:
+    """A recent version that has the operator."""
+    return OPSETS.get(operator, 21)
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    yield from elementwise()
+    yield from casts()
+    yield from reductions()
+    yield from normalisations()
+
+
+def elementwise() -> Iterator[Case]:
+    """Operators of one element each."""
+    for domain, operators in UNARY.items():
+        for operator, kind in product(operators, (*FLOATS, *INTEGERS)):
+            if kind not in FLOATS and (domain or operator not in ("Abs", "Neg", "Relu", "Sign", "Identity")):
+                continue
+            output = "bool" if operator in ("IsInf", "IsNaN") else kind
+            yield Case(operator, "", [[operand(kind, ordinary(kind))]], output, domain, opset=opset_of(operator))
+    for kind in FLOATS:
+        yield Case("Gelu", "tanh", [[operand(kind, ordinary(kind))]], kind, attributes={"approximate": "tanh"})
+        yield Case("LeakyRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
+        yield Case("ThresholdedRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
+        yield Case("IsInf", "positive", [[operand(kind, ordinary(kind))]], "bool", attributes={"detect_negative": 0})
+    for operator, kind in product(BINARY, (*FLOATS, *INTEGERS)):
+        if kind not in FLOATS and operator in ("Mean", "Sum", "PRelu"):
+            continue
+        output = "bool" if operator in BINARY[-5:] else kind
+        yield Case(operator, "", [list(both(kind))], output)
+        if operator == "Div" and kind not in FLOATS:
+            yield Case(operator, "not by 0", [list(both(kind, second=not_zero(kind)))], output)
+        if operator in ("Max", "Min", "Sum", "Mean"):
+            a, b = both(kind)
+            yield Case(operator, "three operands", [[a, b, operand(kind, [few(kind)[-2]])]], output)
+    for kind in FLOATS:
+        yield Case("BiasGelu", "", [[operand(kind, ordinary(kind)), operand(kind, [0.0] * len(ordinary(kind)))]], kind,
+                   "com.microsoft")
+        a, b = both(kind)
+        yield Case("Mod", "fmod", [[a, b]], kind, attributes={"fmod": 1})
+        yield Case("Where", "", [[operand("bool", [1, 0] * (len(few(kind)) ** 2 // 2) + [1]), a, b]], kind)
+    for kind in (*SIGNED, *UNSIGNED):
+        a, b = both(kind)
+        yield Case("Mod", "", [[a, b]], kind)
+        yield Case("Mod", "fmod", [[a, b]], kind, attributes={"fmod": 1})
+        a, b = both(kind, second=not_zero(kind))
+        yield Case("Mod", "not by 0", [[a, b]], kind)
+        yield Case("Mod", "fmod, not by 0", [[a, b]], kind, attributes={"fmod": 1})
+        if kind in UNSIGNED:
+            value, by = both(kind, second=[0, 1, 7, 8, 9, 31, 32, 63, 64, 65])
+            for direction in ("LEFT", "RIGHT"):
+                yield Case("BitShift", direction.lower(), [[value, by]], kind, attributes={"direction": direction})
+    yield from powers()
+    yield from clips()
+    for kind in FLOATS[:1] + FLOATS[2:3]:
+        for zero in ("uint8", "int8", "uint16", "int16"):
+            x = operand(kind, [*ordinary(kind), 127.0, 128.0, 255.0, 256.0, -128.0, -129.0])
+            runs: list[list[Tensor | None]] = [[x, operand(kind, scale, []), operand(zero, 3, [])]
+                                               for scale in (1.0, -1.0, 0.0, NAN, INF)]
+            yield Case("QuantizeLinear", zero, runs, zero)
+            yield Case("QuantizeLinear", zero, runs, zero, "com.microsoft")
+            back = operand(zero, ordinary(zero))
+            runs = [[back, operand(kind, scale, []), operand(zero, 3, [])] for scale in (1.0, -1.0, 0.0, NAN, INF)]
+            yield Case("DequantizeLinear", zero, runs, kind)
+            yield Case("DequantizeLinear", zero, runs, kind, "com.microsoft")
+    for kind in ("int64", "int32", "float32"):
+        indices = [-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5]
+        if kind == "float32":
+            indices += [0.5, 1.7, -0.5, NAN, INF, -INF]
+        yield Case("OneHot", kind, [[operand(kind, indices), operand("int64", [3], constant=True),
+                                     operand("float32", [7.0, 9.0])]], "float32")
+
+
+def powers() -> Iterator[Case]:
+    """Pow by exponents of several types, fed and constant."""
+    for kind in (*FLOATS, "int32", "int64"):
+        more = [*few(kind), *([0.5, -0.5, 2.0, 3.0, -2.0, -8.0] if kind in FLOATS else [3, 63, -2])]
+        pairs = list(product(more, more))
+        a, b = zip(*pairs, strict=True)
+        yield Case("Pow", "", [[operand(kind, a), operand(kind, b)]], kind)
+        for exponent in (2, 3, 0.5, 1, -1, 0):
+            if kind in FLOATS or exponent == int(exponent):
+                power = operand(kind, exponent, [], constant=True)
+                yield Case("Pow", f"constant {exponent}", [[operand(kind, ordinary(kind)), power]], kind)
+        for other in ("int32", "int64", "float32", "float64"):
+            if other != kind:
+                left, right = both(kind, other)
+                yield Case("Pow", f"by {other}", [[left, right]], kind)
+
+
+def clips() -> Iterator[Case]:
+    """Clip between limits that are absent, NaN, infinite or the wrong way round."""
+    for kind in (*FLOATS, *INTEGERS):
+        x = operand(kind, ordinary(kind))
+        pairs: list[tuple[Any, Any]] = [(1, 3), (7, 2)]
+        if kind in FLOATS:
+            pairs += [(-1.0, 1.0), (NAN, 1.0), (-1.0, NAN), (-INF, INF), (INF, -INF), (0.0, INF), (-0.0, 0.0)]
+        yield Case("Clip", "both", [[x, operand(kind, low, []), operand(kind, high, [])] for low, high in pairs], kind)
+        yield Case("Clip", "least", [[x, operand(kind, low, [])] for low, _ in pairs], kind)
+        yield Case("Clip", "most", [[x, None, operand(kind, high, [])] for _, high in pairs], kind)
+        yield Case("Clip", "none", [[x]], kind)
+
+
+def casts() -> Iterator[Case]:
+    """From every type to every other, saturating or not being of 8-bit floats alone."""
+    every = (*FLOATS, *SIGNED, *UNSIGNED, "bool")
+    for source, target in product(every, every):
+        if source == target:
+            continue
+        if source == "bool":
+            values: list[Any] = [0, 1]
+        elif source in FLOATS:
+            edges = [2.0**power for power in (7, 8, 15, 16, 31, 32, 63, 64, 70)]
+            values = [*ordinary(source), *edges, *(-edge for edge in edges), 127.5, 128.5, 200.0, 255.5, -128.5, -129.5,
+                      300.0, 65504.0, 65519.0, 65520.0, -0.9, 0.9, 1e-8, 1e20, -1e20, 1e39, -1e39]
+        else:
+            lowest, highest = limits(source)
+            values = [value for value in (*ordinary(source), 127, 128, 255, 256, -128, -129, 2049, 65504, 65519, 65520,
+                                          2**31 - 1, 2**31, -(2**31) - 1, 2**24 + 1, 2**53 + 1)
+                      if lowest <= value <= highest]
+        yield Case("Cast", f"{source} to {target}", [[operand(source, values)]], target,
+                   attributes={"to": element_type(target)})
+
+
+def reductions() -> Iterator[Case]:
+    """Over rows, columns and all; and pools over all of an image."""
+    for operator, kind in product(REDUCTIONS, (*FLOATS, *INTEGERS)):
+        for form, repeat in list(LONG.items())[:2]:
+            yield Case(operator, f"rows {form}".strip(), [[row_operands(kind, repeat), integers(-1)]], kind)
+        turned = operand(kind, np.array(rows(kind), dtype=object).T.tolist())
+        yield Case(operator, "columns", [[turned, integers(0)]], kind)
+        yield Case(operator, "all", [[operand(kind, row)] for row in rows(kind)], kind)
+    for operator, kind in product(("GlobalMaxPool", "GlobalAveragePool"), FLOATS):
+        image = operand(kind, [[[entry[:2], entry[2:]] for entry in rows(kind)]])
+        yield Case(operator, "", [[image]], kind)
+
+
+def normalisations() -> Iterator[Case]:
+    """Softmax and norms."""
+    for kind in FLOATS:
+        for operator in ("Softmax", "LogSoftmax"):
+            for form, repeat in LONG.items():
+                yield Case(operator, f"rows {form}".strip(), [[row_operands(kind, repeat)]], kind, columns=4)
+            turned = operand(kind, np.array(rows(kind), dtype=object).T.tolist())
+            yield Case(operator, "columns", [[turned]], kind, attributes={"axis": 0})
+        x, count = row_operands(kind), len(rows(kind))
+        ones, zeros = operand(kind, [1.0] * 4), operand(kind, [0.0] * 4)
+        none = operand(kind, [[0.0] * 4] * count)
+        yield Case("LayerNormalization", "", [[x, ones, zeros]], kind)
+        yield Case("RMSNormalization", "", [[x, ones]], kind, opset=23)
+        yield Case("SimplifiedLayerNormalization", "", [[x, ones]], kind)
+        yield Case("SkipLayerNormalization", "", [[x, none, ones, zeros]], kind, "com.microsoft")
+        yield Case("SkipSimplifiedLayerNormalization", "", [[x, none, ones]], kind, "com.microsoft")
+        yield Case("BiasAdd", "", [[operand(kind, [rows(kind)]), zeros, operand(kind, [[[0.0] * 4] * count])]], kind,
+                   "com.microsoft")
+        image = operand(kind, [rows(kind)])
+        wide = [operand(kind, [value] * count) for value in (1.0, 0.0)]
+        yield Case("InstanceNormalization", "", [[image, *wide]], kind)
+        yield Case("GroupNormalization", "", [[image, *wide]], kind, attributes={"num_groups": count})
+        yield Case("LpNormalization", "p 1", [[x]], kind, attributes={"p": 1})
+        yield Case("LpNormalization", "p 2", [[x]], kind, attributes={"p": 2})
+        yield Case("GlobalLpPool", "", [[image]], kind)
+        channels = [operand(kind, values) for values in ([1.0] * 4, [0.0] * 4, [0.0] * 4, [1.0, INF, NAN, -1.0])]
+        yield Case("BatchNormalization", "", [[x, *channels]], kind)
+
+
+# ---- Running. ----
+
+
+def model_of(case: Case) -> bytes:
+    """The one node, operands that are no constants being inputs."""
+    names = ["" if tensor is None else f"x{place}" for place, tensor in enumerate(case.runs[0])]
+    node = helper.make_node(case.operator, names, ["y"], domain=case.domain, **case.attributes)
+    given = [(name, tensor) for name, tensor in zip(names, case.runs[0], strict=True) if tensor is not None]
+    graph = helper.make_graph(
+        [node], "edge",
+        [helper.make_tensor_value_info(name, element_type(tensor.type), list(tensor.array().shape))
+         for name, tensor in given if not tensor.constant],
+        [helper.make_tensor_value_info("y", element_type(case.output), None)],
+        [onnx.numpy_helper.from_array(tensor.array(), name) for name, tensor in given if tensor.constant])
+    opsets = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+def outputs(case: Case, provider: str) -> list[str] | str:
+    """What each run gives, or why there is nothing."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if provider == CUDA:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        session = onnxruntime.InferenceSession(model_of(case), options, providers=[provider])
+        if session.get_providers()[0] != provider:
+            return "no such provider"
+        found = []
+        for run in case.runs:
+            feeds = {f"x{place}": ortvalue(tensor.array()) for place, tensor in enumerate(run)
+                     if tensor is not None and not tensor.constant}
+            (value,) = session.run_with_ort_values(["y"], feeds)
+            shape = value.shape()
+            size = int(np.prod(shape)) * numpy_type(case.output).itemsize
+            raw = np.frombuffer(ctypes.string_at(value.data_ptr(), size), np.uint8)
+            array = raw.view(numpy_type(case.output)).reshape(shape)
+            found.append(text_of(array[..., :case.columns] if case.columns else array))
+    except Exception as error:  # ONNX Runtime has an exception type per status
+        text = str(error).splitlines()[0]
+        # The last is how it says that neither provider has one, where nothing may fall back.
+        signs = ("NOT_IMPLEMENTED", "not been assigned", "fallback", "transformer_memcpy")
+        missing = any(sign in text for sign in signs)
+        return "no kernel" if missing else f"error: {text[:160]}"
+    return found
+
+
+def ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
+    """An operand; NumPy has no bfloat16."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def apart(case: Case) -> list[str] | str:
+    """``outputs`` of the CPU provider in a process of its own, which it may end."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ours)
+        with os.fdopen(theirs, "w") as pipe:
+            pipe.write(json.dumps(outputs(case, CPU)))
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    found: list[str] | str = json.loads(text) if text and not status else "the process ends"
+    return found
+
+
+def on_cuda(case: Case) -> list[str] | str:
+    """For the pool."""
+    return outputs(case, CUDA)
+
+
+def environment() -> dict[str, Any]:
+    """Where this ran."""
+    try:
+        gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                             capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        gpu = ""
+    versions = {name: importlib.metadata.version(name) for name in ("onnx", "numpy")}
+    return {"date": date.today().isoformat(), "gpu": gpu, "onnxruntime": onnxruntime.__version__, **versions}
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--no-cuda", action="store_true")
+    chosen = parser.parse_args()
+    found = [case for case in cases() if not chosen.only or case.operator in chosen.only]
+    start = time.time()
+    for case in found:
+        case.cpu = apart(case)
+    found = [case for case in found if "INVALID_GRAPH" not in case.cpu]  # types that the operator does not take
+    print(f"{len(found)} cases on the CPU in {time.time() - start:.0f} s", flush=True)
+
+    write(chosen.target, environment(), found)
+    if not chosen.no_cuda:
+        with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
+            for number, (case, result) in enumerate(zip(found, pool.map(on_cuda, found, chunksize=4), strict=True)):
+                case.cuda = result
+                if number % 100 == 0:
+                    print(f"{number} on CUDA after {time.time() - start:.0f} s", flush=True)
+                    write(chosen.target, environment(), found)
+    write(chosen.target, environment(), found)
+    for provider in ("cpu", "cuda"):
+        results = [getattr(case, provider) for case in found]
+        kept = sum(isinstance(result, list) for result in results)
+        print(f"{provider}: {kept} with results, {sum(result == 'no kernel' for result in results)} without a kernel")
+        for case, result in zip(found, results, strict=True):
+            if isinstance(result, str) and result not in ("no kernel", "", "no such provider"):
+                types = [tensor.type for tensor in case.runs[0] if tensor is not None]
+                print(f"  {case.operator} {types[0]} {case.form}: {result}")
+
+
+if __name__ == "__main__":
+    main()
