@@ -10,7 +10,7 @@ OUT := build/demo
 SOURCES := $(wildcard setup.* MANIFEST.in onnxfuse/runtime/native/*)
 DIMS := --dim batch=8 --dim sequence=128
 
-.PHONY: demo test test-long test-models test-gpu lint bench clean python
+.PHONY: demo test test-long test-models test-mutants test-gpu lint bench clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -34,6 +34,10 @@ test-long: .venv-test/ready
 # ~/.cache/onnxfuse/corpus (250 MB, and several GB for the exporters).
 test-models: .venv-test/ready
 	.venv-test/bin/python tests/corpus/check.py --exports --jobs $(JOBS)
+
+# Whether the tests would notice: some 300 faults planted one by one.
+test-mutants: .venv-test/ready
+	.venv-test/bin/python tests/mutate.py --jobs $(JOBS)
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check --quiet --output-format concise .
