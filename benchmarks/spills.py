@@ -1,6 +1,7 @@
 """Rows that are too long for registers: every way to run them, and the one that is taken for what the compiler says.
 
-    python benchmarks/spills.py [--lengths 40960,65536] [--target GPU] [--dry-run] [--from RESULTS.json]
+    python benchmarks/spills.py [--lengths 40960,65536] [--cases softmax] [--target GPU] [--dry-run]
+                                [--from RESULTS.json]
 
 Softmax and layer norm over long rows, of one tensor and of the sum of two.  Where the schedule's own way spills, all
 ways are timed.  Passes where what is taken (``planning.spills``) takes no longer than the schedule's own way, but for
@@ -13,8 +14,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -67,20 +69,40 @@ class Result:
         return min(self.ways, key=lambda way: way.microseconds or 0.0)
 
 
-def model_of(norm: str, kind: str, tensors: int, length: int) -> onnx.ModelProto:
+@dataclass(frozen=True)
+class Case:
     """A norm over rows of a length, of the sum of ``tensors`` tensors."""
+
+    norm: str
+    kind: str
+    tensors: int
+    length: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.norm} {self.kind}, {self.tensors} x {self.length}"
+
+
+def cases(lengths: Sequence[int]) -> Iterator[Case]:
+    """All of these lengths."""
+    return (Case(*each) for each in product(NORMS, TYPES, (1, 2), lengths))
+
+
+def model_of(case: Case) -> onnx.ModelProto:
+    """A case as a model."""
+    kind, length = case.kind, case.length
     rows = max(ELEMENTS // length, 264)
-    reads = [f"{kind}[{rows},{length}] x{number}" for number in range(tensors)]
-    weights = [f"{kind}[{length}] {name}" for name in ("w", "b")] if "w" in NORMS[norm] else []
-    total = "s = Identity(x0)" if tensors == 1 else "s = Add(x0, x1)"
+    reads = [f"{kind}[{rows},{length}] x{number}" for number in range(case.tensors)]
+    weights = [f"{kind}[{length}] {name}" for name in ("w", "b")] if "w" in NORMS[case.norm] else []
+    total = "s = Identity(x0)" if case.tensors == 1 else "s = Add(x0, x1)"
     return parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 17]> g ({", ".join(reads + weights)}) => ({kind}[{rows},{length}] y) '
-        f"{{ {total} {NORMS[norm]} }}")
+        f"{{ {total} {NORMS[case.norm]} }}")
 
 
-def measure(norm: str, kind: str, tensors: int, length: int, profile: Profile, dry_run: bool) -> Result:
+def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed where the schedule's own spills."""
-    model = model_of(norm, kind, tensors, length)
+    model = model_of(case)
     plain, compiled = (
         optimise(model, Options(target=profile, least_gain=0.0, verify=False, database=False, compile=compile))
         for compile in (False, True)
@@ -98,7 +120,7 @@ def measure(norm: str, kind: str, tensors: int, length: int, profile: Profile, d
     ways = [Way(entry(kernel), found.registers, found.spilled_bytes, microseconds)
             for kernel, found, microseconds in zip(kernels, _figures(reading, kernels), times, strict=True)]
     place = next(place for place, kernel in enumerate(kernels) if kernel.choice == taken.kernel.choice)
-    return Result(f"{norm} {kind}, {tensors} x {length}", ways[0], ways[place], tuple(ways))
+    return Result(case.name, ways[0], ways[place], tuple(ways))
 
 
 def timed(result: Result, times: Mapping[str, float | None]) -> Result:
@@ -153,26 +175,25 @@ def show(found: Sequence[Result]) -> tuple[str, bool]:
 @click.command(help=__doc__.split("\n")[0])
 @click.option("--lengths", default=",".join(map(str, LENGTHS)), show_default=True, metavar="N,...",
               help="Elements of a row.")
+@click.option("--cases", "names", default="", metavar="NAME,...", help="Cases whose names begin so; all by default.")
 @click.option("--target", help="GPU to plan for; by default the one at hand.")
 @click.option("--dry-run", is_flag=True, help="Only compile; no GPU is needed.")
 @click.option("--from", "source", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
               help="An earlier run's JSON: its times, and what is taken now.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
               help="Folder for the results; benchmarks/results by default.")
-def main(lengths: str, target: str | None, dry_run: bool, source: Path | None, out: Path) -> None:
+def main(lengths: str, names: str, target: str | None, dry_run: bool, source: Path | None, out: Path) -> None:
     earlier = None if source is None else json.loads(source.read_text())
     where = apart(environment) if earlier is None else Environment(**earlier["environment"])
     known = {} if earlier is None else {
         each["case"]: {way["kernel"]: way["microseconds"] for way in each["ways"]} for each in earlier["cases"]}
     profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
     found = []
-    for norm in NORMS:
-        for kind in TYPES:
-            for tensors in (1, 2):
-                for length in map(int, lengths.split(",")):
-                    result = measure(norm, kind, tensors, length, profile, dry_run or earlier is not None)
-                    found.append(result if earlier is None else timed(result, known.get(result.case, {})))
-                    click.echo(f"  {time.perf_counter() - start:4.0f} s  {found[-1].case}", err=True)
+    for case in cases([int(length) for length in lengths.split(",")]):
+        if case.name.startswith(tuple(names.split(","))):
+            result = measure(case, profile, dry_run or earlier is not None)
+            found.append(result if earlier is None else timed(result, known.get(result.case, {})))
+            click.echo(f"  {time.perf_counter() - start:4.0f} s  {case.name}", err=True)
     text, passes = show(found)
     if earlier is not None:
         text += f"\nTimes are those of the run above; what is taken is by the rule at commit {environment().commit}."

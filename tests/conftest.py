@@ -24,7 +24,7 @@ settings.load_profile(os.environ.get("ONNXFUSE_HYPOTHESIS", "ci"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
-    parser.addoption("--graphs", type=int, default=200, help="random models of test_random_graphs.py; 200 by default")
+    parser.addoption("--graphs", type=int, default=100, help="random models of test_random_graphs.py; 100 by default")
     parser.addoption("--schema-graphs", type=int, default=300,
                      help="random models of test_schema_graphs.py; 300 by default")
     parser.addoption("--seed", type=int, default=0, help="seed of the first random model; 0 by default")

@@ -29,7 +29,7 @@ from onnxfuse.graph.order import in_order
 from onnxfuse.measuring import make_inputs
 from onnxfuse.pipeline import Options, optimise
 
-SEEDS = 40
+SEEDS = 24
 """Damaged copies of each model."""
 
 SECONDS = 0.5

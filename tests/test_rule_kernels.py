@@ -83,11 +83,11 @@ def test_what_a_rule_matches_is_fused(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_kernels_compile_for_every_architecture(rule: str) -> None:
+def test_kernels_compile(rule: str, request: pytest.FixtureRequest) -> None:
     kernels = distinct([model for _, _, model in fused_examples(rule)])
     failures = compile_failures({
         text: (f"{model.loaded.proto.graph.name} {node.name} ({node.rule})", node.plan.options)
-        for text, (model, node) in kernels.items()})
+        for text, (model, node) in kernels.items()}, every=request.config.getoption("--slow"))
     assert not failures, "\n".join(failures)
 
 

@@ -192,7 +192,7 @@ def test_arrangements() -> None:
     assert arrangement((n, dim(3), dim(4)), (1,)) == arrangement((n, dim(3), dim(2), dim(2)), (1,))
 
 
-def test_texts_compile_for_every_architecture() -> None:
+def test_nvrtc_compiles_it() -> None:
     texts = [(BOTH, "float16"), (NORM.replace("C,", "96,"), "bfloat16"), (SUM, "int8")]
     made = {
         make(typed(text, kind), planned={"N": 32, "C": 64, "I": 3136, "H": 56, "W": 56}).kernel.source: f"{kind} {text}"

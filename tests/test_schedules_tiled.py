@@ -231,7 +231,7 @@ def test_no_barrier_is_missing() -> None:
 
 
 def test_nvrtc_compiles_it() -> None:
-    """For every architecture: each way into and out of shared memory, and each size of an element."""
+    """Each way into and out of shared memory, and each size of an element."""
     texts = [transposing("bool", (1, 0), (4097, 3)), transposing("int64", (0, 2, 1), ("N", "A", "B")),
              typed(BIAS, "bfloat16"), typed(dict(REGIONS)["a value of two layouts and what follows"], "float16"),
              typed(dict(REGIONS)["matrices that are looked up"], "float")]

@@ -265,7 +265,7 @@ def test_shared_memory_is_counted_as_the_text_has_it() -> None:
     assert SHARED_BYTES == 49152
 
 
-def test_texts_compile_for_every_architecture() -> None:
+def test_nvrtc_compiles_it() -> None:
     made = [turned(LAST, "float16"), turned(FIRST, "bfloat16", 96), turned(SOFTMAX, "float", 97),
             turned(REGIONS[3][1], "float16", 192, P=784), turned(REGIONS[5][1], "float16", 768, P=49)]
     failed = compile_failures({one.kernel.source: (str(place), ()) for place, one in enumerate(made)})

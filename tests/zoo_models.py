@@ -120,11 +120,13 @@ def distinct(models: Sequence[Optimised]) -> dict[str, tuple[Optimised, FusedNod
     return found
 
 
-def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]]) -> list[str]:
+def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]], every: bool = False) -> list[str]:
     """Kernels that do not compile, with the compiler's log.
 
     Args:
         kernels: by text, what to call it and its plan's compiler options.
+        every: compile for every architecture; else for the oldest, which lacks what others have, and one of the others
+            in turn: texts differ less between those than from each other.
     """
 
     def attempt(text: str, architecture: int) -> str | None:
@@ -135,7 +137,9 @@ def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]]) -> list[s
             return f"{name}: {error}"
         return None if image[:4] == b"\x7fELF" else f"{name}: no image for sm_{architecture}"
 
-    jobs = [(text, architecture) for text in kernels for architecture in architectures()]
+    oldest, *others = architectures()
+    jobs = [(text, architecture) for place, text in enumerate(kernels)
+            for architecture in (architectures() if every else (oldest, others[place % len(others)]))]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return [failure for failure in pool.map(lambda job: attempt(*job), jobs) if failure is not None]
 
