@@ -159,6 +159,10 @@ def right_kernels(graph: SchemaGraph, result: Optimised) -> None:
         for fusion in main:
             if any(value.rank is not None and value.rank != values[value.name].ndim for value in fusion.tensors):
                 continue  # the model states a rank of an If's result that one of its branches has not
+            if any(size.value not in (None, length) for value in fusion.tensors for size, length in
+                   zip(value.shape or (), values[value.name].shape, strict=False)
+                   ) and not all(array.size for array in values.values()):
+                continue  # the runtime's reduction over axes of no elements has a shape that the standard denies
             nodes = [makers[next(value.name for value in node.outputs if value is not None)] for node in fusion.nodes]
             inside = {name for node in nodes for name in node.output}
             outside = {name: array for name, array in values.items() if name not in inside}
