@@ -19,7 +19,7 @@ from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.horizontal import STAGE
+from onnxfuse.planning.horizontal import CODE, MOST_PARTS, STAGE
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
@@ -180,6 +180,32 @@ def test_sizes_too_far_apart_stay_apart() -> None:
     }"""
     assert len(fuse(text, dims={"N": 64}).plan.fusions) == 1
     assert len(fuse(text, dims={"N": 65536}).plan.fusions) == 2
+
+
+def told(text: str, **dims: int) -> list[str]:
+    """Why regions of one kernel are in several launches."""
+    return [refusal.message for refusal in fuse(text, dims=dims).plan.refusals if refusal.code == CODE]
+
+
+def test_why_a_launch_ends_is_told() -> None:
+    count = MOST_PARTS + 1
+    reads = ", ".join(f"float[N, 64] x{place}" for place in range(count))
+    gives = ", ".join(f"float[N, 64] y{place}" for place in range(count))
+    nodes = " ".join(f"a{place} = Exp(x{place}) y{place} = Neg(a{place})" for place in range(count))
+    (message,) = told(f"g ({reads}) => ({gives}) {{ {nodes} }}", N=64)
+    assert message.endswith(f"which runs the same kernel: a launch holds {MOST_PARTS} regions.")
+    long = """g (float[N, 64] x, float[N, 64] y) => (float[N, 64] a, float[N, 64] b) {
+        c = Exp(x) a = Neg(c) d = Exp(y) b = Neg(d)
+    }"""
+    assert told(long, N=4) == []
+    (message,) = told(long, N=4_000_000)
+    assert message.endswith("too little is predicted to be saved.")
+
+
+def test_that_one_runs_after_the_other_is_not_told() -> None:
+    assert told("""g (float[N, 64] x, float[64, 64] w) => (float[N, 64] y) {
+        p = Exp(x) a = Neg(p) m = MatMul(a, w) q = Exp(m) y = Neg(q)
+    }""", N=8) == []
 
 
 @pytest.mark.parametrize("between", ["m = MatMul(a, w)", "m = CumSum(a, zero)"])

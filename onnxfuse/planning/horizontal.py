@@ -36,6 +36,9 @@ from onnxfuse.schedules.together import share_launch, together
 STAGE = "horizontal-joins"
 """Id under which ``--disable`` leaves the joins out."""
 
+CODE = "launch"
+"""Code of refusals to join a launch of the same kernel."""
+
 MOST_PARTS = 16
 """Regions in one launch."""
 
@@ -97,6 +100,10 @@ class _Launch:
         """Nodes of all parts."""
         return frozenset().union(*(part.members for part in self.parts))
 
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether one of its parts has this kernel."""
+        return any(part.fusion.kernel.source == kernel.source for part in self.parts)
+
     @property
     def saved(self) -> float:
         """Seconds that it saves, of one part what the plan saves with it."""
@@ -131,10 +138,12 @@ class _Joiner:
         parts += self._left_over(plan, own)
         parts = self._siblings(parts)
         found = [part for part in parts if part.pieces]
-        found += [made for launch in self._launches(parts) if (made := self._made(launch)) is not None]
+        launches, refusals = self._launches(parts)
+        found += [made for launch in launches if (made := self._made(launch)) is not None]
         # A join of siblings may be part of a launch.
         inner = {id(part) for join in found for part in join.pieces}
         joins = self._within_memory([join for join in found if id(join) not in inner], own)
+        plan = replace(plan, refusals=(*plan.refusals, *refusals))
         return with_joins(plan, joins, self.costs) if joins else plan
 
     # ---- What there is to join. ----
@@ -235,27 +244,34 @@ class _Joiner:
 
     # ---- Neighbours. ----
 
-    def _launches(self, parts: Sequence[Piece]) -> list[_Launch]:
-        """Independent regions that are to share a launch, two at least in each."""
+    def _launches(self, parts: Sequence[Piece]) -> tuple[list[_Launch], list[Refusal]]:
+        """Independent regions that are to share a launch, two at least in each, and why those of one kernel do not."""
         level = self._levels()
         waiting: deque[_Launch] = deque(maxlen=OPEN)
         found: list[_Launch] = []
+        refusals: list[Refusal] = []
         depths = {id(part): level[min(part.members, key=lambda node: node.index)] for part in parts}
         ordered = sorted(
             parts, key=lambda part: (depths[id(part)], part.fusion.kernel.source, -part.blocks, part.first)
         )
         for part in ordered:
             depth = depths[id(part)]
+            alike: tuple[_Launch, str] | None = None
             for launch in reversed(waiting):
                 cost = self._extended(launch, part, depth)
-                if cost is not None and self.contraction.join(launch.members, part.members) is None:
+                if isinstance(cost, RegionCost) and self.contraction.join(launch.members, part.members) is None:
                     launch.parts, launch.cost = (*launch.parts, part), cost
                     break
+                if cost and isinstance(cost, str) and alike is None and launch.runs(part.fusion.kernel):
+                    alike = launch, cost
             else:
                 launch = _Launch((part,), depth, part.fusion.cost)
                 waiting.append(launch)
                 found.append(launch)
-        return [launch for launch in found if len(launch.parts) > 1]
+                # That one runs after the other needs no telling.
+                if alike is not None and self._may_meet(alike[0].members, part.members):
+                    refusals.append(_ended(*alike, part))
+        return [launch for launch in found if len(launch.parts) > 1], refusals
 
     def _levels(self) -> dict[Node, int]:
         """How many kernels must run before each node of the view."""
@@ -272,26 +288,33 @@ class _Joiner:
     def _launching(self, node: Node) -> bool:
         return node not in self.common and self.placement.kinds[node] not in (Kind.FOLDED, Kind.VIEW, Kind.HOST)
 
-    def _extended(self, launch: _Launch, part: Piece, depth: int) -> RegionCost | None:
-        """The cost of a launch with one part more, or None where that may not be or is not worth it."""
+    def _extended(self, launch: _Launch, part: Piece, depth: int) -> RegionCost | str:
+        """The cost of a launch with one part more, or why that may not be or is not worth it: "" where a
+        path runs from one to the other."""
         parts = (*launch.parts, part)
         blocks = [each.blocks for each in parts]
-        if len(parts) > MOST_PARTS or depth - launch.level > NEAR or max(blocks) > ALIKE * min(blocks):
-            return None
-        if part.fusion.cost.executions != launch.parts[0].fusion.cost.executions:
-            return None
         small = max(SMALL * self.most_held, GRANULE)
+        most = self._most_operators()
+        if len(parts) > MOST_PARTS:
+            return f"a launch holds {MOST_PARTS} regions"
+        if depth - launch.level > NEAR:
+            return f"{depth - launch.level} kernels in a row run between the first of its regions and this one"
+        if max(blocks) > ALIKE * min(blocks):
+            return f"one has more than {ALIKE} times the blocks of another"
+        if part.fusion.cost.executions != launch.parts[0].fusion.cost.executions:
+            return "they do not run equally often"
         if self._apart(parts) > FAR and any(self._moved(each) > small for each in parts):
-            return None
+            return "they stand far apart in the graph, and what they read and write would be held all that while"
         if not share_launch([(each.fusion.kernel, each.planned) for each in parts]):
-            return None
-        members = launch.members
-        if sum(self._operators(each.fusion.view) for each in parts) > self._most_operators():
-            return None
-        if not self._may_meet(members, part.members) or bound(parts) is None:
-            return None
+            return "such kernels cannot share a launch"
+        if sum(self._operators(each.fusion.view) for each in parts) > most:
+            return f"together they have more than {most} operators"
+        if not self._may_meet(launch.members, part.members):
+            return ""
+        if bound(parts) is None:
+            return "together they read and write more than one node can"
         cost = self.costs.together([each.fusion.fused for each in parts])
-        return cost if self._gains(cost, parts, launch.saved + part.saved) else None
+        return cost if self._gains(cost, parts, launch.saved + part.saved) else "too little is predicted to be saved"
 
     def _made(self, launch: _Launch) -> Piece | None:
         """A launch with its kernel."""
@@ -387,6 +410,12 @@ class _Joiner:
         """Bytes of what a region reads and writes, constants left out: those are held anyway."""
         constants = self.costs.ledger.placement.constants
         return self._bytes(value for value in (*part.fusion.tensors, *part.fusion.outputs) if value not in constants)
+
+
+def _ended(launch: _Launch, why: str, part: Piece) -> Refusal:
+    first, label = launch.parts[0].fusion, part.fusion.nodes[0].label
+    message = f"It is not in the launch of {first.nodes[0].label}, which runs the same kernel: {why}."
+    return Refusal(CODE, message, label, part.fusion.rule)
 
 
 def _ordered(groups: Iterable[Iterable[Node]]) -> tuple[Node, ...]:
