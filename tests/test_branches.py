@@ -175,7 +175,7 @@ def awkward(kind: str) -> onnx.ModelProto:
     taken = node("Squeeze", "x axis", "t")
     after = [node("Neg", "b", "t_2"), node("Exp", "t_2", "y"), ROW]
     then, other = graph("then", [taken], "t"), graph("else", [node("Abs", "x", "t")], "t")
-    results = "b"
+    results, before = "b", [node("Exp", "x", "heavy")]
     if kind == "names":  # a name of both branches, of which the next free one is another value's
         then = graph("then", [taken, node("Abs", "t", "u")], "u")
     elif kind == "weights":
@@ -192,6 +192,8 @@ def awkward(kind: str) -> onnx.ModelProto:
         then = graph("then", [taken, inner], "u")
     elif kind == "other reads":  # what only the branch reads that is not taken
         other = graph("else", [node("Abs", "heavy", "t")], "t")
+    elif kind == "foreign":  # the same of an operator of which nothing is known
+        other, before = graph("else", [node("Abs", "strange", "t")], "t"), [node("Erf", "x", "strange"), *before]
     elif kind == "node names":  # of a branch as of the main graph, and of another branch that is taken
         then.node[0].name = "Exp_heavy"
         twin = node("If", "c", "d", then_branch=graph("then", [node("Squeeze", "x axis", "p", "Exp_heavy")], "p"),
@@ -208,11 +210,14 @@ def awkward(kind: str) -> onnx.ModelProto:
     elif kind == "statements":
         then.value_info.append(value("t", ["n", WIDTH]))
     made = model(
-        [node("Exp", "x", "heavy"), *is_one("x", "second", "c"),
+        [*before, *is_one("x", "second", "c"),
          node("If", "c", results, then_branch=then, else_branch=other), *after],
         [value("x", ["n", 1, WIDTH]), value("flag", [1], onnx.TensorProto.BOOL)], [value("z", [1, "total"])],
         NUMBERS,
     )
+    if kind == "foreign":
+        made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        made.graph.node[0].op_type, made.graph.node[0].domain = "Gelu", "com.microsoft"
     if kind == "hidden":  # ONNX Runtime takes that, and onnx's checker does not
         owner = next(each for each in made.graph.node if each.op_type == "If")
         branch = next(attribute.g for attribute in owner.attribute if attribute.name == "then_branch")
@@ -221,12 +226,13 @@ def awkward(kind: str) -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize("kind", ["names", "weights", "constants out", "nested", "other reads", "node names", "hidden",
-                                  "statements"])
+@pytest.mark.parametrize("kind", ["names", "weights", "constants out", "nested", "other reads", "foreign", "node names",
+                                  "hidden", "statements"])
 def test_awkward_branches(kind: str) -> None:
     original = awkward(kind)
     made = folded(original)
     assert ifs(made) == (kind == "nested")
+    assert ("Gelu" in [each.op_type for each in made.graph.node]) == (kind == "foreign")
     assert ("Exp" in [each.op_type for each in made.graph.node if each.output[0] == "heavy"]) == (kind != "other reads")
     same_at(original, made, {"n": 3})
 

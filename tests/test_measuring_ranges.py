@@ -6,6 +6,7 @@ what is drawn has to use most of the range: all zeros would pass as well.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,6 +100,13 @@ INDEXED = {
           both = Add(ids, kinds) y = Gather(table, both) }""", TABLE, 19),
     "a square that is looked up": ("""
         g (int64[64] ids) => (float[64, 4] y) { square = Mul(ids, ids) y = Gather(table, square) }""", TABLE, 7),
+    "a sum of two ids": ("""
+        g (int64[2, 64] ids) => (float[1, 64, 4] y) <int64[1] first = {0}> {
+          both = ReduceSum(ids, first) y = Gather(table, both) }""", TABLE, 19),
+    "ids where something unknown is small": ("""
+        g (int64[64] ids, float[64, 64] x) => (float[64, 64, 4] y) <float little = {0.5}, int64 none = {0}> {
+          p = MatMul(x, x) small = Less(p, little) chosen = Where(small, ids, none) y = Gather(table, chosen) }""",
+        TABLE, 37),
 }
 
 
@@ -112,11 +120,13 @@ def test_indices(name: str) -> None:
 def test_embed_layer_normalization() -> None:
     tables = {"words": rows(50, 8), "places": rows(64, 8), "kinds": rows(2, 8), "w": rows(1, 8)[0], "b": rows(1, 8)[0]}
     found = made(model("""
-        g (int32[b, 32] ids, int32[b, 32] segments, int32[b, 32] attention_mask) => (float[b, 32, 8] y, int32[b] m) {
+        g (int32[b, 32] ids, int32[b, 32] segments, int32[b, 32] attention_mask, int32[b, 32] at)
+            => (float[b, 32, 8] y, int32[b] m) {
           y, m = com.microsoft.EmbedLayerNormalization <epsilon = 1e-5> (
-            ids, segments, words, places, kinds, w, b, attention_mask)
+            ids, segments, words, places, kinds, w, b, attention_mask, at)
         }""", tables))
     assert found["ids"].max() > 30 and set(np.unique(found["segments"])) == {0, 1}
+    assert 30 < found["at"].max() < 64
 
 
 def test_gather_block_quantized() -> None:
@@ -189,6 +199,8 @@ FLOATS = {
         g (float[9, 9] x) => (float[9, 9] y) <float half = {0.5}> { y = Pow(x, half) }""",
     "logarithms of what a shift makes small": """
         g (float[9, 9] x) => (float[9, 9] y) <float one = {1}> { a = Add(x, one) b = Sqrt(a) y = Log(b) }""",
+    "logarithms of a product with what nothing is known of": """
+        g (float[9, 9] x) => (float[9, 9] y) { p = MatMul(x, x) s = Mul(p, x) a = Abs(s) y = Log(a) }""",
     "arcs": "g (float[9, 9] x) => (float[9, 9] y) { y = Acos(x) }",
 }
 
@@ -259,6 +271,14 @@ def test_what_the_user_gives_counts() -> None:
         g (int64[64] ids, int64[64] kinds) => (float[64, 4] y) { both = Add(ids, kinds) y = Gather(table, both) }"""
     found = make_inputs(load_graph(model(text, TABLE)), {}, {"ids": np.full(64, 30, np.int64)})
     assert found["kinds"].max() == 6
+
+
+def test_what_is_read_twice_at_every_step_takes_little_time() -> None:
+    """Twenty-two sums of a value with itself are four million ways back to the input."""
+    steps = " ".join(f"v{step + 1} = Add(v{step}, v{step})" for step in range(22))
+    start = time.perf_counter()
+    made(model(f"g (float[9, 9] v0) => (float[9, 9] y) {{ {steps} a = Abs(v22) y = Sqrt(a) }}"))
+    assert time.perf_counter() - start < 2
 
 
 def test_integers_in_place_of_drawn_ones() -> None:

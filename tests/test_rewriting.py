@@ -408,6 +408,28 @@ def test_two_runs_give_the_same_bytes() -> None:
     assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
 
 
+def test_names_of_nodes_that_go_are_free() -> None:
+    model = chain()
+    model.graph.node[1].name = "node_a.test"
+    assert fused_nodes(fuse(model, ["a", "b"]).model)[0].name == "node_a.test"
+    assert fused_nodes(fuse(model, ["a"]).model)[0].name == "node_a.test_2"
+
+
+def test_outputs_that_are_absent_have_no_name_in_a_body() -> None:
+    model = parse("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        norm (float[n, 4] x, float[4] w) => (float[n, 4] y, float[n, 1] d) {
+          a, , b = LayerNormalization (x, w)
+          y = Neg (a)
+          d = Exp (b)
+        }""")
+    result = fuse(model, ["a", "y", "d"]).model
+    assert [list(node.output) for node in result.functions[0].node] == [["t0", "", "t1"], ["y0"], ["y1"]]
+    (record,) = (json.loads(entry.s) for entry in fused_nodes(result)[0].attribute if entry.name == "onnxfuse")
+    assert {value["name"] for value in record["values"].values()} == {"a", "b"}
+    assert unfuse(result) == model
+
+
 def test_node_names_are_unique() -> None:
     model = parse(TWO_LAYERS)
     for node in model.graph.node:
@@ -439,6 +461,15 @@ def test_broken_regions(changes: dict[str, tuple[str, ...]], message: str) -> No
     with pytest.raises(InvariantError) as caught:
         rewrite(model, graph, [region(graph, "a", "b", **fields)])
     assert str(caught.value) == message
+
+
+def test_regions_of_another_model() -> None:
+    """Names agree, operators do not."""
+    model = chain()
+    graph = load_graph(chain())
+    model.graph.node[1].op_type = "Sub"
+    with pytest.raises(InvariantError, match=r"^region 0 \(test\): node 'node_b' is not in the model$"):
+        rewrite(model, graph, [region(graph, "a", "b")])
 
 
 def test_regions_must_be_disjoint() -> None:

@@ -95,7 +95,7 @@ def test_several_kernels_compile_in_parallel_each_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(compile, "compile_told", counting)
     kernels = [KernelSource(f"source {number % 5}", ("-DX",), ("k",)) for number in range(20)]
     compiler = Compiler(cache.Cache(tmp_path, "test-1"))
-    images = compiler.images(kernels, "sm_80", workers=8)
+    images = compiler.images(kernels, "sm_80")
     assert images == [f"source {number % 5} sm_80 ('-DX',)".encode() for number in range(20)]
     assert sorted(calls) == [f"source {number}" for number in range(5)]
     assert len(list((tmp_path / "test-1").iterdir())) == 5

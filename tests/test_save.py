@@ -177,6 +177,20 @@ def test_external_constants_inside_nodes_move_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(held), numpy_helper.to_array(weight))
 
 
+def test_external_weights_for_training_move_too(stored: LoadedModel, tmp_path: Path) -> None:
+    """A graph for training holds a tensor of each kind."""
+    begin = stored.proto.training_info.add().initialization
+    begin.initializer.append(stored.proto.graph.initializer[0])
+    begin.initializer.append(numpy_helper.from_array(np.arange(3), "inline"))
+    (tmp_path / "out").mkdir()
+    for external in ("copy", "inline"):
+        saved = save(stored.proto, tmp_path / "out" / "m.onnx", source=stored, external=external)  # type: ignore[arg-type]
+        held, own = onnx.load(saved.path, load_external_data=False).training_info[0].initialization.initializer
+        for found, wanted in ((held, with_weights().graph.initializer[0]), (own, begin.initializer[1])):
+            np.testing.assert_array_equal(
+                numpy_helper.to_array(found, str(tmp_path / "out")), numpy_helper.to_array(wanted))
+
+
 @pytest.mark.parametrize("external", ["keep", "inline"])
 def test_a_model_too_large_for_one_file(
     external: str, stored: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

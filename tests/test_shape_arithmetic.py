@@ -10,7 +10,7 @@ from rewriting_models import run, same_bits
 from sizes_models import B_S, SIZES_OF_X, attention, folded, model, operand, operators, packed, same_at
 
 from onnxfuse.graph import from_proto
-from onnxfuse.rewriting import fold
+from onnxfuse.rewriting import fold, unfuse
 
 INT_MAX = np.iinfo(np.int64).max
 NEWEST = min(onnx.defs.onnx_opset_version(), 23)
@@ -449,6 +449,14 @@ def test_statements_about_values_come_back() -> None:
         original.graph.value_info.append(helper.make_tensor_value_info(name, kind, shape))
     made = folded(original)
     assert [info.name for info in made.graph.value_info] == ["apart"]
+
+
+def test_edits_made_since_are_kept() -> None:
+    made = folded(attention())
+    made.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 4, 3]), "mine"))
+    (apart,) = (node for node in made.graph.node if "apart" in node.output)
+    apart.input[1] = "mine"
+    assert operand(unfuse(made), "apart") == [0, 0, 4, 3]
 
 
 def test_initialisers_that_nothing_reads_go_and_come_back() -> None:

@@ -86,6 +86,23 @@ def test_an_old_ir_version_comes_back_with_its_inputs() -> None:
     assert packed(unfuse(fuse(model, ["a", "b", "c"], ["e", "y"]).model)) == packed(model)
 
 
+def test_an_edited_old_model_keeps_its_edits() -> None:
+    """An IR version that was raised since, and an input where a constant was."""
+    model = chain()
+    model.ir_version = 3
+    declared = helper.make_tensor_value_info("eye", TensorProto.FLOAT, [4, 4])
+    model.graph.input.append(declared)
+    fused = fuse(model, ["a", "b", "c"]).model
+    raised = onnx.ModelProto()
+    raised.CopyFrom(fused)
+    raised.ir_version = 9
+    assert unfuse(raised).ir_version == 9
+    (place,) = (place for place, tensor in enumerate(fused.graph.initializer) if tensor.name == "eye")
+    del fused.graph.initializer[place]
+    fused.graph.input.append(declared)
+    assert [info.name for info in unfuse(fused).graph.input] == ["x", "z", "eye"]
+
+
 def test_fused_in_two_goes() -> None:
     model = odd()
     twice = fuse(fuse(model, ["e", "y"]).model, ["o", "a", "b", "c"]).model

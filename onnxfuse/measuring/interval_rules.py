@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from onnxfuse.graph import Node
 from onnxfuse.graph.constants import numpy_type
-from onnxfuse.measuring.intervals import EVERY, FLOATS, TRUTH, Interval, Step, interval_of, is_whole
+from onnxfuse.measuring.intervals import EVERY, TRUTH, Interval, Step, interval_of, is_whole
 
 Rule = Callable[[Step], "Interval | None"]
 
@@ -186,7 +186,7 @@ def _power(step: Step) -> Interval | None:
 
 def _cast(step: Step) -> Interval | None:
     x, kind = step.operand(0), step.value.dtype
-    if kind is None or kind in FLOATS or not is_whole(kind):
+    if kind is None or not is_whole(kind):
         return x
     if kind == TensorProto.BOOL:
         if x is None or x.low <= 0 <= x.high:

@@ -182,13 +182,13 @@ class Compiler:
         if figures is not None:
             self.cache.write(name + _FIGURES, to_bytes(figures))
 
-    def images(self, kernels: Sequence[KernelSource], architecture: str, workers: int | None = None) -> list[bytes]:
+    def images(self, kernels: Sequence[KernelSource], architecture: str) -> list[bytes]:
         """The images of several kernels, compiled in parallel: NVRTC runs without Python's lock.
 
         Raises:
             KernelError, OutputError: as ``image``, for the first kernel that fails.
         """
-        with ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1), "onnxfuse-compile") as pool:
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1), "onnxfuse-compile") as pool:
             return list(pool.map(lambda kernel: self.image(kernel, architecture), kernels))
 
 
