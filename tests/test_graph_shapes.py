@@ -111,6 +111,72 @@ def test_arithmetic_on_sizes_is_followed() -> None:
     assert found["range"] == tuple(dim(number) for number in (0, 2, 4, 6))
 
 
+def test_contents_are_followed() -> None:
+    graph = checked("""
+        g (float[b, 3] x, int64[1] open) => (int64 y) {
+            sizes = Shape(x)
+            some = Constant<value = int64[3] {2, 0, 3}>()
+            truth = Cast<to = 9>(some)
+            ones = Cast<to = 7>(truth)
+            depth = Constant<value = int64 {4}>()
+            values = Constant<value = int64[2] {5, 7}>()
+            hot = OneHot(some, depth, values)
+            turned = OneHot<axis = 0>(some, depth, values)
+            before = Constant<value = int64[1] {-7}>()
+            least = Constant<value = int64[1] {-9223372036854775807}>()
+            zero = Constant<value = int64[1] {0}>()
+            back = Constant<value = int64[1] {-1}>()
+            first = Slice(some, before, least, zero, back)
+            joined = Concat<axis = 0>(some, sizes)
+            unknown = Concat<axis = 0>(some, open)
+            y = ReduceSum<keepdims = 0>(hot)
+        }""", b=4)
+    found = {name: value.elements and [*map(str, value.elements)] for name, value in graph.values.items()}
+    assert found["ones"] == ["1", "0", "1"]
+    assert found["hot"] == ["5", "5", "7", "5", "7", "5", "5", "5", "5", "5", "5", "7"]
+    assert found["turned"] == ["5", "7", "5", "5", "5", "5", "7", "5", "5", "5", "5", "7"]
+    assert found["first"] == ["2"], "a start before the front is the front, backwards too"
+    assert found["joined"] == ["2", "0", "3", "b", "3"] and found["unknown"] is None
+
+
+@pytest.mark.parametrize(("node", "found"), [
+    ("y = Conv<kernel_shape = [3, 3]>(unknown, weights)", "y.0, y.1, y.2, y.3"),
+    ("y = Conv(unknown, kernel)", "y.0, 6, y.2, y.3"),
+    ("y = ConvTranspose<group = 2>(unknown, kernel)", "y.0, 8, y.2, y.3"),
+    ("y = Det(unknown)", None),
+    ("y = Expand(x, open)", None),
+    ("y = Expand(x, four)", "y.0, y.1, y.2, y.3"),
+    ("y = Expand(unknown, four)", None),
+])
+def test_where_an_operand_is_unknown_the_type_and_perhaps_the_rank_are_not(node: str, found: str | None) -> None:
+    graph = load_graph(parsed(f"""
+        g (float[b, 3] x, int64[n] open, int64[4] four, float[6, 4, 3, 3] kernel) => (float z) {{
+            seen = com.microsoft.Mystery(x)
+            unknown = Cast<to = 1>(seen)
+            weights = Cast<to = 1>(seen)
+            {node}
+            z = Neg(y)
+        }}"""))
+    value = graph.values["y"]
+    assert value.dtype == TensorProto.FLOAT
+    assert (None if value.shape is None else ", ".join(map(str, value.shape))) == found
+
+
+@pytest.mark.parametrize(("operands", "found"), [
+    ("q, k, v", "b, 2, s, 8"), ("q, k, v, , k, v", "b, 2, s, 8"), ("q, k, v, , seen, seen", None),
+])
+def test_attention(operands: str, found: str | None) -> None:
+    graph = load_graph(parsed(f"""
+        g (float[b, 2, s, 6] q, float[b, 2, t, 6] k, float[b, 2, t, 8] v) => (float z) {{
+            seen = com.microsoft.Mystery(q)
+            y = Attention({operands})
+            z = Neg(y)
+        }}""", opset=23))
+    value = graph.values["y"]
+    assert value.dtype == TensorProto.FLOAT
+    assert (None if value.shape is None else ", ".join(map(str, value.shape))) == found
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 5, 9])
 def test_slices_of_symbolic_axes(size: int) -> None:
     graph = checked("""
@@ -123,6 +189,7 @@ def test_slices_of_symbolic_axes(size: int) -> None:
             far = Constant<value = int64[1] {9223372036854775807}>()
             before = Constant<value = int64[1] {-9223372036854775807}>()
             head = Slice(x, zero, four, zero)
+            first = Slice(x, zero, four)
             tail = Slice(x, one, far, zero)
             last = Slice(x, back, far, zero)
             body = Slice(x, zero, back, zero)
@@ -133,7 +200,7 @@ def test_slices_of_symbolic_axes(size: int) -> None:
             y = ReduceSum<keepdims = 0>(half)
         }""", s=size)
     shapes = {name: value.shape for name, value in graph.values.items()}
-    assert shapes["head"] == (minimum(4, S), dim(8))
+    assert shapes["head"] == shapes["first"] == (minimum(4, S), dim(8))
     assert shapes["columns"] == (S, dim(4))
     assert shapes["reversed"] == (S, dim(8))
     assert shapes["every"] == ((S + 1) // 2, dim(8))

@@ -243,7 +243,8 @@ def _slice(context: Context) -> list[Type]:
         whole = [slice(None)] * len(shape)
         for axis, start, end, step in zip(axes, first, last, steps, strict=True):
             # An end of INT64_MIN means "past the front"; slices count it from the end and clamp it there as well.
-            whole[axis] = slice(start, end, step)
+            # A start before the front is the front; slices backwards would take nothing from there.
+            whole[axis] = slice(max(start, -contents.shape[axis]), end, step)
         elements = flat(contents[tuple(whole)])
     return [Type(context.dtype(), tuple(sizes), elements)]
 
