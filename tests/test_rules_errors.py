@@ -72,6 +72,27 @@ The key why is missing.
 help: Add why: ..."""
 
 
+def test_missing_kind(tmp_path: Path) -> None:
+    """The key id, which looks a little like it, is meant as it stands."""
+    assert told(tmp_path, GOOD.replace("kind: fuse\n", "")) == """\
+The key kind is missing.
+--> mine.yaml:1:1
+  |
+1 | id: my-rule
+  | ^
+help: It is one of canonical, fuse, grow, forbid."""
+
+
+def test_typo_in_the_key_kind(tmp_path: Path) -> None:
+    assert told(tmp_path, GOOD.replace("kind:", "kinds:")) == """\
+Unknown key kinds.
+--> mine.yaml:2:1
+  |
+2 | kinds: fuse
+  | ^^^^^
+help: Did you mean kind?"""
+
+
 def test_syntax_error_inside_the_pattern(tmp_path: Path) -> None:
     assert told(tmp_path, GOOD.replace("y = Relu(s)", "y = Relu(s,, 2)")) == """\
 Syntax error in the pattern at ,.
@@ -227,6 +248,8 @@ The result z is assigned by no line of the pattern.
 10 | results: [y, z?]
    |              ^^
 help: Choose among s, y."""
+    assert told(tmp_path, GOOD + "results: z\n").splitlines()[1:] == [
+        "--> mine.yaml:10:10", "   |", "10 | results: z", "   |          ^", "help: Choose among s, y."]
 
 
 def test_growth_on_an_unknown_edge(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def _rule(document: Document) -> Rule:
                              "Separate the rules of a file by lines of three dashes (---).")
     kind = data.get("kind")
     if "kind" not in data:
-        close = next((key for key in data if suggestion(key, ["kind"])), None)
-        if close is not None and close not in ("id", "pattern"):
+        close = next((key for key in data if key != "id" and suggestion(key, ["kind"])), None)
+        if close is not None:
             raise document.error((close,), f"Unknown key {close}.", "Did you mean kind?", key=True)
         raise document.error((), "The key kind is missing.", f"It is one of {', '.join(schema.KINDS)}.")
     if not isinstance(kind, str) or kind not in schema.KINDS:
@@ -214,9 +214,8 @@ def _operators(document: Document, path: Path_, names: Sequence[str]) -> frozens
             found.add(key)
         else:
             close = suggestion(name, [*CLASSES, *operator_names()])
-            place = (*path, number) if (*path, number) in document.values else path
             raise document.error(
-                place, f"Unknown operator or class {name}.",
+                (*path, number), f"Unknown operator or class {name}.",
                 f"Did you mean {close}?" if close else f"The classes are {', '.join(CLASSES)}.",
             )
     return frozenset(found)
@@ -242,9 +241,8 @@ def _pattern(
             for number, result in enumerate(chosen):
                 if result.name not in assigned:
                     close = suggestion(result.name, assigned)
-                    place: Path_ = ("results", number) if ("results", number) in document.values else ("results",)
                     raise document.error(
-                        place, f"The result {result.name} is assigned by no line of the pattern.",
+                        ("results", number), f"The result {result.name} is assigned by no line of the pattern.",
                         f"Did you mean {close}?" if close else f"Choose among {', '.join(sorted(assigned))}.",
                     )
         return compile_pattern(statements, chosen, known)
