@@ -18,10 +18,14 @@ _SHOWN = 8
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs among a node's attributes."""
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
+        yield from graphs_in(attribute)
+
+
+def graphs_in(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that an attribute holds."""
+    if attribute.type == onnx.AttributeProto.GRAPH:
+        yield attribute.g
+    yield from attribute.graphs
 
 
 OWNERS = frozenset({("", "If"), ("", "Loop"), ("", "Scan")})

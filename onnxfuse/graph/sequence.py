@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 import onnx
 
-from onnxfuse.graph.order import captured_names, subgraphs
+from onnxfuse.graph.order import captured_names, graphs_in
 
 CONTENTS = 256
 """Bytes of an initialiser past which its type and sizes alone tell it from others."""
@@ -36,7 +36,7 @@ def captures(node: onnx.NodeProto) -> list[str]:
     """``captured_names`` in the order in which ``sequence`` meets their readers."""
     captured = set(captured_names(node))
     found: dict[str, None] = {}
-    for graph in (graph for each in _attributes(node) for graph in _graphs(each)):
+    for graph in (graph for each in _attributes(node) for graph in graphs_in(each)):
         for place in sequence(graph):
             inner = graph.node[place]
             found.update((name, None) for name in (*inner.input, *captures(inner)) if name in captured)
@@ -51,10 +51,7 @@ class _Walk:
         self.graph = graph
         self.nodes: Sequence[onnx.NodeProto] = tuple(graph.node)
         self.producer = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
-        self.reads = [
-            [*filter(None, node.input), *(captures(node) if any(True for _ in subgraphs(node)) else ())]
-            for node in self.nodes
-        ]
+        self.reads = [[*filter(None, node.input), *captures(node)] for node in self.nodes]
         self.number: dict[int, int] = {}
         self._entered: set[int] = set()
 
@@ -108,7 +105,7 @@ class _Walk:
             node = self.nodes[place]
             digest = blake2b(f"{node.domain} {node.op_type} {[bool(name) for name in node.output]}".encode())
             for attribute in _attributes(node):
-                if not any(True for _ in _graphs(attribute)):
+                if not any(True for _ in graphs_in(attribute)):
                     digest.update(attribute.SerializeToString(deterministic=True))
             for name in (*node.input, *self.reads[place]):
                 made = self.producer.get(name)
@@ -123,12 +120,6 @@ class _Walk:
 
 def _attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
     return sorted(node.attribute, key=lambda attribute: attribute.name)
-
-
-def _graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
-    if attribute.type == onnx.AttributeProto.GRAPH:
-        yield attribute.g
-    yield from attribute.graphs
 
 
 def _about(tensor: onnx.TensorProto) -> bytes:
