@@ -65,6 +65,38 @@ def test_a_stacked_result_has_the_trip_count_in_its_sizes() -> None:
     assert [str(size) for size in dynamic.values["all"].shape or ()] == ["t", "n", str(WIDTH)], "as the file states"
 
 
+@pytest.mark.parametrize(("result", "stated", "found"), [
+    ("y = own.Mystery(v)", "n, 4", "v.0, 4"),  # the numbers that the file states, where nothing else tells
+    ("y = own.Mystery(v)", "4", None),
+    ("y = Unsqueeze(v, axes)", "n, 4", None),  # no rank holds in every run
+])
+def test_a_carried_value_of_which_the_rank_is_open(result: str, stated: str, found: str | None) -> None:
+    graph = load_graph(onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (float[n, 4] x, int64 m) => (float last) <int64[1] axes = {{0}}> {{
+            last = Loop (m, , x) <body = b (int64 i, bool c, float[{stated}] v) => (bool c, float y) {{ {result} }}>
+        }}"""))
+    shape = graph.bodies[0].values["v"].shape
+    assert (None if shape is None else ", ".join(map(str, shape))) == found
+
+
+def test_a_result_that_the_body_does_not_give_is_unknown() -> None:
+    graph = load_graph(onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 4] x, int64 m) => (float[n, 4] last) {
+            last, all, more = Loop (m, , x) <body = b (int64 i, bool c, float[n, 4] v) => (bool c, float y, float z) {
+                y = Neg(v)  z = Exp(v) }>
+        }"""))
+    shapes = [value.shape and [*map(str, value.shape)] for value in graph.nodes[0].outputs if value is not None]
+    assert shapes == [["n", "4"], ["all.0", "n", "4"], None]
+
+
+def test_a_body_is_found_by_its_label() -> None:
+    graph = load_graph(nested())
+    for each in graph.walk():
+        assert graph.part(each.body) is each
+    with pytest.raises(KeyError):
+        load_graph(branches()).part(graph.bodies[1].bodies[0].body)
+
+
 @pytest.mark.parametrize(("made", "label", "runs"), [
     (branches(), "If_y/then_branch", 0.5), (loop(3), "Loop_last/body", 3.0), (loop(None), "Loop_last/body", 16.0),
     (nested(), "If_y/then_branch/Loop_yes/body", 2.0), (MODELS["scan"](), "Scan_last/body", 9.0),

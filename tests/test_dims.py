@@ -72,6 +72,8 @@ def test_equal_sizes_have_equal_values_and_hashes(one: object, other: object, va
     if a == b:
         assert numbers[0] == numbers[1]
         assert hash(a) == hash(b)
+    if a.value is not None:
+        assert hash(a) == hash(a.value), "a size is found where its number is looked for, too"
     assert a - b + b == a
 
 

@@ -32,6 +32,7 @@ def test_spellings() -> None:
 
 @pytest.mark.parametrize(("name", "meant"), [
     ("sm_9O", "Did you mean 'sm_90'? "), ("85", "Images for 'sm_80' run on it. "), ("sm_70", ""),
+    ("sm_89a", "Images for 'sm_89' run on it. "),
     ("hopper", ""), ("", ""),
 ])
 def test_an_unknown_architecture_is_named_with_the_known_ones(name: str, meant: str) -> None:

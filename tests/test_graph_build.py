@@ -40,6 +40,13 @@ def test_links() -> None:
     assert add.originals == (add,)
 
 
+def test_nodes_without_names_are_called_after_their_results() -> None:
+    proto = parsed("""g (float[n, 4] x, float[4] b) => (float[n, 4] y) {
+        a = com.microsoft.BiasGelu(x, b)  c = Relu(a)  y = Neg(c) }""")
+    proto.graph.node[2].name = "last"
+    assert [node.label for node in build_graph(proto).nodes] == ["com.microsoft.BiasGelu -> a", "Relu -> c", "last"]
+
+
 def test_the_standard_domain_has_one_name() -> None:
     node = helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx")
     graph = build_graph(_model([node], domain="ai.onnx"))
@@ -111,8 +118,9 @@ def test_sizes_of_inputs() -> None:
     proto.graph.input[1].type.tensor_type.ClearField("shape")
     graph = build_graph(proto)
     assert graph.values["x"].shape == (symbol("batch"), dim(3), symbol("x.2"), symbol("s0") + 1)
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "99999999999999999999"  # past 64 bits
-    assert build_graph(proto).values["x"].shape == (symbol("x.0"), *graph.values["x"].shape[1:])
+    for past in (1 << 63, 1 << 70):  # a size has 63 bits
+        proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = str(past)
+        assert build_graph(proto).values["x"].shape == (symbol("x.0"), *graph.values["x"].shape[1:])
     assert graph.values["z"].shape is None
 
 

@@ -9,6 +9,7 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, load_graph
 from onnxfuse.graph.binding import Bound, bind, bound
 from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic
+from onnxfuse.graph.derived import MOST, Derived, derived, least
 from onnxfuse.graph.host import host, is_free, on_host
 from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import Ledger
@@ -109,6 +110,19 @@ def test_arithmetic_on_sizes_runs_on_the_host() -> None:
     assert host(graph) is found
 
 
+@pytest.mark.parametrize("node", [
+    "sides = Shape(x) real = Cast<to = 1>(sides) y = Resize(x, , real)",  # the kernel itself reads its scales there
+    "sides = Shape(x) sizes = Mul(sides, sides) y = Resize(x, , , sizes)",
+    "sides = Shape(x) y = Gather(table, sides)",  # a constant that is not small
+    "sides = Shape(x) y = com.microsoft.Gelu(sides)",
+])
+def test_what_looks_like_arithmetic_on_sizes_and_is_none(node: str) -> None:
+    graph = loaded(f"g (float[b, s] x) => (float y) {{ wide = Constant<value = int64[2] {{16, 16}}>() "
+                   f"table = ConstantOfShape(wide) {node} }}")
+    assert on_host(graph.values["sides"], graph)
+    assert not on_host(graph.nodes[-1], graph) and not on_host(graph.values["y"], graph)
+
+
 def test_default_sizes_of_dimensions() -> None:
     graph = loaded("""
         g (float[s0, s1] ids, float[n, 3, hh, ww] image, float[?, seq_len, 8] state, float[k] other, float[r, 3, 3] m)
@@ -186,6 +200,14 @@ def test_sizes_that_leave_a_tensor_less_than_nothing_are_refused() -> None:
         "((samples + 80) // 160) - 2.\n"
         "--> --dim samples=128\nhelp: Give a size that is large enough, from --dim samples=400 on."
     )
+
+
+def test_where_no_size_is_large_enough_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(Derived, "at", lambda _, sizes: tried.append(sizes["samples"]))
+    wanted = next(iter(derived(loaded(MEL))))
+    assert least(wanted, {"samples": 128}, "samples") is None
+    assert tried[-1] == MOST and len(tried) < 20
 
 
 def test_a_size_that_may_be_zero_is_left_so() -> None:

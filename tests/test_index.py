@@ -7,6 +7,7 @@ pulled expression is evaluated as the kernel would: which element it loads, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product as product_of
 from math import prod
 
 import numpy as np
@@ -18,7 +19,7 @@ from onnx import TensorProto
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.lowering.index import IndexSpace, strides
-from onnxfuse.lowering.ir import Concat, Expand, Input, Permute, Reshape, Slice, Tensor
+from onnxfuse.lowering.ir import Concat, Expand, Input, Map, Permute, Reshape, Slice, Tensor, postorder
 from onnxfuse.lowering.pull import Condition, Load, Puller, Scalar, Select
 from onnxfuse.schedules.kernel import is_vector, walk
 from onnxfuse.schedules.text import Lanes
@@ -285,6 +286,31 @@ def test_halves_that_change_places_stay_vectors() -> None:
     lanes = Lanes(space, puller, "@L", "", 8)
     loads = [load for load in walk([scalar]) if isinstance(load, Load)]
     assert len(loads) == 2 and all(is_vector(load, lanes) for load in loads) and not lanes.multiples
+
+
+def test_a_digit_counted_from_behind_is_a_digit() -> None:
+    """What turns the places of a row around needs no division to find the row."""
+    space = IndexSpace()
+    row, column = space.delinear(space.base("@L", symbol("S") * 4), (symbol("S"), dim(4)))
+    assert space.divmod(row * 4 + (3 - column), dim(4)) == (row, 3 - column)
+    assert not space.derived
+
+
+def test_a_division_takes_in_no_more_than_it_must() -> None:
+    space = IndexSpace()
+    row, one, two = space.base("@R", symbol("S")), space.base("@A", dim(3)), space.base("@B", dim(3))
+    quotient, remainder = space.divmod(row * 4 + one + two, dim(4))
+    assert list(space.derived.values()) == [one + two]
+    for numbers in product_of(range(3), range(3), range(3)):
+        at = Situation(space, dict(zip(("@R", "@A", "@B"), numbers, strict=True)))
+        assert (quotient.evaluate(at), remainder.evaluate(at)) == divmod(4 * numbers[0] + sum(numbers[1:]), 4)
+
+
+def test_each_tensor_comes_once_after_its_operands() -> None:
+    x = Input(1, (dim(4),), 0)
+    square = Map(1, x.shape, "mul", (x, x))
+    both = Map(1, x.shape, "add", (square, x))
+    assert postorder((both, square)) == [x, square, both]
 
 
 @pytest.mark.parametrize(("shape", "expected"), [((), ()), ((5,), (1,)), ((2, 3, 4), (12, 4, 1))])

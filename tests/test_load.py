@@ -76,6 +76,9 @@ def _contents() -> dict[str, tuple[Callable[[], bytes], str, str]]:
             "The file holds a model as text, not in ONNX's binary form.",
             "help: Convert it: onnx.save(onnx.parser.parse_model(open(path).read()), 'model.onnx').",
         ),
+        "binary that names a field": (
+            lambda: b"\x7fELF\0 ir_version" + bytes(60), "The file is no ONNX model.", EXPORT,
+        ),
         "graph": (
             lambda: model().graph.SerializeToString(),
             "The file holds a graph (GraphProto) without the model around it.",
@@ -134,8 +137,10 @@ def test_a_truncated_file_at_every_length(tmp_path: Path) -> None:
         assert message_of(path).startswith(beginnings)
 
 
-def test_a_truncated_file(tmp_path: Path) -> None:
-    whole = model().SerializeToString()
+@pytest.mark.parametrize("weights", [0, 16, 5000])
+def test_a_truncated_file(tmp_path: Path, weights: int) -> None:
+    """Lengths are of one, two and three bytes."""
+    whole = model(initializer=[numpy_helper.from_array(np.zeros(weights, np.float32), "w")]).SerializeToString()
     path = tmp_path / "model.onnx"
     path.write_bytes(whole[:-20])
     end = len(whole) - len(helper.make_opsetid("", 17).SerializeToString()) - 2
@@ -359,6 +364,17 @@ def test_a_name_of_a_body_that_is_computed_later_around_is_told_apart() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+def test_other_results_of_a_body_keep_their_names() -> None:
+    loaded = from_proto(onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 17]>
+        g (float[4] x, bool c) => (float[4] w) {
+            p, q = If (c) <then_branch = t () => (float[4] v, float[4] w) { v = Neg(x)  w = Abs(x) },
+                           else_branch = e () => (float[4] v, float[4] u) { v = Exp(x)  u = Tanh(x) }>
+            w = Add(p, q)
+        }"""))
+    results = {each.g.name: [value.name for value in each.g.output] for each in loaded.proto.graph.node[0].attribute}
+    assert results == {"t": ["v", "w_2"], "e": ["v", "u"]}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_files_in_any_order_are_optimised_as_when_sorted(seed: int, tmp_path: Path) -> None:
     """The saved model is valid and answers as the original does; its report tells that nodes were sorted."""
@@ -486,6 +502,14 @@ def test_two_opsets() -> None:
     assert message_of(proto) == (
         "The model imports the standard operators in several versions: 15, 17.\n"
         "help: Keep one of them in model.opset_import."
+    )
+
+
+def test_no_ir_version() -> None:
+    proto = model()
+    proto.ClearField("ir_version")
+    assert message_of(proto) == (
+        "The model states no IR version.\nhelp: Set model.ir_version, or export the model again."
     )
 
 

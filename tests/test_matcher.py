@@ -223,6 +223,21 @@ def test_identity_nodes_are_looked_through(tmp_path: Path) -> None:
     assert names(found) == {"i", "s", "j", "y"}
 
 
+def test_what_another_domain_calls_identity_is_not_looked_through(tmp_path: Path) -> None:
+    model = "g (float[4] p, float[4] q) => (float[4] y) {{ s = Add(p, q) i = {}Identity(s) y = Relu(i) }}"
+    assert len(tried(tmp_path, "y = Relu(a + b)", model.format("")).matches) == 1
+    assert tried(tmp_path, "y = Relu(a + b)", model.format("com.microsoft.")).matches == ()
+
+
+@pytest.mark.parametrize("constant", ["", "c = Constant <value = float[4] {1, 2, 3, 4}> ()"])
+def test_a_constant_in_the_place_of_a_node_is_told_at_what_matched(tmp_path: Path, constant: str) -> None:
+    """Whether it is an initialiser or a node of its own."""
+    held = "" if constant else "<float[4] c = {1, 2, 3, 4}>"
+    model = f"g (float[4] p) => (float[4] y) {held} {{ e = Exp(p) {constant} y = Add(e, c) }}"
+    (miss,) = tried(tmp_path, "y = Exp(a) + Tanh(b)", model).near_misses
+    assert (miss.node, miss.message) == ("Exp -> e", "c is a constant where the rule needs Tanh.")
+
+
 # -- values that escape, several outputs --------------------------------------------------------------------------
 
 SHARED = "g (float[4] p, float[4] q) => (float[4] y, float[4] z) { s = Add(p, q) y = Relu(s) z = Neg(s) }"
@@ -363,10 +378,11 @@ PATTERN = "m = x - w\ny = m + e"
 @pytest.mark.parametrize("condition", [
     "is_scalar(e)", "is_constant(e)", "not is_constant(w)", "rank(w) == 1 and rank(x) == 2", "e < 1 or e > 2",
     "value(e) == 0.25", "dim(w, 0) == dim(x, -1)", "dtype(x) in [float16, float32]", "dtype(x) not in [int64]",
-    "'same_shape(x, y)'", "not same_shape(x, w)", "'broadcastable(w, x)'", "shape(w) == [8]", "size(w) == 8",
-    "size(x) == 8 * dim(x, 0)", "is_float(x)", "operator(m) == \"Sub\"", "uses(m) == 1", "not_output(m)",
-    "is_output(y)", "e * 4 - 1 == 0", "-e < 0", "'last_axis(x, -1)'", "'last_axis(x, 1)'", "not last_axis(x, 0)",
-    "dim(x, 1) // 3 == 2", "dim(x, 1) % 3 == 2", "min(e, 1) == 0.25", "abs(-e) == 0.25", "same_type(x, y)",
+    "'same_shape(x, y)'", "not same_shape(x, w)", "'broadcastable(w, x)'", "shape(w) == [8]", "shape(x) != [4, 8]",
+    "size(w) == 8", "size(x) == 8 * dim(x, 0)", "is_float(x)", "operator(m) == \"Sub\"", "uses(m) == 1",
+    "not_output(m)", "is_output(y)", "e * 4 - 1 == 0", "-e < 0", "'last_axis(x, -1)'", "'last_axis(x, 1)'",
+    "not last_axis(x, 0)", "dim(x, 1) // 3 == 2", "dim(x, 1) % 5 == 3", "min(e, 1) == 0.25", "abs(-e) == 0.25",
+    "same_type(x, y)",
 ])
 def test_conditions_that_hold(tmp_path: Path, condition: str) -> None:
     text = condition.strip("'").replace('"', "'")
@@ -395,6 +411,13 @@ def test_conditions_that_do_not_hold(tmp_path: Path, condition: str, code: str, 
     assert result.matches == ()
     (miss,) = result.near_misses
     assert (miss.code, miss.message) == (code, message)
+
+
+def test_axes_that_are_several_are_not_the_last_one(tmp_path: Path) -> None:
+    model = "g (float[2, 3, 4] p) => (float[2, 1, 1] y) <int64[2] a = {1, 2}> { y = ReduceSum(p, a) }"
+    (miss,) = tried(tmp_path, "y = ReduceSum(x, a)", model, where="['last_axis(x, a)']").near_misses
+    assert (miss.code, miss.message) == (
+        "reduction-axis", "The rule needs last_axis(x, a); here x is float32 [2, 3, 4], a is int64 [2].")
 
 
 def test_a_condition_in_its_author_s_words(tmp_path: Path) -> None:

@@ -129,6 +129,15 @@ def test_without_rules_the_view_is_the_graph() -> None:
     assert [node.originals for node in view.graph.nodes] == [(node,) for node in original.nodes]
 
 
+def test_results_that_nobody_asks_for_stay_left_out() -> None:
+    original = graph("""g (float[b, 4] x, float[4] w) => (float[b, 4] y, float[b, 1] deviation) {
+        y, , deviation = LayerNormalization(x, w) }""")
+    view = canonicalise(original, shipped().canonical)
+    check_view(original, view)
+    (node,) = view.graph.nodes
+    assert [value and value.name for value in node.outputs] == ["y", None, "deviation"] and not node.dead
+
+
 def test_disabling_a_rule_leaves_its_spelling() -> None:
     rules = load_rules([rules_folder()], disable=["mish"])
     ops = [node.op for node in canonicalise(graph(MISH), rules.canonical).graph.nodes]

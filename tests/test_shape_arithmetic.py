@@ -11,6 +11,7 @@ from sizes_models import B_S, SIZES_OF_X, attention, folded, model, operand, ope
 
 from onnxfuse.graph import from_proto
 from onnxfuse.rewriting import fold, unfuse
+from onnxfuse.rewriting.sizes import sizes_record
 
 INT_MAX = np.iinfo(np.int64).max
 NEWEST = min(onnx.defs.onnx_opset_version(), 23)
@@ -172,6 +173,14 @@ def test_slice(starts: str, ends: str, found: list[int] | None) -> None:
     same_at(original, made, *B_S)
 
 
+def test_slice_without_axes() -> None:
+    """Bounds are those of the first axes."""
+    original = model(SIZES_OF_X + "y = Slice (x, front, b)", "float[b, s] x", "float[b, s] y")
+    made = folded(original)
+    assert operand(made, "y", 2) == [INT_MAX]
+    same_at(original, made, *B_S)
+
+
 def test_slice_that_leaves_out_the_last() -> None:
     """A bound from the end is negative where the axis is provably long enough, and for every kind of integer."""
     original = model("""
@@ -268,6 +277,8 @@ def test_equal_chains_are_computed_once(second: str) -> None:
     made = folded(original)
     assert operators(made) == {"Shape": 1, "Gather": 2, "Concat": 1, "Reshape": 2, "Exp": 1}
     assert {node.input[1] for node in made.graph.node if node.op_type == "Reshape"} == {"target_1"}
+    record = sizes_record(made)
+    assert record is not None and record.replaced == 1, "what is the first of its kind is read as before"
     same_at(original, made, *B_S)
 
 
