@@ -53,6 +53,24 @@ def test_a_path_around_is_named() -> None:
     assert Contraction(DIAMOND).check(pick(DIAMOND, "a", "b", "y")) == refusal
 
 
+@pytest.mark.parametrize(("length", "names"), [
+    (4, ["v0", "v1", "v2", "v3"]), (6, ["v0", "v1", "v2", "v3", "v4", "v5"]),
+    (7, ["v0", "v1", "v2", "...", "v5", "v6"]), (9, ["v0", "v1", "v2", "...", "v7", "v8"]),
+])
+def test_a_long_path_around_is_named(length: int, names: list[str]) -> None:
+    """Nodes far outside are found as well, and of many the first and the last are named."""
+    body = " ".join(f"v{place} = Neg({f'v{place - 1}' if place else 'x'})" for place in range(length))
+    loaded = graph("float[4] x", f"float[4] v{length - 1}", body)
+    ends = [loaded.nodes[0], loaded.nodes[-1]]
+    refusal = is_convex(ends)
+    assert refusal is not None and refusal.message.endswith(
+        "on the path " + " -> ".join(name if name == "..." else f"Neg -> {name}" for name in names))
+    reachability, contraction = Reachability(loaded), Contraction(loaded)
+    assert reachability.check(ends) == contraction.check(ends) == refusal
+    assert reachability.between(ends) == tuple(loaded.nodes[1:-1])
+    assert is_convex(ends[:1]) is None and reachability.between(ends[:1]) == ()
+
+
 @pytest.mark.parametrize("members", [(), ("a",), ("a", "b"), ("b", "c"), ("a", "b", "c", "y"), ("b", "y")])
 def test_convex_sets(members: tuple[str, ...]) -> None:
     nodes = pick(DIAMOND, *members)

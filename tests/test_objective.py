@@ -107,6 +107,34 @@ def test_what_strategies_value() -> None:
     quick, large, saving = cost(5.0, 2), cost(4.0, 9), cost(1.0, 2, memory=1000)
     best = {name: max((quick, large, saving), key=Objective(name).worth) for name in STRATEGIES}
     assert best == {"auto": quick, "all-in-one": large, "memory": saving, "dynamic": quick}
+    # Time decides between equals.
+    for name in STRATEGIES:
+        assert Objective(name).worth(cost(0.4)) > Objective(name).worth(cost(0.2))
+
+
+PRESSED, AT_THE_THRESHOLD = Hints(compute_pressure=0.9, pressed_gain=1.25), Hints(memory_pressure=0.8)
+
+
+@pytest.mark.parametrize(
+    ("objective", "seconds", "code"),
+    [
+        (Objective(least_gain=1.25), 2.0, "no-gain"),
+        (Objective(least_gain=1.25), 2.1, None),
+        (Objective("all-in-one"), 0.0, "no-gain"),
+        (Objective(hints=PRESSED), 2.0, "compute-pressure"),
+        (Objective(hints=PRESSED), 2.1, None),
+        (Objective(hints=AT_THE_THRESHOLD), 2.0, None),
+    ],
+)
+def test_what_just_reaches_a_threshold(objective: Objective, seconds: float, code: str | None) -> None:
+    """A gain must be passed, and so must the threshold of a pressure: 8 seconds for 10 are 1.25x as fast."""
+    found = objective.refuses(cost(seconds), 3, "a", "r")
+    assert (None if found is None else found.code) == code
+
+
+def test_bounds_of_pressures() -> None:
+    assert not Objective(hints=AT_THE_THRESHOLD).saves_memory
+    assert Objective(hints=Hints(memory_pressure=1.0)).saves_memory
 
 
 def test_all_in_one_takes_what_leaves_fewer_kernels_and_costs_no_time() -> None:
@@ -133,6 +161,7 @@ def test_dynamic_refuses_what_loses_at_sizes_nearby() -> None:
         "at N=64 it would run 0.50x as fast: 10000000.0 µs as the runtime runs it, 20000000.0 µs fused", "a", "r",
         "plan with the strategy auto, which looks at the planned sizes alone",
     )
+    assert Objective("dynamic").refuses_elsewhere({"N=4": cost(5.0), "N=64": cost(0.0)}, "a", "r") is None
 
 
 NORM = """g (float16[B, S, C] x, float16[B, S, C] z) => (float16[B, S, C] y) <int64[1] last = {-1}> {

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from onnxfuse.graph import load_graph
+from onnxfuse.planning import selection
 from onnxfuse.planning.selection import Candidate, Selection, joint_cycle, select
 
 GAP = 0.02
@@ -46,6 +47,26 @@ def test_exact_is_the_best_of_all_choices(seed: int) -> None:
     found = select(given)
     assert sound(given, found) and found.exact
     assert found.worth == pytest.approx(best(given))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_finds_the_best_by_itself(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun with nothing: what it is begun with is the best already as a rule, and hides what the search leaves out."""
+    monkeypatch.setattr(selection._Problem, "greedy", lambda self: set())
+    given = candidates(seed, 12, 24)
+    found = select(given)
+    assert sound(given, found) and found.exact
+    assert found.worth == pytest.approx(best(given))
+
+
+def test_a_search_that_is_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    worth = random.Random(3)
+    given = [Candidate(frozenset([place, place + 1, place + 3]), worth.randint(1, 1000) / 10) for place in range(30)]
+    assert select(given).exact and not select(given, most_exact=29).exact and select(given, most_exact=30).exact
+    monkeypatch.setattr(selection, "MOST_STEPS", 5)
+    found = select(given)
+    assert sound(given, found) and not found.exact
+    assert found.worth >= select(given, most_exact=0).worth
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -166,7 +166,8 @@ def _path(members: set[Node]) -> tuple[Node, ...]:
 
 def _not_convex(path: tuple[Node, ...]) -> Refusal:
     outside = path[1:-1]
-    names = " -> ".join(node.label for node in (path if len(path) <= 6 else (*path[:3], path[-2], path[-1])))
+    labels = [node.label for node in path]
+    names = " -> ".join(labels if len(labels) <= 6 else (*labels[:3], "...", *labels[-2:]))
     return Refusal(
         "not-convex",
         f"fusing would make a cycle: {outside[0].label} ({outside[0].qualified_op}) stays outside and lies on the path "

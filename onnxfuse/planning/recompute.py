@@ -108,7 +108,7 @@ class _Stage:
             self.records.clear()
             changes = self._run(before, tight)
             after = self._counted(before)
-            if self.place or not any(change.heavier for change in changes):
+            if not any(change.heavier for change in changes):
                 break
             ledger = self.costs.ledger
             if not limit:
