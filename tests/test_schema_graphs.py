@@ -34,7 +34,7 @@ from test_random_graphs import GIVES_BACK, check_regions, rules, target
 
 from onnxfuse.graph import from_proto
 from onnxfuse.pipeline import Optimised, Options, optimise
-from onnxfuse.rewriting import read_fused, unfuse
+from onnxfuse.rewriting import planned_form, read_fused, unfuse
 from onnxfuse.rewriting.order import is_sorted
 from onnxfuse.verifying import RunInputs
 from onnxfuse.verifying.capture import capture
@@ -192,9 +192,10 @@ def right_bodies(graph: SchemaGraph, result: Optimised) -> None:
     if not nodes:
         return
     verifier = NodeVerifier(result.model, EmulatedRunner())
-    with sharing(result.loaded, result.model) as (original, _):
+    planned = planned_form(result.loaded, result.model)
+    with sharing(planned, result.model) as (original, _):
         run = Run(RunInputs("schema"), graph.feeds[0])
-        for taken in capture(nodes, result.loaded, result.graph, original, run, result.ledger.sizes, CPU):
+        for taken in capture(nodes, planned, result.graph, original, run, result.ledger.sizes, CPU):
             found = verifier.verify(taken.node, taken.feeds, taken.how)
             assert found.verdict != "failed", f"kernel {taken.node.name} in a body: {found.message}"
 
