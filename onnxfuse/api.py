@@ -45,7 +45,7 @@ class Result:
         Args:
             path: by default beside the file that was read, ``model.fused.onnx`` for ``model.onnx``.
             external: what becomes of weights outside the model's file: "keep" refers to the same files where that is
-                possible, "copy" copies them to ``<path>.data``, "inline" puts them into the model.
+                possible, "copy" copies them to ``<path>.DIGEST.data``, "inline" puts them into the model.
             progress: told the bytes copied to the data file, and those to copy.
 
         Raises:

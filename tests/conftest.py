@@ -31,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every", type=int, default=20, help="one of so many of the standard's test cases; 20 by default")
     parser.addoption("--insertions", type=int, default=9,
                      help="models of test_insertions.py with nodes that do nothing; 9 by default")
+    parser.addoption("--kills", type=int, default=20, help="writers killed at random in test_save_kills.py; 20")
+    parser.addoption("--races", type=int, default=20, help="pairs of saves to one place there; 20 by default")
     parser.addoption("--orders", type=int, default=2, help="orders of nodes in test_node_order.py; 2 by default")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -161,13 +162,14 @@ def test_inputs_are_used_to_verify(tmp_path: Path) -> None:
 def test_external_data(tmp_path: Path) -> None:
     model = encoder()
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=64)
-    for choice, files in (("keep", []), ("copy", ["out.onnx.data"]), ("inline", [])):
+    for choice, files in (("keep", 0), ("copy", 1), ("inline", 0)):
         folder = tmp_path / choice
         folder.mkdir()
         target = tmp_path / "out.onnx" if choice == "keep" else folder / "out.onnx"
         result = run("optimize", tmp_path / "model.onnx", "-o", target, "--external-data", choice, "--no-verify")
         assert result.exit_code == 0, result.output
-        assert sorted(entry.name for entry in folder.iterdir() if entry.name != "out.onnx") == files
+        data = [entry.name for entry in folder.iterdir() if entry.name != "out.onnx"]
+        assert len(data) == files and all(re.fullmatch(r"out\.onnx\.[0-9a-f]{16}\.data", name) for name in data)
         assert len(read_fused(onnx.load(target))) > 1
 
 

@@ -14,8 +14,8 @@ import onnx
 import pytest
 from cli_models import CHAIN, ROOT, encoder, environment, parse, run, write
 
+from onnxfuse import files
 from onnxfuse.embedding import known_architectures
-from onnxfuse.rewriting import saving
 
 
 def failed(folder: Path, *arguments: object, keep: set[str]) -> str:
@@ -272,7 +272,7 @@ class Full:
 def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
     onnx.save(encoder(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=64)
     opened: Callable[..., Any] = open
-    monkeypatch.setattr(saving, "open", lambda *a, **k: Full(opened(*a, **k), 1000), raising=False)
+    monkeypatch.setattr(files, "open", lambda *a, **k: Full(opened(*a, **k), 1000), raising=False)
     out = tmp_path / "out"
     out.mkdir()
     result = run("optimize", tmp_path / "m.onnx", "-o", out / "o.onnx", "--external-data", choice, "--no-verify")

@@ -17,9 +17,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rewriting_models import chain, fuse, fused_nodes, random_feeds, region, run, same_bits
 
+from onnxfuse import files as files_module
 from onnxfuse.errors import ExternalDataError, OutputError
 from onnxfuse.graph import LoadedModel, load_graph, load_model
-from onnxfuse.rewriting import rewrite, save, saving, unfuse, wire
+from onnxfuse.rewriting import rewrite, save, unfuse, wire
 
 SIZE = 64
 
@@ -117,8 +118,8 @@ def test_weights_that_the_runtime_would_not_find_are_copied(
     (tmp_path / "out").mkdir()
     seen: list[tuple[int, int]] = []
     saved = save(fused, tmp_path / "out" / "m.onnx", source=stored, progress=lambda *done: seen.append(done))
-    assert saved.data == tmp_path / "out" / "m.onnx.data" and locations(saved.path) == {"m.onnx.data"}
-    assert sorted(files(tmp_path / "out")) == ["m.onnx", "m.onnx.data"]
+    assert saved.data is not None and locations(saved.path) == {saved.data.name}
+    assert sorted(files(tmp_path / "out")) == ["m.onnx", saved.data.name]
     assert seen == sorted(seen) and seen[-1] == (saved.data.stat().st_size,) * 2
     check_runs(saved.path)
 
@@ -127,7 +128,7 @@ def test_copies_on_request(stored: LoadedModel, fused: onnx.ModelProto) -> None:
     assert stored.folder is not None
     before = files(stored.folder)
     saved = save(fused, stored.folder / "m.onnx", source=stored, external="copy")
-    assert locations(saved.path) == {"m.onnx.data"}
+    assert saved.data is not None and locations(saved.path) == {saved.data.name}
     assert {name: content for name, content in files(stored.folder).items() if name in before} == before
     check_runs(saved.path)
 
@@ -205,7 +206,7 @@ def test_a_model_too_large_for_one_file(
     before = model.SerializeToString(deterministic=True)
     saved = save(model, tmp_path / "out" / "m.onnx", source=stored, external=external)  # type: ignore[arg-type]
     assert model.SerializeToString(deterministic=True) == before
-    assert saved.data == tmp_path / "out" / "m.onnx.data"
+    assert saved.data is not None and saved.data.parent == saved.path.parent
     assert saved.path.stat().st_size < 20_000 < saved.data.stat().st_size
     offsets = [
         int(entry.value)
@@ -242,24 +243,74 @@ def test_the_input_is_never_overwritten(stored: LoadedModel, fused: onnx.ModelPr
     assert files(stored.folder) == before
 
 
-def test_data_of_the_input_is_never_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(with_weights(), path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
-    source = load_model(path)
-    before = (tmp_path / "m.onnx.data").read_bytes()
+def test_data_of_the_input_is_never_overwritten(stored: LoadedModel, tmp_path: Path) -> None:
+    """Nor what other models in the folder name, though it has the name that the new data would have."""
+    first = save(stored.proto, tmp_path / "m.onnx", source=stored, external="copy")
+    assert first.data is not None
+    held, inode = first.data.read_bytes(), first.data.stat().st_ino
+    first.path.rename(tmp_path / "source.onnx")
+    source = load_model(tmp_path / "source.onnx")
     saved = save(source.proto, tmp_path / "m.onnx", source=source, external="copy")
-    assert saved.data == tmp_path / "m.onnx.1.data"
-    assert (tmp_path / "m.onnx.data").read_bytes() == before
+    assert saved.data == first.data.with_name(first.data.name.replace(".data", ".1.data"))
+    assert (first.data.read_bytes(), first.data.stat().st_ino) == (held, inode)
     check_runs(saved.path)
+    save(chain(), tmp_path / "m.onnx")
+    assert first.data.exists() and not saved.data.exists()
 
 
 def test_an_older_output_is_replaced(stored: LoadedModel, fused: onnx.ModelProto, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    for name in ("m.onnx", "m.onnx.data"):
-        (tmp_path / "out" / name).write_text("older")
-    saved = save(fused, tmp_path / "out" / "m.onnx", source=stored)
-    assert sorted(files(tmp_path / "out")) == ["m.onnx", "m.onnx.data"]
+    """With its data, and what killed writers left, but nothing else."""
+    out = tmp_path / "out"
+    out.mkdir()
+    others = ("m.onnx.data", "m.onnx.0123456789abcdeg.data", "other.onnx.0123456789abcdef.data", ".m.onnx.1.part")
+    for name in ("m.onnx", "m.onnx.0123456789abcdef.data", ".m.onnx.01234567.part", *others):
+        (out / name).write_text("older")
+    saved = save(fused, out / "m.onnx", source=stored)
+    assert saved.data is not None
+    assert sorted(files(out)) == sorted(["m.onnx", saved.data.name, *others])
     check_runs(saved.path)
+
+
+def test_the_same_model_gets_the_same_names_and_bytes(stored: LoadedModel, tmp_path: Path) -> None:
+    found = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        save(stored.proto, folder / "m.onnx", source=stored, external="copy")
+        found.append(files(folder))
+    assert found[0] == found[1]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "m.onnx").symlink_to(tmp_path / "real" / "m.onnx")
+    for model in (chain(), with_weights()):
+        assert save(model, tmp_path / "m.onnx").path == tmp_path / "real" / "m.onnx"
+        assert (tmp_path / "m.onnx").is_symlink()
+        assert (tmp_path / "m.onnx").read_bytes() == model.SerializeToString()
+    assert sorted(files(tmp_path / "real")) == ["m.onnx"]
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(OutputError, match="Too many levels of symbolic links"):
+        save(chain(), tmp_path / "a")
+
+
+def test_a_pipe_is_no_output(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+    with pytest.raises(OutputError, match="The output is a device or a pipe"):
+        save(chain(), tmp_path / "m.onnx")
+    assert stat.S_ISFIFO((tmp_path / "m.onnx").stat().st_mode)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_permissions_stay(mode: int, stored: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_text("older")
+    (tmp_path / "m.onnx").chmod(mode)
+    saved = save(stored.proto, tmp_path / "m.onnx", source=stored, external="copy")
+    assert saved.data is not None
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (saved.path, saved.data)] == [mode, mode]
 
 
 def test_permissions_are_the_usual_ones(tmp_path: Path) -> None:
@@ -319,7 +370,7 @@ class Full:
 def full_after(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the disk be full after so many bytes."""
     left = [room]
-    monkeypatch.setattr(saving, "open", lambda path, mode: Full(Path(path).open(mode), left), raising=False)  # noqa: SIM115
+    monkeypatch.setattr(files_module, "open", lambda path, mode: Full(Path(path).open(mode), left), raising=False)  # noqa: SIM115
 
 
 FULL = "Free space there, or choose another folder with -o."

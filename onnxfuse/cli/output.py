@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxfuse.errors import OutputError
+from onnxfuse.files import Part, alone_in, followed, sweep_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,13 +66,18 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        target = followed(path)
+        if target.exists() and not target.is_file():  # /dev/stdout, a pipe
+            target.write_text(text, encoding="utf-8")
+            return
+        with Part(target) as part:
+            part.file.write(text.encode())
+            part.finish()
+            with alone_in(target.parent) as alone:
+                part.put(target)
+                if alone:
+                    sweep_parts(target)
     except OSError as error:
         raise OutputError(
             f"The file cannot be written: {error.strerror or error}. Nothing was left behind.", place=str(path),

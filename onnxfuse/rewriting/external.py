@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -84,14 +86,18 @@ class DataFile:
             self.known[content] = offset
         return offset
 
-    def write(self, file: BinaryIO, progress: Progress | None) -> None:
-        """Write all of it."""
+    def write(self, file: BinaryIO, progress: Progress | None) -> str:
+        """Write all of it; a digest of what stands where."""
+        digest = hashlib.sha256()
         for offset, content in self.parts:
             file.seek(offset)
+            digest.update(offset.to_bytes(8, "little"))
             for part in content.chunks() if isinstance(content, Span) else [content()]:
                 file.write(part)
+                digest.update(part)
                 if progress is not None:
                     progress(file.tell(), self.size)
+        return digest.hexdigest()
 
 
 def external_tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
@@ -144,5 +150,10 @@ def location_below(path: Path, folder: Path) -> str | None:
 
 
 def same_file(first: Path, second: Path) -> bool:
-    """Whether two paths are one file."""
-    return first.exists() and second.exists() and os.path.samefile(first, second)
+    """Whether two paths are one file; not where one is not there."""
+    try:
+        return os.path.samefile(first, second)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise

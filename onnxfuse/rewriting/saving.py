@@ -1,11 +1,20 @@
-"""Write a model to disk: all of it or nothing, and never over what it was made from."""
+"""Write a model to disk: all of it or nothing, and never over what it was made from.
+
+    data ─▶ part, named by its digest ┐
+    model that names it ─▶ part       ┴▶ both renamed, the model last ─▶ what nobody names any more is swept
+
+A model and its data are two files, and no file system renames two at once.  So data files get names that follow from
+their contents: whoever is killed, or saves to the same place at the same time, leaves a model with the data that it was
+saved with.
+"""
 
 from __future__ import annotations
 
 import errno
-import os
-import secrets
+import mmap
+import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
@@ -15,6 +24,7 @@ from google.protobuf.message import EncodeError
 from onnx import numpy_helper
 
 from onnxfuse.errors import OutputError
+from onnxfuse.files import Part, alone_in, followed, sweep_parts
 from onnxfuse.graph.constants import is_external, tensor_bytes
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.rewriting import wire
@@ -35,8 +45,8 @@ External = Literal["keep", "copy", "inline"]
 SPILL = 1024
 """Bytes from which on a weight leaves a model that is too large for one file."""
 
-Target = tuple[Path, Callable[[BinaryIO], None]]
-"""A file to write, and what writes it."""
+DIGITS = 16
+"""Of a data file's digest, in its name."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def save(
     external: External = "keep",
     progress: Progress | None = None,
 ) -> Saved:
-    """Write a model; on any failure nothing new is left, and older files under these names are as they were.
+    """Write a model; on any failure nothing new is left, and an older model under this name is as it was.
 
     Args:
         model: what to write; it is not changed.
@@ -91,11 +101,12 @@ def save(
             data start from its folder.
         external: what becomes of data outside the model's file.  "keep" refers to the same files where they are in
             or below the new file's folder and copies them else, because ONNX Runtime reads no others; "copy" copies
-            the bytes that are referred to into ``<path>.data``; "inline" puts them into the model.
+            the bytes that are referred to into ``<path>.DIGEST.data``; "inline" puts them into the model.
         progress: told how much of the data file is written.
 
     A model of more than 2 GB, which no protobuf file can hold, gets its weights of a kilobyte and more written to
-    ``<path>.data``.
+    ``<path>.DIGEST.data``.  Data files of earlier models at this path go once no model in the folder names them.  A
+    symbolic link is followed; permissions of what is replaced stay.
 
     Raises:
         OutputError: the file cannot be written.
@@ -108,25 +119,111 @@ def save(
     kept = _sources(model, source)
     _check_target(path, kept)
     try:
-        for spill in (False, True):
-            data = DataFile(_data_name(path, kept))
-            move = _Move(None if source is None else source.folder, path.parent, external, data)
-            size, write = _prepare(model, move, spill)
-            if size <= wire.LIMIT:
-                break
-        else:
+        return _save(_Job(model, followed(path), None if source is None else source.folder, external), kept, progress)
+    except OSError as error:
+        raise _output_error(error, path) from error
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is saved, where, and what becomes of its external data, which is referred to from ``folder``."""
+
+    model: onnx.ModelProto
+    path: Path
+    folder: Path | None
+    external: External
+
+    def prepared(self, name: str) -> _Prepared:
+        """The model file and the plan of a data file of this name.
+
+        Raises:
+            OutputError: the model does not fit in a file.
+        """
+        try:
+            for spill in (False, True):
+                data = DataFile(name)
+                move = _Move(self.folder, self.path.parent, self.external, data)
+                size, write = _prepare(self.model, move, spill)
+                if size <= wire.LIMIT:
+                    return _Prepared(data, write)
             raise EncodeError(f"{size} bytes without its weights")
-    except EncodeError as error:
-        raise OutputError(
-            f"The model does not fit in one file of 2 GB: {error}.",
-            place=str(path),
-            remedy="Keep large tensors as initialisers instead of Constant nodes.",
-        ) from error
-    targets: list[Target] = [(path, write)]
-    if data.parts:
-        targets.insert(0, (path.parent / data.name, lambda file: data.write(file, progress)))
-    _commit(targets, path)
-    return Saved(path, path.parent / data.name if data.parts else None)
+        except EncodeError as error:
+            raise OutputError(
+                f"The model does not fit in one file of 2 GB: {error}.",
+                place=str(self.path),
+                remedy="Keep large tensors as initialisers instead of Constant nodes.",
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A data file's plan, and what writes the model file."""
+
+    data: DataFile
+    write: Callable[[BinaryIO], None]
+
+
+def _save(job: _Job, kept: Sequence[Path], progress: Progress | None) -> Saved:
+    path, ready, data = job.path, job.prepared(_data_name(job.path, "0" * DIGITS)), None
+    with ExitStack() as parts:
+        if ready.data.parts:
+            weights = parts.enter_context(Part(path))
+            digest = ready.data.write(weights.file, progress)
+            weights.finish()
+            data = path.parent / _free_name(path, digest, kept)
+            ready = job.prepared(data.name)
+        model = parts.enter_context(Part(path))
+        ready.write(model.file)
+        model.finish()
+        with alone_in(path.parent) as alone:
+            fresh = data is not None and not data.exists()
+            if data is not None:
+                weights.put(data, like=path)
+            try:
+                model.put(path)
+            except BaseException:
+                if data is not None and fresh and alone:
+                    data.unlink(missing_ok=True)
+                raise
+            if alone:
+                sweep_parts(path)
+                _sweep_data(path, kept)
+    return Saved(path, data)
+
+
+def _data_name(path: Path, digest: str, number: int = 0) -> str:
+    return f"{path.name}.{digest[:DIGITS]}{f'.{number}' if number else ''}.data"
+
+
+def _free_name(path: Path, digest: str, kept: Sequence[Path]) -> str:
+    """A name for data beside the model that belongs to none of the files that must stay."""
+    number = 0
+    while any(same_file(path.parent / _data_name(path, digest, number), other) for other in kept):
+        number += 1
+    return _data_name(path, digest, number)
+
+
+def _sweep_data(path: Path, kept: Sequence[Path]) -> None:
+    """Remove data files that were saved for this path and that no model in its folder names."""
+    pattern = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{{DIGITS}}}(\.\d+)?\.data")
+    found = [entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name)]
+    found = [entry for entry in found if not any(same_file(entry, other) for other in kept)]
+    if found:
+        models = {path, *path.parent.glob("*.onnx")}
+        for entry in found:
+            if not any(_names(model, entry.name) for model in models if model.is_file()):
+                entry.unlink(missing_ok=True)
+
+
+def _names(model: Path, name: str) -> bool:
+    """Whether a file holds a name; parsed it would be in memory whole.  One that cannot be read may."""
+    try:
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(name.encode()) >= 0
+    except ValueError:  # an empty file
+        return False
+    except OSError:
+        return True
 
 
 def _sources(model: onnx.ModelProto, source: LoadedModel | None) -> tuple[Path, ...]:
@@ -147,22 +244,16 @@ def _check_target(path: Path, kept: Sequence[Path]) -> None:
         raise OutputError(
             f"The folder '{path.parent}' does not exist.", place=str(path), remedy="Create it, or choose another.",
         )
+    if path.exists() and not path.is_file():
+        raise OutputError(
+            "The output is a device or a pipe.", place=str(path), remedy="Give the name of a file.",
+        )
     if any(same_file(path, other) for other in kept):
         raise OutputError(
             "The output would overwrite the model that is being read, or its data.",
             place=str(path),
             remedy="Choose another name with -o.",
         )
-
-
-def _data_name(path: Path, kept: Sequence[Path]) -> str:
-    """A name beside the model that belongs to none of the files that must stay."""
-    number = 0
-    while True:
-        name = f"{path.name}.{number}.data" if number else f"{path.name}.data"
-        if not any(same_file(path.parent / name, other) for other in kept):
-            return name
-        number += 1
 
 
 def _prepare(model: onnx.ModelProto, move: _Move, spill: bool) -> tuple[int, Callable[[BinaryIO], None]]:
@@ -228,51 +319,6 @@ def _raw(tensor: onnx.TensorProto) -> bytes:
     if tensor.HasField("raw_data"):
         return bytes(tensor.raw_data)
     return bytes(numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data)
-
-
-def _commit(targets: Sequence[Target], path: Path) -> None:
-    """Write files under other names, then move all of them in place; undo everything on failure."""
-    pending: list[tuple[Path, Path]] = []
-    undo: list[Callable[[], None]] = []
-    done = False
-    try:
-        for target, write in targets:
-            temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-            with open(temporary, "xb") as file:
-                pending.append((temporary, target))
-                write(file)
-        for temporary, target in pending[:-1]:
-            undo.append(_put(temporary, target))
-        os.replace(*pending[-1])
-        done = True
-    except OSError as error:
-        raise _output_error(error, path) from error
-    finally:
-        if not done:
-            for step in reversed(undo):
-                step()
-        for temporary, _ in pending:
-            temporary.unlink(missing_ok=True)
-            _backup(temporary).unlink(missing_ok=True)
-
-
-def _put(temporary: Path, target: Path) -> Callable[[], None]:
-    """Move a file in place of an older one; returns what undoes it."""
-    if not target.exists():
-        os.replace(temporary, target)
-        return lambda: target.unlink(missing_ok=True)
-    backup = _backup(temporary)
-    os.replace(target, backup)
-    try:
-        os.replace(temporary, target)
-    except OSError:
-        os.replace(backup, target)
-        raise
-    return lambda: os.replace(backup, target)
-
-
-def _backup(temporary: Path) -> Path:
-    return temporary.with_suffix(".old")
 
 
 def _output_error(error: OSError, path: Path) -> OutputError:
