@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from onnxfuse.errors import VerificationError
 from onnxfuse.rewriting import value_types
 from onnxfuse.verifying.settled import settled
-from onnxfuse.verifying.spelling import SPELLED, Spelling
+from onnxfuse.verifying.spelling import INEXACT, SPELLED, Spelling
 
 Array = NDArray[Any]
 
@@ -129,12 +129,14 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
     nodes: list[onnx.NodeProto] = []
     downgraded: dict[str, None] = {}
     for place, node in enumerate(model.graph.node):
-        if doubles.isdisjoint((*node.input, *node.output)) or (node.domain, node.op_type) in own or _runs(
+        plain = doubles.isdisjoint((*node.input, *node.output)) or (node.domain, node.op_type) in own
+        spelled = node.op_type in SPELLED and not node.domain
+        if plain or (not (spelled and node.op_type in INEXACT) and _runs(
             _anonymous(node), tuple(types.get(name, 0) for name in node.input),
             tuple(types.get(name, 0) for name in node.output), opsets,
-        ):
+        )):
             nodes.append(node)
-        elif node.op_type in SPELLED and not node.domain:
+        elif spelled:
             spelling = Spelling(f"spelled{place}", dict(opsets).get("", 1))
             SPELLED[node.op_type](node, spelling)
             nodes.extend(spelling.nodes)

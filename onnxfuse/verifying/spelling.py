@@ -78,10 +78,20 @@ def _elu(node: onnx.NodeProto, to: Spelling) -> None:
     step("Mul", whole, to.number(scale), result=node.output[0])
 
 
+def _sigmoid(node: onnx.NodeProto, to: Spelling) -> None:
+    """1 / (1 + exp(-x)), with all its digits down to the smallest numbers."""
+    one = to.number(1.0)
+    to.step("Div", one, to.step("Add", one, to.step("Exp", to.step("Neg", node.input[0]))), result=node.output[0])
+
+
 SPELLED: Mapping[str, Callable[[onnx.NodeProto, Spelling], None]] = {
     "InstanceNormalization": _instance_normalization, "Elu": _elu, "Selu": _elu, "Celu": _elu,
+    "Sigmoid": _sigmoid,
 }
 """By operator: its nodes in float64."""
+
+INEXACT = frozenset({"Sigmoid"})
+"""Operators that the CPU provider has in float64, and gives less than its digits of: 0 for the sigmoid of -512."""
 
 
 def attribute(node: onnx.NodeProto, name: str, default: float) -> float:
