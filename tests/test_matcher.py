@@ -114,6 +114,17 @@ def test_a_number_matches_no_other_tensor(tmp_path: Path) -> None:
     ).matches == ()
 
 
+@pytest.mark.parametrize("pattern", ["y = Tanh(Exp(Neg(x))) * 2.0", "y = 2.0 * Tanh(Exp(Neg(x)))"])
+@pytest.mark.parametrize("operands", ["t, k", "k, t"])
+def test_a_number_that_alone_is_another_is_told(tmp_path: Path, pattern: str, operands: str) -> None:
+    """However much of the pattern lies behind the other operand, and whichever way round both are."""
+    model = ("g (float[4] p) => (float[4] y) <float k = {{3.0}}> "
+             f"{{{{ n = Neg(p) e = {{}}(n) t = Tanh(e) y = Mul({operands}) }}}}")
+    (miss,) = tried(tmp_path, pattern, model.format("Exp")).near_misses
+    assert (miss.code, miss.message, miss.node) == ("constant-value", "k is 3; the rule needs 2.", "Mul -> y")
+    assert tried(tmp_path, pattern, model.format("Abs")).near_misses == ()
+
+
 def test_maybe_is_there_or_not(tmp_path: Path) -> None:
     pattern = "y = Relu(maybe(Cast(x, to=float32)))"
     with_cast = "g (float16[4] p) => (float[4] y) { c = Cast <to = 1> (p) y = Relu(c) }"

@@ -181,14 +181,18 @@ class Attempt:
         if found is None or found.constant is None or found.constant.size != 1:
             self._miss(NOT_CONSTANT, "constant-value", lambda: (
                 f"{name_of(value)} is not a constant of one element; the rule needs {wanted:g}."
-            ))
+            ), self._reader(value))
             return False
         if equals_literal(wanted, found):
             return True
         self._miss(OTHER_VALUE, "constant-value", lambda: (
             f"{name_of(value)} is {plain(found):g}; the rule needs {wanted:g}."
-        ))
+        ), self._reader(value))
         return False
+
+    def _reader(self, value: Value | None) -> Node | None:
+        """The node of the match that reads a value, the last of several."""
+        return next((node for node in reversed(self.nodes) if value is not None and value in node.inputs), None)
 
     def _may_be(self, pattern: Pattern, value: Value | None) -> bool:
         """Whether the value's producer has an operator that the pattern could start with."""
@@ -301,8 +305,7 @@ class Attempt:
         for order in op.orders:
             pairs = [(argument, values[position]) for argument, position in zip(arguments, order, strict=True)]
             if len(op.orders) > 1:
-                # constants first: they tell a wrong order at once
-                pairs.sort(key=lambda pair: 0 if isinstance(pair[0], Literal) else 1)
+                pairs.sort(key=_turn)
             yield from self._all(pairs, 0)
 
     def _all(self, pairs: Sequence[tuple[Pattern, Value | None]], position: int) -> Iterator[None]:
@@ -420,3 +423,13 @@ class Attempt:
     ) -> None:
         node = node or next(reversed(self.nodes), None)
         self.misses.record(self.depth, severity, code, message, node, remedy)
+
+
+def _turn(pair: tuple[Pattern, Value | None]) -> int:
+    """When to compare an operand: a number first with what is no constant, which tells a wrong order at once, and last
+    with a constant, so that a wrong one is told where all the rest agrees."""
+    pattern, value = pair
+    if not isinstance(pattern, Literal):
+        return 1
+    found = root(value) if value is not None else None
+    return 0 if found is None or found.constant is None or found.constant.size != 1 else 2
