@@ -45,6 +45,8 @@ from onnxfuse.verifying.sharing import sharing
 
 FLOAT16 = onnx.TensorProto.FLOAT16
 
+PRODUCTS = ("MatMul", "Gemm")
+
 CHUNK = 20
 """Models of one test, whose kernels are compiled together."""
 
@@ -110,14 +112,27 @@ def same_answers(graph: SchemaGraph, result: Optimised) -> None:
         with pytest.raises(Exception) as caught:
             Runtime(result.model)
         raise AssertionError(f"the fused model does not load: {caught.value}")
-    for sizes, wanted, found in zip(graph.situations, before, after, strict=True):
+    for place, (sizes, wanted, found) in enumerate(zip(graph.situations, before, after, strict=True)):
         # What refused may be a node that nothing read, and that went with the branch or the arithmetic around it.
         more = wanted is None and result.folded.proto is not result.loaded.proto
         assert more or (wanted is None) == (found is None), f"one of the models does not run at {sizes}"
         for name, array in (wanted or {}).items():
             if array is not None and found is not None:
-                assert same_bits(array, found[name]) or rounds_otherwise(result, array, found[name]), \
-                    f"{name} differs at {sizes}"
+                assert (same_bits(array, found[name]) or rounds_otherwise(result, array, found[name])
+                        or left_unwritten(graph, place, name)), f"{name} differs at {sizes}"
+
+
+def left_unwritten(graph: SchemaGraph, place: int, name: str) -> bool:
+    """Whether an output of the original depends on a product of no elements, whose result ONNX Runtime's CPU provider
+    leaves as the memory was."""
+    values = every_value(graph, graph.model)[place]
+    assert values is not None
+    unwritten: set[str] = set()
+    for node in original(graph).graph.node:
+        empty = node.op_type in PRODUCTS and not all(values[each].size for each in node.input[:2])
+        if empty or not unwritten.isdisjoint(reads_of(node)):
+            unwritten.update(node.output)
+    return name in unwritten
 
 
 def rounds_otherwise(result: Optimised, array: Array, found: Array | None) -> bool:
