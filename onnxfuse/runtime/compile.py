@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxfuse.errors import KernelError
+from onnxfuse.runtime.allowed import check_options, check_source
 from onnxfuse.runtime.cache import Cache, default_folder, key
 from onnxfuse.runtime.dump import LINE_INFORMATION, Dump
 from onnxfuse.runtime.figures import VERBOSE, KernelFigures, from_bytes, read_log, to_bytes
@@ -72,10 +73,12 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
         options: options of NVRTC after the standard ones.
 
     Raises:
-        KernelError: the text does not compile (the message holds the compiler's log), the compiler does not know the
-            architecture, or there is no compiler.
+        KernelError: the text does not compile (the message holds the compiler's log) or asks for what it may not
+            (``runtime.allowed``), the compiler does not know the architecture, or there is no compiler.
     """
     check_architecture(architecture)
+    check_options(options)
+    check_source(source)
     nvrtc = binding()
     arguments = (
         *STANDARD_OPTIONS, VERBOSE, *((_NO_CACHE,) if nvrtc.getVersion() >= _KEEPS_IMAGES else ()),

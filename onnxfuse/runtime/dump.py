@@ -7,6 +7,7 @@ compute-sanitizer show its lines.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from onnxfuse.errors import OutputError
 from onnxfuse.runtime.cache import digest, write_whole
 
 VARIABLE = "ONNXFUSE_DUMP"
+
+_LONGEST = 100
+"""Characters of a kernel's name in that of its file."""
 
 LINE_INFORMATION = "-lineinfo"
 """NVRTC's option; it does not change the machine code."""
@@ -35,7 +39,9 @@ class Dump:
         folder = os.environ.get(VARIABLE)
         if not folder:
             return None
-        name = f"{kernels[0] if kernels else 'kernel'}-{digest(source, options)[:16]}.cu"
+        # The name is a model's: it must not lead elsewhere, nor be longer than a file's may be.
+        stem = re.sub(r"[^A-Za-z0-9_]", "_", kernels[0])[:_LONGEST] if kernels else "kernel"
+        name = f"{stem}-{digest(source, options)[:16]}.cu"
         return Dump(Path(folder).absolute() / name)
 
     def traced(self, source: str) -> str:
