@@ -19,8 +19,9 @@ from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.horizontal import CODE, MOST_PARTS, STAGE
+from onnxfuse.planning.horizontal import CODE, MOST_PARTS, STAGE, joined
 from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.objective import Objective
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.schedules import Kernel
@@ -200,6 +201,48 @@ def test_why_a_launch_ends_is_told() -> None:
     assert told(long, N=4) == []
     (message,) = told(long, N=4_000_000)
     assert message.endswith("too little is predicted to be saved.")
+
+
+APART = """g (float[N, 4096] x, float[N, 4096] y, float[16, 16] p) => (float[N, 4096] a, float[N, 4096] b, GIVEN) {
+    c = Exp(x) a = Neg(c) BETWEEN d = Exp(y) b = Neg(d)
+}"""
+
+
+@pytest.mark.parametrize(("size", "between", "reason"), [
+    (128, 100, None), (128, 140, "held all that while."), (16, 140, None),
+], ids=["near", "far", "far and small"])
+def test_what_stands_far_apart_is_joined_where_it_is_small(size: int, between: int, reason: str | None) -> None:
+    text = APART.replace("GIVEN", ", ".join(f"float[16, 16] m{place}" for place in range(between)))
+    text = text.replace("BETWEEN", " ".join(f"m{place} = MatMul(p, p)" for place in range(between)))
+    messages = told(text, N=size)
+    assert [message[-len(reason or ""):] for message in messages] == ([] if reason is None else [reason])
+    assert len(fuse(text, dims={"N": size}).plan.fusions) == (1 if reason is None else 2)
+
+
+@pytest.mark.parametrize(("between", "reason"), [
+    (8, None), (9, "9 kernels in a row run between the first of its regions and this one."),
+])
+def test_what_runs_much_later_stays_apart(between: int, reason: str | None) -> None:
+    text = APART.replace(", GIVEN", "").replace(
+        "BETWEEN", " ".join(f"m{place + 1} = MatMul(m{place}, p)" for place in range(between))
+    ).replace("m0", "y").replace("Exp(y)", f"Exp(m{between})").replace("4096", "16")
+    messages = told(text, N=128)
+    assert [message[-len(reason or ""):] for message in messages] == ([] if reason is None else [reason])
+    assert len(fuse(text, dims={"N": 128}).plan.fusions) == (1 if reason is None else 2)
+
+
+def test_what_does_not_run_equally_often_stays_apart() -> None:
+    """As a profile may show of branches that ONNX Runtime leaves out."""
+    text = """g (float[N, 64] x, float[N, 64] y) => (float[N, 64] a, float[N, 64] b) {
+        c = Exp(x) a = Neg(c) d = Exp(y) b = Neg(d)
+    }"""
+    plain = fuse(text, disable=[STAGE])
+    first, second = plain.plan.fusions
+    for runs, count in ((1.0, 1), (0.5, 2)):
+        other = replace(second, cost=replace(second.cost, executions=runs))
+        plan = replace(plain.plan, fusions=(first, other))
+        made = joined(plan, plain.plan.grounds[0].maker.view, CostModel(plain.ledger, plain.profile), Objective())
+        assert len(made.fusions) == count
 
 
 def test_that_one_runs_after_the_other_is_not_told() -> None:

@@ -25,6 +25,7 @@ from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.recompute import recomputed
+from onnxfuse.planning.traffic import Ledger, Observation
 from onnxfuse.reporting import as_json, explain, report_of, report_of_fused
 from onnxfuse.rewriting import InvariantError, read_fused, rewrite, unfuse
 from onnxfuse.tuning import Timed, TuneOptions, tune
@@ -230,17 +231,50 @@ def test_bodies_are_graphs_too() -> None:
     assert packed(unfuse(made.model)) == packed(proto)
 
 
+SUM = """g (float[N, 64, 4096] x, float[N, 64, 4096] z, float[4096, 4096] w) => (float[N, 64, 4096] y) {
+    a = Add(x, z) b = Exp(a) m = MatMul(b, w) c = Sub(m, a) d = Tanh(c) y = MatMul(d, w)
+}"""
+"""Two operands in place of one: reading the sum costs no more."""
+
+
+def test_a_loop_runs_its_body_many_times() -> None:
+    inner = GATE[GATE.index("c = Conv"):GATE.rindex("}")].replace("Conv(x, w)", "Conv(s0, w)")
+    made = fuse("""g (float16[N, 16, H, W] x, float16[16, 16, 1, 1] w, int64 n, bool t) => (float16[N, 16, H, W] r)
+        <int64[2] axes = {2, 3}> {
+        r = Loop(n, t, x) <body = f (int64 i, bool u, float16[N, 16, H, W] s0) => (bool v, float16[N, 16, H, W] y) {
+            v = Identity(u) INNER
+        }>
+    }""".replace("INNER", inner))
+    assert again(made) == [[], ["Sigmoid", "Mul"]]
+
+
 def test_no_gain_is_told() -> None:
-    """Two operands in place of one: reading the sum costs no more."""
-    text = """g (float[N, 64, 4096] x, float[N, 64, 4096] z, float[4096, 4096] w) => (float[N, 64, 4096] y) {
-        a = Add(x, z) b = Exp(a) m = MatMul(b, w) c = Sub(m, a) d = Tanh(c) y = MatMul(d, w)
-    }"""
-    made = fuse(text, dims={"N": 64})
+    made = fuse(SUM, dims={"N": 64})
     assert regions(made) == [["Add", "Exp"], ["Sub", "Tanh"]]
     told = explain(made, "a").node
     assert told is not None
     (reason,) = (entry.reason for entry in told.considered if entry.verdict == "refused")
     assert reason.startswith("'a' stays written: computed again by 1 reader, all would take ")
+
+
+def test_what_runs_less_often_than_its_reader_is_written() -> None:
+    plain = fuse(GATE, disable=["recompute"])
+    for runs, expected in ((1.0, ["Sigmoid", "Mul"]), (3.0, [])):
+        observed = {node: Observation(None, runs) for node in plain.plan.fusions[1].nodes}
+        ledger = Ledger(plain.graph, plain.ledger.sizes, plain.ledger.placement, observed)
+        made = recomputed(plain.plan, plain.rules, CostModel(ledger, plain.profile), Options().objective)
+        assert [node.op for node in made.fusions[1].again] == expected
+
+
+def test_what_loses_at_a_size_nearby_is_written() -> None:
+    """There its arithmetic takes long: on a GPU that has next to none."""
+    plain = fuse(GATE, disable=["recompute"])
+    weak = plain.profile.model_copy(update={"peaks": plain.profile.peaks.model_copy(update={"float32": 0.001})})
+    for profile, expected in ((plain.profile, ["Sigmoid", "Mul"]), (weak, [])):
+        nearby = {"elsewhere": CostModel(plain.ledger, profile)}
+        plan = replace(plain.plan, grounds=tuple(replace(each, nearby=nearby) for each in plain.plan.grounds))
+        made = recomputed(plan, plain.rules, CostModel(plain.ledger, plain.profile), Options().objective)
+        assert [node.op for node in made.fusions[1].again] == expected
 
 
 def test_explain_names_the_regions() -> None:
@@ -252,6 +286,9 @@ def test_explain_names_the_regions() -> None:
     assert node.summary == f"computed in each of {', '.join(names)}: so its result need not be written and read"
     chosen = [entry for entry in node.considered if entry.verdict == "chosen"]
     assert len(chosen) == 2 and all("'a' is computed again where it is read" in entry.reason for entry in chosen)
+    reader = explain(made, "b").node
+    assert reader is not None and {entry.verdict: bool(entry.lost_to) for entry in reader.considered} == {
+        "chosen": False, "lost": True}
 
 
 def test_a_value_that_is_spread_costs_its_arithmetic_every_time() -> None:
@@ -267,8 +304,57 @@ def test_a_value_that_is_spread_costs_its_arithmetic_every_time() -> None:
 
 def test_a_run_holds_no_more() -> None:
     made, plain = fuse(GATE), fuse(GATE, disable=["recompute"])
-    peaks = [peak_memory(each.ledger, [fusion.fused for fusion in each.plan.fusions]).peak for each in (made, plain)]
-    assert peaks[0] <= peaks[1]
+    assert peak(made) <= peak(plain)
+
+
+def peak(optimised: Optimised) -> int:
+    return peak_memory(optimised.ledger, [fusion.fused for fusion in optimised.plan.fusions]).peak
+
+
+HOLDING = """g (float[N, 2, 16] x, float[N, 1, 16] z, float[16, 4096] i, float[4096, 32768] wide,
+           float[32768, 4096] narrow, float[4096, 16384] half, float[16384, 16] back, float[4096, 16] o) => (float[N, 2, 16] y) {
+    c = MatMul(x, i) u = MatMul(z, i) a = Mul(c, u) b = Exp(a) l = MatMul(b, wide) m = MatMul(l, narrow)
+    d = Sub(m, a) e = Tanh(d) END
+}"""
+"""What a value is computed from takes half as much again as the value, and what lies between the most of the run."""
+
+ENDS = {
+    "no room": "y = MatMul(e, o)",
+    "another that holds no more": """
+        t = MatMul(e, o) s = MatMul(t, i) f = Abs(s) h = Exp(f) k = MatMul(h, wide) n = MatMul(k, narrow) p = Sub(n, f)
+        q = Tanh(p) y = MatMul(q, o)""",
+    "room as long as nothing is fused": """
+        f = MatMul(e, half) h = Exp(f) k = Sigmoid(h) p = Add(h, k) y = MatMul(p, back)""",
+}
+
+
+@pytest.mark.parametrize(("end", "strategy", "expected"), [
+    ("no room", "auto", []),
+    ("another that holds no more", "auto", [["Abs"]]),
+    ("room as long as nothing is fused", "auto", [["Mul"]]),
+    ("room as long as nothing is fused", "memory", []),
+])
+def test_what_holds_more_needs_room(end: str, strategy: str, expected: list[list[str]]) -> None:
+    text = HOLDING.replace("END", ENDS[end])
+    made, plain = (fuse(text, dims={"N": 4096}, strategy=strategy, disable=off) for off in ((), ["recompute"]))
+    assert [found for found in again(made) if found] == expected
+    assert peak(made) <= (peak(plain) if strategy == "memory" else max(peak(plain), peak_memory(plain.ledger).peak))
+
+
+def test_it_is_computed_from_what_is_written_anyway() -> None:
+    text = """g (float[N, 64, 4096] x, float[4096, 4096] w) => (float[N, 64, 4096] y, float[N, 64, 4096] v) {
+        v = Abs(x) a = Tanh(v) b = Exp(a) m = MatMul(b, w) c = Sub(m, a) d = Neg(c) y = MatMul(d, w)
+    }"""
+    assert again(fuse(text, dims={"N": 64})) == [[], ["Tanh"]]
+
+
+def test_of_two_values_the_cheap_one_is_computed_again() -> None:
+    text = """g (float[N, 64, 4096] x, float[4096, 4096] w) => (float[N, 64, 4096] y) {
+        a = Abs(x) q = Softmax(a) b = Neg(q) m = MatMul(b, w) c = Sub(m, a) d = Mul(c, q) y = MatMul(d, w)
+    }"""
+    made = fuse(text, dims={"N": 64})
+    assert again(made) == [[], ["Abs"]]
+    assert [value.name for value in made.plan.fusions[0].outputs] == ["q", "b"]
 
 
 def timed(written: float, repeated: float) -> object:
@@ -298,6 +384,14 @@ def test_half_a_measurement_decides_nothing() -> None:
     costs = CostModel(plain.ledger, plain.profile)
     made = recomputed(plain.plan, plain.rules, costs, Options().objective, timed(10.0, 20.0))  # type: ignore[arg-type]
     assert [[node.op for node in fusion.again] for fusion in made.fusions] == [[], ["Sigmoid", "Mul"]]
+
+
+def test_without_a_measurement_the_prediction_decides() -> None:
+    """It is close enough to be measured, and nobody has."""
+    plain = fuse(SUM, dims={"N": 64}, disable=["recompute"])
+    costs = CostModel(plain.ledger, plain.profile)
+    made = recomputed(plain.plan, plain.rules, costs, Options().objective, lambda fusion: fusion)
+    assert not any(fusion.again for fusion in made.fusions)
 
 
 class _PoolTimer(FakeTimer):
