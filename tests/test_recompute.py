@@ -312,7 +312,8 @@ def peak(optimised: Optimised) -> int:
 
 
 HOLDING = """g (float[N, 2, 16] x, float[N, 1, 16] z, float[16, 4096] i, float[4096, 32768] wide,
-           float[32768, 4096] narrow, float[4096, 16384] half, float[16384, 16] back, float[4096, 16] o) => (float[N, 2, 16] y) {
+           float[32768, 4096] narrow, float[4096, 16384] half, float[16384, 16] back,
+           float[4096, 16] o) => (float[N, 2, 16] y) {
     c = MatMul(x, i) u = MatMul(z, i) a = Mul(c, u) b = Exp(a) l = MatMul(b, wide) m = MatMul(l, narrow)
     d = Sub(m, a) e = Tanh(d) END
 }"""
