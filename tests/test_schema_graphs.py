@@ -81,7 +81,9 @@ def check(graph: SchemaGraph, result: Optimised) -> None:
         onnx.checker.check_model(result.model)
     assert packed(unfuse(result.model)) == packed(original(graph)), "unfused, it is not the original"
     assert packed(fused(graph, result.model).model) == packed(result.model), "optimised again, it changes"
-    assert [refusal for refusal in result.refusals if refusal.code == "broken-node"] == []
+    # The runtime never looks at what nothing needs.
+    dead = {node.label for part in result.canonical.graph.walk() for node in part.nodes if node.dead}
+    assert [refusal for refusal in result.refusals if refusal.code == "broken-node" and refusal.node not in dead] == []
     right_kernels(graph, result)
     right_bodies(graph, result)
 
@@ -139,11 +141,11 @@ def rounds_otherwise(result: Optimised, array: Array, found: Array | None) -> bo
     """Whether two arrays are the same but for roundings to float16 that ONNX Runtime's CPU provider leaves out.
 
     It has few kernels of that type: it computes in float32, and rounds between two nodes only where another stands
-    there, which may be one that gives its operand back and that a region reads through.
+    there, which may be one that gives its operand back and that a region reads through, or an If that sizes decide.
     """
     through = any(node.op in GIVES_BACK and node.outputs[0] is not None and node.outputs[0].dtype == FLOAT16
                   for fusion in result.plan.fusions for node in fusion.nodes)
-    return (through and found is not None and array.dtype == found.dtype == np.float16 and array.shape == found.shape
+    return ((through or result.folded.proto is not result.loaded.proto) and found is not None and array.dtype == found.dtype == np.float16 and array.shape == found.shape
             and not difference(found, array.astype(np.float64), FLOAT16))
 
 
