@@ -81,11 +81,18 @@ def check(graph: SchemaGraph, result: Optimised) -> None:
         onnx.checker.check_model(result.model)
     assert packed(unfuse(result.model)) == packed(original(graph)), "unfused, it is not the original"
     assert packed(fused(graph, result.model).model) == packed(result.model), "optimised again, it changes"
-    # The runtime never looks at what nothing needs.
-    dead = {node.label for part in result.canonical.graph.walk() for node in part.nodes if node.dead}
-    assert [refusal for refusal in result.refusals if refusal.code == "broken-node" and refusal.node not in dead] == []
+    broken = [refusal.message for refusal in result.refusals if refusal.code == "broken-node"]
+    assert not broken or ranks_differ(graph, result), broken
     right_kernels(graph, result)
     right_bodies(graph, result)
+
+
+def ranks_differ(graph: SchemaGraph, result: Optimised) -> bool:
+    """Whether ONNX Runtime gives values another rank than they have: a Loop that runs no time makes a list of a scalar,
+    and what follows may be a node that breaks its operator's rules."""
+    values = every_value(graph, original(graph))[0] or {}
+    return any(value.rank not in (None, values[name].ndim) for name, value in result.graph.values.items()
+               if name in values)
 
 
 def original(graph: SchemaGraph) -> onnx.ModelProto:
@@ -145,7 +152,8 @@ def rounds_otherwise(result: Optimised, array: Array, found: Array | None) -> bo
     """
     through = any(node.op in GIVES_BACK and node.outputs[0] is not None and node.outputs[0].dtype == FLOAT16
                   for fusion in result.plan.fusions for node in fusion.nodes)
-    return ((through or result.folded.proto is not result.loaded.proto) and found is not None and array.dtype == found.dtype == np.float16 and array.shape == found.shape
+    return ((through or result.folded.proto is not result.loaded.proto)
+            and found is not None and array.dtype == found.dtype == np.float16 and array.shape == found.shape
             and not difference(found, array.astype(np.float64), FLOAT16))
 
 
