@@ -102,3 +102,5 @@ def test_kernels_are_told_apart_by_more_than_names() -> None:
     assert _same_work(first.kernel, second.kernel)
     assert not _same_work(first.kernel, other.kernel)
     assert not _same_work(first.kernel, replace(first.kernel, schedule="tiled"))
+    plan = first.kernel.plan
+    assert not _same_work(first.kernel, replace(first.kernel, plan=replace(plan, variants=plan.variants * 2)))

@@ -65,6 +65,14 @@ def test_peaks_of_products() -> None:
     assert product_peak(TensorProto.DOUBLE, H200) == pytest.approx(0.7 * 33.5)
 
 
+@pytest.mark.parametrize(("dtype", "tflops"), [("float16", 790), ("float", 790 * 494 / 989)])
+def test_a_product_runs_at_the_peak_of_its_type(dtype: str, tflops: float) -> None:
+    whole = f"{dtype}[8192,8192]"
+    loaded = graph(f"{whole} x, {whole} w", f"{whole} y", "y = MatMul(x, w)")
+    seconds, _ = CostModel(Ledger(loaded, {}), H200).unfused(loaded.nodes)
+    assert seconds == pytest.approx(FLOOR + 2 * 8192**3 / (tflops * 1e12))
+
+
 def test_a_region_of_three_kernels() -> None:
     # 2^28 float32 elements: 1 GiB a tensor, far past the cache.
     loaded = graph("float[268435456] x", "float[268435456] y", "a = Abs(x) b = Neg(a) y = Exp(b)")

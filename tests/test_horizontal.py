@@ -158,6 +158,15 @@ def test_what_is_not_worth_a_kernel_joins_others() -> None:
         "2 independent regions as one kernel are predicted to take 1.7 µs; apart, 3.4 µs.")
 
 
+def test_a_join_settles_that_its_parts_gained_nothing_and_no_more() -> None:
+    text = "g (float[N, 64] x, float[N, 32] y) => (float[N, 64] a, float[N, 32] b) { a = Exp(x) b = Tanh(y) }"
+    plain = fuse(text, disable=[STAGE])
+    kept = (Refusal("no-gain", "another region", "Sqrt -> z"), Refusal("growth", "no rule has it", "Exp -> a"))
+    plan = replace(plain.plan, refusals=(*kept, Refusal("no-gain", "it takes as long", "Exp -> a")))
+    made = joined(plan, plain.plan.grounds[0].maker.view, CostModel(plain.ledger, plain.profile), Objective())
+    assert len(made.fusions) == 1 and made.refusals == kept
+
+
 def test_siblings_read_their_input_once() -> None:
     made = fuse("""g (float[N, 4096] x) => (float[N, 4096] a, float[N, 4096] b) {
         r = Relu(x) c = CumSum(r, one) d = Exp(c) a = Neg(d) e = Tanh(c) b = Abs(e)

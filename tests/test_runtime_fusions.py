@@ -68,6 +68,12 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
         "", X, Y, "q = Pow(x, three) k = Mul(q, c) s = Add(x, k) u = Mul(s, p) t = Tanh(u) a = Add(t, one) "
         "h = Mul(x, half) y = Mul(h, a)", NUMBERS,
     ),
+    "product and a bias by row": (
+        "Gemm", "float[3,4] x, float[3,4] z", "float[3,4] y", "m = MatMul(x, w) y = Add(m, z)", WEIGHTS,
+    ),
+    "convolution and a factor by row": (
+        "", IMAGE, MAPS, "c = Conv(x, k) y = Mul(c, e)", f"{KERNEL}, float[1,1,8,1] e = {{{', '.join(['2.0'] * 8)}}}",
+    ),
     "swish": ("QuickGelu", X, Y, "s = Sigmoid(x) y = Mul(x, s)", ""),
     "quick gelu": ("QuickGelu", X, Y, "q = Mul(x, two) s = Sigmoid(q) y = Mul(x, s)", NUMBERS),
     "layer norm": ("LayerNormalization", X, Y, NORM, ALL),

@@ -196,6 +196,7 @@ FLOPS: list[tuple[str, tuple[str, ...], int]] = [
     ("mean of rows", ("float[3,10] x", "float[3,1] y", "y = ReduceMean<axes=[1]>(x)"), 30),
     ("softmax", ("float[3,10] x", "float[3,10] y", "y = Softmax(x)"), 30 * 15),
     ("layer norm", ("float[3,10] x, float[10] g", "float[3,10] y", "y = LayerNormalization(x, g)"), 30 * 7),
+    ("sum of three", ("float[10] x, float[10] z", "float[10] y", "y = Sum(x, z, z)"), 30),
     ("pooling", ("float[1,1,8,8] x", "float[1,1,7,7] y", "y = MaxPool<kernel_shape=[2,2]>(x)"), 49 * 4),
     ("transpose", ("float[3,10] x", "float[10,3] y", "y = Transpose(x)"), 0),
     ("cast", ("float[3] x", "float16[3] y", "y = Cast<to=10>(x)"), 0),
@@ -219,7 +220,18 @@ def test_peak_memory_by_liveness() -> None:
     # Constants 4 + 16, x for the whole run, a and r together while Relu runs; fused: x and y.
     assert peak_memory(ledger).peak == 20 + 3 * 128
     assert peak_memory(ledger).constants == 20
-    assert peak_memory(ledger, [fuse(loaded, "Add", "Relu", "Mul")]).peak == 20 + 2 * 128
+    region = fuse(loaded, "Add", "Relu", "Mul")
+    assert peak_memory(ledger, [region]).peak == 20 + 2 * 128
+    # Scratch is written and read, and held once.
+    assert peak_memory(ledger, [replace(region, scratch=2 * 1000)]).peak == 20 + 2 * 128 + 1000
+
+
+def test_peak_memory_leaves_out_what_bodies_make() -> None:
+    loaded = load_graph(MODELS["branches"]())
+    ledger = Ledger(loaded, {})
+    (branch, _) = (body for body in loaded.walk() if body is not loaded)
+    region = Fused(branch.nodes, (loaded.values["x"], loaded.values["z"]), tuple(branch.outputs))
+    assert peak_memory(ledger, [region]) == peak_memory(ledger)
 
 
 def test_peak_memory_holds_what_a_view_shows_and_graph_outputs_to_the_end() -> None:

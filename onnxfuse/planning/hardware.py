@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from onnxfuse.errors import Place, RuleError, TargetError
 from onnxfuse.resources import rules_folder
 
-KIB, GIB = 1024, 1024**3
+KIB = 1024
 
 
 class _Model(BaseModel):

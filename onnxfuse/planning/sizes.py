@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from math import prod
 
@@ -47,8 +47,3 @@ def bytes_of(value: Value, sizes: Sizes) -> int | None:
     count = elements_of(value, sizes)
     width = None if value.dtype is None else bits(value.dtype)
     return None if count is None or width is None else -(-count * width // 8)
-
-
-def symbols_of(values: Iterable[Value]) -> frozenset[str]:
-    """Names of all symbols in the shapes of these values."""
-    return frozenset(name for value in values for size in value.shape or () for name in size.symbols)
