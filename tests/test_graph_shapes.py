@@ -116,6 +116,8 @@ def test_contents_are_followed() -> None:
         g (float[b, 3] x, int64[1] open) => (int64 y) {
             sizes = Shape(x)
             some = Constant<value = int64[3] {2, 0, 3}>()
+            narrow = Cast<to = 2>(some)
+            same = Cast<to = 7>(narrow)
             truth = Cast<to = 9>(some)
             ones = Cast<to = 7>(truth)
             depth = Constant<value = int64 {4}>()
@@ -132,7 +134,7 @@ def test_contents_are_followed() -> None:
             y = ReduceSum<keepdims = 0>(hot)
         }""", b=4)
     found = {name: value.elements and [*map(str, value.elements)] for name, value in graph.values.items()}
-    assert found["ones"] == ["1", "0", "1"]
+    assert found["same"] == ["2", "0", "3"] and found["ones"] == ["1", "0", "1"]
     assert found["hot"] == ["5", "5", "7", "5", "7", "5", "5", "5", "5", "5", "5", "7"]
     assert found["turned"] == ["5", "7", "5", "5", "5", "5", "7", "5", "5", "5", "5", "7"]
     assert found["first"] == ["2"], "a start before the front is the front, backwards too"
@@ -259,6 +261,7 @@ def test_indexing_recurrence_and_norms() -> None:
             pads = Constant<value = int64[6] {0, 1, 0, 2, 0, 3}>()
             padded = Pad(x, pads)
             flat = Flatten<axis = 2>(x)
+            drawn = Multinomial(flat)
             y = ReduceMax<keepdims = 0>(x)
         }""", s=3, b=2)
 
