@@ -291,14 +291,15 @@ def test_explain_names_the_regions() -> None:
         "chosen": False, "lost": True}
 
 
+SPREAD = """g (float16[N, 64, 4096] u, float16[1, 1, 4096] x, float16[4096, 4096] w) => (float16[N, 64, 4096] y) {
+    p0 = Tanh(x) STEPS m = MatMul(u, w) c = Mul(m, p7) d = Tanh(c) n = MatMul(d, w) e = Mul(n, p7) f = Tanh(e)
+    y = MatMul(f, w)
+}""".replace("STEPS", " ".join(f"p{place} = Pow(p{place - 1}, x)" for place in range(1, 8)))
+"""Few elements that a reader spreads over many: done for each, their arithmetic outweighs a kernel of their own."""
+
+
 def test_a_value_that_is_spread_costs_its_arithmetic_every_time() -> None:
-    """Few elements that a reader spreads over many: done for each, their arithmetic outweighs a kernel of their own."""
-    steps = " ".join(f"p{place} = Pow(p{place - 1}, x)" for place in range(1, 8))
-    text = """g (float16[N, 64, 4096] u, float16[1, 1, 4096] x, float16[4096, 4096] w) => (float16[N, 64, 4096] y) {
-        p0 = Tanh(x) STEPS m = MatMul(u, w) c = Mul(m, p7) d = Tanh(c) n = MatMul(d, w) e = Mul(n, p7) f = Tanh(e)
-        y = MatMul(f, w)
-    }""".replace("STEPS", steps)
-    made = fuse(text, dims={"N": 16})
+    made = fuse(SPREAD, dims={"N": 16})
     assert not any(again(made)) and regions(made)[1:] == [["Mul", "Tanh"], ["Mul", "Tanh"]]
 
 
@@ -393,6 +394,18 @@ def test_without_a_measurement_the_prediction_decides() -> None:
     costs = CostModel(plain.ledger, plain.profile)
     made = recomputed(plain.plan, plain.rules, costs, Options().objective, lambda fusion: fusion)
     assert not any(fusion.again for fusion in made.fusions)
+
+
+def test_what_is_predicted_far_slower_is_not_even_made() -> None:
+    plain = fuse(SPREAD, dims={"N": 16}, disable=["recompute"])
+    asked: list[Fusion] = []
+
+    def judge(fusion: Fusion) -> Fusion:
+        asked.append(fusion)
+        return fusion
+
+    recomputed(plain.plan, plain.rules, CostModel(plain.ledger, plain.profile), Options().objective, judge)
+    assert not asked
 
 
 class _PoolTimer(FakeTimer):
