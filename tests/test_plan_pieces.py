@@ -187,6 +187,13 @@ def test_a_split_into_more_than_a_rule_admits_says_so() -> None:
         "grow-row-reduction takes 8 outputs, not 20")
 
 
+def test_a_limit_is_told_of_rules_that_list_the_operators() -> None:
+    """What only grows over pointwise operators has no part in it."""
+    (refusal, *_) = refusals(fuse(steps(20, "split", "cell", "s = Softmax<axis = -1>(x)"), {"N": 8}), "region-size")
+    assert refusal.message == (
+        "no grow rule admits a region of these 2 nodes: grow-row-reduction takes 8 outputs, not 20")
+
+
 def test_sixteen_parts_of_a_launch_are_right() -> None:
     inputs, outputs = (", ".join(f"float[N, 40] {name}{t}" for t in range(16)) for name in "xy")
     body = " ".join(f"s{t} = Exp(x{t}) y{t} = Neg(s{t})" for t in range(16))
