@@ -174,6 +174,7 @@ def test_sizes_simplify() -> None:
     assert maximum(s, 0) == s
     assert minimum(s + 1, minimum(1, s) + s) == minimum(1, s) + s
     assert broadcast(minimum(512, s), s) == s
+    assert broadcast(minimum(s - 3, 0), s - 3).evaluate({"s": 4}) == 0
     assert str(broadcast(s, t)) == "bcast(s, t)"
     assert product([s, dim(0)]) == 0
     assert dim(7).value == 7 and s.value is None

@@ -123,6 +123,24 @@ def test_what_looks_like_arithmetic_on_sizes_and_is_none(node: str) -> None:
     assert not on_host(graph.nodes[-1], graph) and not on_host(graph.values["y"], graph)
 
 
+@pytest.mark.parametrize(("kind", "there"), [(1, True), (6, True), (10, False), (11, True), (16, False), (17, False)])
+def test_short_floats_have_no_arithmetic_on_the_host(kind: int, there: bool) -> None:
+    """What computes a value may run there, what reads it not: 10 is float16, 16 bfloat16, 17 a float8."""
+    graph = loaded(f"""
+        g (float[b, s, 8] x) => (float y) {{
+            count = Size(x)  short = Cast<to = {kind}>(count)  y = Cast<to = 1>(short)
+        }}""")
+    assert on_host(graph.values["short"], graph) and on_host(graph.values["y"], graph) is there
+
+
+@pytest.mark.parametrize(("count", "there"), [(100, True), (101, False)])
+def test_only_small_constants_are_read_on_the_host(count: int, there: bool) -> None:
+    graph = loaded(f"""
+        g (float[b, s, 8] x) => (int64[{count}] y)
+        <int64[{count}] c = {{{", ".join(["1"] * count)}}}> {{ n = Size(x)  y = Mul(n, c) }}""")
+    assert on_host(graph.values["y"], graph) is there
+
+
 def test_default_sizes_of_dimensions() -> None:
     graph = loaded("""
         g (float[s0, s1] ids, float[n, 3, hh, ww] image, float[?, seq_len, 8] state, float[k] other, float[r, 3, 3] m)
@@ -190,6 +208,13 @@ def test_a_default_is_raised_until_every_size_is_one_at_least() -> None:
     assert bound(graph, {"samples": 16000}).notes == ()
     assert all(each.kernels >= 0 and each.bytes >= 0 for each in
                (Ledger(graph, found.sizes).node(node) for node in graph.nodes))
+
+
+def test_a_default_is_raised_past_what_leaves_nothing() -> None:
+    """256 samples are no frame, 512 the first of the doublings with one."""
+    graph = loaded("""
+        g (float[batch, 1, samples] x, float[1, 1, 257] w) => (float[batch, 1, f] y) { y = Conv(x, w) }""")
+    assert bound(graph, {}).sizes["samples"] == 512
 
 
 def test_sizes_that_leave_a_tensor_less_than_nothing_are_refused() -> None:

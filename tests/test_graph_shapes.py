@@ -199,11 +199,13 @@ def test_slices_of_symbolic_axes(size: int) -> None:
             reversed = Slice(x, back, before, zero, back)
             columns = Slice(x, four, far, one)
             half = Slice(x, back, before, one, back)
+            none = Slice(x, four, two, zero)
             y = ReduceSum<keepdims = 0>(half)
         }""", s=size)
     shapes = {name: value.shape for name, value in graph.values.items()}
     assert shapes["head"] == shapes["first"] == (minimum(4, S), dim(8))
     assert shapes["columns"] == (S, dim(4))
+    assert shapes["none"] is not None and shapes["none"][0].evaluate({"s": size}) == 0
     assert shapes["reversed"] == (S, dim(8))
     assert shapes["every"] == ((S + 1) // 2, dim(8))
 

@@ -170,6 +170,18 @@ def test_what_is_kept_from_run_to_run_changes_nothing(plan: LaunchPlan, runs: li
             assert result == python(plan, run)
 
 
+def test_more_sizes_in_turn_than_are_kept() -> None:
+    """Launches are those of the run's own sizes; one that fails in between leaves nothing behind."""
+    step = Step("first", ("i0.0", "1", "1"), ("32", "1", "1"), ("i0", "i64:i0.0 2 *"), "0")
+    plan = LaunchPlan("r", 1, ("i0.0",), (Check("i0.0 9 <", "too many"),), (Output(1, ("i0.0",)),),
+                      (Variant("rest", (step,)),))
+    runs = [Situation(((size,),), (), (0,), (0,)) for size in (1, 2, 3, 4, 5, 6, 9, 5, 6, 7, 9, 1, 9, 7, 8, 2, 1)]
+    for run, result in zip(runs, native_runs(plan, runs), strict=True):
+        size = run.inputs[0][0]
+        expected = {"error": "too many"} if size == 9 else python(plan, run)
+        assert result == expected
+
+
 def one(expression: str, **attributes: Any) -> LaunchPlan:
     """A plan whose only symbol is the expression."""
     return LaunchPlan("r", 1, (expression,), (), (), (Variant("v", ()),), **attributes)

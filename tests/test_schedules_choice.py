@@ -106,8 +106,12 @@ def test_a_choice_made_for_another_length_keeps_what_the_row_needs() -> None:
 
 
 def test_choices_need_planned_sizes() -> None:
+    """All of the region's, and no others."""
     for text, schedule in ((SOFTMAX, "rows"), (CHAIN, "pointwise"), (TILED, "tiled")):
         assert make(text, schedule=schedule).kernel.choices == ()
+        whole, own = (make(text, planned=sizes, schedule=schedule).kernel.choices
+                      for sizes in (SIZES, {"n": SIZES["n"], "m": SIZES["m"]}))
+        assert whole == own != ()
 
 
 WORDS = {

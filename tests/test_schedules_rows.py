@@ -71,6 +71,26 @@ def test_every_way_to_share_a_row_is_run() -> None:
     assert seen == {variant.name for variant in made.kernel.plan.variants}
 
 
+@pytest.mark.parametrize(("length", "name"), [
+    (24, "rows_2_w4_x3_32"), (32, "rows_8_w4_x1_32"), (64, "rows_16_w4_x1_32"), (128, "rows_16_w4_x2_32"),
+    (197, "rows_32_w1_x7_32"), (256, "rows_16_w4_x4_32"),
+])
+def test_many_short_rows_have_the_threads_that_were_measured_to_be_best(length: int, name: str) -> None:
+    made = make(typed(SOFTMAX, "float").replace("C]", f"{length}]"), planned={"R": 65536})
+    assert made.kernel.plan.variants[0].name == name
+
+
+def test_rows_of_open_length_have_few_ways() -> None:
+    """Without vectors, long rows are not worth a kernel of a block each."""
+    assert [variant.name for variant in make(typed(SOFTMAX, "float")).kernel.plan.variants] == [
+        "rows_32_w4_x8_32", "rows_256_w4_x8_32", "rows_256_w4_stream_32", "rows_32_w1_x32_32", "rows_256_w1_stream_64"]
+
+
+def test_what_the_last_phase_alone_reads_is_asked_for_before_the_first() -> None:
+    assert "early ?" in make(typed(NORM, "float")).kernel.source
+    assert "early ?" not in make(typed(SOFTMAX, "float")).kernel.source
+
+
 def test_a_variant_for_the_planned_length_comes_first() -> None:
     made = make(typed(SOFTMAX, "float"), planned={"R": 64, "C": 384})
     plain = make(typed(SOFTMAX, "float"))

@@ -15,7 +15,7 @@ from reference import difference, tolerance
 
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.runtime.compile import compile_cubin
-from onnxfuse.schedules.kernel import INDEX_LIMIT
+from onnxfuse.schedules.kernel import INDEX_LIMIT, header
 
 SAMPLES = {
     "bias": "g (float16[B,S,768] x, float16[768] b) => (float16[B,S,768] y) { y = Add(x, b) }",
@@ -129,6 +129,19 @@ def test_what_is_only_counted_must_fit_32_bits_too(text: str) -> None:
                if guard.endswith(f"{INDEX_LIMIT} <")}
     assert any("*" in guard for guard in counted)
     assert not plan.variants[-1].guards
+
+
+def test_the_gpus_own_maximum_and_minimum_give_nan() -> None:
+    """The emulator has another text for them: without ``.NaN`` these instructions pass over it."""
+    assert re.findall(r'asm\("(\w+)(\S*) %0, %1, %2', header("onnxfuse")) == [("max", ".NaN.f32"), ("min", ".NaN.f32")]
+
+
+def test_what_is_read_must_fit_32_bits() -> None:
+    """A row of a table: places in the table count, however few elements there are in the result."""
+    plan = make("g (float[V,64] table) => (float[1,64] y) <int64[1] a = {-1}, int64[1] e = {9223372036854775807}> "
+                "{ s = Slice(table, a, e) y = Neg(s) }").kernel.plan
+    assert plan.variants[0].steps[0].kernel.endswith("_32") and f"i0.n {INDEX_LIMIT} <" in plan.variants[0].guards
+    assert plan.variants[-1].steps[0].kernel.endswith("_64")
 
 
 def test_variants_end_with_one_that_runs_anything() -> None:

@@ -166,6 +166,23 @@ def test_what_lies_apart_even_so_is_said_to_be_scattered(name: str) -> None:
     assert len(made.kernel.scattered) == APART[name]
 
 
+def test_vectors_end_where_a_slice_does() -> None:
+    """Six of eight neighbours: vectors of four would run past them, of two do not."""
+    made = tiled("g (float16[N,48,8] x) => (float16[N,6,48] y) <int64[1] a = {0}, int64[1] b = {6}, int64[1] d = {2}> "
+                 "{ s = Slice(x, a, b, d) t = Transpose <perm = [0, 2, 1]> (s) y = Neg(t) }")
+    assert "vectors 2 x" in made.kernel.plan.variants[0].name
+    check(made, random_inputs(made, {"N": 3}))
+
+
+def test_what_is_read_element_by_element_may_lie_anywhere() -> None:
+    """A bias that begins between two vectors."""
+    made = tiled("g (float16[N,48,P] x, float16[49] b) => (float16[N,P,48] y) <int64[1] a = {1}, int64[1] e = {49}> "
+                 "{ s = Slice(b, a, e) t = Transpose <perm = [0, 2, 1]> (x) y = Add(t, s) }")
+    guards = [guard for variant in made.kernel.plan.variants for guard in variant.guards]
+    assert any(guard.startswith("i0.addr") for guard in guards)
+    assert not any(guard.startswith("i1.addr") for guard in guards)
+
+
 def test_an_output_of_another_layout_is_not_computed_again() -> None:
     """x is read once, along its own layout; the transpose leaves through shared memory."""
     made = tiled(typed(dict(REGIONS)["a value and its transpose"], "float16"))

@@ -6,7 +6,7 @@ Tolerances are those of ``verifying.tolerances``; the references are the functio
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from onnxfuse.verifying import CudaRunner, Verification, failed_regions, find_ru
 from onnxfuse.verifying.nodes import NodeVerifier
 from onnxfuse.verifying.runner import node_model
 from onnxfuse.verifying.runs import shrunk
+from onnxfuse.verifying.sharing import Slim
+from onnxfuse.verifying.whole import Whole, compared
 
 Array = NDArray[Any]
 
@@ -240,6 +242,32 @@ def test_the_users_own_inputs() -> None:
         verify(subject, runner, {"z": x})
     with pytest.raises(ModelError, match=r"^Input 'x' has type float32, and the array given is float64\."):
         verify(subject, runner, {"x": x.astype(np.float64)})
+
+
+def test_inputs_that_do_not_fit_stay_off_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read past the end of a table and say nothing."""
+    class Elsewhere(EmulatedRunner):
+        providers = ("CUDAExecutionProvider",)
+
+    tried: list[list[Any]] = []
+    begin = Whole.__init__
+
+    def told(whole: Whole, original: Slim, fused: Slim, providers: Sequence[Any]) -> None:
+        tried.append(list(providers))
+        begin(whole, original, fused, providers)
+
+    monkeypatch.setattr(Whole, "__init__", told)
+    subject = fused(parse("""
+        g (float[50, 4096] table, int64[n] ids) => (float[n, 4096] y) {
+          a = Gather(table, ids) b = Exp(a) c = Neg(b) y = Tanh(c) }"""), dims={"n": 4096})
+    given = {"table": np.zeros((50, 4096), np.float32), "ids": np.array([50])}
+    result = verify(subject, Elsewhere(), given)
+    assert tried == [["CPUExecutionProvider"]] and result.whole.identical is None
+
+
+def test_outputs_of_other_shapes_differ_everywhere() -> None:
+    (found,) = compared(["y"], [np.zeros((2, 3))], [np.zeros(12)])
+    assert (found.elements, found.error) == (12, np.inf)
 
 
 def test_weights_in_another_file_stay_there(tmp_path: Path) -> None:

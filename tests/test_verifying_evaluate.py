@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from cli_models import parse
 
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.rewriting import read_fused
 from onnxfuse.verifying.evaluate import Evaluator
+from onnxfuse.verifying.reference import Reference
 
 
 @pytest.mark.parametrize("opset", [11, 17, 18, 22])
@@ -65,3 +69,26 @@ def test_a_sigmoid_has_all_its_digits() -> None:
     x = np.array([-np.inf, -700.0, -512.0, -40.0, -1.0, -1e-300, 0.0, 1e-9, 1.0, 40.0, 700.0, np.inf, np.nan])
     (found,) = Evaluator(model).run({"x": x})
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-x)), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(("step", "kind"), [
+    ("Cast <to = 6> (a)", "int32"), ("Cast <to = 7> (a)", "int64"), ("Floor(a)", "float"), ("Less(a, three)", "bool"),
+])
+def test_what_decides_is_nudged_to_either_side(step: str, kind: str) -> None:
+    """Twice 1.5 is 3, and a kernel's 3 may be a little more or less."""
+    made = optimise(parse(f"""
+        g (float[n, 4096] x, float[4096] z) => ({kind}[n, 4096] y) <float three = {{3}}> {{
+          a = Mul(x, z) y = {step} }}"""), Options(verify=False, dims={"n": 4096}))
+    (node,) = read_fused(made.model)
+    names = [name for name in made.model.functions[0].input if name.startswith("x")]
+    feeds = dict(zip(names, (np.full((1, 4096), 2, np.float32), np.full(4096, 1.5, np.float32)), strict=True))
+    reference = Reference(node, made.model)
+    found = {float(array.reshape(-1)[0]) for (array,) in reference.nudged(feeds)}
+    assert found == ({0, 1} if kind == "bool" else {2, 3})
+
+
+def test_what_is_only_computed_is_not_nudged() -> None:
+    made = optimise(parse("g (float[n, 4096] x, float[4096] z) => (double[n, 4096] y) { a = Mul(x, z) "
+                          "y = Cast <to = 11> (a) }"), Options(verify=False, dims={"n": 4096}))
+    reference = Reference(read_fused(made.model)[0], made.model)
+    assert not reference.nudged({"x0": np.ones((1, 4096), np.float32), "x1": np.ones(4096, np.float32)})

@@ -121,6 +121,10 @@ def test_small_sizes_are_odd_and_others_than_those_that_ran() -> None:
     assert {name: recipes[0].sizes[name] for name in "nhw"} == {"n": 5, "h": 3, "w": 7}
     assert recipes[1].sizes["n"] == 1, "an exporter may have fixed a batch of one without saying so"
     assert all(recipe.sizes != first.sizes for recipe in recipes)
+    left = list(small_recipes(ledger, first, [first.sizes, recipes[1].sizes]))
+    assert recipes[1].sizes not in [recipe.sizes for recipe in left] and recipes[0] in left
+    two = replace(first, sizes={**first.sizes, "h": 2})
+    assert next(recipe.sizes["h"] for recipe in small_recipes(ledger, two, []) if recipe.sizes["n"] == 1) == 3
 
 
 def test_a_kernel_that_fails_at_small_sizes_alone() -> None:

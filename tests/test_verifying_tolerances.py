@@ -109,6 +109,13 @@ def test_what_is_not_finite_float16(got: float, wanted: float, own: float | None
     assert result.passed is passed
 
 
+def test_where_bfloat16_ends() -> None:
+    """Half a unit past its largest number, at 2**128 - 2**119, what is rounded to it becomes infinite."""
+    edge = 2.0**128 - 2.0**119
+    assert judged([np.inf], np.array([edge * (1 + 2.0**-12)]), BFLOAT, BFLOAT).passed
+    assert not judged([np.inf], np.array([edge * (1 - 2.0**-6)]), BFLOAT, BFLOAT).passed
+
+
 def test_integers_and_booleans_are_exact() -> None:
     wanted = np.array([[1, 2], [3, 4]])
     assert judge(wanted.copy(), [wanted], None, (INT, FLOAT)).passed
@@ -133,6 +140,8 @@ def test_a_number_on_the_edge_may_fall_to_either_side() -> None:
 def test_another_shape_fails() -> None:
     result = judge(np.zeros((2, 3), np.float32), [np.zeros((3, 2))], None, (FLOAT, FLOAT))
     assert (result.passed, result.got, result.wanted) == (False, "shape (2, 3)", "shape (3, 2)")
+    assert result.wrong == 6
+    assert judge(np.zeros(0, np.float32), [np.zeros(2)], None, (FLOAT, FLOAT)).wrong == 1, "even where nothing is"
 
 
 def test_empty_outputs_pass() -> None:

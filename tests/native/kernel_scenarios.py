@@ -80,6 +80,7 @@ def undeclared() -> None:
 
 def lower() -> None:
     """The image of the nearest lower architecture of the same generation is taken, none of another."""
+    expect("no kernel for Fake GPU" in message("lower"), "an image of sm_89 on sm_90")
     counter("fake_major").value, counter("fake_minor").value = 8, 7
     x = np.ones(3, np.float32)
     expect("no kernel for Fake GPU" in message("one"), "an image of sm_90 on sm_87")
@@ -212,6 +213,14 @@ def hosts() -> None:
     expect(np.array_equal(made.run(None, {"x": x, "shape": np.array([5, 1])})[0], x + 2))
 
 
+def short_hosts() -> None:
+    """Host inputs of 32 bits."""
+    made = session("host32")
+    x = np.arange(5, dtype=np.float32)
+    for by in (3, -7):
+        expect(np.array_equal(made.run(None, {"x": x, "shape": np.array([5, by], np.int32)})[0], x + 2 * by))
+
+
 def variants() -> None:
     """A variant of another GPU generation is never run; runs are counted per variant."""
     library = ctypes.CDLL(str(LIBRARY))
@@ -320,5 +329,5 @@ def churn() -> None:
 
 SCENARIOS = (
     embedded, bodies, quantized, undeclared, lower, torn, missing_image, callback, dump, cache, scratch, no_pools,
-    hosts, variants, alignment, places, threads, churn,
+    hosts, short_hosts, variants, alignment, places, threads, churn,
 )

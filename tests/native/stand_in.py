@@ -41,6 +41,8 @@ def write(folder: Path) -> None:
         "undeclared": make.undeclared(),
         "host": make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"]),
     }
+    models["host32"] = make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"])
+    models["host32"].graph.input[1].type.tensor_type.elem_type = make.TensorProto.INT32
     for name, model in models.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
 
