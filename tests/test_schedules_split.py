@@ -30,6 +30,8 @@ GUARD = ("g (float16[B,L,96] x, float16[B,L,96] r) => (float16[B,L,96] y, bool t
          "{ y = Add(x, r) c = Cast<to=1>(y) i = IsInf(c) k = Cast<to=7>(i) m = ReduceMax<keepdims=0>(k) t = Cast<to=9>(m) }")
 BOTH = ("g (T[B,L] x) => (T[B,1] m, T[B,1] v) <int64[1] a = {1}> "
         "{ m = ReduceMean(x, a) d = Sub(x, m) q = Mul(d, d) v = ReduceMean(q, a) }")
+PARTS = ("g (T[B,L] x) => (T[B,1] m, T[B,1] s, T[B,L] y) <int64[1] a = {1}> "
+         "{ m = ReduceMax(x, a) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, a) y = Div(e, s) }")
 SOFTMAX = "g (T[B,L] x, T[B,L] b) => (T[B,L] y, T[B,L] s) { s = Add(x, b) y = Softmax(s) }"
 NORM = "g (T[B,L] x, T[L] w, T[L] b) => (T[B,L] y) { n = LayerNormalization(x, w, b) y = Relu(n) }"
 STATISTICS = ("g (T[N,16,H] x) => (T[1,16,1] m, T[1,16,1] v, T[N,16,H] y) <int64[2] a = {0,2}> "
@@ -74,7 +76,7 @@ def test_types(name: str, kind: str) -> None:
         forced(made, random_inputs(made, {"L": length}), length=length, misalign=length < 5000)
 
 
-@pytest.mark.parametrize("text", [BOTH, SOFTMAX, NORM], ids=["both", "softmax", "norm"])
+@pytest.mark.parametrize("text", [BOTH, PARTS, SOFTMAX, NORM], ids=["both", "parts", "softmax", "norm"])
 @pytest.mark.parametrize("kind", ["float", "float16"])
 def test_phases(text: str, kind: str) -> None:
     """A mean and a variance; whole outputs of the first and of the last step; parameters along the row."""
