@@ -129,10 +129,14 @@ def alone_in(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def sweep_parts(target: Path) -> None:
-    """Remove what killed writers of a file left."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.part")
-    for path in [entry for entry in target.parent.iterdir() if name.fullmatch(entry.name)]:
+def sweep_parts(folder: Path, name: str | None = None) -> None:
+    """Remove what killed writers left in a folder: of the file of this name, or of all.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    pattern = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.[0-9a-f]{{8}}\.part", re.DOTALL)
+    for path in [entry for entry in folder.iterdir() if pattern.fullmatch(entry.name)]:
         with contextlib.suppress(OSError), path.open("rb") as file:
             if lock(file.fileno()) and is_at(file.fileno(), path):
                 path.unlink()

@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_written_warns_once_and_goes_on(tmp_path: Path) 
     with pytest.warns(RuntimeWarning) as caught:
         assert store.write("entry", b"image") is False
     assert [str(warning.message) for warning in caught] == [
-        f"the kernel cache {folder} cannot be written (Not a directory); kernels are compiled again in every process; "
+        f"the kernel cache {folder} cannot be written (File exists); kernels are compiled again in every process; "
         "set ONNXFUSE_CACHE_DIR to a folder that can be written"
     ]
     with warnings.catch_warnings():

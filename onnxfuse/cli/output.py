@@ -77,7 +77,7 @@ def write_text(path: Path, text: str) -> None:
             with alone_in(target.parent) as alone:
                 part.put(target)
                 if alone:
-                    sweep_parts(target)
+                    sweep_parts(target.parent, target.name)
     except OSError as error:
         raise OutputError(
             f"The file cannot be written: {error.strerror or error}. Nothing was left behind.", place=str(path),

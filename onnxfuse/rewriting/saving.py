@@ -186,7 +186,7 @@ def _save(job: _Job, kept: Sequence[Path], progress: Progress | None) -> Saved:
                     data.unlink(missing_ok=True)
                 raise
             if alone:
-                sweep_parts(path)
+                sweep_parts(path.parent, path.name)
                 _sweep_data(path, kept)
     return Saved(path, data)
 

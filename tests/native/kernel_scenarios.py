@@ -13,6 +13,8 @@ import numpy as np
 import onnxruntime
 from native.stand_in import IMAGE, LIBRARY, counter, driver, expect, fails, message, options, plus, session
 
+from onnxfuse.runtime.cache import Cache
+
 
 def embedded() -> None:
     """An embedded image runs with nothing but the library; empty tensors launch nothing."""
@@ -159,15 +161,52 @@ def dump() -> None:
 
 
 def cache() -> None:
-    """A program without Python's part reads the cache; a corrupt entry counts as missing."""
+    """A program without Python's part reads the cache, of the newest compiler and in a folder that nobody else may
+    write; an entry that is corrupt, another one's or no plain file counts as missing."""
     folder = Path(os.environ["ONNXFUSE_CACHE_DIR"])
     (entry,) = folder.glob("*/*.cubin")
     whole = entry.read_bytes()
     x = np.arange(4, dtype=np.float32)
-    expect(np.array_equal(session("compiled").run(None, {"x": x})[0], x + 3))
-    for broken in (b"", whole[:40], whole[:-1], whole[:-1] + b"!", b"X" + whole[1:], whole[17:]):
+
+    def works() -> None:
+        expect(np.array_equal(session("compiled").run(None, {"x": x})[0], x + 3))
+
+    def missing(why: object) -> None:
+        text = message("compiled")
+        expect("has none and no compiler" in text, why, text)
+
+    works()
+    for broken in (b"", whole[:40], whole[:-1], whole[:-1] + b"!", b"X" + whole[1:], whole[17:],
+                   whole[:81] + b" " + whole[82:], whole + bytes(64 << 20)):
         entry.write_bytes(broken)
-        expect("has none and no compiler" in message("compiled"), len(broken))
+        missing(len(broken))
+    other = entry.with_name("sm_90a-" + "0" * 64 + ".cubin")
+    entry.unlink()
+    Cache(folder, entry.parent.name).write(other.name, whole[82:])
+    other.rename(entry)
+    missing("another name's")
+    entry.unlink()
+    entry.mkdir()
+    missing("a folder")
+    entry.rmdir()
+    os.mkfifo(entry)
+    missing("a pipe")
+    entry.unlink()
+    other.write_bytes(whole)
+    entry.symlink_to(other)
+    missing("a link")
+    entry.unlink()
+    entry.write_bytes(whole)
+    for place in (folder, entry.parent):
+        place.chmod(0o777)
+        text = message("compiled")
+        expect(f"'{folder}' is not used (others may write to it)" in text, text)
+        place.chmod(0o700)
+    for name in ("nvrtc-0.9", "nvrtc-1", "nvrtc-9.9.9", "other-7.0"):
+        (folder / name).mkdir()
+    works()
+    (folder / "nvrtc-1.10").mkdir()
+    missing("of an older compiler")
 
 
 def scratch() -> None:

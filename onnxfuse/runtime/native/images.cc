@@ -1,13 +1,13 @@
 #include "images.h"
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
 #include "ort_api.h"
 #include "sha256.h"
@@ -15,7 +15,8 @@
 namespace onnxfuse {
 namespace {
 
-constexpr char kEntryMagic[] = "onnxfuse image 1\n";
+constexpr char kEntryMagic[] = "onnxfuse image 2\n";
+constexpr off_t kMostBytes = 64 << 20;  // of an entry; what is longer is none
 
 struct Settings {
   std::mutex mutex;
@@ -43,16 +44,68 @@ std::string default_folder() {
   return "";
 }
 
-std::vector<std::string> subfolders(const std::string& folder) {
-  std::vector<std::string> out;
+// The folder of the newest compiler ("nvrtc-13.0"), where nobody says which one is meant.
+std::string newest_compiler(const std::string& folder) {
+  std::string newest;
+  int most_major = -1, most_minor = -1;
   if (DIR* entries = opendir(folder.c_str())) {
     while (const dirent* entry = readdir(entries)) {
-      if (entry->d_name[0] != '.') out.push_back(entry->d_name);
+      int major = 0, minor = 0, end = 0;
+      if (std::sscanf(entry->d_name, "nvrtc-%4d.%4d%n", &major, &minor, &end) != 2 || entry->d_name[end] != '\0') continue;
+      if (major > most_major || (major == most_major && minor > most_minor)) {
+        most_major = major, most_minor = minor, newest = entry->d_name;
+      }
     }
     closedir(entries);
   }
-  std::sort(out.rbegin(), out.rend());
-  return out;
+  return newest;
+}
+
+// Why entries of a folder may be somebody else's, or ""; the same rule as onnxfuse/runtime/cache.py.
+std::string distrusted(const std::string& folder) {
+  struct stat found;
+  if (stat(folder.c_str(), &found) != 0) return "";  // nothing is read there
+  if (found.st_uid != 0 && found.st_uid != geteuid()) return "it belongs to another user";
+  if (found.st_mode & (S_IWGRP | S_IWOTH)) return "others may write to it";
+  return "";
+}
+
+// The folder whose entries count, or ""; `reason` says why one that is there does not.
+std::string entries_folder(std::string* reason) {
+  std::string folder, compiler;
+  {
+    const std::lock_guard<std::mutex> lock(settings().mutex);
+    folder = settings().cache_set ? settings().folder : default_folder();
+    compiler = settings().compiler;
+  }
+  if (folder.empty()) return "";
+  if (compiler.empty()) compiler = newest_compiler(folder);
+  if (compiler.empty()) return "";
+  const std::string inner = folder + "/" + compiler;
+  for (const std::string& each : {folder, inner}) {
+    if (*reason = distrusted(each); !reason->empty()) return "";
+  }
+  return inner;
+}
+
+// The contents of a plain file that is not too long; nothing for a folder, a pipe, a device or a link.
+std::string plain_bytes(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return "";
+  std::string bytes;
+  struct stat found;
+  if (fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_size <= kMostBytes) {
+    bytes.resize(static_cast<size_t>(found.st_size));
+    size_t have = 0;
+    while (have < bytes.size()) {
+      const ssize_t got = read(file, &bytes[have], bytes.size() - have);
+      if (got <= 0) break;
+      have += static_cast<size_t>(got);
+    }
+    bytes.resize(have);
+  }
+  close(file);
+  return bytes;
 }
 
 std::string lines(const std::vector<std::string>& items) {
@@ -75,20 +128,9 @@ std::string embedded_image(const Device& device, const ImageRequest& request) {
   return "";
 }
 
-std::string cached_image(const std::string& key) {
-  std::string folder, compiler;
-  {
-    const std::lock_guard<std::mutex> lock(settings().mutex);
-    folder = settings().cache_set ? settings().folder : default_folder();
-    compiler = settings().compiler;
-  }
-  if (folder.empty()) return "";
-  const auto compilers = compiler.empty() ? subfolders(folder) : std::vector<std::string>{compiler};
-  for (const std::string& name : compilers) {
-    std::string image = read_cache_entry(folder + "/" + name + "/" + key);
-    if (!image.empty()) return image;
-  }
-  return "";
+std::string cached_image(const std::string& key, std::string* reason) {
+  const std::string folder = entries_folder(reason);
+  return folder.empty() ? "" : read_cache_entry(folder, key);
 }
 
 // Whether the compiler keeps kernels for a look at them, with line information.
@@ -119,14 +161,12 @@ std::string cache_key(const std::string& source, const std::vector<std::string>&
   return architecture + "-" + kernel_digest(source, options) + ".cubin";
 }
 
-std::string read_cache_entry(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return "";
-  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+std::string read_cache_entry(const std::string& folder, const std::string& key) {
+  const std::string bytes = plain_bytes(folder + "/" + key);
   const size_t magic = sizeof kEntryMagic - 1, header = magic + 65;  // a checksum and a line end
-  if (bytes.size() <= header || bytes.compare(0, magic, kEntryMagic) != 0) return "";
-  if (bytes.compare(magic, 64, sha256(std::string_view(bytes).substr(header))) != 0) return "";
-  return bytes.substr(header);
+  if (bytes.size() <= header || bytes.compare(0, magic, kEntryMagic) != 0 || bytes[header - 1] != '\n') return "";
+  const std::string image = bytes.substr(header);
+  return bytes.compare(magic, 64, sha256(key + '\0' + image)) == 0 ? image : "";
 }
 
 void set_cache(const std::string& folder, const std::string& compiler) {
@@ -158,7 +198,8 @@ Image find_image(const Device& device, const ImageRequest& request) {
     ++settings().embedded;
     return {image, "embedded"};
   }
-  image = cached_image(cache_key(request.source, request.options, device.architecture()));
+  std::string reason;
+  image = cached_image(cache_key(request.source, request.options, device.architecture()), &reason);
   if (!image.empty()) {
     ++settings().cached;
     return {image, "cached"};
@@ -166,7 +207,8 @@ Image find_image(const Device& device, const ImageRequest& request) {
   if (callback != nullptr) return compiled_image(device, request, callback);
   const std::string plain = "sm_" + std::to_string(device.capability());
   throw Error("no kernel for " + device.gpu.name + " (" + plain + "): the node embeds none, the cache " +
-              (cache_folder().empty() ? "is off" : "'" + cache_folder() + "' has none") +
+              (cache_folder().empty() ? "is off" : "'" + cache_folder() + "' " + (reason.empty() ? "has none" :
+               "is not used (" + reason + ")")) +
               " and no compiler is registered; write the model with 'onnxfuse optimize --embed " + plain +
               "', or call onnxfuse.register(session_options) from Python");
 }

@@ -39,7 +39,7 @@ std::string cache_key(const std::string& source, const std::vector<std::string>&
                       const std::string& architecture);
 
 // The bytes of a cache entry without its header; empty where the file is missing, torn or changed.
-std::string read_cache_entry(const std::string& path);
+std::string read_cache_entry(const std::string& folder, const std::string& key);
 
 // `folder`: root of the cache, "" for none; `compiler`: the subfolder of the compiler in use, "" to look in all.
 void set_cache(const std::string& folder, const std::string& compiler);
