@@ -138,7 +138,7 @@ def test_deployment_needs_the_runtime_alone() -> None:
     found = loaded("import onnxfuse; onnxfuse.register, onnxfuse.session, onnxfuse.library_path")
     assert not found & HEAVY
     assert {name for name in found if name.startswith("onnxfuse.")} == {
-        "onnxfuse.errors", "onnxfuse.runtime"}
+        "onnxfuse.errors", "onnxfuse.files", "onnxfuse.runtime"}
 
 
 def test_help_is_light() -> None:
