@@ -24,7 +24,9 @@ from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.objective import Objective
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
+from onnxfuse.runtime.compile import compile_cubin
 from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.kernel import header
 from onnxfuse.schedules.together import Part, together
 from onnxfuse.verifying.nodes import NodeVerifier
 
@@ -75,6 +77,16 @@ def test_equal_regions_share_a_launch() -> None:
     assert step.grid[1:] == ("3", "1")
     # Equal texts are one function.
     assert fusion.kernel.source.count("namespace part") == 1
+
+
+def test_joined_texts_have_their_headers_once_and_compile() -> None:
+    """The compiler that the GPU's kernels come from: NVIDIA's headers stand in no namespace."""
+    (fusion,) = fuse(MIXED).plan.fusions
+    for name in ("onnxfuse", "tile"):
+        text = header(name)
+        assert fusion.kernel.source.count(text) == 1
+        assert fusion.kernel.source.index(text) < fusion.kernel.source.index("namespace part0")
+    assert compile_cubin(fusion.kernel.source, "sm_90").startswith(b"\x7fELF")
 
 
 def test_joined_regions_compute_what_they_did() -> None:
