@@ -82,11 +82,15 @@ def undeclared() -> None:
 
 def lower() -> None:
     """The image of the nearest lower architecture of the same generation is taken, none of another."""
-    expect("no kernel for Fake GPU" in message("lower"), "an image of sm_89 on sm_90")
     counter("fake_major").value, counter("fake_minor").value = 8, 7
     x = np.ones(3, np.float32)
     expect("no kernel for Fake GPU" in message("one"), "an image of sm_90 on sm_87")
     expect(np.array_equal(session("lower").run(None, {"x": x})[0], x + 1))
+
+
+def older() -> None:
+    """Images of an earlier generation are no use."""
+    expect("no kernel for Fake GPU" in message("lower"), "an image of sm_89 on sm_90")
 
 
 def torn() -> None:
@@ -367,6 +371,6 @@ def churn() -> None:
 
 
 SCENARIOS = (
-    embedded, bodies, quantized, undeclared, lower, torn, missing_image, callback, dump, cache, scratch, no_pools,
-    hosts, short_hosts, variants, alignment, places, threads, churn,
+    embedded, bodies, quantized, undeclared, lower, older, torn, missing_image, callback, dump, cache, scratch,
+    no_pools, hosts, short_hosts, variants, alignment, places, threads, churn,
 )
