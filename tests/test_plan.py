@@ -193,6 +193,45 @@ def test_a_third_layout_is_cut_off() -> None:
     assert all(not fusion.kernel.scattered for fusion in made.plan.fusions)
     assert "scattered-access" in codes(made)
 
+
+def test_a_first_node_without_a_kernel_of_its_own_goes() -> None:
+    """A lone transpose stays the runtime's; the rest of what has no kernel together is one region."""
+    made = fuse("""g (float[N, 64, 512] x, float[512, N, 64] z) => (float[64, 512, N] y) {
+        t = Transpose<perm = [1, 2, 0]>(x) u = Transpose<perm = [2, 0, 1]>(z) y = Add(t, u)
+    }""", dims={"N": 256})
+    assert [ops for _, ops in regions(made)] == [["Transpose", "Add"]]
+
+
+def test_the_largest_of_what_is_read_far_apart_is_named() -> None:
+    made = fuse("""g (float[A, B, C, D] x, float16[D, A, B, C] z, float[D, C, A, B] u) => (float[D, C, B, A] y) {
+        f = Cast<to = 1>(z) a = Exp(x) t = Transpose<perm = [3, 2, 1, 0]>(a) s = Transpose<perm = [0, 3, 2, 1]>(f)
+        e = Add(t, s) g = Tanh(u) w = Transpose<perm = [0, 1, 3, 2]>(g) y = Add(e, w)
+    }""", dims=dict.fromkeys("ABCD", 64))
+    (refusal, *_) = (refusal for refusal in made.refusals if refusal.code == "scattered-access")
+    assert refusal.message == "neighbouring results need elements of 'x' that lie far apart"
+
+
+def test_a_small_part_that_is_read_far_apart_needs_no_tiles() -> None:
+    """A byte of every thirteen, each of them once."""
+    made = fuse("""g (float[N, 64, 4096] x, float[N, 64, 4096] p, float[N, 64, 4096] q, uint8[N, 4096, 64] b)
+      => (float[N, 64, 4096] y) {
+        a = Add(x, p) c = Mul(a, q) d = Cast<to = 1>(b) t = Transpose<perm = [0, 2, 1]>(d) y = Add(c, t)
+    }""", dims={"N": 32})
+    (fusion,) = made.plan.fusions
+    assert (fusion.kernel.schedule, fusion.kernel.scattered) == ("pointwise", (3,))
+
+
+@pytest.mark.parametrize(("count", "inside"), [(8, [10]), (9, [9])])
+def test_a_region_takes_as_many_shape_operands_as_a_node_has_room_for(count: int, inside: list[int]) -> None:
+    reads = ", ".join(f"float[A{place}] m{place}" for place in range(count))
+    nodes = " ".join(f"s{place} = Shape(m{place}) t{place + 1} = Expand(t{place}, s{place})" for place in range(count))
+    made = fuse(f"g (float[N, 1] x, {reads}) => (float[M, K] y) {{ t0 = Exp(x) {nodes} y = Neg(t{count}) }}",
+                dims={"N": 4096})
+    assert [len(ops) for _, ops in regions(made)] == inside
+    messages = [refusal.message for refusal in made.refusals if refusal.code == "host-operands"]
+    assert messages == ["9 operands decide sizes; a fused node has room for 8"] * (count - 8)
+
+
 def test_a_value_that_is_an_output_is_written_too() -> None:
     made = fuse("""g (float[N, 4096] x) => (float[N, 4096] y, float[N, 4096] a) {
         a = Abs(x) b = Exp(a) y = Neg(b)
