@@ -3,7 +3,9 @@
 Each seed takes a model, and puts up to twelve such nodes on random edges, some before all readers of a value, some
 before one of several.  What the fused model is predicted to take must stay what it was: ONNX Runtime takes these nodes
 out, so they count nothing.  Tolerance: 1e-6, as sums of floating-point numbers in another order differ.  Answers are
-compared bit for bit at small sizes, on the CPU provider with nothing of onnxfuse and the runtime's optimisations off.
+compared bit for bit at small sizes, on the CPU provider with nothing of onnxfuse and the runtime's optimisations off;
+those of float16 to a hundredth of the largest number, since that provider computes it in float32 and rounds where a
+node of another kind stands between two, as one does that is put in.
 
     pytest tests/test_insertions.py --insertions 200 --seed 1000
 """
@@ -15,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 import pytest
 from insertions import drawn, insert
@@ -101,4 +104,7 @@ def test_insertions_change_nothing(seed: int, folder: Path, request: pytest.Fixt
     assert before is not None and after is not None
     feeds = zoo.feeds()
     for first, second in zip(before.run(None, feeds), after.run(None, feeds), strict=True):
-        assert first.tobytes() == second.tobytes(), (zoo.name, edges)
+        if first.dtype == np.float16:
+            np.testing.assert_allclose(second, first, rtol=0, atol=0.01 * float(np.abs(first).max()))
+        else:
+            assert first.tobytes() == second.tobytes(), (zoo.name, edges)

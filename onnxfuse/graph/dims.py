@@ -16,6 +16,17 @@ from math import gcd
 from operator import mul
 from typing import Union
 
+MOST_TERMS, MOST_POWER, LONGEST = 64, 16, 1000
+"""Terms, degree and letters of a size that is followed (``is_followed``): those of real models have a few of each."""
+
+MOST_PRODUCTS = 1 << 14
+"""Terms that one multiplication may have to add up."""
+
+
+class SizeTooLargeError(ArithmeticError):
+    """A size has more terms than could be followed in bounded time."""
+
+
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "//": lambda a, b: a // b,
     "%": lambda a, b: a % b,
@@ -210,11 +221,18 @@ class Dim:
         return self + dim(other) * -1
 
     def __mul__(self, other: DimLike) -> Dim:
+        """The product.
+
+        Raises:
+            SizeTooLargeError: it may have too many terms.
+        """
         other = dim(other)
         if other.value == 1:
             return self
         if self.value == 1:
             return other
+        if len(self.terms) * len(other.terms) > MOST_PRODUCTS:
+            raise SizeTooLargeError(f"a product of sizes of {len(self.terms)} and {len(other.terms)} terms")
         terms: dict[Monomial, int] = {}
         for m1, c1 in self.terms.items():
             for m2, c2 in other.terms.items():
@@ -305,6 +323,14 @@ class Dim:
                 break
             whole, rest = whole + quotient, rest - quotient * other
         return whole, rest
+
+    def is_followed(self) -> bool:
+        """Whether the size is simple enough to go on with: else sizes made of it would grow without bound."""
+        for monomial, factor in self.terms.items():
+            if factor.bit_length() > 63 or sum(power for _, power in monomial) > MOST_POWER:
+                return False
+        plain = len(self.terms) < 2 and all(atom.kind == "symbol" for monomial in self.terms for atom, _ in monomial)
+        return plain or (len(self.terms) <= MOST_TERMS and len(str(self)) <= LONGEST)
 
     def multiple_of(self) -> int:
         """The largest integer that provably divides this size; 0 for the size 0."""
@@ -414,13 +440,16 @@ def _order(item: tuple[Monomial, int]) -> tuple[int, str]:
 def parse(text: str) -> Dim:
     """The size that an exporter wrote down: ``"batch"``, ``"s50 + 1"``, ``"Min(512, s50)"``.
 
-    A text that is no arithmetic expression names one symbol.
+    A text that is no arithmetic expression, or one of a size that is not followed, names one symbol.
     """
+    if len(text) > LONGEST:
+        return symbol(text)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-        return _from_ast(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        size = _from_ast(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SizeTooLargeError):
         return symbol(text)
+    return size if size.is_followed() else symbol(text)
 
 
 def _from_ast(tree: ast.expr) -> Dim:

@@ -4,6 +4,8 @@ Results follow from what operators do, in this order: the operator's own shape f
 node; what the model file states.  Where broadcasting leaves open which of two symbolic sizes is 1, or an operator's
 result depends on contents, a size that the file states is used and recorded in ``Graph.assumptions``; kernels check
 sizes when they run, so that a wrong statement ends in a message and never in a wrong answer.
+
+A size that grows past what can be followed in bounded time (``Dim.is_followed``) is unknown from there on.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfuse.graph.bodies import enter, results
-from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.graph.dims import MOST_PRODUCTS, Dim, dim
 from onnxfuse.graph.model import Assumption, Graph, Node, Value
 from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
 from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, elements_of
@@ -79,8 +81,25 @@ def _types(
     result = []
     for index, value in enumerate(node.outputs):
         kind = found[index] if index < len(found) else Type()
-        result.append(_completed(kind, value))
+        result.append(_bounded(_completed(kind, value), context, index))
     return result
+
+
+def _bounded(found: Type, context: Context, output: int) -> Type:
+    """What was found, without sizes that are not followed: those of one value multiply to a bounded number of terms."""
+    shape, elements = found.shape, found.elements
+    if shape is not None:
+        terms, sizes = 1, []
+        for axis, size in enumerate(shape):
+            terms *= max(len(size.terms), 1)
+            if (len(size.terms) > 1 and terms > MOST_PRODUCTS) or not size.is_followed():
+                terms //= max(len(size.terms), 1)
+                size = context.unknown(axis, len(shape), output)
+            sizes.append(size)
+        shape = tuple(sizes)
+    if elements is not None and not all(size.is_followed() for size in elements):
+        elements = None
+    return Type(found.dtype, shape, elements)
 
 
 def _completed(found: Type, value: Value | None) -> Type:

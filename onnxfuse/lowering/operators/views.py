@@ -115,8 +115,15 @@ def split(node: Node, context: Context) -> list[Tensor | None]:
     return list(parts)
 
 
+MOST_PARTS = 64
+"""Of a concatenation: each element compares its place with those before it, one inside the other."""
+
+
 @lowers("Concat")
 def concat(node: Node, context: Context) -> Tensor:
+    if len(node.inputs) > MOST_PARTS:
+        raise context.refuse("many-parts", f"a concatenation of {len(node.inputs)} parts is faster as copies: a kernel "
+                                           f"takes {MOST_PARTS} at most")
     parts = tuple(operand(node, context, place) for place in range(len(node.inputs)))
     axis = axis_of(node, "axis", 0, len(parts[0].shape))
     length = sum((part.shape[axis] for part in parts), dim(0))
