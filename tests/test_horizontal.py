@@ -20,7 +20,7 @@ from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import CODE, MOST_PARTS, STAGE, joined
-from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.memory import Memory, peak_memory
 from onnxfuse.planning.objective import Objective
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
@@ -177,6 +177,19 @@ def test_a_join_settles_that_its_parts_gained_nothing_and_no_more() -> None:
     plan = replace(plain.plan, refusals=(*kept, Refusal("no-gain", "it takes as long", "Exp -> a")))
     made = joined(plan, plain.plan.grounds[0].maker.view, CostModel(plain.ledger, plain.profile), Objective())
     assert len(made.fusions) == 1 and made.refusals == kept
+
+
+def test_how_often_a_body_runs_does_not_make_its_kernels_long() -> None:
+    made = fuse("""g (float[N, 64] x, float[N, 32] z, float[64, 64] w) => (float[N, 64] r, float[100, N, 32] q)
+      <int64 hundred = {100}, bool yes = {1}> {
+        r, q = Loop(hundred, yes, x) <
+            body = f (int64 i, bool u, float[N, 64] s) => (bool v, float[N, 64] y, float[N, 32] t) {
+                v = Identity(u) e = Exp(s) y = MatMul(e, w) t = Tanh(z)
+            }
+        >
+    }""")
+    assert regions(made) == [("together", ["Exp", "Tanh"])]
+    assert made.plan.fusions[0].cost.executions == 100
 
 
 def test_siblings_read_their_input_once() -> None:
@@ -341,6 +354,25 @@ def test_the_peak_of_memory_does_not_rise() -> None:
         "float[4096, 64] v)", "float[4096, 64] v, float[64, 32768] big, float[32768, 64] back)")
     roomy = fuse(larger, dims=dims)
     assert ["Exp", "Neg", "Tanh", "Abs"] in [ops for _, ops in regions(roomy)]
+
+
+@pytest.mark.parametrize(("between", "kept"), [(10, ["Exp", "Neg"] * 2), (60, ["Tanh", "Abs"] * 2)])
+def test_joins_that_hold_the_least_for_the_shortest_stay(
+    between: int, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a small join over some distance and one next to each other, of sixteen times the bytes, with room for one."""
+    every = range(between)
+    text = f"""g (float[N, 64] x, float[N, 64] p, float[N, 1024] u, float[N, 1024] v, float[16, 16] w) =>
+      (float[N, 64] a, float[N, 1024] e, float[N, 1024] f, {", ".join(f"float[16, 16] m{place}" for place in every)},
+       float[N, 64] b) {{
+        s = Exp(x) a = Neg(s) k = Tanh(u) e = Abs(k) l = Tanh(v) f = Abs(l)
+        {" ".join(f"m{place} = MatMul(w, w)" for place in every)} t = Exp(p) b = Neg(t)
+    }}"""
+    everything = fuse(text, dims={"N": 128})
+    assert len(everything.plan.fusions) == 2
+    monkeypatch.setattr("onnxfuse.planning.horizontal.peak_memory", lambda ledger, fused=(): Memory(
+        1 << 40 if len(fused) == 2 else 0, 0, None))
+    assert [ops for schedule, ops in regions(fuse(text, dims={"N": 128})) if schedule == "together"] == [kept]
 
 
 def test_a_profile_limits_what_is_joined() -> None:

@@ -346,6 +346,18 @@ def test_a_match_that_lost_its_nodes_to_a_larger_one_wins_where_it_gains_more(tm
     assert [[node.op for node in each.nodes] for each in lost] == [["Exp", "Neg", "Add"]]
 
 
+def test_a_rule_does_not_name_a_region_of_different_rows(tmp_path: Path) -> None:
+    """Its nodes are as free as any others; the second reduction is the one that does not fit."""
+    rule = OVERLAPPING.partition("---")[0].replace("Neg(Exp(x)) + z", "Softmax(Softmax(x))")
+    (tmp_path / "rules.yaml").write_text(rule, encoding="utf-8")
+    made = fuse("""g (float[N, 64, 64] x) => (float[N, 64, 64] y) {
+        e = Exp(x) s = Softmax<axis = 1>(e) t = Softmax<axis = -1>(s) y = Neg(t)
+    }""", dims={"N": 512}, rules=[tmp_path])
+    assert regions(made) == [("grow-row-reduction", ["Exp", "Softmax"]), ("grow-row-reduction", ["Softmax", "Neg"])]
+    assert ("Softmax -> t", "reductions over different rows meet in one region") in [
+        (refusal.node, refusal.message) for refusal in made.refusals]
+
+
 def test_neighbours_that_rules_named_are_joined_where_that_is_better(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(OVERLAPPING.replace("Tanh(a + b)", "Abs(Tanh(a))"), encoding="utf-8")
     text = "g (float[N, 4096] x, float[N, 4096] z) => (float[N, 4096] y) { e = Exp(x) n = Neg(e) s = Add(n, z) " \

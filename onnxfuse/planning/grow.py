@@ -70,7 +70,7 @@ class Growth:
         """Start a group."""
         members = set(nodes)
         rows: Arrangement | None = None
-        for node in members:
+        for node in sorted(members, key=lambda node: node.index):
             facts = self.facts[node]
             if facts.rows is not None:
                 if rows is not None and rows != facts.rows:
