@@ -131,8 +131,9 @@ def only_reader(node: Node) -> Node | None:
 
 def producer(node: Node, position: int, *ops: str) -> Node | None:
     """The node that computes an operand, where it is one of ``ops``."""
-    value = node.inputs[position] if position < len(node.inputs) else None
-    return value.producer if value is not None and is_op(value.producer, *ops) else None
+    value = node.inputs[position]
+    assert value is not None, "these operators need their operands"
+    return value.producer if is_op(value.producer, *ops) else None
 
 
 def is_constant(value: Value | None) -> bool:

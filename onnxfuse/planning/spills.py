@@ -154,18 +154,19 @@ class Spills:
         """``text``: the kernel by the names that it was compiled under."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
         shapes = [shape for value in fusion.tensors if (shape := shape_of(value, sizes)) is not None]
-        steps, streams, spilled, most, abreast = text.plan.variants[0].steps, False, 0, 0, 0
+        steps, spilled, again, most, abreast = text.plan.variants[0].steps, 0, 0, 0, 0
         if len(shapes) == len(fusion.tensors):
             variant, evaluate = chosen_variant(text.plan, shapes, profile.sm, profile.multiprocessors)
-            steps, streams = variant.steps, STREAM in variant.name
+            steps = variant.steps
+            if STREAM in variant.name:
+                again = (kernel.phases - 1) * sum(bytes_of(value, sizes) or 0 for value in fusion.tensors)
             for step in steps:
                 # What only a run knows counts as 1.
                 threads, blocks = (prod(evaluate(size) or 1 for size in part) for part in (step.block, step.grid))
                 spilled += figures[step.kernel].spilled_bytes * threads * blocks
                 most, abreast = max(most, threads), max(abreast, threads * blocks)
-        read = sum(bytes_of(value, sizes) or 0 for value in fusion.tensors)
         largest = max((figures[step.kernel] for step in steps), key=lambda each: (each.spilled_bytes, each.registers))
-        return _Way(kernel, largest, spilled, (kernel.phases - 1) * read if streams else 0, most, abreast)
+        return _Way(kernel, largest, spilled, again, most, abreast)
 
     def _seconds(self, nbytes: int) -> float:
         """Seconds that bytes through the second-level cache take."""
