@@ -101,6 +101,17 @@ def test_products_are_kept_apart() -> None:
     assert counted.flops == 2 * 8 * 6 * 4 + 48
 
 
+@pytest.mark.parametrize("between", [
+    "t = Div(table, one)", "t = Identity(table)", "u = Mul(one, table) t = Dropout(u)"])
+def test_rows_are_looked_up_through_what_gives_its_operand_back(between: str) -> None:
+    """6 rows of 16 floats, not 1000, and 6 ids."""
+    loaded = graph("float[1000,16] raw, int64[B,3] ids", "float[B,3,16] y",
+                   f"table = Neg(raw) {between} g = Gather(t, ids) y = Exp(g)", "float one = {1.0}")
+    region = fuse(loaded, "Div", "Identity", "Mul", "Dropout", "Gather", "Exp")
+    _, after = region_traffic(Ledger(loaded, {"B": 2}), region)
+    assert after == 2 * 6 * 16 * 4 + 6 * 8
+
+
 def test_gather_reads_what_it_gathers() -> None:
     loaded = graph("float16[1000,16] table, int64[B,3] ids", "float16[B,3,16] y", "y = Gather(table, ids)")
     assert traffic(loaded, {"B": 2}).bytes_other == 192 + 48 + 192

@@ -169,7 +169,8 @@ class Ledger:
         return KernelTraffic(False, copied, copied, 0, kernels=len(stacked), unknown=_unsized(stacked))
 
     def _read(self, node: Node, value: Value) -> int | None:
-        """Bytes that a node which launches reads of one of its inputs."""
+        """Bytes that a node which launches reads of one of its inputs, or of what that gives back."""
+        value = source(value)
         whole = self.bytes_of(value)
         if node.domain or node.op not in PARTIAL:
             return whole
