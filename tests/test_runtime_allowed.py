@@ -28,7 +28,7 @@ def test_an_option_that_no_model_may_ask_for(option: str, tmp_path: Path) -> Non
 
 def test_options_that_change_the_code_alone() -> None:
     check_options(["--maxrregcount=32", "--fmad=false", "--ftz=true", "--prec-div=false", "--prec-sqrt=true",
-                   "-lineinfo", "-DN", "-DN=", "-DN=12"])
+                   "-lineinfo", "-DN", "-DN=", "-DN=12", "-DX=0.5f"])
 
 
 @pytest.mark.parametrize("text", [

@@ -449,7 +449,7 @@ def parse(text: str) -> Dim:
         size = _from_ast(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError, SizeTooLargeError):
         return symbol(text)
-    return size if size.is_followed() else symbol(text)
+    return size if size.value is not None or size.is_followed() else symbol(text)
 
 
 def _from_ast(tree: ast.expr) -> Dim:

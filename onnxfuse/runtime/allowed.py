@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from onnxfuse.errors import KernelError
 
 _OPTIONS = re.compile(
-    r"-lineinfo|-D\w+(=\w*)?|--maxrregcount=\d{1,3}|--(fmad|ftz|prec-div|prec-sqrt)=(true|false)", re.ASCII)
+    r"-lineinfo|-D\w+(=[\w.]*)?|--maxrregcount=\d{1,3}|--(fmad|ftz|prec-div|prec-sqrt)=(true|false)", re.ASCII)
 
 _COMMENT = r"(?:/\*.*?\*/|//[^\n]*\n)"
 _READS = re.compile(
