@@ -92,3 +92,14 @@ def test_what_is_only_computed_is_not_nudged() -> None:
                           "y = Cast <to = 11> (a) }"), Options(verify=False, dims={"n": 4096}))
     reference = Reference(read_fused(made.model)[0], made.model)
     assert not reference.nudged({"x0": np.ones((1, 4096), np.float32), "x1": np.ones(4096, np.float32)})
+
+
+def test_what_the_standard_has_in_float32_is_widened() -> None:
+    """DequantizeLinear gives float32 up to operator set 18, in a body that is raised to float64 too."""
+    model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 13]>
+        g (double[n] x) => (double[n] y) <double s = {0.0625}, uint8 z = {128}> {
+            q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Sigmoid(d)
+        }''')
+    x = np.array([-3.0, 0.0, 0.5, 4.25])
+    (found,) = Evaluator(model).run({"x": x})
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-x)), rtol=1e-13)

@@ -138,7 +138,7 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
             nodes.append(node)
         elif spelled:
             spelling = Spelling(f"spelled{place}", dict(opsets).get("", 1))
-            SPELLED[node.op_type](node, spelling)
+            SPELLED[node.op_type](_widened(node, types, spelling), spelling)
             nodes.extend(spelling.nodes)
         else:
             nodes.extend(_in_single(node, doubles, f"single{place}"))
@@ -148,6 +148,16 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
     del result.graph.node[:]
     result.graph.node.extend(nodes)
     return result, tuple(downgraded)
+
+
+def _widened(node: onnx.NodeProto, types: Mapping[str, int], to: Spelling) -> onnx.NodeProto:
+    """The node with its operands in float64: the standard may have one in float32, as DequantizeLinear's result was."""
+    result = onnx.NodeProto()
+    result.CopyFrom(node)
+    for operand, name in enumerate(node.input):
+        if name and types.get(name) != TensorProto.DOUBLE:
+            result.input[operand] = to.step("Cast", name, to=TensorProto.DOUBLE)
+    return result
 
 
 def _anonymous(node: onnx.NodeProto) -> bytes:
