@@ -148,7 +148,29 @@ def _lift(model: onnx.ModelProto, precision: Precision) -> onnx.ModelProto:
             if attribute.name in ("dtype", "output_dtype") and attribute.i in lifted:
                 attribute.i = wide
         result.graph.node.append(node)
+    _raise_fixed(result, types, wide, lifted)
     return result
+
+
+def _raise_fixed(model: onnx.ModelProto, types: Mapping[str, int], wide: int, lifted: Sequence[int]) -> None:
+    """Raise what the standard gives in a low type whatever the operands are in, as DequantizeLinear up to operator set
+    18: what follows would be computed in that type.
+
+    Args:
+        types: of the model before it was lifted.
+    """
+    place = 0
+    found = value_types(model)
+    while place < len(model.graph.node):
+        node = model.graph.node[place]
+        place += 1
+        low = [name for name in node.output if types.get(name) in lifted and found.get(name) in lifted]
+        for name in low:
+            node.output[list(node.output).index(name)] = f"{name}.low"
+            model.graph.node.insert(place, helper.make_node("Cast", [f"{name}.low"], [name], to=wide))
+            place += 1
+        if low:
+            found = value_types(model)
 
 
 def _cast_target(node: onnx.NodeProto, types: Mapping[str, int]) -> int | None:
