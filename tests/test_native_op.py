@@ -39,8 +39,8 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(stand_in: Path, folder: Path, **more: str) -> dict[str, str]:
-    """What a scenario needs; ``folder`` is its own."""
-    return os.environ | {
+    """What a scenario needs, and nothing that leads to onnxfuse; ``folder`` is its own."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "ONNXFUSE_LIBCUDA": str(stand_in), "SCENARIO_MODELS": str(stand_in.parent), "ONNXFUSE_CACHE_DIR": str(folder),
         "NVTX_INJECTION64_PATH": str(stand_in.with_name("fake_profiler.so")), **more,
     }
@@ -53,7 +53,9 @@ def environment(stand_in: Path, folder: Path, **more: str) -> dict[str, str]:
 ], ids=["this", "oldest"])
 def test_scenario(name: str, python: str, stand_in: Path, tmp_path: Path) -> None:
     if name == "cache":
-        cache.Cache(tmp_path, "nvrtc-1.0").write(cache.key(ADD_ONE, (), "sm_90a"), IMAGE)
+        kept = cache.Cache(tmp_path, "nvrtc-1.0")
+        for entry in (cache.key(ADD_ONE, (), "sm_90a"), f"sm_90a-{0:064}.cubin"):
+            kept.write(entry, IMAGE)
     done = subprocess.run(
         [python, str(NATIVE / "scenarios.py"), name], capture_output=True, text=True, timeout=120,
         env=environment(stand_in, tmp_path),
