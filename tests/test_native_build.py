@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_the_library_exports_its_entries_and_nothing_else() -> None:
     names = {line.split()[-1].split("@")[0] for line in listed.stdout.splitlines() if line.split()[-2] == "T"}
     assert names == {
         "RegisterCustomOps", "onnxfuse_cache_key", "onnxfuse_devices", "onnxfuse_evaluate_plan",
-        "onnxfuse_expect_names", "onnxfuse_get_cache",
+        "onnxfuse_expect_names", "onnxfuse_get_cache", "onnxfuse_image_fault",
         "onnxfuse_read_json", "onnxfuse_reply_error", "onnxfuse_reply_image", "onnxfuse_set_cache",
         "onnxfuse_set_compile_callback", "onnxfuse_set_recording", "onnxfuse_statistics", "onnxfuse_version",
         "onnxfuse_write_statistics",
@@ -54,3 +55,18 @@ def test_the_library_links_no_cuda_and_no_onnx_runtime() -> None:
     needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
     assert "libstdc++" in needed
     assert "cuda" not in needed and "onnxruntime" not in needed
+
+
+def test_the_library_is_hardened() -> None:
+    """No stack is executable, what the loader fills in is bound at once and read-only then, and stacks are guarded."""
+    raw = (ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so").read_bytes()
+    (table,), (size, count) = struct.unpack_from("<Q", raw, 32), struct.unpack_from("<HH", raw, 54)
+    segments = [struct.unpack_from("<IIQQQQ", raw, table + size * index) for index in range(count)]
+    dynamic, stack, relro = 2, 0x6474E551, 0x6474E552
+    flags = {kind: each for kind, each, *_ in segments}
+    assert flags[stack] == 6, "read and write"
+    assert relro in flags
+    (start, length), = ((offset, used) for kind, _, offset, _, _, used in segments if kind == dynamic)
+    entries = dict(struct.iter_unpack("<QQ", raw[start:start + length]))
+    assert entries.get(24) is not None or entries.get(30, 0) & 8 or entries.get(0x6FFFFFFB, 0) & 1, "bound at once"
+    assert b"\0__stack_chk_fail\0" in raw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -182,6 +183,19 @@ def test_more_sizes_in_turn_than_are_kept() -> None:
         assert result == expected
 
 
+def test_a_run_reads_nothing_of_the_one_before() -> None:
+    """Inputs that a run does not give are absent, whatever an earlier one gave."""
+    plan = LaunchPlan("r", 2, ("i0.0", "i1.0", "h1.0"), (), (), (Variant("rest", ()),))
+    whole = Situation(((4,), (5,)), ((7,), (8,)))
+    runs = [whole, Situation(((4,),), whole.hosts), Situation(whole.inputs, ((7,),)), whole]
+    results = native_runs(plan, runs)
+    assert results[0] == results[3] == python(plan, whole)
+    assert results[1:3] == [
+        {"error": "tensor input 1 is absent"},
+        {"error": "host input 1 has 0 elements; the launch plan reads element 0"},
+    ]
+
+
 def one(expression: str, **attributes: Any) -> LaunchPlan:
     """A plan whose only symbol is the expression."""
     return LaunchPlan("r", 1, (expression,), (), (), (Variant("v", ()),), **attributes)
@@ -229,6 +243,11 @@ def test_an_empty_tensor_has_no_elements_however_large_its_other_axes() -> None:
     ("h8.0", "unknown atom 'h8.0' in an expression of the launch plan"),
     ("o0.addr", "unknown atom 'o0.addr' in an expression of the launch plan"),
     ("x", "unknown atom 'x' in an expression of the launch plan"),
+    ("x" * 201, f"unknown atom '{'x' * 200}...' in an expression of the launch plan"),
+    ("\u00e9" * 150, f"unknown atom '{chr(0xE9) * 100}...' in an expression of the launch plan"),
+    ("1 " * 40_000, f"the expression '{'1 ' * 100}...' of the launch plan is too long"),
+    ("h0.65536", "unknown atom 'h0.65536' in an expression of the launch plan"),
+    ("i0.1024", "unknown atom 'i0.1024' in an expression of the launch plan"),
     ("1 " * 65 + "+ " * 64, "is nested too deep"),
     ("i0.2", "tensor input 0 has 2 axes; the launch plan reads axis 2"),
     ("h1.3", "host input 1 has 0 elements; the launch plan reads element 3"),
@@ -266,7 +285,29 @@ STEP = {"kernel": "k", "grid": ["1"] * 3, "block": ["1"] * 3, "shared": "0", "ar
     (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"grid": ["1", "-1", "1"]}]}]),
      "the grid of a launch is -1"),
     ("[]", "'version' is missing"),
-])
+    (changed(options=["-DX=1"] * 257), "the launch plan has 257 options; 256 at most"),
+    (changed(symbols=["1"] * 4097), "the launch plan has 4097 symbols; 4096 at most"),
+    (changed(checks=[["1", "x"]] * 4097), "the launch plan has 4097 checks; 4096 at most"),
+    (changed(checks=[["1", "x" * 4097]]), "a check's message has 4097 bytes; 4096 at most"),
+    (changed(outputs=[{"dtype": 1, "shape": []}] * 4097), "the launch plan has 4097 outputs; 4096 at most"),
+    (changed(outputs=[{"dtype": 1, "shape": ["1"] * 1025}]),
+     "the launch plan has 1025 axes of an output; 1024 at most"),
+    *((changed(outputs=[{"dtype": dtype, "shape": []}]), f"'dtype' of an output is {dtype}")
+      for dtype in (-1, 0, 8, 64, 2**32 + 1)),
+    (changed(scratch=["1"] * 1025), "the launch plan has 1025 scratch buffers; 1024 at most"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": []}] * 257),
+     "the launch plan has 257 variants; 256 at most"),
+    (changed(variants=[{"name": "v", "guards": ["1"] * 4097, "steps": []}]),
+     "the launch plan has 4097 guards of a variant; 4096 at most"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": [{}] * 65537}]),
+     "the launch plan has 65537 steps; 65536 at most"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"args": ["i0"] * 4097}]}]),
+     "the launch plan has 4097 arguments of a kernel; 4096 at most"),
+    (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"kernel": "a\0b"}]}]),
+     "the name of a kernel in the launch plan has a zero byte"),
+    (changed(region="r" * 4097), "'region' has 4097 bytes; 4096 at most"),
+    (" " * 2**24 + "1", "the launch plan has 16777217 bytes; 16777216 at most"),
+], ids=lambda value: value[:40])
 def test_wrong_plans(plan: str, message: str) -> None:
     with pytest.raises(ValueError) as error:
         native(plan, Situation(((4, 6),)))
@@ -326,9 +367,14 @@ def test_hostile_json_is_an_error_or_what_python_reads(raw: bytes) -> None:
     ('"\\udc00"', "not JSON: a lone surrogate at byte 7"),
     ("1 1", "not JSON: unexpected text after the value at byte 2"),
     ("[" * 100000, "not JSON: nested too deep at byte 65"),
+    ("[" + "0," * 2**20, "not JSON: too many values at byte 2097151"),
+    (json.dumps(dict.fromkeys(map(str, range(65)))), "not JSON: too many keys in an object at byte 763"),
+    (b'"\xc3"', "not JSON: a byte that is no UTF-8 at byte 1"),
+    (b'"a\xed\xa0\x80"', "not JSON: a byte that is no UTF-8 at byte 2"),
+    (b'"\xc0\x80"', "not JSON: a byte that is no UTF-8 at byte 1"),
     ("nul", "not JSON: a value expected at byte 0"),
 ])
-def test_json_errors(text: str, message: str) -> None:
+def test_json_errors(text: str | bytes, message: str) -> None:
     with pytest.raises(ValueError) as error:
         read_json(text)
     assert str(error.value) == message
@@ -341,6 +387,17 @@ def test_cache_entries_have_one_name_in_both_languages(source: str, options: lis
     name = library.read_text(library.load().onnxfuse_cache_key, source.encode(), "\n".join(options).encode(), b"sm_90a")
     assert name == cache.key(source, options, "sm_90a")
     assert name == "sm_90a-" + hashlib.sha256(("\n".join(options) + "\0" + source).encode()).hexdigest() + ".cubin"
+
+
+def test_long_plans_are_read_in_time_linear_in_their_length() -> None:
+    """8 MB of steps, ten thousand times a rule's plan: seconds on a slow machine, where a square would be hours."""
+    steps = [STEP | {"kernel": f"kernel_{number}", "args": ["i0", "i64:i0.n 4 * 128 ceil", "i32:7"]}
+             for number in range(60_000)]
+    text = changed(variants=[{"name": "v", "guards": [], "steps": steps}])
+    assert 7 << 20 < len(text) < 9 << 20
+    start = time.monotonic()
+    assert len(native(text, Situation(((4, 6),)))["steps"]) == len(steps)
+    assert time.monotonic() - start < 20
 
 
 def test_constants_of_other_stages_agree() -> None:

@@ -75,6 +75,7 @@ def load() -> ctypes.CDLL:
             "onnxfuse_statistics": (size, [text, size]),
             "onnxfuse_write_statistics": (size, [text, size]),
             "onnxfuse_evaluate_plan": (size, [text, text, text, size]),
+            "onnxfuse_image_fault": (size, [text, size, text, size]),
             "onnxfuse_read_json": (size, [text, size, text, size]),
         }
         for name, (result, arguments) in signatures.items():
@@ -140,7 +141,7 @@ def statistics() -> dict[str, Any]:
     the live sessions, each with ``node``, ``op``, ``region``, ``variants`` (their names) and ``runs`` (per variant,
     while ``record_runs`` is on).
     """
-    statistics: dict[str, Any] = json.loads(read_text(load().onnxfuse_statistics))
+    statistics: dict[str, Any] = json.loads(read_checked(load().onnxfuse_statistics))
     return statistics
 
 

@@ -15,12 +15,13 @@ import numpy as np
 import onnx
 import onnxruntime
 from building import LIBRARY, ROOT
+from native.stand_in import IMAGE
 
 import onnxfuse.runtime as runtime
 
 REHEARSAL = os.environ.get("ONNXFUSE_REHEARSAL") == "1"
 DEVICE = "cpu" if REHEARSAL else "cuda"
-IMAGES = {"sm_90": b"FAKE\nadd_one\nadd_more\n\0"} if REHEARSAL else {}
+IMAGES = {"sm_90": IMAGE} if REHEARSAL else {}
 
 
 def expect(condition: bool, *seen: object) -> None:

@@ -1,5 +1,8 @@
 /* A stand-in for the CUDA driver whose device memory is host memory and whose kernels are the C functions below.
- * An image is a text: "FAKE", then the names of its kernels, each on a line of its own. */
+ * An image is an ELF file that has a section ".text.NAME" for each of its kernels.  As the real driver does, it is read
+ * by what stands in it, whole and with no size given, and launches read the arguments that a kernel has. */
+#include <elf.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +17,8 @@ const int onnxfuse_host_memory = 1;
 int fake_major = 9, fake_minor = 0, fake_pools = 1, fake_launch_error = 0, fake_allocate_error = 0, fake_modules = 0;
 long fake_launches = 0, fake_allocated = 0, fake_shared_attribute = 0;
 unsigned fake_last[7];
+static pthread_mutex_t last_mutex = PTHREAD_MUTEX_INITIALIZER;
+int fake_dry = 0; /* launches read the arguments and compute nothing */
 int fake_reached = 1, fake_capturing = 0, fake_event_error = 0, fake_events = 0;
 static __thread void* current = NULL;
 static __thread int capture_mode = 0;
@@ -54,13 +59,52 @@ static void add_more(void** a) {
   for (int64_t i = 0; i < *(int64_t*)a[3]; ++i) y[i] = x[i] + *(int32_t*)a[2];
 }
 static void nothing(void** a) { (void)a; }
-static const struct { const char* name; Kernel run; } kernels[] = {
-    {"add_one", add_one}, {"add_more", add_more}, {"nothing", nothing}};
+/* Kernels with the bytes of their parameters; the last stands for all others, which take anything. */
+static const struct Function { const char* name; Kernel run; size_t parameters[5]; } kernels[] = {
+    {"add_one", add_one, {8, 8, 8}}, {"add_more", add_more, {8, 8, 4, 8}}, {"", nothing, {0}}};
+typedef const struct Function* Function;
+enum { kKernels = sizeof kernels / sizeof *kernels };
+
+static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
+
+/* How long an image is, by what stands in it. */
+static size_t image_size(const char* image) {
+  Elf64_Ehdr head;
+  memcpy(&head, image, sizeof head);
+  size_t size = largest(head.e_shoff + head.e_shnum * sizeof(Elf64_Shdr),
+                        head.e_phoff + head.e_phnum * sizeof(Elf64_Phdr));
+  for (size_t i = 1; i < head.e_shnum; ++i) {
+    Elf64_Shdr section;
+    memcpy(&section, image + head.e_shoff + i * sizeof section, sizeof section);
+    if (section.sh_type == SHT_NULL || section.sh_type == SHT_NOBITS) continue;
+    size = largest(size, section.sh_offset + section.sh_size);
+  }
+  for (size_t i = 0; i < head.e_phnum; ++i) {
+    Elf64_Phdr segment;
+    memcpy(&segment, image + head.e_phoff + i * sizeof segment, sizeof segment);
+    size = largest(size, segment.p_offset + segment.p_filesz);
+  }
+  return size;
+}
+static int has_kernel(const char* image, const char* name) {
+  Elf64_Ehdr head;
+  Elf64_Shdr section, names;
+  memcpy(&head, image, sizeof head);
+  memcpy(&names, image + head.e_shoff + head.e_shstrndx * sizeof names, sizeof names);
+  for (size_t i = 1; i < head.e_shnum; ++i) {
+    memcpy(&section, image + head.e_shoff + i * sizeof section, sizeof section);
+    if (section.sh_type == SHT_NULL) continue;
+    const char* found = image + names.sh_offset + section.sh_name;
+    if (strncmp(found, ".text.", 6) == 0 && strcmp(found + 6, name) == 0) return 1;
+  }
+  return 0;
+}
 
 Result cuModuleLoadData(void** module, const void* image) {
-  if (strncmp(image, "FAKE\n", 5) != 0) return kInvalidImage;
+  if (memcmp(image, ELFMAG, SELFMAG) != 0) return kInvalidImage;
   if (current == NULL) return 201;
-  *module = strdup(image);
+  const size_t size = image_size(image);
+  *module = memcpy(malloc(size), image, size);
   __atomic_add_fetch(&fake_modules, 1, __ATOMIC_SEQ_CST);
   return kOk;
 }
@@ -70,16 +114,18 @@ Result cuModuleUnload(void* module) {
   return kOk;
 }
 Result cuModuleGetFunction(void** function, void* module, const char* name) {
-  char line[256];
-  snprintf(line, sizeof line, "\n%s\n", name);
-  if (strstr(module, line) == NULL) return kNotFound;
-  for (size_t i = 0; i < sizeof kernels / sizeof *kernels; ++i) {
-    if (strcmp(kernels[i].name, name) == 0) {
-      *function = (void*)kernels[i].run;
-      return kOk;
-    }
-  }
-  return kNotFound;
+  if (!has_kernel(module, name)) return kNotFound;
+  size_t i = 0;
+  while (i + 1 < kKernels && strcmp(kernels[i].name, name) != 0) ++i;
+  *function = (void*)&kernels[i];
+  return kOk;
+}
+Result cuFuncGetParamInfo(Function function, size_t index, size_t* offset, size_t* size) {
+  if (function->run == nothing) return kUnsupported;
+  if (index >= 5 || function->parameters[index] == 0) return kInvalidValue;
+  *offset = 8 * index;
+  *size = function->parameters[index];
+  return kOk;
 }
 Result cuFuncGetAttribute(int* value, int attribute, void* function) {
   (void)function;
@@ -88,7 +134,7 @@ Result cuFuncGetAttribute(int* value, int attribute, void* function) {
 }
 Result cuFuncSetAttribute(void* function, int attribute, int value) {
   (void)function;
-  fake_shared_attribute = attribute == 8 ? value : -1;
+  __atomic_store_n(&fake_shared_attribute, attribute == 8 ? value : -1, __ATOMIC_SEQ_CST);
   return kOk;
 }
 Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
@@ -97,8 +143,14 @@ Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, uns
   if (extra != NULL || current == NULL || gx * gy * gz == 0 || bx * by * bz == 0) return kInvalidValue;
   if (fake_launch_error != 0) return fake_launch_error;
   const unsigned sizes[7] = {gx, gy, gz, bx, by, bz, shared};
+  pthread_mutex_lock(&last_mutex);
   memcpy(fake_last, sizes, sizeof sizes);
-  ((Kernel)function)(arguments);
+  pthread_mutex_unlock(&last_mutex);
+  uint64_t value;
+  for (size_t i = 0; ((Function)function)->parameters[i] != 0; ++i) {
+    memcpy(&value, arguments[i], ((Function)function)->parameters[i]);
+  }
+  if (!fake_dry) ((Function)function)->run(arguments);
   clock_us += 5;
   __atomic_add_fetch(&fake_launches, 1, __ATOMIC_SEQ_CST);
   return kOk;
@@ -115,7 +167,8 @@ Result cuMemAllocFromPoolAsync(uint64_t* address, size_t size, void* pool, void*
   (void)stream;
   if (fake_allocate_error != 0) return fake_allocate_error;
   if (pool != (void*)1 || size == 0) return kInvalidValue;
-  *address = (uint64_t)malloc(size);
+  *address = size >> 40 ? 0 : (uint64_t)malloc(size);
+  if (*address == 0) return 2;
   __atomic_add_fetch(&fake_allocated, 1, __ATOMIC_SEQ_CST);
   return kOk;
 }

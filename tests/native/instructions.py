@@ -49,6 +49,7 @@ def write(folder: Path) -> None:
     import fused_models
     import kernel_harness
     import onnx
+    from native.stand_in import image
     from onnx import helper
 
     for name, text in MODELS.items():
@@ -57,7 +58,7 @@ def write(folder: Path) -> None:
         variants = tuple(replace(variant, steps=tuple(replace(step, kernel="nothing") for step in variant.steps))
                          for variant in plan.variants)
         fused = fused_models.Fused(replace(plan, variants=variants), made.kernel.source, [],
-                                   images={"sm_90": b"FAKE\nnothing\n\0"})
+                                   images={"sm_90": image("nothing")})
         node = fused.node("node", "Region0", [], [value.name for value in made.lowered.tensors], "y")
         graph = helper.make_graph([node], name, made.model.graph.input, made.model.graph.output)
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid(fused_models.DOMAIN, 1),

@@ -92,10 +92,24 @@ def older() -> None:
 
 
 def torn() -> None:
-    """An image that the driver refuses is an error at creation."""
+    """An image that is none never reaches the driver, wherever it comes from; nor do arguments that a kernel lacks."""
+    where = "onnxfuse: node 'node0' (Region0, add-one): "
+    wrong = " is no machine code that the GPU's driver can be given: "
     text = message("torn")
-    expect("node 'node0' (Region0, add-one): could not load a compiled kernel: CUDA_ERROR_INVALID_IMAGE "
-           "(device kernel image is invalid)" in text, text)
+    expect(text.endswith(f"{where}the embedded image 'image_sm_90'{wrong}its section table does not lie within it "
+                         f"({len(IMAGE) - 2} bytes)"), text)
+    text = message("floats")
+    expect(text.endswith(f"{where}the attribute 'image_sm_90' has element type 1; an image is a tensor of uint8"), text)
+    text = message("empty")
+    expect(text.endswith(f"{where}the embedded image 'image_sm_90'{wrong}it has 0 bytes, fewer than a header "
+                         "(0 bytes)"), text)
+    for name, more in (("few", "more"), ("many", "fewer")):
+        text = message(name)
+        count = {"few": 2, "many": 4}[name]
+        expect(text.endswith(f"{where}the kernel 'add_one' has {more} parameters than the {count} arguments of the "
+                             "launch plan"), text)
+    x = np.arange(4, dtype=np.float32)
+    expect(np.array_equal(session("cut").run(None, {"x": x})[0], x + 1), "a last byte that is zero may be missing")
 
 
 def missing_image() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,31 @@ import numpy as np
 import onnxruntime
 
 LIBRARY = Path(__file__).resolve().parents[2] / "onnxfuse" / "runtime" / "libonnxfuse.so"
-IMAGE = b"FAKE\nadd_one\nadd_more\n\0"
+HEADER, SECTION = 64, 64
+"""Bytes of the header of an ELF file, and of an entry of its table of sections."""
+
+
+def image(*kernels: str) -> bytes:
+    """An image of these kernels, as far as the stand-in and the library look at one: an ELF file for the machine 190
+    with a section for each kernel's code, after those that every such file has."""
+    names = [".shstrtab", *(f".text.{kernel}" for kernel in kernels)]
+    texts = b"\0" + b"".join(name.encode() + b"\0" for name in names)
+    code = b"\x5a" * 16
+    contents = [texts, *([code] * len(kernels))]
+    table = HEADER + sum(map(len, contents))
+    entries = [bytes(SECTION)]
+    offset = HEADER
+    for name, content in zip(names, contents, strict=True):
+        kind = 3 if content is texts else 1
+        place = texts.index(b"\0" + name.encode() + b"\0") + 1
+        entries.append(struct.pack("<IIQQQQIIQQ", place, kind, 0, 0, offset, len(content), 0, 0, 1, 0))
+        offset += len(content)
+    header = struct.pack("<4sBBBBQHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0x33, 0, 2, 190, 1, 0, 0, table, 0, HEADER, 0, 0,
+                         SECTION, len(entries), 1)
+    return header + b"".join(contents) + b"".join(entries)
+
+
+IMAGE = image("add_one", "add_more")
 
 
 def write(folder: Path) -> None:
@@ -24,14 +50,26 @@ def write(folder: Path) -> None:
     import fused_models as make
 
     embedded = {"sm_90": IMAGE}
+
+    def with_arguments(*arguments: str) -> make.Fused:
+        plain = make.add_one(embedded)
+        steps = (make.elementwise("add_one", arguments),)
+        plan = replace(plain.plan, variants=(replace(plain.plan.variants[0], steps=steps),))
+        return replace(plain, plan=plan)
+
     with_image = {"images": embedded}
     models = {
         "one": make.chain(make.add_one(embedded), 1),
         "chain": make.chain(make.add_one(embedded), 20),
         "aligned": make.chain(make.add_aligned(embedded), 1),
         "compiled": make.chain(make.add_one(), 3),
-        "lower": make.chain(make.add_one({"sm_86": IMAGE, "sm_80": b"FAKE\n\0", "sm_89": b"FAKE\n\0"}), 1),
-        "torn": make.chain(make.add_one({"sm_90": b"\x7fELF"}), 1),
+        "lower": make.chain(make.add_one({"sm_86": IMAGE, "sm_80": image(), "sm_89": image()}), 1),
+        "torn": make.chain(make.add_one({"sm_90": IMAGE[:-2]}), 1),
+        "cut": make.chain(make.add_one({"sm_90": IMAGE[:-1]}), 1),
+        "empty": make.chain(make.add_one({"sm_90": b""}), 1),
+        "floats": make.chain(make.add_one(embedded), 1),
+        "few": make.chain(with_arguments("i0", "o0"), 1),
+        "many": make.chain(with_arguments("i0", "o0", "i64:s0", "i64:s0"), 1),
         "scratch": make.chain(make.Fused(**{**vars(make.add_two()), **with_image}), 3),
         "bodies": make.bodies(make.add_one(embedded)),
         "bodies_torn": make.bodies(make.add_one({"sm_90": b"\x7fELF"})),
@@ -42,6 +80,8 @@ def write(folder: Path) -> None:
         "host": make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"]),
     }
     models["host32"] = make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"])
+    image_attribute = models["floats"].graph.node[0].attribute[-1]
+    image_attribute.t.CopyFrom(make.helper.make_tensor("image", make.FLOAT, [len(IMAGE)], IMAGE * 4, raw=True))
     models["host32"].graph.input[1].type.tensor_type.elem_type = make.TensorProto.INT32
     for name, model in models.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())

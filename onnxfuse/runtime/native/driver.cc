@@ -74,6 +74,7 @@ Driver::Driver() {
   find(&error_name, "cuGetErrorName");
   find(&error_text, "cuGetErrorString");
   function_load = reinterpret_cast<decltype(function_load)>(dlsym(library, "cuFuncLoad"));
+  parameter_info = reinterpret_cast<decltype(parameter_info)>(dlsym(library, "cuFuncGetParamInfo"));
   host_memory = dlsym(library, "onnxfuse_host_memory") != nullptr;
   check(init(0), "start the NVIDIA driver");
 }

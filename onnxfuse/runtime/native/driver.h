@@ -51,6 +51,7 @@ struct Driver {
   Result (*module_unload)(Module module);
   Result (*module_function)(Function* function, Module module, const char* name);
   Result (*function_load)(Function function);  // null before CUDA 12.4
+  Result (*parameter_info)(Function function, size_t index, size_t* offset, size_t* size);  // null before CUDA 12.4
   Result (*function_attribute)(int* value, int attribute, Function function);
   Result (*set_function_attribute)(Function function, int attribute, int value);
   Result (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

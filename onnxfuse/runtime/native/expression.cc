@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <charconv>
 
+#include "json.h"
 #include "ort_api.h"
 
 namespace onnxfuse {
 namespace {
 
 constexpr int kStack = 64;
+constexpr size_t kMostLetters = 1 << 16;  // of an expression
+// Elements of a host input, and axes of a tensor, that an expression may name.
+constexpr size_t kMostElements = 1 << 16, kMostNamedAxes = 1 << 10;
 
 [[noreturn]] void overflow() { throw Error("a size of the launch plan leaves 64 bits"); }
 
@@ -48,13 +52,6 @@ int64_t ceil_divide(int64_t a, int64_t b) {
   return floor_divide(a, b) + (floor_modulo(a, b) != 0);
 }
 
-int64_t elements(const TensorView& input) {
-  if (std::find(input.sizes, input.sizes + input.rank, 0) != input.sizes + input.rank) return 0;
-  int64_t count = 1;
-  for (size_t axis = 0; axis < input.rank; ++axis) count = multiply(count, input.sizes[axis]);
-  return count;
-}
-
 bool integer(std::string_view text, int64_t* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
   if (error == std::errc::result_out_of_range) overflow();
@@ -70,10 +67,17 @@ bool index(std::string_view text, size_t limit, uint32_t* value) {
 
 }  // namespace
 
+int64_t elements(const TensorView& input) {
+  if (std::find(input.sizes, input.sizes + input.rank, 0) != input.sizes + input.rank) return 0;
+  int64_t count = 1;
+  for (size_t axis = 0; axis < input.rank; ++axis) count = multiply(count, input.sizes[axis]);
+  return count;
+}
+
 Expression::Instruction Expression::atom(std::string_view token, const Scope& scope, Reads* reads) {
   Instruction out{Op::kConstant, 0, 0};
   const auto bad = [&]() -> Instruction {
-    throw Error("unknown atom '" + std::string(token) + "' in an expression of the launch plan");
+    throw Error("unknown atom '" + excerpt(token) + "' in an expression of the launch plan");
   };
   if (integer(token, &out.value)) return out;
   if (token == "sm") return {Op::kCapability, 0, 0};
@@ -96,7 +100,7 @@ Expression::Instruction Expression::atom(std::string_view token, const Scope& sc
   if (token[0] == 'h') {
     if (!index(number, kHostInputs, &out.index)) return bad();
     if (part == "n") out.op = Op::kHostCount;
-    else if (index(part, 1u << 30, &axis)) out.op = Op::kHostElement;
+    else if (index(part, kMostElements, &axis)) out.op = Op::kHostElement;
     else return bad();
     out.value = axis;
     reads->host[out.index] = true;
@@ -110,7 +114,7 @@ Expression::Instruction Expression::atom(std::string_view token, const Scope& sc
     return out;
   }
   if (part == "n") out.op = Op::kInputCount;
-  else if (index(part, 1u << 10, &axis)) out.op = Op::kInputSize;
+  else if (index(part, kMostNamedAxes, &axis)) out.op = Op::kInputSize;
   else return bad();
   out.value = axis;
   reads->sizes[out.index] = true;
@@ -128,8 +132,9 @@ Expression::Expression(std::string_view text, const Scope& scope, Reads* reads) 
       {"bcast", Op::kBroadcast}, {"sel", Op::kSelect},
   };
   const auto bad = [&](const char* why) {
-    throw Error("the expression '" + std::string(text) + "' of the launch plan " + why);
+    throw Error("the expression '" + excerpt(text) + "' of the launch plan " + why);
   };
+  if (text.size() > kMostLetters) bad("is too long");
   int depth = 0;
   for (size_t at = 0; (at = text.find_first_not_of(' ', at)) != text.npos;) {
     const size_t end = std::min(text.find(' ', at), text.size());
@@ -170,11 +175,10 @@ bool Expression::constant(int64_t* out) const {
 }
 
 bool Expression::axis(const std::vector<Expression>& symbols, AxisOf* out) const {
-  if (code_.size() != 1) return false;
-  const Instruction& only = code_[0];
-  if (only.op == Op::kSymbol) return symbols[only.index].axis(symbols, out);
-  if (only.op != Op::kInputSize) return false;
-  *out = {only.index, static_cast<size_t>(only.value)};
+  const Expression* named = this;  // a symbol may name the one before, and so on: no recursion
+  while (named->code_.size() == 1 && named->code_[0].op == Op::kSymbol) named = &symbols[named->code_[0].index];
+  if (named->code_.size() != 1 || named->code_[0].op != Op::kInputSize) return false;
+  *out = {named->code_[0].index, static_cast<size_t>(named->code_[0].value)};
   return true;
 }
 

@@ -20,6 +20,9 @@ struct TensorView {
   bool present = false;
 };
 
+// Number of its elements; throws Error where it leaves 64 bits.
+int64_t elements(const TensorView& input);
+
 // A host input in one run: `count` elements of 64 bits where `wide`, else of 32.
 struct HostView {
   const void* data = nullptr;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "elf.h"
 #include "ort_api.h"
 #include "sha256.h"
 
@@ -16,7 +17,7 @@ namespace onnxfuse {
 namespace {
 
 constexpr char kEntryMagic[] = "onnxfuse image 2\n";
-constexpr off_t kMostBytes = 64 << 20;  // of an entry; what is longer is none
+constexpr off_t kMostBytes = 64 << 20;  // of an entry and of an image; what is longer is none
 
 struct Settings {
   std::mutex mutex;
@@ -114,11 +115,24 @@ std::string lines(const std::vector<std::string>& items) {
   return out;
 }
 
+// `which`: the image, in words.  Throws Error where the driver could not read it without leaving it.
+void check_image(const std::string& image, const std::string& which) {
+  std::string fault;
+  if (image.size() <= kMostBytes) fault = image_fault(image);
+  else fault = "it has more than " + std::to_string(kMostBytes) + " bytes";
+  if (fault.empty()) return;
+  throw Error(which + " is no machine code that the GPU's driver can be given: " + fault + " (" +
+              std::to_string(image.size()) + " bytes)");
+}
+
 std::string embedded_image(const Device& device, const ImageRequest& request) {
   std::string image;
   const int capability = device.capability();
   const auto has = [&](const std::string& architecture) {
-    return request.attribute(("image_" + architecture).c_str(), &image);
+    const std::string name = "image_" + architecture;
+    if (!request.attribute(name.c_str(), &image)) return false;
+    check_image(image, "the embedded image '" + name + "'");
+    return true;
   };
   if (has("sm_" + std::to_string(capability) + "a")) return image;
   // Machine code runs on later GPUs of the same major architecture.
@@ -146,6 +160,7 @@ Image compiled_image(const Device& device, const ImageRequest& request, CompileC
            device.architecture().c_str(), device.ordinal, &reply);
   if (!reply.error.empty()) throw Error(reply.error);
   if (reply.image.empty()) throw Error("the compile callback gave no image");
+  check_image(reply.image, "what the compile callback gave");
   ++settings().compiled;
   return {reply.image, "compiled"};
 }
@@ -201,6 +216,7 @@ Image find_image(const Device& device, const ImageRequest& request) {
   std::string reason;
   image = cached_image(cache_key(request.source, request.options, device.architecture()), &reason);
   if (!image.empty()) {
+    check_image(image, "the cached image");
     ++settings().cached;
     return {image, "cached"};
   }

@@ -15,14 +15,16 @@ namespace {
 
 // The runtime asks for every node anew after each of its optimisations, and most nodes share a plan with others.
 std::shared_ptr<const Plan> plan_of(std::string text) {
-  static constexpr size_t kMost = 1024;
+  static constexpr size_t kMost = 1024, kMostBytes = 64 << 20;  // of their texts
   static std::mutex mutex;
   static auto& known = *new std::map<std::string, std::shared_ptr<const Plan>>;
+  static size_t bytes = 0;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(text);
   if (found != known.end()) return found->second;
   auto plan = std::make_shared<const Plan>(Plan::parse(text));
-  if (known.size() >= kMost) known.clear();
+  if (known.size() >= kMost || bytes + text.size() > kMostBytes) known.clear(), bytes = 0;
+  bytes += text.size();
   return known.emplace(std::move(text), std::move(plan)).first->second;
 }
 

@@ -1,10 +1,33 @@
 #include "json.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "ort_api.h"
 
 namespace onnxfuse {
+
+namespace {
+
+// How many bytes the character at a place has; 0 where the bytes are no UTF-8.
+size_t character(std::string_view text, size_t at) {
+  const auto byte = [&](size_t offset) -> unsigned {
+    return at + offset < text.size() ? static_cast<unsigned char>(text[at + offset]) : 0;
+  };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t size = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  unsigned code = first & (0x7F >> size);
+  for (size_t offset = 1; offset < size; ++offset) {
+    if ((byte(offset) & 0xC0) != 0x80) return 0;
+    code = code << 6 | (byte(offset) & 0x3F);
+  }
+  const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};  // what fewer bytes could not say
+  const bool surrogate = code >= 0xD800 && code < 0xE000;
+  return first < 0xC0 || first > 0xF4 || code < least[size] || code > 0x10FFFF || surrogate ? 0 : size;
+}
+
+}  // namespace
 
 class JsonReader {
  public:
@@ -41,7 +64,8 @@ class JsonReader {
   }
 
   Json read(int depth) {
-    if (depth > 64) fail("nested too deep");
+    if (depth > Json::kMostDepth) fail("nested too deep");
+    if (++values_ > Json::kMostValues) fail("too many values");
     skip();
     Json value;
     switch (peek()) {
@@ -65,6 +89,7 @@ class JsonReader {
           skip();
           if (peek() != '"') fail("a key expected");
           std::string key = string();
+          if (value.members_.size() == Json::kMostKeys) fail("too many keys in an object");
           if (value.find(key) != nullptr) fail("a key is repeated");
           need(':', "':' expected");
           value.members_.emplace_back(std::move(key), read(depth + 1));
@@ -123,12 +148,15 @@ class JsonReader {
       const int c = peek();
       if (c < 0) fail("a string without end");
       if (c < 0x20) fail("a control character in a string");
-      ++at_;
-      if (c == '"') return out;
+      if (c == '"') return ++at_, out;
       if (c != '\\') {
-        out += static_cast<char>(c);
+        const size_t size = character(text_, at_);
+        if (size == 0) fail("a byte that is no UTF-8");
+        out += text_.substr(at_, size);
+        at_ += size;
         continue;
       }
+      ++at_;
       const int escape = peek();
       ++at_;
       switch (escape) {
@@ -172,7 +200,7 @@ class JsonReader {
   }
 
   std::string_view text_;
-  size_t at_ = 0;
+  size_t at_ = 0, values_ = 0;
 };
 
 Json Json::parse(std::string_view text) { return JsonReader(text).document(); }
@@ -205,12 +233,6 @@ const Json& Json::member(const char* key) const {
   return *value;
 }
 
-std::vector<std::string> Json::texts(const char* what) const {
-  std::vector<std::string> out;
-  for (const Json& item : list(what)) out.push_back(item.text(what));
-  return out;
-}
-
 std::vector<int64_t> Json::integers(const char* what) const {
   std::vector<int64_t> out;
   for (const Json& item : list(what)) out.push_back(item.integer(what));
@@ -236,7 +258,7 @@ std::string Json::dump() const {
 
 std::string quoted(std::string_view text) {
   std::string out = "\"";
-  for (const char c : text) {
+  for (const char c : readable(text)) {
     if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
@@ -249,6 +271,25 @@ std::string quoted(std::string_view text) {
     }
   }
   return out + "\"";
+}
+
+std::string readable(std::string_view text) {
+  std::string out;
+  for (size_t at = 0, size = 0; at < text.size(); at += std::max<size_t>(size, 1)) {
+    size = character(text, at);
+    if (size > 0) out += text.substr(at, size);
+    else out += "\xEF\xBF\xBD";
+  }
+  return out;
+}
+
+std::string excerpt(std::string_view text) {
+  constexpr size_t kMost = 200;
+  size_t end = text.size();
+  if (end <= kMost) return std::string(text);
+  for (end = kMost; end > 0 && (text[end] & 0xC0) == 0x80; --end) {
+  }
+  return std::string(text.substr(0, end)) + "...";
 }
 
 }  // namespace onnxfuse

@@ -13,8 +13,14 @@ class Json {
  public:
   enum class Kind { kNull, kBoolean, kInteger, kText, kList, kObject };
 
-  // Throws Error with the position where the text is no JSON: nesting past 64, a repeated key, a lone surrogate, a
-  // number that is no 64-bit integer and bytes after the value are errors too.
+  // What a text may have.  A value takes some hundred bytes of memory, however short it is.
+  static constexpr int kMostDepth = 64;
+  static constexpr size_t kMostKeys = 64;  // of an object, which are looked through one by one
+  static constexpr size_t kMostValues = 1 << 20;
+
+  // Throws Error with the position where the text is no JSON, in time linear in its length: what is past the limits
+  // above, a repeated key, a lone surrogate, bytes that are no UTF-8, a number that is no 64-bit integer and bytes
+  // after the value are errors too.
   static Json parse(std::string_view text);
 
   // Each throws Error where the value is of another kind; `what` names the value in the message.
@@ -23,7 +29,6 @@ class Json {
   const std::vector<Json>& list(const char* what) const;
   const Json& member(const char* key) const;
   const Json* find(std::string_view key) const;
-  std::vector<std::string> texts(const char* what) const;
   std::vector<int64_t> integers(const char* what) const;
 
   std::string dump() const;
@@ -37,7 +42,13 @@ class Json {
   std::vector<std::pair<std::string, Json>> members_;
 };
 
-// The text in quotes, with its quotes, backslashes and control characters escaped.
+// The text in quotes, with its quotes, backslashes and control characters escaped, and U+FFFD for what is no UTF-8.
 std::string quoted(std::string_view text);
+
+// The text as UTF-8, with U+FFFD for each byte that is none.
+std::string readable(std::string_view text);
+
+// A text in a message: whole where it is short, else its start and "...".
+std::string excerpt(std::string_view text);
 
 }  // namespace onnxfuse

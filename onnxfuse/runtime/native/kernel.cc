@@ -28,10 +28,10 @@ std::set<const Kernel*>& live = *new std::set<const Kernel*>;
 
 }  // namespace
 
-Kernel::Kernel(const Api& api, const OrtKernelInfo* info, const std::string& op)
-    : api(api), node_(api.node_name(info)), op_(op) {
+Kernel::Kernel(const Runtime& runtime, const OrtKernelInfo* info, const std::string& op)
+    : api(runtime.api), node_(api.node_name(info)), op_(op) {
   try {
-    create(info);
+    create(runtime, info);
   } catch (const Error& error) {
     throw Error("onnxfuse: " + label() + ": " + error.what());
   }
@@ -44,7 +44,7 @@ Kernel::~Kernel() {
   live.erase(this);
 }
 
-void Kernel::create(const OrtKernelInfo* info) {
+void Kernel::create(const Runtime& runtime, const OrtKernelInfo* info) {
   std::string text, source;
   if (!api.string_attribute(info, "plan", &text)) throw Error("the node has no attribute 'plan'");
   if (!api.string_attribute(info, "source", &source)) throw Error("the node has no attribute 'source'");
@@ -77,7 +77,7 @@ void Kernel::create(const OrtKernelInfo* info) {
   std::vector<std::string> variants;
   for (const Variant& variant : plan.variants) variants.push_back(variant.name);
   NodeFacts facts{node_, op_, region_, kernel_digest(source, plan.options), sha256(text), std::move(variants),
-                  plan.inputs};
+                  plan.inputs, runtime.release};
   statistics_ = NodeStatistics::wanted(std::move(facts), device);
   range_ = node_ + " (" + region_ + ")";
   watched_ = statistics_ != nullptr || ranges_wanted();
@@ -94,12 +94,11 @@ void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Prep
     api.shape_of(value, &view.sizes, &view.rank);
     return;
   }
-  OrtTensorTypeAndShapeInfo* info = api.shape_info(value);
-  const size_t rank = api.rank(info);
+  const ShapeInfo info(api, api.shape_info(value));
+  const size_t rank = info.rank();
   int64_t* sizes = now->input_sizes.data() + *used;
-  if (rank <= kMostAxes) api.sizes(info, sizes, rank);
-  api.release(info);
   if (rank > kMostAxes) throw Error("tensor input " + std::to_string(index) + " has " + std::to_string(rank) + " axes");
+  info.sizes(sizes, rank);
   view.sizes = sizes;
   view.rank = rank;
   *used += rank;
@@ -108,7 +107,6 @@ void Kernel::read_tensor(const OrtValue* value, size_t index, size_t* used, Prep
 void Kernel::read_host(OrtKernelContext* context, size_t index, HostView* out) const {
   const OrtValue* value = api.input(context, index);
   if (value == nullptr) return;
-  OrtTensorTypeAndShapeInfo* info = nullptr;
   int64_t copied[kMostAxes];
   const int64_t* sizes = copied;
   size_t rank = 0;
@@ -116,19 +114,17 @@ void Kernel::read_host(OrtKernelContext* context, size_t index, HostView* out) c
   if (api.shape_reference()) {
     type = api.shape_of(value, &sizes, &rank);
   } else {
-    info = api.shape_info(value);
-    type = api.element_type(info);
-    rank = api.rank(info);
-    if (rank <= kMostAxes) api.sizes(info, copied, rank);
-    api.release(info);
+    const ShapeInfo info(api, api.shape_info(value));
+    type = info.element_type();
+    rank = info.rank();
     if (rank > kMostAxes) throw Error("host input " + std::to_string(index) + " has " + std::to_string(rank) + " axes");
+    info.sizes(copied, rank);
   }
   if (type != kInt64 && type != kInt32) {
     throw Error("host input " + std::to_string(index) + " has element type " + std::to_string(type) +
                 "; the launch plan reads int64 and int32");
   }
-  int64_t count = 1;
-  for (size_t axis = 0; axis < rank; ++axis) count *= sizes[axis];
+  const int64_t count = elements({sizes, rank, 0, true});
   *out = {api.data(value), count, type == kInt64, true};
 }
 
@@ -176,12 +172,11 @@ Shapes Kernel::shapes(OrtKernelContext* context, const Prepared& now) const {
       out.push_back(-1);
       continue;
     }
-    OrtTensorTypeAndShapeInfo* info = api.shape_info(value);
-    const size_t rank = api.rank(info), first = out.size() + 1;
+    const ShapeInfo info(api, api.shape_info(value));
+    const size_t rank = info.rank(), first = out.size() + 1;
     out.push_back(static_cast<int64_t>(rank));
     out.resize(first + rank);
-    api.sizes(info, out.data() + first, rank);
-    api.release(info);
+    info.sizes(out.data() + first, rank);
   }
   for (size_t index = 0; index < program_->plan.outputs.size(); ++index) {
     const size_t rank = program_->plan.outputs[index].shape.size();

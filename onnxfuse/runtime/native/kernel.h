@@ -15,7 +15,7 @@ namespace onnxfuse {
 class Kernel {
  public:
   // Reads the node's plan and finds its kernels; throws Error with the node's name.
-  Kernel(const Api& api, const OrtKernelInfo* info, const std::string& op);
+  Kernel(const Runtime& runtime, const OrtKernelInfo* info, const std::string& op);
   ~Kernel();
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
@@ -30,8 +30,10 @@ class Kernel {
   // What messages call the node.
   std::string label() const { return "node '" + node_ + "' (" + op_ + (region_.empty() ? "" : ", " + region_) + ")"; }
 
+  const Api& api;
+
  private:
-  void create(const OrtKernelInfo* info);
+  void create(const Runtime& runtime, const OrtKernelInfo* info);
   void read_inputs(OrtKernelContext* context, Prepared* now) const;
   void read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const;
   void read_host(OrtKernelContext* context, size_t index, HostView* out) const;
@@ -40,7 +42,6 @@ class Kernel {
   void launch_watched(OrtKernelContext* context, size_t variant, Stream stream, Prepared* now) const;
   Shapes shapes(OrtKernelContext* context, const Prepared& now) const;
 
-  const Api& api;
   std::string node_, op_, region_;
   std::shared_ptr<const Program> program_;
   std::deque<std::atomic<uint64_t>> runs_;  // by variant

@@ -5,9 +5,11 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "driver.h"
+#include "elf.h"
 #include "images.h"
 #include "json.h"
 #include "kernel.h"
@@ -38,23 +40,36 @@ bool infers(const char* release) { return api_version(release) >= kApiWithInfere
 // How many names the next registration on this thread needs: ONNX Runtime makes a schema of each for every session.
 thread_local int names_needed = kRegionNames;
 
-// The domain with the first so many names, rounded up to a power of two.  Operators and domains live as long as the
-// process, since sessions keep pointers to them.
-OrtCustomOpDomain* domain(const Api& api, const char* release, int names) {
-  static std::map<int, OrtCustomOpDomain*> domains;
-  static auto& ops = *new std::deque<RegionOp>;
+// What one ONNX Runtime is given.  It lives as long as the process, since sessions keep pointers to all of it, and they
+// run while further ones are registered: what is there never changes, operators and domains are only added.
+struct Pool {
+  Pool(const Api& api, const char* release) : runtime{api, release} {}
+  // The domain with the first so many names, rounded up to a power of two.
+  OrtCustomOpDomain* domain(int names);
+
+  const Runtime runtime;
+  std::deque<RegionOp> ops;
+  std::map<int, OrtCustomOpDomain*> domains;
+};
+
+OrtCustomOpDomain* Pool::domain(int names) {
   int count = kLeastNames;
   while (count < names && count < kRegionNames) count *= 2;
   OrtCustomOpDomain*& out = domains[count];
   if (out != nullptr) return out;
-  set_api(api);
-  set_runtime_release(release);
-  for (int number = static_cast<int>(ops.size()) / 2; number < count; ++number) {
-    for (const bool cpu : {false, true}) ops.emplace_back(number, cpu, infers(release));
+  const Api& api = runtime.api;
+  for (int place = static_cast<int>(ops.size()); place < 2 * count; ++place) {
+    ops.emplace_back(runtime, place / 2, place % 2 != 0, infers(runtime.release.c_str()));
   }
   OrtCustomOpDomain* const made = api.create_domain("onnxfuse");
   for (int place = 0; place < 2 * count; ++place) api.add_op(made, &ops[place]);
   return out = made;
+}
+
+// That of a runtime, by its function table: a process may hold several.  The caller holds a lock.
+Pool& pool(const Api& api, const char* release) {
+  static auto& pools = *new std::map<const void*, Pool>;
+  return pools.try_emplace(api.table(), api, release).first->second;
 }
 
 // Copies a text into the caller's buffer and returns the size that it needs, with the closing zero.
@@ -67,12 +82,15 @@ size_t give(const std::string& text, char* out, size_t size) {
   return text.size() + 1;
 }
 
-// The same for a text that may fail to come about: "ok:" or "error:" goes before it.
+// The same for a text that may fail to come about: "ok:" or "error:" goes before it.  None of these throws: the caller
+// may be written in any language.
 template <class Make>
-size_t give_checked(Make make, char* out, size_t size) {
+size_t give_checked(Make make, char* out, size_t size) noexcept {
   std::string text;
   try {
     text = "ok:" + make();
+  } catch (const std::bad_alloc&) {
+    text = "error:no memory";  // short enough to need none
   } catch (const std::exception& error) {
     text = std::string("error:") + error.what();
   }
@@ -86,25 +104,24 @@ using namespace onnxfuse;
 
 // Called by ONNX Runtime for session options; the only entry that C++, C# and Triton Inference Server need.
 ONNXFUSE_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
-  const char* const release = base->GetVersionString();
-  const uint32_t version = api_version(release);
-  if (version < kOldestApi) {
-    const std::string message = std::string("onnxfuse needs ONNX Runtime 1.") + std::to_string(kOldestApi) +
-                                " or newer; this is " + (release == nullptr ? "an unknown release" : release) +
-                                ": pip install --upgrade onnxruntime-gpu";
-    return Api(base->GetApi(1), false).status(kFail, message.c_str());
-  }
-  const bool newer = version >= kApiWithShapeReference;
-  const Api api(base->GetApi(newer ? kApiWithShapeReference : kOldestApi), newer);
+  const Api oldest(base->GetApi(1), false);
   try {
+    const char* const release = base->GetVersionString();
+    const uint32_t version = api_version(release);
+    if (version < kOldestApi) {
+      throw Error("onnxfuse needs ONNX Runtime 1." + std::to_string(kOldestApi) + " or newer; this is " +
+                  (release == nullptr ? "an unknown release" : release) + ": pip install --upgrade onnxruntime-gpu");
+    }
+    const bool newer = version >= kApiWithShapeReference;
+    const Api api(base->GetApi(newer ? kApiWithShapeReference : kOldestApi), newer);
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
-    api.add_domain(options, domain(api, release, std::exchange(names_needed, kRegionNames)));
+    api.add_domain(options, pool(api, release).domain(std::exchange(names_needed, kRegionNames)));
     // What the model declares is all that such a runtime knows of our outputs, and this alone gives them new names.
     if (!infers(release)) api.leave_out(options, "QDQPropagationTransformer");
     return nullptr;
   } catch (const std::exception& error) {
-    return api.status(kFail, error.what());
+    return oldest.status(kFail, error.what());
   }
 }
 
@@ -117,7 +134,12 @@ ONNXFUSE_EXPORT const char* onnxfuse_version() { return ONNXFUSE_VERSION; }
 ONNXFUSE_EXPORT void onnxfuse_set_compile_callback(CompileCallback callback) { set_compile_callback(callback); }
 
 ONNXFUSE_EXPORT void onnxfuse_reply_image(void* reply, const void* image, size_t size) {
-  static_cast<Reply*>(reply)->image.assign(static_cast<const char*>(image), size);
+  Reply& to = *static_cast<Reply*>(reply);
+  try {
+    to.image.assign(static_cast<const char*>(image), size);
+  } catch (const std::exception&) {
+    to.error = "no memory";  // short enough to need none
+  }
 }
 
 ONNXFUSE_EXPORT void onnxfuse_reply_error(void* reply, const char* message) {
@@ -159,11 +181,14 @@ ONNXFUSE_EXPORT void onnxfuse_set_recording(int on) { set_recording(on != 0); }
 // {"images": {"embedded", "cached", "compiled"}, "kernels": [{"node", "op", "region", "variants", "runs"}]} of the
 // live sessions.
 ONNXFUSE_EXPORT size_t onnxfuse_statistics(char* out, size_t size) {
-  const ImageCounts counts = image_counts();
-  return give("{\"images\":{\"embedded\":" + std::to_string(counts.embedded) +
-                  ",\"cached\":" + std::to_string(counts.cached) + ",\"compiled\":" + std::to_string(counts.compiled) +
-                  "},\"kernels\":" + live_kernels() + "}",
-              out, size);
+  return give_checked(
+      [] {
+        const ImageCounts counts = image_counts();
+        return "{\"images\":{\"embedded\":" + std::to_string(counts.embedded) +
+               ",\"cached\":" + std::to_string(counts.cached) + ",\"compiled\":" + std::to_string(counts.compiled) +
+               "},\"kernels\":" + live_kernels() + "}";
+      },
+      out, size);
 }
 
 // See write_statistics.
@@ -174,6 +199,11 @@ ONNXFUSE_EXPORT size_t onnxfuse_write_statistics(char* out, size_t size) {
 // See evaluate_plan.
 ONNXFUSE_EXPORT size_t onnxfuse_evaluate_plan(const char* plan, const char* situation, char* out, size_t size) {
   return give_checked([&] { return evaluate_plan(plan, situation); }, out, size);
+}
+
+// Why an image would not be given to the driver, "" where it would: see image_fault.  For tests.
+ONNXFUSE_EXPORT size_t onnxfuse_image_fault(const char* image, size_t length, char* out, size_t size) {
+  return give_checked([&] { return image_fault({image, length}); }, out, size);
 }
 
 // A JSON text as the library reads it, for tests.

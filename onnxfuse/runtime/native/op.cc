@@ -1,13 +1,14 @@
 #include "op.h"
 
+#include <exception>
+#include <new>
+
 #include "driver.h"
 #include "inference.h"
 #include "kernel.h"
 
 namespace onnxfuse {
 namespace {
-
-Api api;
 
 // Why the CPU cannot run a node; nothing where the driver is a stand-in whose kernels do run there.
 void refuse_cpu(const std::string& node, const std::string& op) {
@@ -25,12 +26,16 @@ void refuse_cpu(const std::string& node, const std::string& op) {
               "is no GPU");
 }
 
+// No exception may reach the runtime; the only ones that are no Error say that there is no memory, also for a message.
 OrtStatus* create_kernel(const OrtCustomOp* op, const void*, const OrtKernelInfo* info, void** kernel) {
   const auto& region = static_cast<const RegionOp&>(*op);
+  const Api& api = region.runtime.api;
   try {
     if (region.cpu) refuse_cpu(api.node_name(info), region.name);
-    *kernel = new Kernel(api, info, region.name);
+    *kernel = new Kernel(region.runtime, info, region.name);
     return nullptr;
+  } catch (const std::bad_alloc&) {
+    return api.status(kFail, kNoMemory);
   } catch (const std::exception& error) {
     return api.status(kFail, error.what());
   }
@@ -39,16 +44,20 @@ OrtStatus* create_kernel(const OrtCustomOp* op, const void*, const OrtKernelInfo
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   auto* self = static_cast<Kernel*>(kernel);
   try {
-    self->run(context);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return api.status(kFail, ("onnxfuse: " + self->label() + ": " + error.what()).c_str());
+    try {
+      self->run(context);
+      return nullptr;
+    } catch (const Error& error) {
+      return self->api.status(kFail, ("onnxfuse: " + self->label() + ": " + error.what()).c_str());
+    }
+  } catch (const std::exception&) {
+    return self->api.status(kFail, kNoMemory);
   }
 }
 
-OrtStatus* infer(const OrtCustomOp*, OrtShapeInferContext* context) {
+OrtStatus* infer(const OrtCustomOp* op, OrtShapeInferContext* context) {
   try {
-    infer_outputs(api, context);
+    infer_outputs(static_cast<const RegionOp*>(op)->runtime.api, context);
   } catch (const std::exception&) {
     // The runtime drops a status, and leaks it; where the model does not declare the types it says so, and else creating
     // the kernel finds the same fault.
@@ -58,7 +67,8 @@ OrtStatus* infer(const OrtCustomOp*, OrtShapeInferContext* context) {
 
 }  // namespace
 
-RegionOp::RegionOp(int number, bool cpu, bool infers) : OrtCustomOp{}, name("Region" + std::to_string(number)), cpu(cpu) {
+RegionOp::RegionOp(const Runtime& runtime, int number, bool cpu, bool infers)
+    : OrtCustomOp{}, runtime(runtime), name("Region" + std::to_string(number)), cpu(cpu) {
   version = kCustomOpVersion;
   GetName = [](const OrtCustomOp* op) { return static_cast<const RegionOp*>(op)->name.c_str(); };
   GetExecutionProviderType = [](const OrtCustomOp* op) {
@@ -82,7 +92,5 @@ RegionOp::RegionOp(int number, bool cpu, bool infers) : OrtCustomOp{}, name("Reg
   KernelComputeV2 = compute;
   KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
 }
-
-void set_api(const Api& table) { api = table; }
 
 }  // namespace onnxfuse

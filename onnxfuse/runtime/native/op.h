@@ -11,15 +11,14 @@ namespace onnxfuse {
 constexpr int kRegionNames = 512;
 constexpr int kLeastNames = 16;
 
-// An operator of the pool, for the CUDA provider or for the CPU's.
+// An operator of a pool, for the CUDA provider or for the CPU's.  Nothing of it changes once it is registered, and it
+// lives as long as the process: sessions run while others are created.
 struct RegionOp : OrtCustomOp {
   // `infers`: whether the runtime may be told how to ask a node for its output types.
-  RegionOp(int number, bool cpu, bool infers);
-  std::string name;
-  bool cpu;
+  RegionOp(const Runtime& runtime, int number, bool cpu, bool infers);
+  const Runtime& runtime;
+  const std::string name;
+  const bool cpu;
 };
-
-// The function table that kernels use; set before any operator is registered.
-void set_api(const Api& api);
 
 }  // namespace onnxfuse

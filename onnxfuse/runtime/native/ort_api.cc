@@ -1,6 +1,19 @@
 #include "ort_api.h"
 
+#include <new>
+
+#include "json.h"
+
 namespace onnxfuse {
+
+OrtStatus* Api::status(int code, const char* message) const noexcept {
+  const auto make = at<OrtStatus* (*)(int, const char*)>(0);
+  try {
+    return make(code, readable(message).c_str());
+  } catch (const std::bad_alloc&) {
+    return make(code, kNoMemory);
+  }
+}
 
 void Api::fail(OrtStatus* status) const {
   std::string message = at<const char* (*)(const OrtStatus*)>(2)(status);
@@ -97,12 +110,14 @@ bool Api::bytes_attribute(const OrtKernelInfo* info, const char* name, std::stri
     OrtValue* value;
     ~Release() { api.at<void (*)(OrtValue*)>(96)(value); }
   } release{*this, value};
-  OrtTensorTypeAndShapeInfo* shape = shape_info(value);
-  size_t count = 0;
-  OrtStatus* status = at<OrtStatus* (*)(const OrtTensorTypeAndShapeInfo*, size_t*)>(64)(shape, &count);
-  this->release(shape);
-  check(status);
-  out->assign(static_cast<const char*>(data(value)), count);
+  const ShapeInfo shape(*this, shape_info(value));
+  // Of other types an element may be less than a byte.
+  if (const int type = shape.element_type(); type != kUint8 && type != kInt8) {
+    throw Error("the attribute '" + std::string(name) + "' has element type " + std::to_string(type) +
+                "; an image is a tensor of uint8");
+  }
+  const size_t count = shape.elements();
+  if (count > 0) out->assign(static_cast<const char*>(data(value)), count);
   return true;
 }
 

@@ -66,10 +66,11 @@ constexpr uint32_t kApiWithShapeReference = 24;  // reads a shape without a heap
 constexpr uint32_t kApiWithInference = 24;       // asks a node with absent inputs for its output types, and lives
 constexpr uint32_t kCustomOpVersion = 18;
 constexpr int kFail = 1;             // OrtErrorCode ORT_FAIL
+constexpr const char* kNoMemory = "onnxfuse: not enough memory";
 constexpr int kInvalidArgument = 2;  // OrtErrorCode ORT_INVALID_ARGUMENT
 constexpr int kOptional = 1, kVariadic = 2;
 constexpr int kHostMemory = -2, kDeviceMemory = 0;
-constexpr int kInt32 = 6, kInt64 = 7;  // element types
+constexpr int kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7;  // element types
 
 // Every error of the library; its text reaches the user as the message of a status.
 struct Error : std::runtime_error {
@@ -84,9 +85,8 @@ class Api {
   Api(const void* table, bool shape_reference)
       : slots_(static_cast<void* const*>(table)), shape_reference_(shape_reference) {}
 
-  OrtStatus* status(int code, const char* message) const {
-    return at<OrtStatus* (*)(int, const char*)>(0)(code, message);
-  }
+  // A message that is no UTF-8 is made so: Python could not show it else.
+  OrtStatus* status(int code, const char* message) const noexcept;
   OrtCustomOpDomain* create_domain(const char* name) const {
     OrtCustomOpDomain* domain = nullptr;
     check(at<OrtStatus* (*)(const char*, OrtCustomOpDomain**)>(26)(name, &domain));
@@ -106,6 +106,7 @@ class Api {
     return data;
   }
 
+  const void* table() const { return slots_; }
   bool shape_reference() const { return shape_reference_; }
   // Element type and sizes, which belong to the value; only where shape_reference().
   int shape_of(const OrtValue* value, const int64_t** sizes, size_t* rank) const {
@@ -122,6 +123,11 @@ class Api {
     int type = 0;
     check(at<OrtStatus* (*)(const OrtTensorTypeAndShapeInfo*, int*)>(60)(info, &type));
     return type;
+  }
+  size_t elements(const OrtTensorTypeAndShapeInfo* info) const {
+    size_t count = 0;
+    check(at<OrtStatus* (*)(const OrtTensorTypeAndShapeInfo*, size_t*)>(64)(info, &count));
+    return count;
   }
   size_t rank(const OrtTensorTypeAndShapeInfo* info) const {
     size_t rank = 0;
@@ -178,7 +184,8 @@ class Api {
     return count;
   }
   std::string node_name(const OrtKernelInfo* info) const;
-  // False where the node has no such attribute.
+  // False where the node has no such attribute.  Bytes are those of a tensor of uint8 or int8; throws Error where the
+  // tensor has another type, whose elements are no bytes.
   bool string_attribute(const OrtKernelInfo* info, const char* name, std::string* out) const;
   bool string_attribute(const OrtShapeInferContext* context, const char* name, std::string* out) const;
   bool bytes_attribute(const OrtKernelInfo* info, const char* name, std::string* out) const;
@@ -198,6 +205,29 @@ class Api {
 
   void* const* slots_ = nullptr;
   bool shape_reference_ = false;
+};
+
+// Type and sizes of a value, released with it.
+class ShapeInfo {
+ public:
+  ShapeInfo(const Api& api, OrtTensorTypeAndShapeInfo* info) : api_(api), info_(info) {}
+  ~ShapeInfo() { api_.release(info_); }
+  ShapeInfo(const ShapeInfo&) = delete;
+  ShapeInfo& operator=(const ShapeInfo&) = delete;
+  int element_type() const { return api_.element_type(info_); }
+  size_t rank() const { return api_.rank(info_); }
+  size_t elements() const { return api_.elements(info_); }
+  void sizes(int64_t* out, size_t rank) const { api_.sizes(info_, out, rank); }
+
+ private:
+  const Api& api_;
+  OrtTensorTypeAndShapeInfo* const info_;
+};
+
+// An ONNX Runtime: its functions and its release, as "1.31.1".
+struct Runtime {
+  Api api;
+  std::string release;
 };
 
 }  // namespace onnxfuse

@@ -11,6 +11,30 @@ namespace onnxfuse {
 namespace {
 
 constexpr int64_t kVersion = 1;
+constexpr int64_t kMostType = 63, kStringType = 8;  // of onnx.TensorProto.DataType; kernels write no strings
+
+// Throws Error where there are more than a launch plan may have.
+void limit(size_t count, size_t most, const char* what) {
+  if (count <= most) return;
+  throw Error("the launch plan has " + std::to_string(count) + " " + what + "; " + std::to_string(most) + " at most");
+}
+
+// The list of a member, which may have so many items.
+const std::vector<Json>& items(const Json& json, const char* key, size_t most, const char* what) {
+  const std::vector<Json>& out = json.member(key).list(("'" + std::string(key) + "'").c_str());
+  limit(out.size(), most, what);
+  return out;
+}
+
+// A name or a message.
+const std::string& words(const Json& json, const char* what) {
+  const std::string& out = json.text(what);
+  if (out.size() > Most::kLetters) {
+    throw Error(std::string(what) + " has " + std::to_string(out.size()) + " bytes; " +
+                std::to_string(Most::kLetters) + " at most");
+  }
+  return out;
+}
 
 Argument parse_argument(const std::string& text, const Scope& scope, size_t scratch, Reads* reads) {
   Argument out{};
@@ -32,25 +56,30 @@ Argument parse_argument(const std::string& text, const Scope& scope, size_t scra
     digits = text[at] >= '0' && text[at] <= '9';
     number = number * 10 + static_cast<size_t>(text[at] - '0');
   }
-  if (!digits || number >= limit) throw Error("unknown argument '" + text + "' of a kernel in the launch plan");
+  if (!digits || number >= limit) {
+    throw Error("unknown argument '" + excerpt(text) + "' of a kernel in the launch plan");
+  }
   out.index = static_cast<uint32_t>(number);
   return out;
 }
 
 Step parse_step(const Json& json, const Scope& scope, size_t scratch, Reads* reads) {
   Step out;
-  out.kernel = json.member("kernel").text("'kernel'");
+  out.kernel = words(json.member("kernel"), "'kernel'");
+  if (out.kernel.find('\0') != std::string::npos) {
+    throw Error("the name of a kernel in the launch plan has a zero byte");
+  }
   const auto three = [&](const char* key, Expression* sizes) {
-    const auto texts = json.member(key).texts(key);
+    const std::vector<Json>& texts = json.member(key).list(key);
     if (texts.size() != 3) throw Error("'" + std::string(key) + "' of a step has " + std::to_string(texts.size()) +
                                        " sizes, not 3");
-    for (int axis = 0; axis < 3; ++axis) sizes[axis] = Expression(texts[axis], scope, reads);
+    for (int axis = 0; axis < 3; ++axis) sizes[axis] = Expression(texts[axis].text(key), scope, reads);
   };
   three("grid", out.grid);
   three("block", out.block);
   out.shared = Expression(json.member("shared").text("'shared'"), scope, reads);
-  for (const std::string& text : json.member("args").texts("'args'")) {
-    out.arguments.push_back(parse_argument(text, scope, scratch, reads));
+  for (const Json& text : items(json, "args", Most::kArguments, "arguments of a kernel")) {
+    out.arguments.push_back(parse_argument(text.text("'args'"), scope, scratch, reads));
     const Argument::Kind kind = out.arguments.back().kind;
     if (kind != Argument::Kind::kInt32 && kind != Argument::Kind::kInt64) {
       out.addresses.push_back(static_cast<uint32_t>(out.arguments.size() - 1));
@@ -96,6 +125,7 @@ uint64_t integer_argument(const Argument& argument, const Situation& situation) 
 }
 
 Plan Plan::parse(std::string_view text) {
+  limit(text.size(), Most::kBytes, "bytes");
   const Json json = Json::parse(text);
   const int64_t version = json.member("version").integer("'version'");
   if (version != kVersion) {
@@ -103,42 +133,51 @@ Plan Plan::parse(std::string_view text) {
                 std::to_string(kVersion) + ": install the release of onnxfuse that wrote the model, or a newer one");
   }
   Plan plan;
-  plan.region = json.member("region").text("'region'");
+  plan.region = words(json.member("region"), "'region'");
   const int64_t inputs = json.member("inputs").integer("'inputs'");
-  if (inputs < 0 || inputs > 4096) throw Error("'inputs' is " + std::to_string(inputs));
+  if (inputs < 0 || inputs > int64_t{Most::kInputs}) throw Error("'inputs' is " + std::to_string(inputs));
   plan.inputs = static_cast<size_t>(inputs);
   plan.reads.sizes.assign(plan.inputs, false);
-  plan.options = json.member("options").texts("'options'");
+  for (const Json& option : items(json, "options", Most::kOptions, "options")) {
+    plan.options.push_back(words(option, "an option of the launch plan"));
+  }
 
   Scope scope{plan.inputs, 0, 0};
-  for (const std::string& symbol : json.member("symbols").texts("'symbols'")) {
-    plan.symbols.emplace_back(symbol, scope, &plan.reads);
+  for (const Json& symbol : items(json, "symbols", Most::kSymbols, "symbols")) {
+    plan.symbols.emplace_back(symbol.text("'symbols'"), scope, &plan.reads);
     ++scope.symbols;
   }
-  for (const Json& check : json.member("checks").list("'checks'")) {
-    const auto parts = check.texts("a check");
+  for (const Json& check : items(json, "checks", Most::kChecks, "checks")) {
+    const std::vector<Json>& parts = check.list("a check");
     if (parts.size() != 2) throw Error("a check of the launch plan has " + std::to_string(parts.size()) + " parts");
-    plan.checks.push_back({Expression(parts[0], scope, &plan.reads), parts[1]});
+    Expression condition(parts[0].text("a check"), scope, &plan.reads);
+    plan.checks.push_back({std::move(condition), words(parts[1], "a check's message")});
   }
-  for (const Json& output : json.member("outputs").list("'outputs'")) {
+  for (const Json& output : items(json, "outputs", Most::kOutputs, "outputs")) {
     Output out{output.member("dtype").integer("'dtype'"), {}};
-    for (const std::string& size : output.member("shape").texts("'shape'")) {
-      out.shape.emplace_back(size, scope, &plan.reads);
+    if (out.type < 1 || out.type > kMostType || out.type == kStringType) {
+      throw Error("'dtype' of an output is " + std::to_string(out.type));
+    }
+    for (const Json& size : items(output, "shape", Most::kAxes, "axes of an output")) {
+      out.shape.emplace_back(size.text("'shape'"), scope, &plan.reads);
     }
     plan.outputs.push_back(std::move(out));
   }
   scope.outputs = plan.outputs.size();
-  for (const std::string& size : json.member("scratch").texts("'scratch'")) {
-    plan.scratch.emplace_back(size, scope, &plan.reads);
+  for (const Json& size : items(json, "scratch", Most::kScratch, "scratch buffers")) {
+    plan.scratch.emplace_back(size.text("'scratch'"), scope, &plan.reads);
   }
-  for (const Json& json_variant : json.member("variants").list("'variants'")) {
+  size_t steps = 0;
+  for (const Json& json_variant : items(json, "variants", Most::kVariants, "variants")) {
     Variant variant;
-    variant.name = json_variant.member("name").text("'name'");
-    for (const std::string& guard : json_variant.member("guards").texts("'guards'")) {
-      add_guard(guard, scope, &plan.reads, &variant);
+    variant.name = words(json_variant.member("name"), "a variant's name");
+    for (const Json& guard : items(json_variant, "guards", Most::kGuards, "guards of a variant")) {
+      add_guard(guard.text("'guards'"), scope, &plan.reads, &variant);
     }
     std::vector<bool> used(plan.scratch.size());
-    for (const Json& json_step : json_variant.member("steps").list("'steps'")) {
+    const std::vector<Json>& json_steps = json_variant.member("steps").list("'steps'");
+    limit(steps += json_steps.size(), Most::kSteps, "steps");
+    for (const Json& json_step : json_steps) {
       variant.steps.push_back(parse_step(json_step, scope, plan.scratch.size(), &plan.reads));
       const Step& step = variant.steps.back();
       for (const Argument& argument : step.arguments) {

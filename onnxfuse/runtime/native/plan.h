@@ -55,6 +55,16 @@ struct Output {
   std::vector<Expression> shape;
 };
 
+// What a launch plan may have.  Rules make plans far below; past it a plan is refused before it costs memory or time.
+struct Most {
+  static constexpr size_t kBytes = 16 << 20;
+  static constexpr size_t kInputs = 4096, kOutputs = 4096, kAxes = 1024;  // axes of an output
+  static constexpr size_t kSymbols = 4096, kChecks = 4096, kGuards = 4096, kOptions = 256;
+  static constexpr size_t kScratch = 1024, kVariants = 256, kSteps = 1 << 16;  // steps of all variants
+  static constexpr size_t kArguments = 4096;                                   // of a kernel
+  static constexpr size_t kLetters = 4096;  // of the name of a kernel, a variant or a region, and of a message
+};
+
 struct Plan {
   std::string region;
   size_t inputs = 0;

@@ -1,6 +1,7 @@
 #include "prepared.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "json.h"
 #include "ort_api.h"
@@ -33,10 +34,10 @@ Prepared::Prepared(const Plan& plan, int capability, int multiprocessors)
 void Prepared::make(State* state) const {
   state->symbols.resize(plan_.symbols.size());
   state->output_sizes.resize(axes_ + 1);  // never empty: a scalar's sizes have an address too
-  state->launches.resize(plan_.variants.size());
+  std::vector<Launches> made(plan_.variants.size());  // kept whole or, where memory runs out, not at all
   for (size_t v = 0; v < plan_.variants.size(); ++v) {
     const Variant& variant = plan_.variants[v];
-    Launches& launches = state->launches[v];
+    Launches& launches = made[v];
     launches.scratch.resize(variant.scratch.size());
     launches.buffers.resize(plan_.scratch.size());
     launches.steps.resize(variant.steps.size());
@@ -46,6 +47,7 @@ void Prepared::make(State* state) const {
       for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
     }
   }
+  state->launches = std::move(made);
 }
 
 bool Prepared::matches(const State& state) const {
@@ -217,10 +219,15 @@ std::string evaluate_run(const Plan& plan, const Json& run, Prepared* prepared) 
   const auto inputs = lists("inputs"), hosts = lists("hosts");
   const auto input_addresses = addresses("input_addresses", plan.inputs);
   const auto output_addresses = addresses("output_addresses", plan.outputs.size());
-  for (size_t i = 0; i < plan.inputs && i < inputs.size(); ++i) {
+  // All of them: what a run does not give is absent, and never the memory of the run before, which has ended.
+  for (size_t i = 0; i < plan.inputs; ++i) {
+    prepared->inputs[i] = TensorView{};
+    if (i >= inputs.size()) continue;
     prepared->inputs[i] = {inputs[i].data(), inputs[i].size(), static_cast<uint64_t>(input_addresses[i]), true};
   }
-  for (size_t i = 0; i < hosts.size() && i < kHostInputs; ++i) {
+  for (size_t i = 0; i < kHostInputs; ++i) {
+    prepared->hosts[i] = HostView{};
+    if (i >= hosts.size()) continue;
     prepared->hosts[i] = {hosts[i].data(), static_cast<int64_t>(hosts[i].size()), true, true};
   }
   prepared->update();

@@ -11,10 +11,12 @@ namespace {
 
 // CUfunction_attribute: dynamic and static shared memory of a block, in bytes.
 constexpr int kStaticShared = 1, kLargestDynamicShared = 8;
+constexpr Result kInvalidValue = 1;
 
 // These are never destroyed: sessions may end after the library's statics.
 std::mutex& mutex = *new std::mutex;
 auto& programs = *new std::unordered_map<std::string, std::weak_ptr<const Program>>;
+size_t swept = 0;  // programs that were left when those of no live node were last taken out
 auto& free_places = *new std::vector<uint32_t>;
 uint32_t places = 0;
 uint64_t generations = 0;
@@ -36,6 +38,25 @@ struct TableOwner {
   }
 };
 thread_local TableOwner owner;
+
+// A launch gives the driver an address for each parameter of the kernel, and the driver reads there as much as the
+// parameter is long: with fewer arguments, or behind a shorter one, it would read whatever comes next.
+void check_arguments(const Driver& driver, Function function, const Step& step) {
+  if (driver.parameter_info == nullptr) return;
+  size_t count = 0;
+  for (size_t offset = 0, size = 0;; ++count) {
+    const Result result = driver.parameter_info(function, count, &offset, &size);
+    if (result == kInvalidValue || count > step.arguments.size()) break;
+    if (result != 0) return;  // the driver does not know
+    if (size > sizeof(uint64_t)) {
+      throw Error("parameter " + std::to_string(count) + " of the kernel '" + step.kernel + "' has " +
+                  std::to_string(size) + " bytes; a launch plan gives 8 at most");
+    }
+  }
+  if (count == step.arguments.size()) return;
+  throw Error("the kernel '" + step.kernel + "' has " + (count > step.arguments.size() ? "more" : "fewer") +
+              " parameters than the " + std::to_string(step.arguments.size()) + " arguments of the launch plan");
+}
 
 Plan read_plan(const std::string& text, const Device& device) {
   Plan plan = Plan::parse(text);
@@ -72,8 +93,11 @@ std::shared_ptr<const Program> Program::of(Device* device, const std::string& pl
   out = std::make_shared<const Program>(device, plan, source, attribute, origin);
   std::shared_ptr<const Program> winner;  // outlives the lock, since the end of a program takes it
   const std::lock_guard<std::mutex> lock(mutex);
-  for (auto entry = programs.begin(); entry != programs.end();) {
-    entry = entry->second.expired() ? programs.erase(entry) : std::next(entry);
+  if (programs.size() > 2 * swept + 16) {  // now and then, so that many nodes do not look at all others each
+    for (auto entry = programs.begin(); entry != programs.end();) {
+      entry = entry->second.expired() ? programs.erase(entry) : std::next(entry);
+    }
+    swept = programs.size();
   }
   std::weak_ptr<const Program>& slot = programs[key];
   winner = slot.lock();
@@ -106,6 +130,7 @@ Program::Program(Device* on, const std::string& text, const std::string& source,
   for (size_t v = 0; v < plan.variants.size(); ++v) {
     for (const Step& step : plan.variants[v].steps) {
       const Function function = module_->function(step.kernel);
+      check_arguments(driver, function, step);
       if (!step.shared.is_zero()) {
         int fixed = 0;
         driver.check(driver.function_attribute(&fixed, kStaticShared, function), "read a kernel's shared memory");

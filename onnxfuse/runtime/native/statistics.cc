@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <set>
+#include <system_error>
 #include <tuple>
 
 #include "images.h"
@@ -22,6 +22,7 @@ namespace {
 constexpr size_t kMostTimers = 64;   // of a node; where the GPU is further behind, calls are counted and not timed
 constexpr size_t kMostShapes = 256;  // of a node
 constexpr size_t kReadAtOnce = 8;    // timers that a call reads back
+constexpr float kLongest = 1e9;      // milliseconds of a call: what is past any run, and fits as nanoseconds
 
 constexpr Result kNotReady = 600;
 constexpr int kRelaxed = 2;  // CUstreamCaptureMode
@@ -40,12 +41,7 @@ class OutsideCaptures {
   int mode_ = kRelaxed;
 };
 
-std::string& runtime_release() {
-  static std::string& release = *new std::string;
-  return release;
-}
-
-std::string error_text(int error) { return std::strerror(error); }
+std::string error_text(int error) { return std::generic_category().message(error); }
 
 }  // namespace
 
@@ -116,6 +112,7 @@ class StatisticsFile {
   std::set<NodeStatistics*> live_;
   std::map<Name, Entry> entries_;
   std::map<int, const Device*> devices_;
+  std::string runtime_;  // ONNX Runtime's release, of the latest node
   std::set<std::string> notes_;
 };
 
@@ -155,7 +152,7 @@ void write_at_exit() {
   for (StatisticsFile* file : StatisticsFile::all()) {
     try {
       file->write(true);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       std::fprintf(stderr, "onnxfuse: %s\n", error.what());
     }
   }
@@ -198,8 +195,9 @@ std::vector<StatisticsFile*> StatisticsFile::all() {
 
 void StatisticsFile::enter(NodeStatistics* node) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  live_.insert(node);
   devices_[node->device_.ordinal] = &node->device_;
+  runtime_ = node->facts_.runtime;
+  live_.insert(node);
 }
 
 void StatisticsFile::leave(NodeStatistics* node) {
@@ -212,7 +210,7 @@ void StatisticsFile::leave(NodeStatistics* node) {
   if (!live_.empty()) return;
   try {
     replace();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "onnxfuse: %s\n", error.what());
   }
 }
@@ -320,7 +318,7 @@ std::string StatisticsFile::text() const {
   int driver = 0;
   if (!devices_.empty()) devices_.begin()->second->driver.driver_version(&driver);
   return "{\"format\":\"onnxfuse statistics 1\",\"onnxfuse\":" + quoted(ONNXFUSE_VERSION) +
-         ",\"onnxruntime\":" + quoted(runtime_release()) + ",\"driver\":" + std::to_string(driver) +
+         ",\"onnxruntime\":" + quoted(runtime_) + ",\"driver\":" + std::to_string(driver) +
          ",\"driver_release\":" + quoted(driver_release()) + ",\"compiler\":" + quoted(compiler_name()) +
          ",\"process\":" + std::to_string(getpid()) + ",\"started\":" + std::to_string(started_) +
          ",\"written\":" + std::to_string(std::time(nullptr)) + ",\n \"gpus\":" + gpus() +
@@ -340,20 +338,22 @@ NodeStatistics::NodeStatistics(NodeFacts facts, const Device& device, Statistics
 }
 
 NodeStatistics::~NodeStatistics() {
-  const Driver& driver = device_.driver;
-  try {
-    // When a process ends the driver may be gone before the sessions are: what it did not say by then stays untimed.
-    const Current current(driver, device_.context);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
+  {
+    // Until it has left, the file may be written in another thread and ask this node.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Driver& driver = device_.driver;
+    try {
+      // When a process ends the driver may be gone before the sessions are: what it did not say by then stays untimed.
+      const Current current(driver, device_.context);
       read_back(true);
+      for (const auto& timer : timers_) {
+        driver.event_destroy(timer->start);
+        driver.event_destroy(timer->end);
+      }
+    } catch (const Error&) {
+      fault_ = "the driver had ended before the last times were read";
     }
-    for (const auto& timer : timers_) {
-      driver.event_destroy(timer->start);
-      driver.event_destroy(timer->end);
-    }
-  } catch (const Error&) {
-    fault_ = "the driver had ended before the last times were read";
+    pending_.clear();
   }
   file_->leave(this);
 }
@@ -396,7 +396,7 @@ void NodeStatistics::read_back(bool wait) {
     pending_.pop_front();
     free_.push_back(timer);
     if (result != 0) give_up("read an event", result);
-    else timer->totals->time(static_cast<uint64_t>(std::max(0.0f, milliseconds) * 1e6));
+    else timer->totals->time(static_cast<uint64_t>((milliseconds > 0 ? std::min(milliseconds, kLongest) : 0) * 1e6));
   }
 }
 
@@ -448,8 +448,6 @@ NodeStatistics::Call::~Call() {
   if (stopped_) node_.pending_.push_back(timer_);
   else node_.free_.push_back(timer_);
 }
-
-void set_runtime_release(const std::string& release) { runtime_release() = release; }
 
 std::string write_statistics() {
   return list(StatisticsFile::all(), [](StatisticsFile* file) {

@@ -37,6 +37,7 @@ struct NodeFacts {
   std::string kernel, plan;           // kernel_digest of its text and options; sha256 of its launch plan
   std::vector<std::string> variants;  // their names
   size_t inputs = 0;                  // tensors
+  std::string runtime;                // ONNX Runtime's release
 };
 
 class StatisticsFile;
@@ -95,9 +96,6 @@ class NodeStatistics {
   std::deque<Timer*> pending_;
   std::string fault_;  // why nothing is timed any more
 };
-
-// ONNX Runtime's release, which the files state.
-void set_runtime_release(const std::string& release);
 
 // Writes all files now, with what is known; their paths, as a JSON list.  Throws Error.
 std::string write_statistics();
