@@ -4,13 +4,14 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 JOBS ?= $(shell nproc)
 SEED ?= 0
+SECONDS_EACH ?= 3600
 GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 EXTRA := $(if $(GPU),[cuda])
 OUT := build/demo
 SOURCES := $(wildcard setup.* MANIFEST.in onnxfuse/runtime/native/*)
 DIMS := --dim batch=8 --dim sequence=128
 
-.PHONY: demo test test-long test-models test-mutants test-gpu lint bench clean python
+.PHONY: demo test test-long test-models test-mutants test-gpu fuzz lint bench clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -40,6 +41,12 @@ test-models: .venv-test/ready
 # Whether the tests would notice: some 300 faults planted one by one.
 test-mutants: .venv-test/ready
 	.venv-test/bin/python tests/mutate.py --jobs $(JOBS)
+
+# Damaged models, rules, databases and what else is read, an hour of each kind; inputs at fault are kept in build/fuzz.
+fuzz: .venv-test/ready
+	@failed=0; for subject in $$(.venv-test/bin/python tests/fuzz/run.py --list); do \
+		.venv-test/bin/python tests/fuzz/run.py $$subject --seconds $(SECONDS_EACH) --seed $(SEED) --jobs $(JOBS) \
+			--keep build/fuzz || failed=1; done; exit $$failed
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check --quiet --output-format concise .

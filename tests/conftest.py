@@ -33,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="models of test_insertions.py with nodes that do nothing; 9 by default")
     parser.addoption("--kills", type=int, default=20, help="writers killed at random in test_save_kills.py; 20")
     parser.addoption("--races", type=int, default=20, help="pairs of saves to one place there; 20 by default")
+    parser.addoption("--fuzz-seconds", type=float, default=20,
+                     help="damaged files of each kind in test_fuzz.py; 20 s of them by default")
     parser.addoption("--orders", type=int, default=2, help="orders of nodes in test_node_order.py; 2 by default")
 
 
