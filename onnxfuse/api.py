@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import onnx
 
@@ -17,6 +17,7 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints
 from onnxfuse.reporting import Explanation, Report, as_json, is_fused, report_of, report_of_fused
 from onnxfuse.rewriting.saving import External
+from onnxfuse.unforeseen import told
 
 Source = str | Path | onnx.ModelProto
 
@@ -57,7 +58,10 @@ class Result:
                 raise ValueError("a model that was not read from a file needs a path to be saved to")
             path = default_output(self.optimised.loaded.path)
         source = self.optimised.loaded
-        return rewriting.save(self.model, path, source=source, external=external, progress=progress).path
+        if external not in get_args(External):
+            raise ValueError(f"external is {external!r}; it can be {', '.join(map(repr, get_args(External)))}")
+        with told(source.path, path):
+            return rewriting.save(self.model, path, source=source, external=external, progress=progress).path
 
 
 def optimize(
@@ -108,14 +112,17 @@ def optimize(
         ValueError: there is no such strategy.
         KernelError: with ``embed``: a kernel cannot be compiled.
         VerificationError: the fused model as a whole is wrong; this is a fault of onnxfuse.
+        InternalError: another fault of onnxfuse, as from any function here; ``__cause__`` is what happened.
     """
     options = Options(
         rules, disable, dims or {}, target, architectures=embed, verify=verify, compile=compile, inputs=inputs,
         strategy=strategy, hints=hints or Hints(), least_gain=LEAST_GAIN if least_gain is None else least_gain,
         provider_options=provider_options or {}, database=database, run_profile=run_profile,
     )
-    optimised = optimise(model, options, tell)
-    return Result(optimised, report_of(optimised))
+    _ = options.objective  # wrong arguments are the caller's
+    with told(file_of(model)):
+        optimised = optimise(model, options, tell)
+        return Result(optimised, report_of(optimised))
 
 
 def report(
@@ -135,9 +142,10 @@ def report(
     Raises:
         ModelError, RuleError, TargetError: as ``optimize``.
     """
-    loaded = load(model)
-    if is_fused(loaded.proto):
-        return report_of_fused(loaded, dims or {}, profile_of(target, rules))
+    with told(file_of(model)):
+        loaded = load(model)
+        if is_fused(loaded.proto):
+            return report_of_fused(loaded, dims or {}, profile_of(target, rules))
     return optimize(
         loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
         **wanted
@@ -165,16 +173,18 @@ def explain(
         ModelError: as ``optimize``; or nothing is called ``node``.
         RuleError, TargetError: as ``optimize``.
     """
-    loaded = load(model)
-    fused = loaded if is_fused(loaded.proto) else None
-    if fused is not None:
-        loaded = replace(loaded, proto=rewriting.unfuse(loaded.proto))
+    with told(file_of(model)):
+        loaded = load(model)
+        fused = loaded if is_fused(loaded.proto) else None
+        if fused is not None:
+            loaded = replace(loaded, proto=rewriting.unfuse(loaded.proto))
     result = optimize(
         loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
         **wanted
     )
     tell("explaining", 0, 0)
-    return reporting.explain(result.optimised, node, fused)
+    with told(file_of(model)):
+        return reporting.explain(result.optimised, node, fused)
 
 
 def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> onnx.ModelProto:
@@ -186,7 +196,15 @@ def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> 
     Raises:
         ModelError: the model cannot be read, its records are damaged, or a name in ``only`` is no fused node's.
     """
-    return rewriting.unfuse(load(model).proto, only)
+    with told(file_of(model)):
+        return rewriting.unfuse(load(model).proto, only)
+
+
+def file_of(model: Source | LoadedModel) -> str | Path | None:
+    """The file that a model is in, where it is in one."""
+    if isinstance(model, LoadedModel):
+        return model.path
+    return None if isinstance(model, onnx.ModelProto) else model
 
 
 def default_output(path: Path) -> Path:

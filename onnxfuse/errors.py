@@ -9,7 +9,8 @@
     ├── KernelError               a kernel cannot be compiled or had for the GPU present
     ├── MeasurementError          a database of measurements, or a profile of a run, cannot be used
     ├── RuntimeLibraryError       the native library is missing, too old, or refused by ONNX Runtime
-    └── VerificationError         a fused model that must not be delivered
+    ├── VerificationError         a fused model that must not be delivered
+    └── InternalError             a fault of onnxfuse itself
 
 A message has three parts: what is wrong, where, and what mends it.
 """
@@ -61,7 +62,14 @@ class OnnxfuseError(Exception):
             lines.append(str(self.place) if isinstance(self.place, Place) else f"--> {self.place}")
         if self.remedy is not None:
             lines.append(f"help: {self.remedy}")
-        return "\n".join(lines)
+        return _printable("\n".join(lines))
+
+
+def _printable(text: str) -> str:
+    """The text with escapes for what a terminal would obey or could not show: names in files may hold anything."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
 
 
 class ModelError(OnnxfuseError):
@@ -98,3 +106,7 @@ class RuntimeLibraryError(OnnxfuseError):
 
 class VerificationError(OnnxfuseError):
     """A fused model failed verification as a whole."""
+
+
+class InternalError(OnnxfuseError):
+    """A fault of onnxfuse itself; ``__cause__`` is what happened."""

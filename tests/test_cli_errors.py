@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,9 @@ import onnx
 import pytest
 from cli_models import CHAIN, ROOT, encoder, environment, parse, run, write
 
-from onnxfuse import files
+from onnxfuse import api, files
 from onnxfuse.embedding import known_architectures
+from onnxfuse.errors import InternalError, ModelError
 
 
 def failed(folder: Path, *arguments: object, keep: set[str]) -> str:
@@ -310,16 +312,75 @@ def test_file_size_limit_leaves_nothing(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_unexpected_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_names_the_file_and_what_a_report_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("onnxfuse.api.optimise", broken)
+    monkeypatch.setattr("onnxfuse.pipeline.load_rules", broken)
     path = write(tmp_path, CHAIN)
-    result = run("optimize", path)
+    result = run("optimize", path, "--least-gain", 1)
     assert result.exit_code == 1
-    assert result.output == (
-        "internal error: KeyError: 'oops'\n"
-        "help: run again with ONNXFUSE_DEBUG=1 for the traceback, and report it\n"
-    )
+    first, place, remedy, versions, command, rest = result.output.splitlines()
+    assert first == "internal error: KeyError: 'oops'"
+    assert re.fullmatch(rf"--> {path}, in pipeline.py:\d+", place)
+    assert remedy == ("help: This is a fault of onnxfuse. Please report it with the file, or the smallest one that "
+                      "shows it, and this:")
+    assert re.fullmatch(r" +onnxfuse \S+, onnx \d\S+, onnxruntime\S* \d.*, numpy \d.*, Python 3\.\d+.*", versions)
+    assert command.strip() == f"onnxfuse optimize {path} --least-gain 1"
+    assert rest.strip() == "and what ONNXFUSE_DEBUG=1 in the environment shows: the traceback."
     assert "Traceback (most recent call last)" in run("optimize", path, ONNXFUSE_DEBUG="1").output
+    with pytest.raises(InternalError, match="KeyError: 'oops'") as caught:
+        api.optimize(path)
+    assert isinstance(caught.value.__cause__, KeyError) and str(path) in str(caught.value.place)
+
+
+def test_too_little_memory_is_said_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    monkeypatch.setattr("onnxfuse.pipeline.load_rules", broken)
+    path = write(tmp_path, CHAIN)
+    assert re.sub(r":\d+", "", run("optimize", path).output) == (
+        f"internal error: There is not enough memory: Unable to allocate 9 TiB\n--> {path}, in pipeline.py\n"
+        "help: Close what else runs, or work on a machine with more.\n"
+    )
+
+
+def test_names_that_a_terminal_would_obey_are_escaped() -> None:
+    error = ModelError("Node 'a\x1b[31m' is wrong.", place="b\udcff", remedy="Rename\nit: é.")
+    assert str(error) == "Node 'a\\x1b[31m' is wrong.\n--> b\\udcff\nhelp: Rename\nit: é."
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("x" * 300, "The file cannot be read: File name too long."),
+    ("loop", "The file cannot be read: Too many levels of symbolic links."),
+    ("file/m.onnx", "The file cannot be read: Not a directory."),
+    ("odd\udcff", "There is no such file."),
+    (".", "A folder is no ONNX model."),
+])
+@pytest.mark.parametrize("command", ["optimize", "report", "explain", "unfuse"])
+def test_paths_that_lead_nowhere(command: str, name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    more = ["-o", tmp_path / "out.onnx"] if command in ("optimize", "unfuse") else []
+    output = failed(tmp_path, command, tmp_path / name, *more, keep={"loop", "file"})
+    assert output.startswith(f"error: {message}\n--> FOLDER")
+    assert "\nhelp: " in output
+
+
+def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
+    result = run("optimize", tmp_path / "a\0b")
+    assert result.exit_code == 2 and "can be no file's name" in result.output
+    with pytest.raises(ModelError, match="There can be no such file: embedded null byte"):
+        api.optimize(tmp_path / "a\0b")
+
+
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxfuse.graph.load.LARGEST", 1000)
+    assert run("optimize", "/dev/zero", "-o", "/tmp/never.onnx").output == (
+        "error: The file has more than 2 GB, which no ONNX file can have.\n"
+        "--> /dev/zero\n"
+        "help: Save the model with its weights beside it: onnx.save(model, path, save_as_external_data=True).\n"
+    )

@@ -12,7 +12,7 @@ from cli_models import ROOT, environment
 
 PACKAGE = ROOT / "onnxfuse"
 
-GROUND = {"errors", "files", "refusal", "resources", "version"}
+GROUND = {"errors", "files", "refusal", "resources", "unforeseen", "version"}
 """What any folder may import."""
 
 ALLOWED: dict[str, set[str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -42,7 +43,7 @@ def bench(
     hush_runtime()
     if fused is None:
         beside = api.default_output(model)
-        fused = beside if beside.is_file() else None
+        fused = beside if os.path.isfile(beside) else None
     with progress(as_data) as tell:
         result = measuring.bench(
             model, fused, dims, inputs=None if inputs is None else measuring.read_inputs(inputs),

@@ -5,7 +5,9 @@ Exit codes: 0 success; 1 an error in the model, a rule or the machine; 2 wrong u
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import sys
 import traceback
 from typing import Any
@@ -16,22 +18,28 @@ from onnxfuse.cli.bench import bench
 from onnxfuse.cli.bisect import bisect
 from onnxfuse.cli.explain import explain
 from onnxfuse.cli.optimize import optimize
-from onnxfuse.cli.output import DEBUG
 from onnxfuse.cli.report import report
 from onnxfuse.cli.rules import rules
 from onnxfuse.cli.targets import targets
 from onnxfuse.cli.tune import tune
 from onnxfuse.cli.unfuse import unfuse
-from onnxfuse.errors import OnnxfuseError
+from onnxfuse.errors import InternalError, OnnxfuseError
+from onnxfuse.unforeseen import DEBUG
 from onnxfuse.version import __version__
 
 INTERRUPTED = 130
+
+_ARGUMENTS = "onnxfuse.arguments"
+"""Where the context keeps the command line."""
 
 
 class Commands(click.Group):
     """A group that turns errors into messages and exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # names in files hold what a terminal may not know
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -39,18 +47,29 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
-        except OnnxfuseError as error:
-            _show_traceback()
-            click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=_colour())
-            ctx.exit(error.exit_code)
         except Exception as error:
             _show_traceback()
-            text = (str(error).splitlines() or [""])[0]
-            click.echo(
-                f"{click.style('internal error:', fg='red', bold=True)} {type(error).__name__}: {text}\n"
-                f"help: run again with {DEBUG}=1 for the traceback, and report it", err=True, color=_colour(),
-            )
-            ctx.exit(1)
+            known = error if isinstance(error, OnnxfuseError) else None
+            if known is None or isinstance(known, InternalError):
+                known = _unforeseen(error, ctx)
+            word = "internal error:" if isinstance(known, InternalError) else "error:"
+            click.echo(f"{click.style(word, fg='red', bold=True)} {known}", err=True, color=_colour())
+            ctx.exit(known.exit_code)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+def _unforeseen(error: Exception, ctx: click.Context) -> OnnxfuseError:
+    """The error to show for a fault of onnxfuse: with the files of the command line, and that itself."""
+    from onnxfuse.unforeseen import unforeseen
+
+    arguments: tuple[str, ...] = ctx.meta.get(_ARGUMENTS, ())
+    cause = error.__cause__ if isinstance(error, InternalError) else error
+    files = [argument for argument in arguments[1:] if os.path.isfile(argument)]
+    return unforeseen(cause if isinstance(cause, Exception) else error, files,
+                      shlex.join(["onnxfuse", *arguments]))
 
 
 def _show_traceback() -> None:

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 from onnxfuse.errors import OutputError
 from onnxfuse.files import Part, alone_in, followed, sweep_parts
+from onnxfuse.unforeseen import DEBUG
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Tell = Callable[[str, int, int], None]
 """Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
-
-DEBUG = "ONNXFUSE_DEBUG"
-"""Environment variable that asks for tracebacks and all messages."""
 
 PLAIN_WIDTH = 4000
 """Width of output that no terminal shows: one line a message."""
@@ -100,9 +98,9 @@ def check_folder(path: Path | None) -> None:
         raise OutputError(
             f"The file cannot be written: {error.strerror}.", place=str(path), remedy="Choose another name or folder.",
         ) from error
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OutputError("The output is a folder.", place=str(path), remedy="Give the name of a file.")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise OutputError(
             f"The folder '{path.parent}' does not exist.", place=str(path), remedy="Create it, or choose another.",
         )

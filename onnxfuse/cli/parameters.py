@@ -12,8 +12,16 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE = click.Path(path_type=Path)
-"""A path; that it is there is for the stages to say, in their own words."""
+class _File(click.Path):
+    """A path; that it is there is for the stages to say, in their own words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if "\0" in str(value):
+            self.fail(f"{str(value)!r} can be no file's name.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = _File(path_type=Path)
 
 
 def read_sizes(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ weights) is; its array is read-only.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
@@ -102,6 +103,11 @@ def external_span(tensor: onnx.TensorProto) -> tuple[str, int, int]:
             f"Tensor '{tensor.name}' keeps its data in a file of its own and names no file.", place=place,
             remedy="Export the model again.",
         )
+    if "\0" in location:
+        raise ExternalDataError(
+            f"Tensor '{tensor.name}' keeps its data in {location!r}, which no file can be called.", place=place,
+            remedy="Export the model again.",
+        )
     try:
         offset = int(entries.get("offset", "0") or 0)
         length = int(entries["length"]) if entries.get("length") else tensor_bytes(tensor)
@@ -129,7 +135,7 @@ def external_path(tensor: onnx.TensorProto, location: str, folder: Path) -> Path
             remedy="Save the model again with its data beside it: onnx.save(model, path, save_as_external_data=True).",
         )
     path = folder / location
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise ExternalDataError(
             f"The external data path '{location}' is a link that leaves the model's folder.", place=place,
             remedy=f"Put the data itself there: cp --remove-destination \"$(realpath '{path}')\" '{path}'.",

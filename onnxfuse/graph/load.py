@@ -8,6 +8,7 @@ that onnx knows, standard operators with the inputs and attributes that they nee
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,12 +28,16 @@ from onnxfuse.graph.constants import (
 )
 from onnxfuse.graph.order import check_order, in_order
 from onnxfuse.graph.signatures import check_signatures
+from onnxfuse.graph.texts import check_texts
 from onnxfuse.graph.wire import DecodeError, diagnose
 
 OLDEST_OPSET = 11
 
 SHOWN = 4
 """Graphs that a message names."""
+
+LARGEST = (1 << 31) - 1
+"""Bytes that a protobuf message can have."""
 
 CHECKED_BYTES = 1 << 16
 """The length of an inline tensor's contents is checked where no more bytes than this are needed."""
@@ -63,18 +68,7 @@ def load_model(path: str | Path) -> LoadedModel:
         ExternalDataError: data outside the file is missing, too short or outside the model's folder.
     """
     path = Path(path)
-    if path.is_dir():
-        raise ModelError(
-            "A folder is no ONNX model.", place=str(path), remedy="Give the .onnx file inside it.",
-        )
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(
-            "There is no such file.", place=str(path), remedy="Check the path and the working directory.",
-        ) from None
-    except OSError as error:
-        raise ModelError(f"The file cannot be read: {error.strerror}.", place=str(path)) from error
+    data = _contents(path)
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -86,6 +80,35 @@ def load_model(path: str | Path) -> LoadedModel:
         raise ModelError(message, place=str(path), remedy=remedy)
     del data
     return _checked(LoadedModel(path, proto, path.parent), str(path))
+
+
+def _contents(path: Path) -> bytes:
+    """What is in a model's file, or comes out of a pipe: no more than a protobuf message can have.
+
+    Raises:
+        ModelError: there is no such file, it cannot be read, or it is too large.
+    """
+    place = str(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except IsADirectoryError:
+        raise ModelError("A folder is no ONNX model.", place=place, remedy="Give the .onnx file inside it.") from None
+    except FileNotFoundError:
+        raise ModelError(
+            "There is no such file.", place=place, remedy="Check the path and the working directory.",
+        ) from None
+    except OSError as error:
+        raise ModelError(f"The file cannot be read: {error.strerror}.", place=place,
+                         remedy="Check the path, and that you may read what is there.") from error
+    except ValueError as error:  # a NUL in the name
+        raise ModelError(f"There can be no such file: {error}.", place=place, remedy="Check the path.") from error
+    if len(data) > LARGEST:
+        raise ModelError(
+            "The file has more than 2 GB, which no ONNX file can have.", place=place,
+            remedy="Save the model with its weights beside it: onnx.save(model, path, save_as_external_data=True).",
+        )
+    return data
 
 
 def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> LoadedModel:
@@ -110,6 +133,7 @@ def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> Load
 
 def _checked(model: LoadedModel, place: str | None) -> LoadedModel:
     _check_versions(model.proto, place)
+    check_texts(model.proto, place)
     proto, unsorted = in_order(model.proto)
     if unsorted:
         text = f"Nodes of {_listed(unsorted)} stood before others whose results they read; they are sorted."
@@ -206,7 +230,7 @@ def _check_external(tensor: onnx.TensorProto, model: LoadedModel, sizes: dict[st
         )
     if location not in sizes:
         path = external_path(tensor, location, model.folder)
-        if not path.is_file():
+        if not os.path.isfile(path):  # and False for names that no file can have
             raise ExternalDataError(
                 f"The external data file '{location}' is missing.", place=place,
                 remedy=f"Put the file back beside the model, at {path}.",

@@ -1,24 +1,25 @@
-"""Check that standard operators have the inputs, outputs and attributes that the standard gives them.
+"""Check that operators have the inputs, outputs and attributes that their schemas give them.
 
 Only what ONNX Runtime refuses too: everything behind this check may take a Conv to have two inputs and integers for
-its strides.  What onnx has no schema of is anyone's operator, and left alone.
+its strides.  The standard's schemas are onnx's, those of com.microsoft the installed ONNX Runtime's own.  What neither
+has a schema of is anyone's operator, and left alone.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
-from onnx.defs import OpSchema
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.order import graphs_of, label
 
-_KINDS = {getattr(OpSchema.AttrType, name): number
-          for name, number in onnx.AttributeProto.AttributeType.items() if hasattr(OpSchema.AttrType, name)}
+_KINDS = dict(onnx.AttributeProto.AttributeType.items())
+_SINGLE = "Single"
+"""Name of the option of an input that must be there."""
 
-_SINGLE = OpSchema.FormalParameterOption.Single
+MICROSOFT = "com.microsoft"
 
 
 class _Signature(NamedTuple):
@@ -42,9 +43,11 @@ def check_signatures(proto: onnx.ModelProto) -> None:
     """
     version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), None)
     for node in (node for _, graph in graphs_of(proto) for node in graph.node):
-        if version is None or node.domain not in ("", "ai.onnx"):
-            continue
-        signature = _signature(node.op_type, version)
+        signature = None
+        if node.domain == MICROSOFT:
+            signature = _runtimes_own().get(node.op_type)
+        elif version is not None and node.domain in ("", "ai.onnx"):
+            signature = _signature(node.op_type, version)
         fault = "" if signature is None else _fault(node, signature)
         if fault:
             raise ModelError(f"The operator {node.op_type} {fault}.", place=f"node '{label(node)}'",
@@ -57,11 +60,27 @@ def _signature(op: str, version: int) -> _Signature | None:
         schema = onnx.defs.get_schema(op, version)
     except onnx.defs.SchemaError:
         return None
+    return _of_schema(schema)
+
+
+@cache
+def _runtimes_own() -> dict[str, _Signature]:
+    """Of com.microsoft, as far as the installed ONNX Runtime tells."""
+    try:
+        from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+    except ImportError:
+        return {}
+    return {schema.name: _of_schema(schema) for schema in get_all_operator_schema() if schema.domain == MICROSOFT}
+
+
+def _of_schema(schema: Any) -> _Signature:
+    """From a schema as onnx gives it, or ONNX Runtime."""
     attributes = schema.attributes
     return _Signature(
         (schema.min_input, schema.max_input), (schema.min_output, schema.max_output),
-        tuple(place for place, each in enumerate(schema.inputs) if each.option == _SINGLE),
-        {name: _KINDS[attribute.type] for name, attribute in attributes.items()},
+        tuple(place for place, each in enumerate(schema.inputs) if each.option.name == _SINGLE),
+        {name: _KINDS[attribute.type.name] for name, attribute in attributes.items()
+         if attribute.type.name in _KINDS},
         frozenset(name for name, attribute in attributes.items() if attribute.required),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -236,15 +237,15 @@ def _sources(model: onnx.ModelProto, source: LoadedModel | None) -> tuple[Path, 
 
 
 def _check_target(path: Path, kept: Sequence[Path]) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OutputError(
             "The output is a folder.", place=str(path), remedy="Give the name of a file: -o FOLDER/model.fused.onnx.",
         )
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise OutputError(
             f"The folder '{path.parent}' does not exist.", place=str(path), remedy="Create it, or choose another.",
         )
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise OutputError(
             "The output is a device or a pipe.", place=str(path), remedy="Give the name of a file.",
         )

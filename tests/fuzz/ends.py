@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import click
 from click.testing import CliRunner
 
-from onnxfuse.errors import OnnxfuseError
+from onnxfuse.errors import InternalError, OnnxfuseError
 
 FINE = ("ok", "refused", "beyond")
 """``beyond``: the process died or hung in what is not the product's."""
@@ -90,6 +90,8 @@ def end_of(attempt: Callable[[], str]) -> End:
         return End("ok", attempt())
     except FaultError as failure:
         return End(failure.kind, f"{failure}\n{_chain(failure)}" if failure.__cause__ else str(failure))
+    except InternalError as error:
+        return End("internal error", f"{error.message}\n{_chain(error.__cause__ or error)}")
     except OnnxfuseError as error:
         return End("refused", str(error))
     except click.UsageError as error:

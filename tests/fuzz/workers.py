@@ -95,8 +95,9 @@ class Worker:
         end = self._answer(SECONDS)
         seconds = time.monotonic() - began
         if isinstance(end, str):
+            said = self._said()
             self.close()
-            return End(end, self._said(), seconds)
+            return End(end, said, seconds)
         return End(end["kind"] if end["megabytes"] < MEGABYTES else "memory", end["text"], seconds, end["megabytes"])
 
     def _answer(self, seconds: float) -> Any:
