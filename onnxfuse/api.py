@@ -73,6 +73,7 @@ def optimize(
     target: str | Profile | None = None,
     embed: Sequence[str] = (),
     verify: bool = True,
+    verify_seconds: float = Options.verify_seconds,
     compile: bool | None = None,
     inputs: Mapping[str, Any] | None = None,
     strategy: str = "auto",
@@ -93,6 +94,8 @@ def optimize(
         target: name of the GPU to plan for, or a profile; the GPU present by default, else the H100.
         embed: architectures, such as "sm_90", whose compiled kernels go into the model.
         verify: run every fused node against what it replaced, and take back those that fail.
+        verify_seconds: that verification may take, 0 for as many as it needs; what it has no time for is left out, and
+            the report says so.
         compile: compile every kernel for the target and see which spill registers; as ``verify`` where None.
         inputs: arrays by input name to verify with, beside made ones.
         strategy: what the plan is to be good at: "auto", "all-in-one", "memory" or "dynamic".
@@ -115,9 +118,10 @@ def optimize(
         InternalError: another fault of onnxfuse, as from any function here; ``__cause__`` is what happened.
     """
     options = Options(
-        rules, disable, dims or {}, target, architectures=embed, verify=verify, compile=compile, inputs=inputs,
-        strategy=strategy, hints=hints or Hints(), least_gain=LEAST_GAIN if least_gain is None else least_gain,
-        provider_options=provider_options or {}, database=database, run_profile=run_profile,
+        rules, disable, dims or {}, target, architectures=embed, verify=verify, verify_seconds=verify_seconds,
+        compile=compile, inputs=inputs, strategy=strategy, hints=hints or Hints(),
+        least_gain=LEAST_GAIN if least_gain is None else least_gain, provider_options=provider_options or {},
+        database=database, run_profile=run_profile,
     )
     _ = options.objective  # wrong arguments are the caller's
     with told(file_of(model)):

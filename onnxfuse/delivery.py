@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfuse.errors import ModelError, VerificationError
 from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
+from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.sharing import Slim, sharing
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ _BEYOND_THIS_MACHINE = ("NOT_IMPLEMENTED", "is not a registered function/op", "N
 """What ONNX Runtime says of operators that need another provider or a library of the user's."""
 
 
-def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell) -> Optimised:
+def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell, bounds: Bounds = NONE) -> Optimised:
     """Verify a fused model; fused nodes that fail are taken back, and what is left is verified again.
 
     Args:
         inputs: the user's own arrays by input name.
+        bounds: of the time and memory that all this may take.
 
     Raises:
         ModelError: ONNX Runtime refuses the original model, or ``inputs`` do not fit it.
@@ -35,7 +37,7 @@ def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell)
     runner = find_runner()
     failed: list[Refusal] = []
     for _ in range(ROUNDS):
-        verification = verify(optimised, runner, inputs, tell)
+        verification = verify(optimised, runner, inputs, tell, bounds)
         if verification.whole.identical is None:
             check_sessions(optimised)
         if not verification.whole.passed:

@@ -37,6 +37,7 @@ from onnxfuse.rewriting import FusedRegion, Rewritten, fold, is_settled, rewrite
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying import Verification
+from onnxfuse.verifying.bounds import SECONDS, Bounds
 
 Tell = Callable[[str, int, int], None]
 """Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
@@ -66,7 +67,8 @@ class Options:
         least_gain: predicted speed-up that a region must pass to be fused.
         strategy: what the plan is to be good at, one of ``objective.STRATEGIES``; hints: of the machine's state.
         provider_options: of the CUDA provider, as the model will run with.
-        verify: whether to run every fused node against what it replaced.
+        verify: whether to run every fused node against what it replaced; verify_seconds: that this may take, 0 for as
+            many as it needs.
         compile: whether to compile every kernel for the target and to look at what came of it (``planning.spills``);
             as ``verify`` where None.
         inputs: the user's own arrays by input name, to verify with.
@@ -85,6 +87,7 @@ class Options:
     hints: Hints = field(default_factory=Hints)
     provider_options: Mapping[str, str] = field(default_factory=dict)
     verify: bool = True
+    verify_seconds: float = SECONDS
     compile: bool | None = None
     inputs: Mapping[str, Any] | None = None
     database: Place = None
@@ -203,7 +206,9 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     rewritten = rewrite(folded.proto, graph, regions)
     optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten,
                           notes=loaded.notes + sizes.notes + notes + more + silence)
-    return verified(optimised, options.inputs, tell) if options.verify else optimised
+    if not options.verify:
+        return optimised
+    return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))
 
 
 def _planned(view: Graph, rules: RuleSet, costs: CostModel, read: ReadBack | None, options: Options

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "scheduler": {"graph", "planning", "pipeline"},
     "reporting": {"graph", "rules", "planning", "rewriting", "runtime", "pipeline", "measuring", "tuning"},
-    "checking": {"graph", "rules", "planning", "rewriting", "measuring", "pipeline"},
+    "checking": {"graph", "rules", "planning", "rewriting", "measuring", "verifying", "pipeline"},
     "api": {"graph", "planning", "rewriting", "measurements", "pipeline", "reporting"},
     "cli": {"api", "checking", "debugging", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
             "measuring", "tuning"},

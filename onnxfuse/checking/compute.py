@@ -14,8 +14,11 @@ from onnxfuse.graph import Graph, bind
 from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.planning.sizes import shape_of
 from onnxfuse.rules import Example
+from onnxfuse.verifying.bounds import Bounds
 
 SEED = 0
+SECONDS = 60.0
+"""For one run of an example, which may hold a loop without an end."""
 INDICES = 8
 """Integers are drawn below this where an example gives no bounds."""
 
@@ -64,7 +67,8 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]], names: Seque
     try:
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        found: list[NDArray[Any]] = session.run(list(names), dict(inputs))
+        found: list[NDArray[Any]] = Bounds(SECONDS).run(
+            lambda options: session.run(list(names), dict(inputs), options))
     except Exception as error:  # ONNX Runtime has an exception type per status
         raise CannotRun(str(error).splitlines()[0], "NOT_IMPLEMENTED" in str(error)) from error
     return found

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="Compile every kernel for the target and see which spill registers; run every fused node against "
                    "what it replaced and take back those that fail.")
+@click.option("--verify-seconds", type=click.FloatRange(min=0), default=600.0, show_default=True, metavar="N",
+              help="Time for verification; what it does not do for is left out, and the report says so.  0: no limit.")
 @click.option("--inputs", type=FILE, metavar="FILE.npz",
               help="Arrays by input name, to verify and measure with beside made ones.")
 @click.option("--measure/--no-measure", default=None,
@@ -59,6 +61,7 @@ def optimize(
     dry_run: bool,
     explain: bool,
     verify: bool,
+    verify_seconds: float,
     inputs: Path | None,
     measure: bool | None,
     external_data: External,
@@ -84,7 +87,7 @@ def optimize(
     with progress(quiet or as_data) as tell:
         result = api.optimize(
             model, rules=rules, disable=disable, dims=dims, target=target, embed=embed, verify=verify,
-            inputs=arrays, tell=tell, **wanted,
+            verify_seconds=verify_seconds, inputs=arrays, tell=tell, **wanted,
         )
         report = result.report
         if target_file is not None:
@@ -92,7 +95,9 @@ def optimize(
                 target_file, external=external_data, progress=lambda done, of: tell("writing the weights", done, of),
             )
             report = replace(report, output=str(path))
-            if report.fusions and (measure or (measure is None and gpus_present())):
+            # What did not run within the bounds of verification would have none here.
+            ran = report.verification["status"] != "not run"
+            if report.fusions and (measure or (measure is None and ran and gpus_present())):
                 measured = _measured(model, path, dims, arrays, wanted["provider_options"], tell)
                 report = replace(report, measured=measured)
     content = as_json(report)

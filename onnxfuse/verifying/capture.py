@@ -19,6 +19,7 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.measuring.inputs import draw
 from onnxfuse.planning.sizes import Sizes, bytes_of
 from onnxfuse.rewriting import FusedNode
+from onnxfuse.verifying.bounds import OutOfMemoryError, OutOfTimeError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import array_type, plain_feeds
 from onnxfuse.verifying.inside import Exposed, Inner, expose
 from onnxfuse.verifying.reference import formal_names
@@ -155,7 +156,7 @@ def _inside(wanted: Iterable[Value], source: _Source, slim: Slim, providers: Seq
     model, exposed = expose(slim.model, [Inner(source.place[v], v.name, v.dtype or 0, v.rank) for v in inner])
     names = {value: Exposed(value.name, 0) for value in values} | dict(zip(inner, exposed, strict=True))
     kinds = {names[value].name: value.dtype or 0 for value in values}
-    arrays = _results(Slim(model, slim.folder), source.run, kinds, providers) if values else {}
+    arrays = _results(Slim(model, slim.folder, slim.bounds), source.run, kinds, providers) if values else {}
     found = {value: names[value].last(arrays[names[value].name]) if source.place[value] else
              arrays[names[value].name] for value in values}
     return {value: array for value, array in found.items() if array is not None}
@@ -166,11 +167,16 @@ def run_model(session: Any, model: onnx.ModelProto, run: Run) -> list[Array]:
 
     Raises:
         VerificationError: the run fails.
+        BoundsError: it takes more time or memory than it may.
     """
     kinds = {info.name: info.type.tensor_type.elem_type for info in model.graph.input if info.name in run.feeds}
     try:
         results: list[Any] = session.run(None, plain_feeds(run.feeds, kinds))
+    except OutOfTimeError:
+        raise
     except Exception as error:  # ONNX Runtime has an exception type per status
+        if is_lack_of_memory(error):
+            raise OutOfMemoryError from error
         raise VerificationError(
             f"A run of the model fails on {run.about}: {runtime_words(error)}",
             remedy="Give inputs that the model takes: --inputs FILE.npz, or sizes: --dim NAME=N.",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, ModelError, VerificationError
 from onnxfuse.rewriting import FusedNode
+from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.feeds import Feeds, edges
 from onnxfuse.verifying.reference import Reference, lengths
 from onnxfuse.verifying.results import NodeResult
@@ -50,9 +51,10 @@ class NodeVerifier:
     run on their own captured inputs.
     """
 
-    def __init__(self, model: onnx.ModelProto, runner: KernelRunner) -> None:
+    def __init__(self, model: onnx.ModelProto, runner: KernelRunner, bounds: Bounds = NONE) -> None:
         self._model = model
         self._runner = runner
+        self._bounds = bounds
         self._references: dict[tuple[Any, ...], Reference] = {}
         self._first: dict[tuple[Any, ...], str] = {}
 
@@ -61,7 +63,8 @@ class NodeVerifier:
         return _kernel_key(node, feeds) not in self._first
 
     def verify(self, node: FusedNode, feeds: Mapping[str, Array], label: str) -> NodeResult:
-        """One node on its captured inputs and, where it is the first with its kernel, on edges of them.
+        """One node on its captured inputs and, where it is the first with its kernel, on as many edges of them as there
+        is time for.
 
         Args:
             feeds: by formal name; label: what the run that they come from is called.
@@ -74,7 +77,7 @@ class NodeVerifier:
             self._compare(node, reference, Feeds(label, feeds), tally, every_variant=first == node.name)
             if first == node.name:
                 for edge in edges(feeds, reference.exponentiates):
-                    if tally.failed:
+                    if tally.failed or self._bounds.is_over:
                         break
                     # Some edges the original refuses too: a boolean turned round may choose an index out of range.
                     with suppress(VerificationError):

@@ -17,6 +17,7 @@ from onnxfuse.errors import KernelError
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.rewriting.index import all_nodes
+from onnxfuse.verifying.bounds import OutOfMemoryError
 from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
 
 Array = NDArray[Any]
@@ -180,6 +181,8 @@ class CudaRunner:
         try:
             session.run_with_iobinding(binding)
             results = [np.array(value.numpy()) for value in binding.get_outputs()]
+        except MemoryError as error:  # the host's, which is no fault of a kernel
+            raise OutOfMemoryError from error
         except Exception as error:
             raise KernelError(f"a run failed: {error}") from error
         return [result.astype(array_type(kind), copy=False) for result, kind in zip(results, outputs, strict=True)]

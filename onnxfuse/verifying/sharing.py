@@ -15,6 +15,7 @@ import onnxruntime
 from onnxfuse.errors import VerificationError
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.rewriting.wire import copy_fields
+from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
 
 _SHARED_BYTES = 1024
@@ -26,10 +27,11 @@ _WEIGHTS = "weights.bin"
 
 @dataclass(frozen=True)
 class Slim:
-    """A model whose weights lie in files of ``folder``."""
+    """A model whose weights lie in files of ``folder``, and what its runs may take."""
 
     model: onnx.ModelProto
     folder: Path | None
+    bounds: Bounds = NONE
 
     def options(self, optimised: bool = False) -> onnxruntime.SessionOptions:
         """Session options that find the weights, and keep the graph as it is or leave the runtime to rewrite it."""
@@ -49,7 +51,7 @@ class Slim:
             optimised: whether the runtime may rewrite the graph as it does in a deployment.
 
         Raises:
-            VerificationError: ONNX Runtime refuses the model.
+            VerificationError: ONNX Runtime refuses the model, or the time is up.
         """
         model = self.model
         if extra:
@@ -58,9 +60,11 @@ class Slim:
             for name, kind in extra:
                 info = model.graph.output.add(name=name)
                 info.type.tensor_type.elem_type = kind
+        self.bounds.left()
         try:
-            return onnxruntime.InferenceSession(with_plain_borders(model).SerializeToString(), self.options(optimised),
-                                                providers=list(providers), enable_fallback=0)
+            return BoundSession(onnxruntime.InferenceSession(
+                with_plain_borders(model).SerializeToString(), self.options(optimised), providers=list(providers),
+                enable_fallback=0), self.bounds)
         except Exception as error:  # ONNX Runtime has an exception type per status
             raise VerificationError(
                 f"ONNX Runtime refuses the model: {error}",
@@ -77,27 +81,27 @@ class Slim:
         from onnxfuse.runtime import session
 
         raw = with_plain_borders(self.model).SerializeToString()
-        return session(raw, providers, self.options())
+        return BoundSession(session(raw, providers, self.options()), self.bounds)
 
 
 @contextmanager
-def sharing(loaded: LoadedModel, fused: onnx.ModelProto) -> Iterator[tuple[Slim, Slim]]:
+def sharing(loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds = NONE) -> Iterator[tuple[Slim, Slim]]:
     """The original and the fused model with the weights of both in one place, while the context lasts.
 
     Weights that the original keeps in files stay there.  Where the temporary folder has no room for the others, each
     session copies them.
     """
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in loaded.proto.graph.initializer):
-        yield Slim(loaded.proto, loaded.folder), Slim(fused, loaded.folder)
+        yield Slim(loaded.proto, loaded.folder, bounds), Slim(fused, loaded.folder, bounds)
         return
     with ExitStack() as stack:
-        pair = Slim(loaded.proto, None), Slim(fused, None)
+        pair = Slim(loaded.proto, None, bounds), Slim(fused, None, bounds)
         with suppress(OSError):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
             known: dict[str, tuple[onnx.TensorProto, int]] = {}
             with (folder / _WEIGHTS).open("wb") as file:
                 first, second = (_slim(model, file, known) for model in (loaded.proto, fused))
-            pair = Slim(first, folder), Slim(second, folder)
+            pair = Slim(first, folder, bounds), Slim(second, folder, bounds)
         yield pair
 
 

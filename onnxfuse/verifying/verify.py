@@ -14,6 +14,7 @@ from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Placed, Rewritten, planned_form, read_fused
+from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
 from onnxfuse.verifying.capture import capture
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.nodes import NodeVerifier, condemned
@@ -57,16 +58,18 @@ def find_runner(device: int = 0) -> CudaRunner | None:
 
 
 def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping[str, Array] | None = None,
-           progress: Progress | None = None) -> Verification:
+           progress: Progress | None = None, bounds: Bounds = NONE) -> Verification:
     """Compare a fused model with the original, and every kernel with the nodes that it replaced.
 
     The model runs on the user's inputs, or on generated ones: of the sizes that were planned for, halved while a run of
     the original would take long; with every symbolic size one larger and masks with padding; and of small odd sizes.
-    Where the original does not take them, other integers and other sizes are tried (``runs``).
+    Where the original does not take them, other integers and other sizes are tried (``runs``).  What the bounds leave
+    no time or memory for is left out, and the result says so.
 
     Args:
         runner: what runs kernels, such as ``find_runner()``; None leaves them unrun, and the result says so.
         inputs: the user's own, by name.
+        bounds: of the time and memory that all this may take.
 
     Raises:
         ModelError: ``inputs`` do not fit the model.
@@ -80,7 +83,7 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
     if message and (own := checker_message(subject.loaded.proto)):
         notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
         message = ""
-    with sharing(subject.loaded, rewritten.model) as (original, fused):
+    with sharing(subject.loaded, rewritten.model, bounds) as (original, fused):
         compared = _first_that_runs(subject, original, fused, inputs, runner, notes, step)
         if isinstance(compared, VerificationError):
             whole = WholeResult(not message, None, message=message or compared.message)
@@ -92,7 +95,7 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
             providers = runner.providers
             planned = planned_form(subject.loaded, rewritten.model)
             with nullcontext((original, fused)) if planned is subject.loaded else sharing(
-                planned, rewritten.model
+                planned, rewritten.model, bounds
             ) as (source, _):
                 results = _verify_nodes(subject, planned, source, runs, nodes, runner, notes, step)
             if CUDA in str(providers) and all(result.verdict != "failed" for result in results):
@@ -100,6 +103,8 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
                     device = on_device(original, fused, runs[0], providers)
                 except (VerificationError, KernelError) as error:
                     notes.append(f"The whole model was not run with kernels: {error.message}")
+                except MemoryError:
+                    notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
     whole = WholeResult(not message, not found, found, device, message or compared.message)
     return Verification(runner.name if runner else None, tuple(run.about for run in runs), whole, results, tuple(notes))
 
@@ -129,7 +134,11 @@ def _first_that_runs(
     Not where inputs do not fit the model: a GPU reads past the end of a table and says nothing.
     """
     try:
-        return _compare_whole(subject, original, fused, inputs, CPU, notes, step)
+        # On a GPU's machine the driver takes memory of its own accord, which no limit should stand in the way of.
+        with original.bounds.within_memory():
+            return _compare_whole(subject, original, fused, inputs, CPU, notes, step)
+    except BoundsError as error:
+        return error
     except _NoRunError as error:
         if runner is None or list(runner.providers) == CPU or not error.lacking:
             return error
@@ -159,38 +168,79 @@ def _compare_whole(
     """Compare on the user's inputs, or on generated ones of as many sets of sizes as the model can have.
 
     Raises:
-        VerificationError: ONNX Runtime refuses the model, or no run can be made.
+        VerificationError: ONNX Runtime refuses the model, or no run can be made within the bounds.
         ModelError: the user's inputs do not fit the model.
     """
     step("comparing with the original", 0, 2)
     whole = Whole(original, fused, providers)
     comparison = _Comparison()
-    for number in range(1 if inputs else _RUNS):
-        failures: list[OnnxfuseError] = []
-        for recipe in _recipes(subject, inputs, comparison, number):
-            try:
-                run = users_run(subject.graph, inputs) if inputs else recipe.make(subject.graph)
-                wanted = whole.original(run)
-            except (VerificationError, ModelError) as problem:
-                if inputs and isinstance(problem, ModelError):
-                    raise
-                failures.append(problem)
-                if _is_lacking(problem) or isinstance(problem, ModelError):
-                    break
-                continue
-            found = whole.compare(run, wanted)
-            comparison.runs.append(run)
-            comparison.recipes.append(recipe)
-            comparison.differences |= {entry.output: entry for entry in found.differences}
-            comparison.message = comparison.message or found.message
-            notes += [found.note] if found.note else []
-            break
-        if len(comparison.runs) <= number and number < 1:
-            raise _NoRunError(failures)
-        if failures:
-            notes.append(f"{_TRIED_FIRST[number]}: {_told(failures)}")
-        step("comparing with the original", min(number + 1, 2), 2)
+    try:
+        for number in range(1 if inputs else _RUNS):
+            failures = _compare_once(subject, whole, inputs, comparison, number, notes)
+            if len(comparison.runs) <= number and number < 1:
+                raise _NoRunError(failures)
+            if failures:
+                notes.append(f"{_TRIED_FIRST[number]}: {_told(failures)}")
+            step("comparing with the original", min(number + 1, 2), 2)
+    except BoundsError as error:
+        if not comparison.runs:
+            raise
+        notes.append(f"Further runs of the model were left out: {error.message}")
     return comparison
+
+
+def _compare_once(
+    subject: Subject, whole: Whole, inputs: Mapping[str, Array] | None, comparison: _Comparison, number: int,
+    notes: list[str],
+) -> list[OnnxfuseError]:
+    """Add one run to a comparison, of the first inputs that the original takes; what those before it failed with.
+
+    Raises:
+        ModelError: the user's inputs do not fit the model.
+        BoundsError: the time is up, or the fused model's run takes more memory than it may.
+    """
+    failures: list[OnnxfuseError] = []
+    for recipe in _recipes(subject, inputs, comparison, number):
+        try:
+            run, wanted = _first_half(subject, whole, inputs, recipe)
+        except OutOfTimeError:
+            raise
+        except (VerificationError, ModelError) as problem:
+            if inputs and isinstance(problem, ModelError):
+                raise
+            failures.append(problem)
+            if _is_lacking(problem) or isinstance(problem, ModelError):
+                break
+            continue
+        try:
+            found = whole.compare(run, wanted)
+        except MemoryError as error:
+            raise OutOfMemoryError from error
+        comparison.runs.append(run)
+        comparison.recipes.append(recipe)
+        comparison.differences |= {entry.output: entry for entry in found.differences}
+        comparison.message = comparison.message or found.message
+        notes += [found.note] if found.note else []
+        break
+    return failures
+
+
+def _first_half(subject: Subject, whole: Whole, inputs: Mapping[str, Array] | None, recipe: Recipe
+                ) -> tuple[Run, list[Any]]:
+    """Inputs, and what the original makes of them.
+
+    Raises:
+        VerificationError: it does not run on them, or not within the bounds.
+        ModelError: the inputs cannot be made, or the user's do not fit.
+    """
+    ledger = subject.ledger
+    if not inputs:
+        whole.bounds.check_memory(Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement))
+    try:
+        run = users_run(subject.graph, inputs) if inputs else recipe.make(subject.graph)
+        return run, whole.original(run)
+    except MemoryError as error:
+        raise OutOfMemoryError from error
 
 
 _RUNS = 3
@@ -234,7 +284,7 @@ def _verify_nodes(
 ) -> tuple[NodeResult, ...]:
     model = subject.rewritten.model
     runner.prepare(model)
-    verifier = NodeVerifier(model, runner)
+    verifier = NodeVerifier(model, runner, original.bounds)
     results: dict[str, NodeResult] = {}
     total = len(nodes) * len(runs)
     for number, run in enumerate(runs):
@@ -244,6 +294,7 @@ def _verify_nodes(
         try:
             for taken in capture(nodes, planned, subject.graph, original, run, sizes, runner.providers):
                 node = taken.node
+                original.bounds.left()
                 step(f"verifying {node.name}", number * len(nodes) + len(done), total)
                 done.add(node.name)
                 earlier = results.get(node.name)
@@ -254,11 +305,15 @@ def _verify_nodes(
                 results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
                 if results[node.name].verdict == "failed" and not runner.alive():
                     raise VerificationError(f"the GPU stopped answering when {node.name} ran")
-        except VerificationError as error:
-            notes.append(f"Nodes were left out in run {number + 1}: {error.message}")
+            original.bounds.left()
+        except (VerificationError, MemoryError) as problem:
+            error = OutOfMemoryError() if isinstance(problem, MemoryError) else problem
+            late = isinstance(error, OutOfTimeError)
+            left = "Nodes, or some of their inputs," if late else "Nodes"
+            notes.append(f"{left} were left out in run {number + 1}: {error.message}")
             for node in nodes:
                 results.setdefault(node.name, _not_run((node,), error.message)[0])
-            if not runner.alive():
+            if late or not runner.alive():
                 break
     for node in nodes:
         results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])

@@ -19,6 +19,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import VerificationError
+from onnxfuse.verifying.bounds import BoundsError
 from onnxfuse.verifying.capture import run_model
 from onnxfuse.verifying.feeds import is_float
 from onnxfuse.verifying.results import OutputDifference
@@ -72,6 +73,7 @@ class Whole:
             VerificationError: ONNX Runtime refuses one of them.
         """
         self._original, self._fused, self._providers = original, fused, providers
+        self.bounds = original.bounds
         self._sessions = original.session(providers), fused.session(providers)
         self.names = [info.name for info in original.model.graph.output]
 
@@ -85,9 +87,15 @@ class Whole:
 
     def compare(self, run: Run, wanted: Sequence[Any]) -> Compared:
         """The fused model's outputs beside the original's, ``wanted``; all outputs differ where it does not run on
-        these inputs and the original does whenever it is asked."""
+        these inputs and the original does whenever it is asked.
+
+        Raises:
+            BoundsError: the runs take more time or memory than they may.
+        """
         try:
             got = run_model(self._sessions[1], self._fused.model, run)
+        except BoundsError:
+            raise
         except VerificationError as error:
             found = tuple(OutputDifference(name, 0, float("inf")) for name in self.names)
             return self._beside(run, wanted, found, error.message)
@@ -101,11 +109,15 @@ class Whole:
         try:
             for _ in range(AGAIN):
                 _worst(again, compared(self.names, self.original(run), wanted))
+        except BoundsError:
+            raise
         except VerificationError as error:
             return Compared(note=f"The original does not run twice on {run.about}: {error.message}")
         try:
             session = self._original.session(self._providers, optimised=True)
             _worst(rewritten, compared(self.names, run_model(session, self._original.model, run), wanted))
+        except BoundsError:
+            raise
         except VerificationError as error:
             if message:
                 return Compared(note=f"The original does not run on {run.about} with the runtime's optimisations, nor "
