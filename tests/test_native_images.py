@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 
 import pytest
@@ -18,7 +19,9 @@ CODE = TABLE + 2 * SECTION
 
 def fault(image: bytes) -> str:
     """Why the library would not give the image to the driver; "" where it would."""
-    return library.read_checked(library.load().onnxfuse_image_fault, image, len(image))
+    function = library.load().onnxfuse_image_fault
+    function.restype, function.argtypes = ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t] * 2
+    return library.read_checked(function, image, len(image))
 
 
 def changed(place: int, kind: str, value: int) -> bytes:

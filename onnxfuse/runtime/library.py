@@ -75,7 +75,6 @@ def load() -> ctypes.CDLL:
             "onnxfuse_statistics": (size, [text, size]),
             "onnxfuse_write_statistics": (size, [text, size]),
             "onnxfuse_evaluate_plan": (size, [text, text, text, size]),
-            "onnxfuse_image_fault": (size, [text, size, text, size]),
             "onnxfuse_read_json": (size, [text, size, text, size]),
         }
         for name, (result, arguments) in signatures.items():
