@@ -12,12 +12,18 @@
     ├── VerificationError         a fused model that must not be delivered
     └── InternalError             a fault of onnxfuse itself
 
-A message has three parts: what is wrong, where, and what mends it.
+A message has three parts: what is wrong, where, and what mends it.  Its text shows names as ``visible`` does: one line
+each, and no character that steers a terminal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from onnxfuse.visible import visible, visible_lines
+
+LONGEST = 20_000
+"""Characters of a message that are shown: names may have millions."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,21 @@ class Place:
     length: int = 1
 
     def __str__(self) -> str:
-        spot = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        spot = visible(":".join(str(part) for part in (self.file, self.line, self.column) if part is not None))
         if self.excerpt is None or self.line is None:
             return f"--> {spot}"
         gutter = " " * len(str(self.line))
-        marks = " " * ((self.column or 1) - 1) + "^" * max(self.length, 1)
-        return f"--> {spot}\n{gutter} |\n{self.line} | {self.excerpt}\n{gutter} | {marks}"
+        # The marks stand under what is shown, which may be longer than what the file has.
+        start = (self.column or 1) - 1
+        before = " " * (len(visible(self.excerpt[:start])) + max(start - len(self.excerpt), 0))
+        marks = "^" * max(len(visible(self.excerpt[start:start + self.length])), 1)
+        return f"--> {spot}\n{gutter} |\n{self.line} | {visible(self.excerpt)}\n{gutter} | {before}{marks}"
+
+
+def _cut(text: str) -> str:
+    """A text without its middle where it is long."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
 
 
 class OnnxfuseError(Exception):
@@ -49,6 +64,7 @@ class OnnxfuseError(Exception):
     """
 
     exit_code = 1
+    _shown = staticmethod(visible)
 
     def __init__(self, message: str, *, place: Place | str | None = None, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -57,19 +73,12 @@ class OnnxfuseError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        lines = [self.message]
+        lines = [self._shown(_cut(self.message))]
         if self.place is not None:
-            lines.append(str(self.place) if isinstance(self.place, Place) else f"--> {self.place}")
+            lines.append(str(self.place) if isinstance(self.place, Place) else f"--> {visible(_cut(self.place))}")
         if self.remedy is not None:
-            lines.append(f"help: {self.remedy}")
-        return _printable("\n".join(lines))
-
-
-def _printable(text: str) -> str:
-    """The text with escapes for what a terminal would obey or could not show: names in files may hold anything."""
-    if text.replace("\n", "").isprintable():
-        return text
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+            lines.append(f"help: {self._shown(_cut(self.remedy))}")
+        return "\n".join(lines)
 
 
 class ModelError(OnnxfuseError):
@@ -93,7 +102,9 @@ class OutputError(OnnxfuseError):
 
 
 class KernelError(OnnxfuseError):
-    """A kernel cannot be compiled, or had, for the GPU present."""
+    """A kernel cannot be compiled, or had, for the GPU present; the message may hold a log of several lines."""
+
+    _shown = staticmethod(visible_lines)
 
 
 class MeasurementError(OnnxfuseError):
@@ -109,4 +120,6 @@ class VerificationError(OnnxfuseError):
 
 
 class InternalError(OnnxfuseError):
-    """A fault of onnxfuse itself; ``__cause__`` is what happened."""
+    """A fault of onnxfuse itself; ``__cause__`` is what happened.  The remedy has several lines."""
+
+    _shown = staticmethod(visible_lines)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from onnxfuse.errors import InternalError, OnnxfuseError
 from onnxfuse.version import __version__
+from onnxfuse.visible import visible
 
 DEBUG = "ONNXFUSE_DEBUG"
 """Environment variable that asks for tracebacks and all messages."""
@@ -57,7 +58,7 @@ def unforeseen(error: Exception, files: Sequence[str], command: str = "") -> Int
     lines = [
         "This is a fault of onnxfuse. Please report it with the file, or the smallest one that shows it, and this:",
         f"      {versions()}",
-        *([f"      {command}"] if command else []),
+        *([f"      {visible(command)}"] if command else []),
         f"      and what {DEBUG}=1 in the environment shows: the traceback.",
     ]
     return InternalError(f"{type(error).__name__}: {text}", place=place or None, remedy="\n".join(lines))

@@ -350,7 +350,7 @@ def test_too_little_memory_is_said_to_be_that(tmp_path: Path, monkeypatch: pytes
 
 def test_names_that_a_terminal_would_obey_are_escaped() -> None:
     error = ModelError("Node 'a\x1b[31m' is wrong.", place="b\udcff", remedy="Rename\nit: é.")
-    assert str(error) == "Node 'a\\x1b[31m' is wrong.\n--> b\\udcff\nhelp: Rename\nit: é."
+    assert str(error) == "Node 'a\\x1b[31m' is wrong.\n--> b\\udcff\nhelp: Rename\\nit: é."
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -80,7 +80,8 @@ def test_a_profile_of_the_users_own(tmp_path: Path) -> None:
     missing = run("optimize", path, "--target", tmp_path / "none.yaml")
     assert missing.exit_code == 1
     assert missing.output == (
-        f"error: hardware profiles cannot be read: No such file or directory\n--> {tmp_path / 'none.yaml'}\n")
+        f"error: The hardware profile cannot be read: No such file or directory.\n--> {tmp_path / 'none.yaml'}\n"
+        "help: Give the path of a text file.\n")
 
 
 def test_a_target_that_is_for_planning_only_says_so(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ WRONG = {
     ),
     "missing key": (
         PROFILE.replace("l2_mb: 50\n", ""),
-        'hardware profile "Mine": "l2_mb" is missing\n--> FILE:1:1\n  |\n1 | name: Mine\n  | ^',
+        'hardware profile "Mine": "l2_mb" is missing\n--> FILE:1:1\n  |\n1 | name: Mine\n  | ^\nhelp: add "l2_mb": ...',
     ),
     "not a number": (
         PROFILE.replace("132", "many"),
@@ -225,7 +225,8 @@ WRONG = {
     "no mapping": ("- T4\n", 'a hardware profile is a mapping with a name\n--> FILE:1:3\n  |\n1 | - T4\n  |   ^^'),
     "no YAML": (
         "name: [T4\n",
-        "not YAML: expected ',' or ']', but got '<stream end>'\n--> FILE:2:1\n  |\n2 | \n  | ^",
+        "This is not YAML: did not find expected ',' or ']'.\n--> FILE:2:1\n  |\n2 | \n  | ^\n"
+        "help: Check indentation, colons and quotes around this place.",
     ),
 }
 
@@ -244,7 +245,8 @@ def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(RuleError) as caught:
         load_profiles([tmp_path / "none.yaml"])
     assert str(caught.value) == (
-        f"hardware profiles cannot be read: No such file or directory\n--> {tmp_path / 'none.yaml'}"
+        f"The hardware profile cannot be read: No such file or directory.\n--> {tmp_path / 'none.yaml'}\n"
+        "help: Give the path of a text file."
     )
 
 

@@ -12,7 +12,7 @@ from cli_models import ROOT, environment
 
 PACKAGE = ROOT / "onnxfuse"
 
-GROUND = {"errors", "files", "refusal", "resources", "unforeseen", "version"}
+GROUND = {"bounded", "errors", "files", "refusal", "resources", "unforeseen", "version", "visible"}
 """What any folder may import."""
 
 ALLOWED: dict[str, set[str]] = {
@@ -138,7 +138,7 @@ def test_deployment_needs_the_runtime_alone() -> None:
     found = loaded("import onnxfuse; onnxfuse.register, onnxfuse.session, onnxfuse.library_path")
     assert not found & HEAVY
     assert {name for name in found if name.startswith("onnxfuse.")} == {
-        "onnxfuse.errors", "onnxfuse.files", "onnxfuse.runtime"}
+        "onnxfuse.errors", "onnxfuse.files", "onnxfuse.runtime", "onnxfuse.visible"}
 
 
 def test_help_is_light() -> None:

@@ -12,9 +12,8 @@ import pytest
 from cli_models import CHAIN, environment, run, write
 
 from onnxfuse.errors import MeasurementError
-from onnxfuse.measuring import database as module
+from onnxfuse.measuring import database_file
 from onnxfuse.measuring.database import (
-    APPLICATION,
     DEFAULT,
     RUNTIME,
     Environment,
@@ -27,6 +26,7 @@ from onnxfuse.measuring.database import (
     open_database,
     shapes_text,
 )
+from onnxfuse.measuring.database_file import APPLICATION
 
 HERE = Environment("NVIDIA H200", "580.65.06", "0.1.0", "1.31.1", "nvrtc-13.0.88")
 SHAPES = shapes_text([(8, 128, 768), (768,), ()], [(8, 128, 768)])
@@ -223,7 +223,7 @@ def test_a_later_version_is_refused(tmp_path: Path) -> None:
 def older(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of the first version with a measurement."""
     with monkeypatch.context() as first:
-        first.setattr(module, "_SCHEMA", module._SCHEMA[:1])
+        first.setattr(database_file, "_SCHEMA", database_file._SCHEMA[:1])
         with open_database(path) as kept:
             kept.record(HERE, row("a", 1.0))
 

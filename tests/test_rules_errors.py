@@ -438,7 +438,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     file.write_bytes(b"id: a\nsummary: \xff\xfe\n")
     with pytest.raises(RuleError) as raised:
         load_rules([file])
-    assert str(raised.value) == f"The rule file is not UTF-8 text.\n--> {file}:2"
+    assert str(raised.value) == f"The rule file is not UTF-8 text.\n--> {file}:2\nhelp: Save it as UTF-8."
 
 
 def test_control_characters_are_refused(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import click
 
-from onnxfuse.cli.output import console, hush_runtime, progress
+from onnxfuse.cli.output import console, hush_runtime, print_json, progress
 from onnxfuse.cli.parameters import FILE, dim_option, model_argument, read_settings
 
 
@@ -51,6 +50,6 @@ def bench(
             progress=lambda stage: tell(stage, 0, 0),
         )
     if as_data:
-        click.echo(json.dumps(result.to_json(), indent=1))
+        print_json(result.to_json())
     else:
         measured.show(result, console())

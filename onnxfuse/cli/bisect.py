@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from onnxfuse.cli.output import console, hush_runtime, progress
+from onnxfuse.cli.output import console, hush_runtime, print_json, progress
 from onnxfuse.cli.parameters import FILE, dim_option, model_argument
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def bisect(model: Path, fused: Path | None, by: str, dims: dict[str, int], input
                 pair, debugging.find_runner(), inputs=arrays, tolerance=tolerance, progress=tell,
             )
     if as_data:
-        click.echo(json.dumps(result.to_json(), indent=1))
+        print_json(result.to_json())
     elif isinstance(result, debugging.AnswerResult):
         _show_answers(result, path, console())
     else:
@@ -78,9 +77,7 @@ def bisect(model: Path, fused: Path | None, by: str, dims: dict[str, int], input
 
 
 def _show_answers(result: AnswerResult, path: Path, out: Console) -> None:
-    from rich.markup import escape
-
-    from onnxfuse.reporting.text import count
+    from onnxfuse.reporting.text import count, escape
 
     where = f"kernels on {result.device}" if result.device else "without kernels"
     out.print(f"[bold]{escape(str(path))}[/]  {count(result.fused, 'fused node')}, {where}, "
@@ -93,10 +90,8 @@ def _show_answers(result: AnswerResult, path: Path, out: Console) -> None:
 
 
 def _show_culprit(culprit: Culprit, path: Path, out: Console) -> None:
-    from rich.markup import escape
-
     from onnxfuse.reporting.explain_text import alike
-    from onnxfuse.reporting.text import count, indented
+    from onnxfuse.reporting.text import count, escape, indented
 
     together = "" if len(culprit.nodes) == 1 else ", together only"
     out.print(f"\n[yellow]{escape(', '.join(culprit.nodes))}[/] ({escape(', '.join(culprit.rules))})"
@@ -113,9 +108,7 @@ def _show_culprit(culprit: Culprit, path: Path, out: Console) -> None:
 
 
 def _show_times(result: TimeResult, path: Path, out: Console) -> None:
-    from rich.markup import escape
-
-    from onnxfuse.reporting.text import count, plain_table
+    from onnxfuse.reporting.text import count, escape, plain_table
 
     out.print(f"[bold]{escape(str(path))}[/]  {count(result.fused, 'fused node')}, "
               f"{count(len(result.times), 'distinct kernel')} timed on {escape(result.device)}, "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxfuse.cli.output import console, progress
+from onnxfuse.cli.output import console, print_json, progress
 from onnxfuse.cli.parameters import model_argument, objective_options, planning_options
 
 
@@ -45,6 +44,6 @@ def explain(
     with progress(as_data) as tell:
         found = api.explain(model, node, rules=rules, disable=disable, dims=dims, target=target, tell=tell, **wanted)
     if as_data:
-        click.echo(json.dumps(explanation_json(found), indent=1))
+        print_json(explanation_json(found))
     else:
         explain_text.show(found, console())

@@ -5,7 +5,6 @@ Exit codes: 0 success; 1 an error in the model, a rule or the machine; 2 wrong u
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import sys
@@ -18,6 +17,7 @@ from onnxfuse.cli.bench import bench
 from onnxfuse.cli.bisect import bisect
 from onnxfuse.cli.explain import explain
 from onnxfuse.cli.optimize import optimize
+from onnxfuse.cli.output import console, guarded
 from onnxfuse.cli.report import report
 from onnxfuse.cli.rules import rules
 from onnxfuse.cli.targets import targets
@@ -36,10 +36,11 @@ _ARGUMENTS = "onnxfuse.arguments"
 class Commands(click.Group):
     """A group that turns errors into messages and exit codes."""
 
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        with guarded():
+            return super().main(*arguments, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # names in files hold what a terminal may not know
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -53,7 +54,7 @@ class Commands(click.Group):
             if known is None or isinstance(known, InternalError):
                 known = _unforeseen(error, ctx)
             word = "internal error:" if isinstance(known, InternalError) else "error:"
-            click.echo(f"{click.style(word, fg='red', bold=True)} {known}", err=True, color=_colour())
+            _show(word, str(known))
             ctx.exit(known.exit_code)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -77,9 +78,11 @@ def _show_traceback() -> None:
         traceback.print_exc(file=sys.stderr)
 
 
-def _colour() -> bool | None:
-    """Whether to colour messages: never under NO_COLOR, else where stderr is a terminal."""
-    return False if os.environ.get("NO_COLOR") else None
+def _show(kind: str, text: str) -> None:
+    """Print an error; its first word is red where stderr is a terminal, but never under NO_COLOR."""
+    from rich.text import Text
+
+    console(stderr=True).print(Text.assemble((kind, "bold red"), " ", text), soft_wrap=True)
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

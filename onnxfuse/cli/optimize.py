@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxfuse.cli.output import Tell, check_folder, console, hush_runtime, progress, write_text
+from onnxfuse.cli.output import Tell, check_folder, console, hush_runtime, json_text, print_json, progress, write_text
 from onnxfuse.cli.parameters import (
     FILE,
     measurement_options,
@@ -102,9 +101,9 @@ def optimize(
                 report = replace(report, measured=measured)
     content = as_json(report)
     if report_file is not None:
-        write_text(report_file, json.dumps(content, indent=1) + "\n")
+        write_text(report_file, json_text(content) + "\n")
     if as_data:
-        click.echo(json.dumps(content, indent=1))
+        print_json(content)
     else:
         text.show(report, console(quiet=quiet), explain=explain)
 

@@ -1,17 +1,25 @@
-"""Consoles, progress, and files that are written whole or not at all."""
+"""Consoles, progress, and files that are written whole or not at all.
+
+Nothing that a command prints steers the terminal but onnxfuse's own colours and its line of progress: whatever is
+written to stdout and stderr (``guarded``), and whatever a console prints, has its controls written out first.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import click
 
 from onnxfuse.errors import OutputError
 from onnxfuse.files import Part, alone_in, followed, sweep_parts
 from onnxfuse.unforeseen import DEBUG
+from onnxfuse.visible import visible, visible_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,13 +31,81 @@ PLAIN_WIDTH = 4000
 """Width of output that no terminal shows: one line a message."""
 
 
+class Guard:
+    """A stream that writes controls out as codes; ``stream`` is the one below, for who steers the terminal himself."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text of any number of lines."""
+        self.stream.write(visible_lines(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # what takes bytes is past the guard; click looks for it where the encoding is ASCII
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """What is written to stdout and stderr steers no terminal: errors, warnings, tracebacks, messages of the options'
+    parser, whatever names of files and of what they hold are in them."""
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        if hasattr(stream, "reconfigure"):  # a character that the terminal's encoding lacks is no reason to end
+            stream.reconfigure(errors="backslashreplace")
+    own = cast(TextIO, Guard(before[0])), cast(TextIO, Guard(before[1]))
+    sys.stdout, sys.stderr = own
+    try:
+        yield
+    finally:  # after a broken pipe click has put streams of its own there, which stay
+        sys.stdout = before[0] if sys.stdout is own[0] else sys.stdout
+        sys.stderr = before[1] if sys.stderr is own[1] else sys.stderr
+
+
+def _below(stream: TextIO) -> TextIO:
+    """The stream that a console writes to: it writes the controls of others out itself."""
+    return stream.stream if isinstance(stream, Guard) else stream
+
+
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A console that prints plain text where its stream is no terminal.  NO_COLOR is rich's own business."""
-    from rich.console import Console
+    from onnxfuse.cli.terminal import GuardedConsole
 
-    stream = sys.stderr if stderr else sys.stdout
+    stream = _below(sys.stderr if stderr else sys.stdout)
     width = None if stream.isatty() else PLAIN_WIDTH
-    return Console(stderr=stderr, quiet=quiet, width=width, highlight=False, soft_wrap=width is not None)
+    return GuardedConsole(file=stream, stderr=stderr, quiet=quiet, width=width, highlight=False, emoji=False,
+                          soft_wrap=width is not None)
+
+
+def print_json(content: object) -> None:
+    """Print data as JSON."""
+    click.echo(json_text(content))
+
+
+def json_text(content: object) -> str:
+    """Data as JSON of ASCII characters.  Halves of surrogate pairs, which bytes of a file's name that are no UTF-8
+    become, are no text for other programs, and infinite figures no JSON: the first are replaced, the second null."""
+    return json.dumps(_portable(content), indent=1)
+
+
+def _portable(content: Any) -> Any:
+    if isinstance(content, str):
+        return content.encode("utf-8", "backslashreplace").decode() if not content.isascii() else content
+    if isinstance(content, float):
+        return content if abs(content) < float("inf") else None
+    if isinstance(content, dict):
+        return {_portable(key): _portable(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_portable(item) for item in content]
+    return content
 
 
 @contextlib.contextmanager
@@ -40,22 +116,25 @@ def progress(quiet: bool = False) -> Iterator[Tell]:
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as live:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=30),
+               TimeElapsedColumn())
+    # What others write meanwhile the line of progress takes and prints above itself, past the guard of the streams.
+    with Progress(*columns, console=console(stderr=True), transient=True) as live, guarded():
         task = live.add_task("", total=None)
 
         def tell(stage: str, done: int, of: int) -> None:
-            live.update(task, description=stage, completed=done, total=of or None)
+            live.update(task, description=visible(stage), completed=done, total=of or None)
 
         yield tell
 
 
 def hush_runtime() -> None:
-    """Keep ONNX Runtime's warnings about sessions that are made on the way from the terminal; its errors stay."""
+    """Keep what ONNX Runtime writes past Python, with names of the model in it, from the terminal: what ends a session
+    or a run is an exception as well."""
     import onnxruntime
 
     if not os.environ.get(DEBUG):
-        onnxruntime.set_default_logger_severity(3)
+        onnxruntime.set_default_logger_severity(4)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -64,13 +143,14 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
+    data = text.encode("utf-8", "backslashreplace")
     try:
         target = followed(path)
         if target.exists() and not target.is_file():  # /dev/stdout, a pipe
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(data)
             return
         with Part(target) as part:
-            part.file.write(text.encode())
+            part.file.write(data)
             part.finish()
             with alone_in(target.parent) as alone:
                 part.put(target)

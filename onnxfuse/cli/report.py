@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxfuse.cli.output import check_folder, console, progress, write_text
+from onnxfuse.cli.output import check_folder, console, print_json, progress, write_text
 from onnxfuse.cli.parameters import FILE, model_argument, objective_options, planning_options
 
 
@@ -57,7 +56,7 @@ def report(
 
         write_text(html_file, page(found))
     if as_data:
-        click.echo(json.dumps(as_json(found), indent=1))
+        print_json(as_json(found))
     else:
         text.show(found, console(), explain=explain)
 
@@ -68,6 +67,6 @@ def _profile(model: Path, statistics: Path, as_data: bool, **options: Any) -> No
 
     found = profile.profile_of_run(model, statistics, **options)
     if as_data:
-        click.echo(json.dumps(profile.as_json(found), indent=1))
+        print_json(profile.as_json(found))
     else:
         profile_text.show(found, console())

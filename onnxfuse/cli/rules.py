@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from onnxfuse.cli.output import console, hush_runtime
+from onnxfuse.cli.output import console, hush_runtime, print_json
 from onnxfuse.cli.parameters import FILE
+from onnxfuse.visible import visible
 
 if TYPE_CHECKING:
     from onnxfuse.checking import Checked
@@ -31,11 +31,9 @@ def list_rules(paths: tuple[Path, ...], as_data: bool) -> None:
     """List the rules in force: id, kind and what each does."""
     found = _load(paths).all
     if as_data:
-        click.echo(json.dumps([_described(rule) for rule in found], indent=1))
+        print_json([_described(rule) for rule in found])
         return
-    from rich.markup import escape
-
-    from onnxfuse.reporting.text import plain_table
+    from onnxfuse.reporting.text import escape, plain_table
 
     table = plain_table("id", "kind", "summary", left=(0, 1, 2), wrap=(2,))
     for rule in found:
@@ -60,7 +58,7 @@ def show_rule(rule_id: str, paths: tuple[Path, ...]) -> None:
             remedy=f"Did you mean {near[0]}?" if near else "`onnxfuse rules list` shows them all.",
         )
     rule = known[rule_id]
-    click.echo(f"# {rule.kind} rule, {rule.place.file}:{rule.place.line}")
+    click.echo(f"# {rule.kind} rule, {visible(rule.place.file)}:{rule.place.line}")
     click.echo(_document(rule))
 
 
@@ -78,7 +76,7 @@ def check(paths: tuple[Path, ...], as_data: bool) -> None:
     hush_runtime()
     checked = check_rules(paths)
     if as_data:
-        click.echo(json.dumps(_outcomes(checked), indent=1))
+        print_json(_outcomes(checked))
     else:
         _show_check(checked)
     if checked.failed:
@@ -130,9 +128,7 @@ def _outcomes(checked: Checked) -> dict[str, object]:
 
 
 def _show_check(checked: Checked) -> None:
-    from rich.markup import escape
-
-    from onnxfuse.reporting.text import count, plain_table
+    from onnxfuse.reporting.text import count, escape, escape_lines, plain_table
 
     out = console()
     table = plain_table("rule", "kind", "matched", "refused", "computed", "failed", left=(0, 1))
@@ -148,9 +144,9 @@ def _show_check(checked: Checked) -> None:
         )
     out.print(table)
     for warning in checked.warnings:
-        out.print(f"[yellow]warning:[/] {escape(warning)}")
+        out.print(f"[yellow]warning:[/] {escape_lines(warning)}")
     for outcome in checked.failed:
         out.print(f"\n[red]failed:[/] {escape(outcome.rule.id)}, example {escape(repr(outcome.example.name))}")
-        out.print(f"{escape(str(outcome.fault))}\n{escape(str(outcome.example.place))}")
+        out.print(escape_lines(f"{outcome.fault}\n{outcome.example.place}"))
     out.print(f"\n{count(len(checked.rules), 'rule')}, {count(len(checked.outcomes), 'example')}, "
               f"{len(checked.failed)} failed")

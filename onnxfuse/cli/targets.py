@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from onnxfuse.cli.output import console
+from onnxfuse.cli.output import console, print_json
 from onnxfuse.cli.parameters import FILE
 
 
@@ -21,11 +20,9 @@ def targets(rules: tuple[Path, ...], as_data: bool) -> None:
 
     profiles = known_profiles(rules)
     if as_data:
-        click.echo(json.dumps([profile.model_dump() for profile in profiles], indent=1))
+        print_json([profile.model_dump() for profile in profiles])
         return
-    from rich.markup import escape
-
-    from onnxfuse.reporting.text import plain_table
+    from onnxfuse.reporting.text import escape, plain_table
 
     out = console()
     table = plain_table("name", "architecture", "memory", "bandwidth", "L2", "SMs", "", left=(0, 1, 6))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from onnxfuse.cli.output import console, hush_runtime, progress
+from onnxfuse.cli.output import console, hush_runtime, print_json, progress
 from onnxfuse.cli.parameters import FILE, database_option, dim_option, model_argument
+from onnxfuse.visible import visible
 
 
 @click.command(short_help="Measure a model's kernels on this GPU.")
@@ -59,9 +59,10 @@ def tune(
             try:
                 found = tuning.tune(model, timer, kept, options, tell)
             except KeyboardInterrupt:
-                click.echo(f"What was measured is kept in {kept.name}; run the same command again to go on.", err=True)
+                click.echo(f"What was measured is kept in {visible(kept.name)}; run the same command again to go on.",
+                           err=True)
                 raise
     if as_data:
-        click.echo(json.dumps(reported.as_json(found), indent=1))
+        print_json(reported.as_json(found))
     else:
         reported.show(found, console())

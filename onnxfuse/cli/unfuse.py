@@ -9,6 +9,7 @@ import click
 
 from onnxfuse.cli.output import check_folder
 from onnxfuse.cli.parameters import FILE, model_argument
+from onnxfuse.visible import visible
 
 if TYPE_CHECKING:
     from onnxfuse.rewriting.saving import External
@@ -40,4 +41,5 @@ def unfuse(model: Path, output: Path, external_data: External, only: tuple[str, 
     said = "1 fused node" if count == 1 else f"{count} fused nodes"
     if not count and rewriting.sizes_record(loaded.proto) is not None:
         count, said = 1, "arithmetic on sizes"
-    click.echo(f"{said} put back; written: {output}" if count else f"nothing was fused; written: {output}")
+    written = f"written: {visible(str(output))}"
+    click.echo(f"{said} put back; {written}" if count else f"nothing was fused; {written}")

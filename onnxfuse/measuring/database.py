@@ -8,6 +8,8 @@ rounded up to a power of two, under which a schedule that was tuned for other si
 Every write is a transaction of its own behind a busy timeout, so that several processes may tune into one file and
 whatever was measured before an interruption is there.  The rollback journal is kept, and not the write-ahead log:
 that one needs shared memory, which homes on network file systems do not have.
+
+A file may be anybody's: ``database_file`` opens it, what its rows hold is checked, and a query ends after a time.
 """
 
 from __future__ import annotations
@@ -19,17 +21,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 from onnxfuse.errors import MeasurementError
+from onnxfuse.measuring.database_file import connect, damaged, explained, migrate, timed
 from onnxfuse.runtime.cache import default_folder
 
-APPLICATION = 0x6F667573
-"""SQLite's application id of the file: "ofus"."""
-
-BUSY_SECONDS = 30.0
-"""How long a statement waits for another process."""
+ROWS = 10_000
+"""The latest rows of one subject that count."""
 
 VARIABLE = "ONNXFUSE_DATABASE"
 """Environment variable with the file's path."""
@@ -39,33 +40,6 @@ DEFAULT, RUNTIME = "default", "runtime"
 
 Status = Literal["ok", "wrong", "failed"]
 """Whether a candidate may be used: it was timed; its result was wrong; it did not run."""
-
-_SCHEMA = (
-    """
-    CREATE TABLE environments (
-        id INTEGER PRIMARY KEY, gpu TEXT NOT NULL, driver TEXT NOT NULL, onnxfuse TEXT NOT NULL,
-        onnxruntime TEXT NOT NULL, cuda TEXT NOT NULL,
-        UNIQUE (gpu, driver, onnxfuse, onnxruntime, cuda)
-    );
-    CREATE TABLE measurements (
-        subject TEXT NOT NULL, shapes TEXT NOT NULL, bucket TEXT NOT NULL,
-        environment INTEGER NOT NULL REFERENCES environments(id), candidate TEXT NOT NULL,
-        status TEXT NOT NULL CHECK (status IN ('ok', 'wrong', 'failed')),
-        microseconds REAL NOT NULL, spread REAL NOT NULL, runs INTEGER NOT NULL,
-        date TEXT NOT NULL, note TEXT NOT NULL,
-        PRIMARY KEY (subject, shapes, environment, candidate)
-    ) WITHOUT ROWID;
-    CREATE INDEX by_bucket ON measurements (subject, bucket, environment);
-    """,
-    """
-    CREATE TABLE statistics (
-        kernel TEXT NOT NULL, shapes TEXT NOT NULL, environment INTEGER NOT NULL REFERENCES environments(id),
-        microseconds REAL NOT NULL, calls INTEGER NOT NULL, last_seen TEXT NOT NULL,
-        PRIMARY KEY (kernel, shapes, environment)
-    ) WITHOUT ROWID;
-    """,
-)
-"""What each version of the file adds to the one before; ``user_version`` is the number of those that it has."""
 
 Shapes = Sequence[Sequence[int]]
 
@@ -224,8 +198,9 @@ class Database:
         """
         rows = self._rows(
             f"SELECT {_COLUMNS} FROM measurements JOIN environments ON environment = id "
-            f"WHERE subject = ? AND shapes = ? AND {_HERE}", (subject, shapes, *_values(environment)))
-        return {row.candidate: row for row in map(_measurement, rows)}
+            f"WHERE subject = ? AND shapes = ? AND {_HERE} ORDER BY date DESC LIMIT {ROWS}",
+            (subject, shapes, *_values(environment)))
+        return {row.candidate: row for row in map(self._measurement, rows)}
 
     def best(self, environment: Environment, subject: str, shapes: str) -> Measurement | None:
         """The fastest candidate that was right, at these shapes; else at the latest of their bucket.
@@ -237,8 +212,8 @@ class Database:
             rows = self._rows(
                 f"SELECT {_COLUMNS} FROM measurements JOIN environments ON environment = id "
                 f"WHERE subject = ? AND {column} = ? AND {_HERE} AND status = 'ok' AND candidate <> ? "
-                "ORDER BY date DESC, microseconds", (subject, value, *_values(environment), RUNTIME))
-            found = [_measurement(row) for row in rows]
+                f"ORDER BY date DESC, microseconds LIMIT {ROWS}", (subject, value, *_values(environment), RUNTIME))
+            found = [self._measurement(row) for row in rows]
             if found:
                 latest = [row for row in found if row.shapes == found[0].shapes]
                 return min(latest, key=lambda row: row.microseconds)
@@ -253,7 +228,12 @@ class Database:
         rows = self._rows(
             f"SELECT microseconds, calls, last_seen FROM statistics JOIN environments ON environment = id "
             f"WHERE kernel = ? AND shapes = ? AND {_HERE}", (kernel, shapes, *_values(environment)))
-        return Statistic(kernel, shapes, rows[0][0], rows[0][1], environment, rows[0][2]) if rows else None
+        if not rows:
+            return None
+        microseconds, calls, seen = rows[0]
+        if not _is_time(microseconds) or type(calls) is not int or type(seen) is not str:
+            raise self._damaged("a row of statistics holds what is no time")
+        return Statistic(kernel, shapes, microseconds, calls, environment, seen)
 
     def environments(self) -> tuple[Environment, ...]:
         """Where anything was measured, the latest first.
@@ -263,8 +243,8 @@ class Database:
         """
         rows = self._rows(
             "SELECT gpu, driver, onnxfuse, onnxruntime, cuda FROM environments LEFT JOIN measurements "
-            "ON environment = id GROUP BY id ORDER BY max(date) DESC, id DESC", ())
-        return tuple(Environment(*row) for row in rows)
+            f"ON environment = id GROUP BY id ORDER BY max(date) DESC, id DESC LIMIT {ROWS}", ())
+        return tuple(map(self._environment, rows))
 
     def __iter__(self) -> Iterator[tuple[Environment, Measurement]]:
         """Every measurement, the oldest first."""
@@ -273,7 +253,7 @@ class Database:
             f"SELECT {names}, {_COLUMNS} FROM measurements JOIN environments ON environment = id "
             "ORDER BY date, subject, shapes, candidate", ())
         count = len(fields(Environment))
-        return iter([(Environment(*row[:count]), _measurement(row[count:])) for row in rows])
+        return iter([(self._environment(row[:count]), self._measurement(row[count:])) for row in rows])
 
     def forget(self, environment: Environment | None = None, subject: str | None = None,
                shapes: str | None = None) -> int:
@@ -303,7 +283,7 @@ class Database:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """A transaction, whole or not at all."""
-        with _explained(self.name):
+        with explained(self.name):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -314,8 +294,24 @@ class Database:
                 raise
 
     def _rows(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with _explained(self.name):
+        with explained(self.name), timed(self._connection):
             return self._connection.execute(query, values).fetchall()
+
+    def _measurement(self, row: Sequence[Any]) -> Measurement:
+        subject, shapes, candidate, microseconds, spread, runs, status, date, note = row
+        texts = (subject, shapes, candidate, status, date, note)
+        if not (all(type(text) is str for text in texts) and _is_time(microseconds) and _is_time(spread)
+                and type(runs) is int):
+            raise self._damaged("a row of measurements holds what is no measurement")
+        return Measurement(*row)
+
+    def _environment(self, row: Sequence[Any]) -> Environment:
+        if any(type(text) is not str for text in row):
+            raise self._damaged("a row of environments holds what is no text")
+        return Environment(*row)
+
+    def _damaged(self, why: str) -> MeasurementError:
+        return damaged(self.name, why)
 
 
 def open_database(path: Path | None = None) -> Database:
@@ -334,7 +330,7 @@ def open_database(path: Path | None = None) -> Database:
         return in_memory()
     try:
         chosen.parent.mkdir(parents=True, exist_ok=True)
-        return _opened(chosen, write=True)
+        return Database(connect(chosen, write=True), str(chosen))
     except (OSError, sqlite3.OperationalError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         if path is not None:
@@ -362,8 +358,7 @@ def find_database(path: Path | None = None) -> Database | None:
     try:
         if chosen is None or (path is None and (not chosen.exists() or chosen.stat().st_size == 0)):
             return None
-        chosen.open("rb").close()
-        return _opened(chosen, write=False)
+        return Database(connect(chosen, write=False), str(chosen))
     except (OSError, sqlite3.OperationalError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         if path is not None:
@@ -379,85 +374,12 @@ def find_database(path: Path | None = None) -> Database | None:
 def in_memory() -> Database:
     """A database that goes with the process."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    _migrate(connection)
+    migrate(connection)
     return Database(connection, "memory")
 
 
-def _opened(path: Path, *, write: bool) -> Database:
-    """The database at a path, of this release's version.
-
-    Raises:
-        MeasurementError: as ``open_database``.
-        sqlite3.OperationalError: it cannot be opened.
-    """
-    mode = "rwc" if write else "ro"
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS,
-                                 isolation_level=None)
-    try:
-        with _explained(str(path), opening=True):
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if (application != APPLICATION and (application or version or tables)) or version > len(_SCHEMA):
-            later = application == APPLICATION
-            raise MeasurementError(
-                f"The database of measurements has version {version}; this release reads up to {len(_SCHEMA)}."
-                if later else "The file is a database, and none of onnxfuse's measurements.", place=str(path),
-                remedy="Update onnxfuse, or name another file: --database FILE."
-                if later else "Name another file: --database FILE.",
-            )
-        if version < len(_SCHEMA):
-            if not write:
-                # An older file lacks what later versions added; a copy in memory has it.
-                older, connection = connection, sqlite3.connect(":memory:", isolation_level=None)
-                with _explained(str(path)):
-                    older.backup(connection)
-                older.close()
-            with _explained(str(path), opening=True):
-                _migrate(connection)
-        elif write:
-            connection.execute("BEGIN IMMEDIATE")  # says now whether the file can be written
-            connection.execute("ROLLBACK")
-    except BaseException:
-        connection.close()
-        raise
-    return Database(connection, str(path))
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    """Bring a file to this release's version, in one transaction; another process may have done so meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        for script in _SCHEMA[version:]:
-            for statement in script.split(";"):
-                connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {len(_SCHEMA)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-@contextmanager
-def _explained(name: str, *, opening: bool = False) -> Iterator[None]:
-    """SQLite's errors in the user's words; while ``opening``, what the caller handles passes."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if opening and "malformed" not in str(error):
-            raise
-        raise MeasurementError(
-            f"The database of measurements cannot be used: {error}.", place=name,
-            remedy="Try again when no other process uses it, or name another file: --database FILE.",
-        ) from error
-    except sqlite3.DatabaseError as error:
-        raise MeasurementError(
-            f"The database of measurements is damaged: {error}.", place=name,
-            remedy="Delete it (`onnxfuse tune` measures again what it held), or name another: --database FILE.",
-        ) from error
+def _is_time(found: object) -> bool:
+    return isinstance(found, float | int) and isfinite(found) and 0 <= found < 1e15
 
 
 _COLUMNS = ", ".join(("subject", "shapes", "candidate", "microseconds", "spread", "runs", "status", "date", "note"))
@@ -466,7 +388,3 @@ _HERE = " AND ".join(f"{entry.name} = ?" for entry in fields(Environment))
 
 def _values(environment: Environment) -> tuple[str, ...]:
     return tuple(getattr(environment, entry.name) for entry in fields(Environment))
-
-
-def _measurement(row: Sequence[Any]) -> Measurement:
-    return Measurement(*row)

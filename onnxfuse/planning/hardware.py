@@ -9,15 +9,31 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from onnxfuse.errors import Place, RuleError, TargetError
+from onnxfuse.errors import RuleError, TargetError
 from onnxfuse.resources import rules_folder
+from onnxfuse.rules import yamlfile
+from onnxfuse.rules.yamlfile import Document, Path_
 
 KIB = 1024
+
+LARGEST, LEAST = 1e9, 1e-9
+"""Figures of a profile lie between these: what is computed from them stays finite."""
+
+
+def _not_least(figure: float) -> float:
+    if figure < LEAST:
+        raise ValueError(f"input should be at least {LEAST:g}")
+    return figure
+
+
+PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST), AfterValidator(_not_least)]
+PositiveInt = Annotated[int, Field(gt=0, le=int(LARGEST))]
+Figure = Annotated[float, Field(ge=0, le=LARGEST)]
+Word = Annotated[str, Field(max_length=200)]
 
 
 class _Model(BaseModel):
@@ -31,12 +47,12 @@ class Peaks(_Model):
     """
 
     float32: PositiveFloat
-    float64: float = Field(default=0.0, ge=0)
-    float16: float = Field(default=0.0, ge=0)
-    float16_matrix: float = Field(default=0.0, ge=0)
-    bfloat16_matrix: float = Field(default=0.0, ge=0)
-    tf32_matrix: float = Field(default=0.0, ge=0)
-    int8_matrix: float = Field(default=0.0, ge=0)
+    float64: Figure = 0.0
+    float16: Figure = 0.0
+    float16_matrix: Figure = 0.0
+    bfloat16_matrix: Figure = 0.0
+    tf32_matrix: Figure = 0.0
+    int8_matrix: Figure = 0.0
 
 
 class Measured(_Model):
@@ -57,7 +73,7 @@ class Limits(_Model):
 
     operators: PositiveInt = 20
     on_chip_kb: PositiveInt | None = None
-    efficiency: float = Field(default=0.6, gt=0, le=1)
+    efficiency: float = Field(default=0.6, gt=LEAST, le=1)
 
 
 class Profile(_Model):
@@ -77,8 +93,8 @@ class Profile(_Model):
         planning_only: the profile serves planning; nothing was or can be run there; note says why.
     """
 
-    name: str = Field(min_length=1)
-    aliases: tuple[str, ...] = ()
+    name: Word = Field(min_length=1)
+    aliases: tuple[Word, ...] = ()
     architecture: str = Field(pattern=r"^(sm_\d{2,3}|)$")
     memory_gb: PositiveFloat
     bandwidth_gb_s: PositiveFloat
@@ -88,10 +104,10 @@ class Profile(_Model):
     shared_kb: PositiveInt
     block_shared_kb: PositiveInt
     l2_mb: PositiveFloat
-    l2_gain: float = Field(default=2.5, ge=1)
+    l2_gain: float = Field(default=2.5, ge=1, le=LARGEST)
     launch_us: PositiveFloat = 3.5
     floor_us: PositiveFloat = 2.0
-    view_us: float = Field(default=1.5, ge=0)
+    view_us: Figure = 1.5
     measured: Measured = Measured()
     limits: Limits = Limits()
     planning_only: bool = False
@@ -176,73 +192,44 @@ def read_profiles(file: Path) -> tuple[Profile, ...]:
     Raises:
         RuleError: see ``load_profiles``.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise RuleError(f"hardware profiles cannot be read: {reason}", place=str(file)) from error
-    try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = _place(file, text, mark.line, mark.column) if mark is not None else str(file)
-        raise RuleError(f"not YAML: {error.problem}", place=place) from error
-    entries = content if isinstance(content, list) else [content]
-    profiles = []
-    for number, entry in enumerate(entries):
-        node = tree.value[number] if isinstance(content, list) and tree is not None else tree
-        if not isinstance(entry, dict):
-            raise RuleError("a hardware profile is a mapping with a name", place=_spot(file, text, node))
-        try:
-            profiles.append(Profile.model_validate(entry))
-        except ValidationError as error:
-            # A misspelt key is also a missing one: say the first.
-            found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-            raise _rule_error(file, text, node, entry, found[0]) from error
+    profiles: list[Profile] = []
+    documents = yamlfile.read(file, "hardware profile")
+    if not documents:
+        raise RuleError("a hardware profile is a mapping with a name", place=str(file))
+    for document in documents:
+        content = document.data
+        listed = isinstance(content, list)
+        for number, entry in enumerate(content if listed else [content]):
+            path: Path_ = (number,) if listed else ()
+            if not isinstance(entry, dict):
+                raise document.error(path, "a hardware profile is a mapping with a name")
+            try:
+                profiles.append(Profile.model_validate(entry))
+            except ValidationError as error:
+                # A misspelt key is also a missing one: say the first.
+                found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+                raise _rule_error(document, path, entry, found[0]) from None
     return tuple(profiles)
 
 
-def _rule_error(file: Path, text: str, node: Any, entry: Mapping[Any, Any], problem: Any) -> RuleError:
+def _rule_error(document: Document, start: Path_, entry: Mapping[Any, Any], problem: Any) -> RuleError:
     """One of pydantic's findings, at the line where it is."""
-    path = [part for part in problem["loc"] if isinstance(part, (str, int))]
-    spot = node
-    for part in path:
-        if isinstance(spot, yaml.MappingNode):
-            pairs = {key.value: (key, value) for key, value in spot.value}
-            if str(part) not in pairs:
-                break
-            key, value = pairs[str(part)]
-            spot = key if problem["type"] == "extra_forbidden" and part == path[-1] else value
-        elif isinstance(spot, yaml.SequenceNode) and isinstance(part, int) and part < len(spot.value):
-            spot = spot.value[part]
+    path = tuple(part for part in problem["loc"] if isinstance(part, (str, int)))
+    place = (*start, *path)
     name = ".".join(map(str, path))
     owner = f'hardware profile "{entry["name"]}"' if isinstance(entry.get("name"), str) else "hardware profile"
     if problem["type"] == "extra_forbidden":
         models: dict[str, type[BaseModel]] = {"peaks": Peaks, "limits": Limits, "measured": Measured}
         model = models.get(str(path[0]), Profile)
-        near = difflib.get_close_matches(str(path[-1]), model.model_fields, 1)
+        near = difflib.get_close_matches(str(path[-1])[:100], model.model_fields, 1)
         remedy = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(model.model_fields)}"
-        return RuleError(f'{owner}: unknown key "{name}"', place=_spot(file, text, spot), remedy=remedy)
+        return document.error(place, f'{owner}: unknown key "{name}"', remedy, key=True)
     if problem["type"] == "missing":
-        return RuleError(f'{owner}: "{name}" is missing', place=_spot(file, text, spot))
-    message = str(problem["msg"])
-    message = f'{owner}: "{name}": {message[:1].lower()}{message[1:]}, not {problem["input"]!r}'
-    return RuleError(message, place=_spot(file, text, spot))
-
-
-def _spot(file: Path, text: str, node: Any) -> Place | str:
-    if node is None:
-        return str(file)
-    mark, end = node.start_mark, node.end_mark
-    length = end.column - mark.column if end.line == mark.line else 1
-    return _place(file, text, mark.line, mark.column, length)
-
-
-def _place(file: Path, text: str, line: int, column: int, length: int = 1) -> Place:
-    lines = text.splitlines()
-    excerpt = lines[line] if line < len(lines) else ""
-    return Place(str(file), line + 1, column + 1, excerpt, length)
+        return document.error(place, f'{owner}: "{name}" is missing', f'add "{name}": ...')
+    given = repr(problem["input"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = f'{owner}: "{name}": {message[:1].lower()}{message[1:]}, not {given[:80]}{"..." * (len(given) > 80)}'
+    return document.error(place, message)
 
 
 def _key(name: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
@@ -19,7 +18,7 @@ from onnxfuse.reporting.explain import (
     State,
     Weighed,
 )
-from onnxfuse.reporting.text import count, duration, grouped, indented, operator_runs, size
+from onnxfuse.reporting.text import COMPILER, count, duration, escape, grouped, indented, operator_runs, size
 
 SHOWN, PRODUCTS = 16, 6
 """Groups of nodes listed, and of products; the JSON has all of them."""
@@ -123,7 +122,7 @@ def _refusals(node: NodeExplanation, console: Console) -> None:
 
 
 def _because(refusal: Refusal, console: Console, by: int) -> None:
-    indented(console, refusal.message, by=by)
+    indented(console, refusal.message, by=by, lines=refusal.code == COMPILER)
     if refusal.remedy:
         indented(console, f"help: {refusal.remedy}", "dim", by=by)
 

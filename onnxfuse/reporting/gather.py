@@ -23,6 +23,7 @@ from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
 from onnxfuse.rewriting import FusedNode, read_fused, sizes_record, unfuse
 from onnxfuse.version import __version__
+from onnxfuse.visible import visible
 
 _NUMBER = (int, float)
 _NOTES: dict[str, dict[str, Any]] = {
@@ -117,9 +118,8 @@ def _sizes(model: onnx.ModelProto) -> Sizes:
 
 def _planning_only(profile: Profile) -> tuple[str, ...]:
     """What is to be said of a target that runs none of it."""
-    return (f"{profile.name} is for planning only: {profile.note or 'its kernels were never run.'}",) * (
-        profile.planning_only
-    )
+    note = profile.note or "its kernels were never run."
+    return (visible(f"{profile.name} is for planning only: {note}"),) * profile.planning_only
 
 
 def _verification(optimised: Optimised) -> dict[str, Any]:

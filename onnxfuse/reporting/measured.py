@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 
 from onnxfuse.measuring import BenchResult, Side
 from onnxfuse.measuring.statistics import Spread
-from onnxfuse.reporting.text import plain_table, size
+from onnxfuse.reporting.text import escape, plain_table, size
 
 
 def show(result: BenchResult, console: Console) -> None:
     """Print a measurement: both models side by side, the ratios with their 95% intervals, the notes."""
     shapes = ", ".join(f"{name}[{'x'.join(map(str, shape))}]" for name, shape in result.inputs.items())
     graph = ", CUDA graph" if result.cuda_graph else ""
-    console.print(f"{escape(result.device)} ({result.provider}{graph})  {escape(shapes)}")
+    console.print(f"{escape(result.device)} ({escape(result.provider)}{graph})  {escape(shapes)}")
     sides = [result.original] if result.fused is None else [result.original, result.fused]
     ratio = result.fused is not None
     table = plain_table("", "original", *(("fused", "ratio (95% interval)") if ratio else ()))

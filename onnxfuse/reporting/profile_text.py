@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 
 from onnxfuse.reporting.profile import CLOSE, ProfiledRun, RunProfile
-from onnxfuse.reporting.text import count, duration, plain_table
+from onnxfuse.reporting.text import count, duration, escape, plain_table
 
 SHOWN = 40
 """Rows of the table; JSON has all of them."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.report import FusionEntry, Report
+from onnxfuse.visible import visible, visible_lines
 
 SHOWN = 24
 """Kernels and reasons listed without --explain."""
@@ -20,8 +21,21 @@ SHOWN = 24
 OTHER_COLUMNS = 62
 """Characters of a line of the table of kernels beside its rule and operators."""
 
+COMPILER = "does-not-compile"
+"""Code of the refusal whose message holds a compiler's log."""
+
 NAMES = 8
 """Nodes named per near miss of one wording before the line goes on below."""
+
+
+def escape(text: str) -> str:
+    """A name or a sentence as part of what a console prints: in one line, without marks or characters that steer."""
+    return markup.escape(visible(text))
+
+
+def escape_lines(text: str) -> str:
+    """The same for a text of several lines whose parts were made visible, such as an error's."""
+    return markup.escape(visible_lines(text))
 
 
 def show(report: Report, console: Console, *, explain: bool = False) -> None:
@@ -41,7 +55,7 @@ def _head(report: Report, console: Console) -> None:
     console.print(f"[bold]{escape(report.model)}[/]  planned for {escape(report.target)}"
                   + (f", {escape(sizes)}" if sizes else ""))
     for warning in report.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}")
+        console.print(f"[yellow]warning:[/] {escape_lines(warning)}")
     for note in report.notes:
         console.print(f"note: {escape(note)}")
 
@@ -84,7 +98,7 @@ def _fusions(report: Report, console: Console) -> None:
     for entries in order[:SHOWN]:
         before, after = sum(e.bytes_before for e in entries), sum(e.bytes_after for e in entries)
         speedup = min(entry.estimated_speedup for entry in entries)
-        table.add_row(str(len(entries)), escape(entries[0].rule), entries[0].schedule,
+        table.add_row(str(len(entries)), escape(entries[0].rule), escape(entries[0].schedule),
                       escape(operators(entries[0], min(room, 60))), size(before), size(after), f"{speedup:.2f}x",
                       *([_figure(entries)] if with_measured else []))
     console.print(table)
@@ -126,7 +140,7 @@ def _reasons(refusals: Sequence[Refusal], console: Console) -> None:
     for group in order[:SHOWN]:
         first = group[0]
         console.print(f"{len(group):>6}  {_reason(first)}")
-        indented(console, first.message)
+        indented(console, first.message, lines=first.code == COMPILER)
         remedy = next((refusal.remedy for refusal in group if refusal.remedy), "")
         if remedy:
             indented(console, f"help: {remedy}", "dim")
@@ -145,7 +159,7 @@ def _explain(refusals: Sequence[Refusal], console: Console) -> None:
             for start in range(0, len(nodes), NAMES):
                 more = "," if start + NAMES < len(nodes) else ":"
                 indented(console, ", ".join(nodes[start:start + NAMES]) + more, "cyan")
-            indented(console, same[0].message, by=12)
+            indented(console, same[0].message, by=12, lines=same[0].code == COMPILER)
             if same[0].remedy:
                 indented(console, f"help: {same[0].remedy}", "dim", by=12)
 
@@ -155,9 +169,10 @@ def _mendable(group: Sequence[Refusal]) -> tuple[bool, int]:
     return not any(refusal.remedy for refusal in group), -len(group)
 
 
-def indented(console: Console, words: str, style: str = "", by: int = 8) -> None:
-    """A paragraph whose every line is indented."""
-    console.print(Padding(Text(words, style), (0, 0, 0, by), expand=False))
+def indented(console: Console, words: str, style: str = "", by: int = 8, *, lines: bool = False) -> None:
+    """A paragraph whose every line is indented; ``lines`` where the words have lines of their own, as a log has."""
+    shown = visible_lines(words) if lines else visible(words)
+    console.print(Padding(Text(shown, style), (0, 0, 0, by), expand=False))
 
 
 def _ending(report: Report, console: Console) -> None:

@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
-from onnxfuse.reporting.text import count, operator_runs, plain_table
+from onnxfuse.reporting.text import count, escape, operator_runs, plain_table
 from onnxfuse.tuning import Tuned, TunedRegion
 
 
@@ -22,7 +21,7 @@ def show(tuned: Tuned, console: Console) -> None:
         for region in tuned.regions:
             table.add_row(str(region.count), escape(region.rule), escape(operator_runs(region.operators, 40)),
                           _time(region.runtime), _time(region.default), _time(region.best), region.verdict,
-                          region.choice or ("the default" if region.best is not None else ""))
+                          escape(region.choice or ("the default" if region.best is not None else "")))
         console.print(table)
     for region in tuned.regions:
         for fault in region.faults:

@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
+from google.protobuf.message import DecodeError, EncodeError
 
 from onnxfuse.errors import OnnxfuseError, RuleError
-from onnxfuse.graph import load_graph
+from onnxfuse.graph import load_graph, load_model
 from onnxfuse.graph.model import Graph
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.canonical import canonicalise
@@ -20,6 +21,10 @@ from onnxfuse.rules.forbid import prohibitions
 from onnxfuse.rules.growth import components
 from onnxfuse.rules.kinds import CanonicalRule, Example, ForbidRule, FuseRule, GrowRule, PatternRule, Rule, RuleSet
 from onnxfuse.rules.matcher import match
+from onnxfuse.visible import visible
+
+MAX_DEPTH = 40
+"""Deepest nesting of brackets in an example's model: onnx's parser calls itself for each, and has no limit."""
 
 Compute = Callable[[onnx.ModelProto, Rule, Example], str | None]
 """Computes an example's model fused and unfused and compares; a sentence where they differ, None where they agree."""
@@ -42,16 +47,47 @@ def example_model(example: Example) -> onnx.ModelProto:
     Raises:
         RuleError: it is no model.
     """
+    if example.file:
+        return _checked(load_model(example.file).proto, example)
+    at = _too_deep(example.model)
+    if at is not None:
+        raise _wrong(example, f"it nests deeper than {MAX_DEPTH} brackets, at its line {at}", "No example needs that.")
     try:
-        model = onnx.load(str(example.file)) if example.file else onnx.parser.parse_model(_with_bits(example.model))
+        return _checked(onnx.parser.parse_model(_with_bits(example.model)), example)
+    except Exception as error:  # besides its own, onnx's parser lets pass what C++ says of a number
+        if isinstance(error, OnnxfuseError):
+            raise
+        raise _wrong(example, _message(error)) from error
+
+
+def _checked(model: onnx.ModelProto, example: Example) -> onnx.ModelProto:
+    try:
         onnx.checker.check_model(_standard_part(model))
-        return model
-    except (onnx.parser.ParseError, onnx.checker.ValidationError, OSError, ValueError) as error:
-        first = next((line for line in _message(error).splitlines() if line.strip()), "")
-        raise RuleError(
-            f"The model of the example {example.name!r} is wrong: {first.strip()}", place=example.place,
-            remedy="Check it with onnx.parser.parse_model.",
-        ) from error
+    except (onnx.checker.ValidationError, DecodeError, EncodeError, RuntimeError, ValueError) as error:
+        raise _wrong(example, _message(error)) from error
+    return model
+
+
+def _wrong(example: Example, what: str, remedy: str = "Check it with onnx.parser.parse_model.") -> RuleError:
+    first = next((line for line in what.splitlines() if line.strip()), "")
+    return RuleError(
+        f"The model of the example {example.name!r} is wrong: {first.strip()}", place=example.place, remedy=remedy,
+    )
+
+
+_TEXT = re.compile(r'"(?:\\.|[^"\\])*"?|#[^\n]*|[({\[<]|=>|[)}\]>]', re.DOTALL)
+"""Strings, comments and brackets of ONNX text; the arrow is none."""
+
+
+def _too_deep(text: str) -> int | None:
+    """The line where brackets nest deeper than is read; None where they nowhere do."""
+    depth = 0
+    for found in _TEXT.finditer(text):
+        mark = found.group()
+        depth += (mark in "({[<") - (mark in ")}]>" and depth > 0)
+        if depth > MAX_DEPTH:
+            return text.count("\n", 0, found.start()) + 1
+    return None
 
 
 def _message(error: Exception) -> str:
@@ -113,13 +149,13 @@ def _run(rule: Rule, example: Example, rules: RuleSet, compute: Compute | None) 
     if example.refused is None:
         if not matched:
             said = "; ".join(f"{refusal.code}: {refusal.message}" for refusal in refusals) or "nothing came near"
-            return ExampleOutcome(rule, example, f"It does not match ({said}).", refusals)
+            return ExampleOutcome(rule, example, visible(f"It does not match ({said})."), refusals)
         fault = compute(model, rule, example) if compute else None
-        return ExampleOutcome(rule, example, fault, refusals)
+        return ExampleOutcome(rule, example, None if fault is None else visible(fault), refusals)
     if matched:
         return ExampleOutcome(rule, example, f"It matches; expected a refusal with {example.refused}.", refusals)
     if example.refused not in codes:
-        said = ", ".join(codes) or "nothing"
+        said = visible(", ".join(codes)) or "nothing"
         return ExampleOutcome(rule, example, f"It was refused with {said}; expected {example.refused}.", refusals)
     return ExampleOutcome(rule, example, None, refusals)
 

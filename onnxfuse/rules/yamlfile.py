@@ -1,11 +1,13 @@
 """YAML with places: plain data, and where in the file each part of it stands.
 
-A rule file is taken as data from a stranger: anchors, aliases and tags are refused, and so are files too large or
-nested too deep.  Scalars are strings, integers, floats, true, false and null; nothing else is guessed.
+A rule file, or a hardware profile, is taken as data from a stranger: anchors, aliases and tags are refused, and so are
+files too large or nested too deep.  Scalars are strings, integers, floats, true, false and null; nothing else is
+guessed: no dates, no numbers in other bases.
 """
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from onnxfuse.bounded import read_bytes
 from onnxfuse.errors import Place, RuleError
 from onnxfuse.rules.syntax import TextError
 
@@ -21,6 +24,7 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 12
 MAX_NODES = 50_000
 MAX_EXCERPT = 160
+MAX_COLUMN = 500
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -65,7 +69,8 @@ class Document:
         if node.style == "|":
             line += 1 + row
             first = next((k for k, content in enumerate(text.split("\n")) if content.strip()), 0)
-            source = self.lines[node.start_mark.line + 1 + first]
+            below = node.start_mark.line + 1 + first
+            source = self.lines[below] if below < len(self.lines) else ""
             content = text.split("\n")[first]
             indent = len(source) - len(source.lstrip(" ")) - (len(content) - len(content.lstrip(" ")))
         elif row or node.start_mark.line != node.end_mark.line or node.style == ">":
@@ -75,8 +80,9 @@ class Document:
         return self._place(line, indent + column, length)
 
     def _place(self, line: int, column: int, length: int) -> Place:
-        excerpt = _excerpt(self.lines, line, column + length)
-        return Place(str(self.file), line + 1, column + 1, excerpt, max(1, min(length, len(excerpt) - column)))
+        excerpt = _excerpt(self.lines, line, column, length)
+        length = 1 if excerpt is None else max(1, min(length, len(excerpt) - column))
+        return Place(str(self.file), line + 1, column + 1, excerpt, length)
 
     def error(self, path: Path_, message: str, remedy: str | None = None, *, key: bool = False) -> RuleError:
         """An error about a part of the document."""
@@ -88,29 +94,19 @@ class Document:
         return RuleError(error.message, place=place, remedy=error.remedy)
 
 
-def read(file: Path) -> list[Document]:
+def read(file: Path, what: str = "rule file") -> list[Document]:
     """The documents of a file.
+
+    Args:
+        what: what messages call such a file.
 
     Raises:
         RuleError: the file cannot be read, is no YAML, or holds what rule files may not hold.
     """
+    text = _text(file, what)
+    lines = _BREAK.split(text)
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise RuleError(f"The rule file cannot be read: {error.strerror}.", place=str(file)) from error
-    if len(raw) > MAX_BYTES:
-        raise RuleError(
-            f"The rule file is larger than {MAX_BYTES} bytes.", place=str(file), remedy="Split it into several files."
-        )
-    try:
-        text = raw.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise RuleError("The rule file is not UTF-8 text.", place=Place(str(file), line)) from error
-    lines = text.split("\n")
-    try:
-        _check_events(file, text, lines)
+        _check_events(file, text, lines, what)
         return [_document(file, lines, node) for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -121,24 +117,48 @@ def read(file: Path) -> list[Document]:
         ) from error
     except yaml.reader.ReaderError as error:
         raise RuleError(
-            f"The rule file holds a character that YAML does not allow (U+{ord(str(error.character)[0]):04X})."
-            if isinstance(error.character, str) else "The rule file holds a character that YAML does not allow.",
+            f"The {what} holds a character that YAML does not allow (U+{ord(str(error.character)[0]):04X})."
+            if isinstance(error.character, str) else f"The {what} holds a character that YAML does not allow.",
             place=str(file), remedy="Remove it.",
         ) from error
 
 
-def _check_events(file: Path, text: str, lines: list[str]) -> None:
+_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+"""What ends a line for YAML."""
+
+
+def _text(file: Path, what: str) -> str:
+    try:
+        raw = read_bytes(file, MAX_BYTES)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise RuleError(
+                f"The {what} is larger than {MAX_BYTES} bytes.", place=str(file), remedy="Split it into several files.",
+            ) from error
+        raise RuleError(
+            f"The {what} cannot be read: {error.strerror}.", place=str(file), remedy="Give the path of a text file.",
+        ) from error
+    try:
+        return raw.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise RuleError(f"The {what} is not UTF-8 text.", place=Place(str(file), line), remedy="Save it as UTF-8."
+                        ) from error
+
+
+def _check_events(file: Path, text: str, lines: list[str], what: str) -> None:
     depth = 0
+    kinds = f"{what[:1].upper()}{what[1:]}s"
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise RuleError(
-                "Rule files may not hold anchors and aliases.", place=_mark_place(file, lines, event.start_mark),
+                f"{kinds} may not hold anchors and aliases.", place=_mark_place(file, lines, event.start_mark),
                 remedy="Write the part out where it is needed.",
             )
         tag = getattr(event, "tag", None)
         if tag is not None:
             raise RuleError(
-                f"Rule files may not hold tags ({tag}).", place=_mark_place(file, lines, event.start_mark),
+                f"{kinds} may not hold tags ({tag}).", place=_mark_place(file, lines, event.start_mark),
                 remedy="Remove the tag.",
             )
         if isinstance(event, yaml.CollectionStartEvent):
@@ -147,9 +167,9 @@ def _check_events(file: Path, text: str, lines: list[str]) -> None:
             depth -= 1
         if depth > MAX_DEPTH or count > MAX_NODES:
             raise RuleError(
-                f"The rule file is nested deeper than {MAX_DEPTH} levels." if depth > MAX_DEPTH
-                else f"The rule file has more than {MAX_NODES} parts.",
-                place=_mark_place(file, lines, event.start_mark), remedy="No rule needs that.",
+                f"The {what} is nested deeper than {MAX_DEPTH} levels." if depth > MAX_DEPTH
+                else f"The {what} has more than {MAX_NODES} parts.",
+                place=_mark_place(file, lines, event.start_mark), remedy="None needs that.",
             )
 
 
@@ -157,10 +177,13 @@ def _mark_place(file: Path, lines: list[str], mark: Any) -> Place:
     return Place(str(file), mark.line + 1, mark.column + 1, _excerpt(lines, mark.line, mark.column))
 
 
-def _excerpt(lines: list[str], line: int, end: int) -> str:
-    """A line for a message, cut after column ``end`` where it is long."""
+def _excerpt(lines: list[str], line: int, column: int, length: int = 0) -> str | None:
+    """A line for a message, cut after the place where it is long; None where the place is far to the right."""
+    if column > MAX_COLUMN:
+        return None
     text = lines[line] if line < len(lines) else ""
-    return text if len(text) <= max(end, MAX_EXCERPT) else text[: max(end, MAX_EXCERPT)] + "..."
+    end = max(min(column + length, MAX_COLUMN), MAX_EXCERPT)
+    return text if len(text) <= end else text[:end] + "..."
 
 
 def _width(node: yaml.Node) -> int:
