@@ -22,6 +22,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from onnxfuse.graph.bodies import handed_in
 from onnxfuse.graph.constants import SMALL_ELEMENTS, read
 from onnxfuse.graph.dims import Dim, dim, parse, symbol
+from onnxfuse.graph.inference import leave_out
 from onnxfuse.graph.load import LoadedModel, from_proto
 from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
 from onnxfuse.graph.order import OWNERS, bodies_of, body_of, local_names, subgraphs
@@ -372,6 +373,9 @@ def _infer(proto: onnx.ModelProto) -> Iterable[onnx.ValueInfoProto]:
             graph.initializer.append(tensor)
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    leave_out(graph.node)
+    for function in copy.functions:
+        leave_out(function.node)
     try:
         inferred = onnx.shape_inference.infer_shapes(copy, strict_mode=False, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):

@@ -21,6 +21,7 @@ from onnx import helper, numpy_helper
 
 from onnxfuse.graph.bodies import enter, results
 from onnxfuse.graph.dims import MOST_PRODUCTS, Dim, dim
+from onnxfuse.graph.inference import left_out
 from onnxfuse.graph.model import Assumption, Graph, Node, Value
 from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
 from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, elements_of
@@ -131,6 +132,8 @@ def _from_onnx(node: Node, graph: Graph, context: Context) -> list[Type]:
             [f"output{index}" for index in range(len(node.outputs))], domain=node.domain,
             **{name: _attribute(content) for name, content in node.attributes.items()},
         )
+        if left_out(proto, typed=all(value is None or value.dtype is not None for value in node.inputs)):
+            return []
         schema = onnx.defs.get_schema(node.op, version, node.domain)
         imports = [helper.make_opsetid(domain, number) for domain, number in graph.opsets.items()]
         inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)

@@ -27,6 +27,7 @@ from onnxfuse.rewriting.metadata import (
     ValueRecord,
     to_json,
     unpacked,
+    unreadable,
 )
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
@@ -227,6 +228,7 @@ def _expand(
     for position, record in fused.items():
         call = index.nodes[position]
         function = functions[call.op_type]
+        _check_fits(call, function, record)
         actuals = dict(zip(function.input, (*call.input, *[""] * len(function.input)), strict=False))
         actuals |= dict(zip(function.output, call.output, strict=False))
         # Without its record a body is nodes alone; with it, the constants that were inlined come first.
@@ -259,6 +261,27 @@ def _expand(
                 node.name = names.node(node.name)
             restored.nodes.append((position, notes.position, node))
     return restored
+
+
+def _check_fits(call: onnx.NodeProto, function: onnx.FunctionProto, record: FusedRecord) -> None:
+    """Check that a record is of this body: what follows takes that for granted.
+
+    Raises:
+        ModelError: somebody changed one of them since.
+    """
+    inlined = function.node[:len(function.node) - len(record.nodes)] if record.nodes else ()
+    constants = [record.constants.get(node.output[0]) if len(node.output) == 1 else None for node in inlined]
+    fits = (
+        len(record.nodes) <= len(function.node)
+        and len(call.input) <= len(function.input) and len(call.output) <= len(function.output)
+        and all(
+            node.op_type == "Constant" and entry is not None and (
+                entry.node is not None or [each.type for each in node.attribute] == [onnx.AttributeProto.TENSOR])
+            for node, entry in zip(inlined, constants, strict=True)
+        )
+    )
+    if not fits:
+        raise unreadable(f"node {call.name!r}", "it does not fit the function that the node calls")
 
 
 def _functions(model: onnx.ModelProto) -> dict[str, onnx.FunctionProto]:
@@ -467,7 +490,7 @@ def _unmark(result: onnx.ModelProto, parts: Mapping[Place, _Part]) -> None:
     for place in reversed(range(len(result.opset_import))):
         if record.opset_added and not left and result.opset_import[place].domain == launch.DOMAIN:
             del result.opset_import[place]
-    if result.ir_version == max(record.ir_version, IR_VERSION) and not result.functions:
+    if result.ir_version == max(record.ir_version, IR_VERSION) and len(result.functions) <= record.functions:
         result.ir_version = record.ir_version
         held = {tensor.name for tensor in result.graph.initializer}
         for place, text in record.inputs:
