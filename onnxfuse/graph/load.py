@@ -26,7 +26,7 @@ from onnxfuse.graph.constants import (
     tensor_bytes,
     tensors,
 )
-from onnxfuse.graph.order import check_functions, check_order, in_order
+from onnxfuse.graph.order import check_functions, check_order, depth, in_order
 from onnxfuse.graph.signatures import check_signatures
 from onnxfuse.graph.texts import check_texts
 from onnxfuse.graph.wire import DecodeError, diagnose
@@ -38,6 +38,12 @@ SHOWN = 4
 
 LARGEST = (1 << 31) - 1
 """Bytes that a protobuf message can have."""
+
+DEEPEST = 31
+"""Bodies in one another: protobuf reads messages that are nested 100 deep, a body in a node takes three, and the sizes
+of its values some more."""
+
+FLATTER = "Export the model with fewer nested conditions and loops."
 
 CHECKED_BYTES = 1 << 16
 """The length of an inline tensor's contents is checked where no more bytes than this are needed."""
@@ -73,8 +79,11 @@ def load_model(path: str | Path) -> LoadedModel:
     try:
         proto.ParseFromString(data)
         parsed = proto.HasField("graph")
-    except DecodeError:
+    except DecodeError as error:
         parsed = False
+        if "MaxDepth" in str(error):
+            raise ModelError(f"The model has bodies in bodies, more than {DEEPEST} deep.", place=str(path),
+                             remedy=FLATTER) from None
     if not parsed:
         message, remedy = diagnose(data)
         raise ModelError(message, place=str(path), remedy=remedy)
@@ -133,6 +142,12 @@ def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> Load
 
 def _checked(model: LoadedModel, place: str | None) -> LoadedModel:
     _check_versions(model.proto, place)
+    nested = depth(model.proto)
+    if nested > DEEPEST:
+        raise ModelError(
+            f"The model has bodies in bodies, {nested} deep, and ONNX files hold {DEEPEST}.", place=place,
+            remedy=FLATTER,
+        )
     check_texts(model.proto, place)
     proto, unsorted = in_order(model.proto)
     if unsorted:

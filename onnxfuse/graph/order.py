@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -47,19 +48,33 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[tuple[Body | None, onnx.GraphP
 
 def _graphs(body: Body | None, graph: onnx.GraphProto) -> Iterator[tuple[Body | None, onnx.GraphProto]]:
     yield body, graph
-    for index, node in enumerate(graph.node):
-        for name, inner in bodies_of(node):
-            yield from _graphs(body_of(body, graph, index, name), inner)
+    for _, inside, inner in bodies_in(body, graph):
+        yield from _graphs(inside, inner)
 
 
-def body_of(around: Body | None, graph: onnx.GraphProto, index: int, attribute: str) -> Body:
-    """The body in an attribute of the node at ``index`` of the main graph, or of the body ``around``."""
-    owner = graph.node[index]
-    twins = [node for node in graph.node if node.name == owner.name and any(True for _ in bodies_of(node))]
-    text = f"{label(owner) if len(twins) == 1 else label_of_result(owner)}/{attribute}"
-    if around is None:
-        return Body(text, ((index, attribute),))
-    return Body(f"{around.label}/{text}", (*around.place, (index, attribute)))
+def bodies_in(around: Body | None, graph: onnx.GraphProto) -> Iterator[tuple[int, Body, onnx.GraphProto]]:
+    """The bodies in the main graph, or in the body ``around``: the position of the node, the body, and its graph."""
+    owners = [(index, node) for index, node in enumerate(graph.node) if any(True for _ in bodies_of(node))]
+    names = Counter(node.name for _, node in owners)
+    for index, owner in owners:
+        called = label(owner) if names[owner.name] == 1 else label_of_result(owner)
+        for attribute, inner in bodies_of(owner):
+            text = f"{called}/{attribute}"
+            if around is None:
+                yield index, Body(text, ((index, attribute),)), inner
+            else:
+                yield index, Body(f"{around.label}/{text}", (*around.place, (index, attribute))), inner
+
+
+def depth(model: onnx.ModelProto) -> int:
+    """How many bodies are around the innermost one, itself counted; 0 where there is none."""
+    deepest = 0
+    waiting = [(model.graph.node, 0), *((function.node, 0) for function in model.functions)]
+    while waiting:
+        nodes, level = waiting.pop()
+        deepest = max(deepest, level)
+        waiting += [(inner.node, level + 1) for node in nodes if node.attribute for inner in subgraphs(node)]
+    return deepest
 
 
 def captured_names(node: onnx.NodeProto) -> list[str]:

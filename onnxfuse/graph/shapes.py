@@ -24,7 +24,7 @@ from onnxfuse.graph.dims import MOST_PRODUCTS, Dim, dim
 from onnxfuse.graph.inference import left_out
 from onnxfuse.graph.model import Assumption, Graph, Node, Value
 from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
-from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, elements_of
+from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, MOST_AXES, elements_of
 from onnxfuse.graph.shape_functions.fused import DOMAIN, fused_node
 
 
@@ -89,6 +89,8 @@ def _types(
 def _bounded(found: Type, context: Context, output: int) -> Type:
     """What was found, without sizes that are not followed: those of one value multiply to a bounded number of terms."""
     shape, elements = found.shape, found.elements
+    if shape is not None and len(shape) > MOST_AXES:
+        shape = None
     if shape is not None:
         terms, sizes = 1, []
         for axis, size in enumerate(shape):

@@ -70,15 +70,16 @@ def unfuse(
     """
     parts = _parts(model, only)
     chosen = {place for place, part in parts.items() if part.chosen}
-    marked = {place for place in parts if any(entry.key == KEY for entry in notes_of(model, place))
-              and any(inner[:len(place)] == place for inner in chosen)}
+    around_chosen = {inner[:depth] for inner in chosen for depth in range(len(inner) + 1)}
+    marked = {place for place in around_chosen if any(entry.key == KEY for entry in notes_of(model, place))}
+    taken = {place: frozenset(_takers(part.chosen.values())) for place, part in parts.items()}
     result = onnx.ModelProto()
     result.CopyFrom(model)
     # To put nodes back moves others, and with them the bodies inside: the innermost first.
     for place in sorted(chosen | marked, key=lambda place: (-len(place), place)):
         index, origin, wanted = (part := parts[place]).index, part.origin, part.chosen
         around = [parts[place[:depth]] for depth in range(len(place))]
-        coming = {name for outer in around for name in _takers(outer.chosen.values())}
+        coming = set().union(*(taken[outer.index.place] for outer in around))
         coming |= {entry.name for each in (*around, part) for entry in each.origin.record.idle}
         graph = graph_at(result, place)
         part.restored = restored = _expand(index, wanted, origin.fused.values(), coming)
@@ -133,7 +134,9 @@ class _Part:
 
 def _parts(model: onnx.ModelProto, only: Collection[str] | None) -> dict[Place, _Part]:
     """Every graph of the model, with the records of the fused nodes to put back."""
-    indexes = [ModelIndex.of(model, () if body is None else body.place) for body, _ in graphs_of(model)]
+    places = [() if body is None else body.place for body, _ in graphs_of(model)]
+    known = ModelIndex.each(model, places)
+    indexes = [known[place] for place in places]
     origins = [Origin.of(index) for index in indexes]
     names = {
         index.nodes[position].name
