@@ -26,12 +26,12 @@ test: .venv-test/ready .venv-oldest/ready
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup || failed=1; exit $$failed
 
 # 2,000 random models of what can be lowered and 10,000 of whatever the standard has, in place of the 100 and the 300 of
-# `make test`, all of the standard's test cases in place of one of twenty, and every kernel of the zoo and of the rules'
-# examples for every architecture and in the emulator; SEED=20000 takes other models.
+# `make test`, all of the standard's test cases in place of one of twenty, every kernel of the zoo and of the rules'
+# examples for every architecture and in the emulator, and the native library's threads; SEED=20000 takes other models.
 test-long: .venv-test/ready
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup --graphs 2000 --schema-graphs 10000 --seed $(SEED) \
 		--every 1 --slow tests/test_random_graphs.py tests/test_schema_graphs.py tests/test_standard_cases.py \
-		tests/test_zoo.py tests/test_rule_kernels.py
+		tests/test_zoo.py tests/test_rule_kernels.py tests/test_native_races.py
 
 # Models that others published in packages, and exports by six exporters, through the whole tool; fetched once, into
 # ~/.cache/onnxfuse/corpus (250 MB, and several GB for the exporters).

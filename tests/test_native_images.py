@@ -49,6 +49,7 @@ def changed(place: int, kind: str, value: int) -> bytes:
     (changed(62, "H", 4), "its section table has no names"),
     (changed(62, "H", 2), "section 2 should hold the names of sections"),
     (changed(56, "H", 1), "its program table does not lie within it"),
+    (changed(32, "Q", 2**31), "its program table does not lie within it"),
     (changed(CODE, "I", 4096), "section 2 has its name outside the table of names"),
     (changed(CODE + 24, "Q", len(IMAGE)), "section 2 does not lie within it"),
     (changed(CODE + 24, "Q", 2**64 - 8), "section 2 does not lie within it"),

@@ -167,7 +167,7 @@ Result cuMemAllocFromPoolAsync(uint64_t* address, size_t size, void* pool, void*
   (void)stream;
   if (fake_allocate_error != 0) return fake_allocate_error;
   if (pool != (void*)1 || size == 0) return kInvalidValue;
-  *address = size >> 40 ? 0 : (uint64_t)malloc(size);
+  *address = size >> 30 ? 0 : (uint64_t)malloc(size);
   if (*address == 0) return 2;
   __atomic_add_fetch(&fake_allocated, 1, __ATOMIC_SEQ_CST);
   return kOk;

@@ -55,7 +55,7 @@ class Elf {
   }
   bool within(uint64_t offset, uint64_t size) const { return offset <= size_ && size <= size_ - offset; }
   bool table(uint64_t offset, uint64_t count, uint64_t wanted, uint64_t size) const {
-    return count == 0 || (size == wanted && within(offset, count * size));
+    return within(offset, count * wanted) && (count == 0 || size == wanted);
   }
   Section section(uint64_t index) const {
     const uint64_t at = section_table_ + index * kSection;

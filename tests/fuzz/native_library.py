@@ -1,0 +1,64 @@
+"""The native library: damaged launch plans, images and inputs, under the address and undefined-behaviour sanitizers.
+
+A case of this subject is ``EACH`` cases of tests/native/fuzz.cc, one after the other in one process, since what one
+leaves behind must not hurt the next.  Images are a third of them, launch plans the others, half of those in nodes of a
+session.  ``fuzz show`` writes the files of one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from pathlib import Path
+
+from ends import FaultError
+from native import sanitized
+
+from onnxfuse.errors import KernelError
+from onnxfuse.runtime import library
+
+EACH = 250
+SANITIZERS = "address,undefined"
+
+
+def prepare() -> None:
+    """Build the program, which takes a minute."""
+    sanitized.build(SANITIZERS)
+
+
+def make(seed: int, folder: Path) -> list[Path]:
+    """The numbers of the cases."""
+    path = folder / "cases.json"
+    path.write_text(json.dumps({"first": seed * EACH, "count": EACH}))
+    return [path]
+
+
+def attempt(files: list[Path]) -> str:
+    """Run the cases; or, of files by themselves, give the library an image, or a launch plan and what it is evaluated
+    for."""
+    if files[0].name != "cases.json":
+        return alone([path.read_bytes() for path in files])
+    program = sanitized.build(SANITIZERS)
+    numbers = json.loads(files[0].read_text())
+    done = sanitized.run(program, "cases", program / "seeds", numbers["first"], numbers["count"], 1,
+                         cwd=files[0].parent)
+    if done.returncode != 0:
+        number = re.findall(r"^case (\d+)$", done.stderr, re.MULTILINE)
+        raise FaultError("hang" if done.returncode == 3 else "crash", f"case {number}\n{done.stderr[-4000:]}")
+    raise KernelError(done.stdout.strip())  # of so many some are always refused
+
+
+def alone(contents: list[bytes]) -> str:
+    """The same of one case, by the library as it is installed."""
+    native = library.load()
+    try:
+        if len(contents) == 2:
+            return library.read_checked(native.onnxfuse_evaluate_plan, *contents)
+        native.onnxfuse_image_fault.restype = ctypes.c_size_t
+        fault = library.read_checked(native.onnxfuse_image_fault, contents[0], ctypes.c_size_t(len(contents[0])))
+    except ValueError as error:
+        raise KernelError(str(error)) from error
+    if fault:
+        raise KernelError(fault)
+    return ""

@@ -1,0 +1,73 @@
+"""The native library, its stand-ins and fuzz.cc in one program, built with a sanitizer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from native import fuzz_seeds
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LIBRARY = ROOT / "onnxfuse" / "runtime" / "native"
+SOURCES = [*sorted(LIBRARY.glob("*.cc")), *sorted(HERE.glob("fuzz*.cc"))]
+
+ENVIRONMENT = {
+    "UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "handle_abort=1:hard_rss_limit_mb=4096",
+    "TSAN_OPTIONS": "halt_on_error=1",
+}
+
+
+def build(sanitizers: str) -> Path:
+    """The folder of the program ``fuzz``, the driver's stand-in and the folder ``seeds``; built where it is not there.
+
+    Args:
+        sanitizers: as g++ takes them: "address,undefined" or "thread".
+    """
+    read = [*SOURCES, *LIBRARY.glob("*.h"), *HERE.glob("*.h"), HERE / "fake_cuda.c", Path(fuzz_seeds.__file__)]
+    content = b"".join(path.read_bytes() for path in sorted(read))
+    folder = ROOT / "build" / "sanitized" / f"{sanitizers}-{hashlib.sha256(content).hexdigest()[:16]}"
+    if folder.is_dir():
+        return folder
+    part = folder.with_name(f"{folder.name}.{os.getpid()}")
+    (part / "seeds").mkdir(parents=True)
+    # Those that are left out take half of the time, and what they would see the address sanitizer does.
+    flags = ["-O1", "-g1", f"-fsanitize={sanitizers}", "-fno-sanitize=null,alignment,vptr,object-size",
+             "-fno-sanitize-recover=all"]
+
+    def compiled(source: Path) -> Path:
+        target = part / f"{source.stem}.o"
+        _run("g++", "-std=c++17", *flags, "-Wall", "-Wextra", "-Werror", '-DONNXFUSE_VERSION="0"', f"-I{LIBRARY}",
+             f"-I{HERE}", "-c", source, "-o", target)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, SOURCES))
+    _run("g++", *flags, *objects, "-o", part / "fuzz", "-ldl", "-pthread")
+    # The thread sanitizer takes what the stand-in counts for races of the library.
+    _run("gcc", "-std=c11", "-D_GNU_SOURCE", *(flags if sanitizers != "thread" else ["-O1"]), "-shared", "-fPIC",
+         HERE / "fake_cuda.c", "-o", part / "fake_cuda.so")
+    fuzz_seeds.write(part / "seeds")
+    try:
+        part.rename(folder)
+    except OSError:  # another process was faster
+        if not folder.is_dir():
+            raise
+    return folder
+
+
+def run(folder: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the program of ``build``; statistics files go into ``cwd``."""
+    return subprocess.run(
+        [folder / "fuzz", *map(str, arguments)], capture_output=True, text=True, errors="replace", cwd=cwd,
+        env=os.environ | ENVIRONMENT | {"ONNXFUSE_LIBCUDA": str(folder / "fake_cuda.so")},
+    )
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
