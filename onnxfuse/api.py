@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -181,7 +181,7 @@ def explain(
         loaded = load(model)
         fused = loaded if is_fused(loaded.proto) else None
         if fused is not None:
-            loaded = replace(loaded, proto=rewriting.unfuse(loaded.proto))
+            loaded = rewriting.original(loaded)
     result = optimize(
         loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
         **wanted
@@ -201,7 +201,7 @@ def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> 
         ModelError: the model cannot be read, its records are damaged, or a name in ``only`` is no fused node's.
     """
     with told(file_of(model)):
-        return rewriting.unfuse(load(model).proto, only)
+        return rewriting.original(load(model), only).proto
 
 
 def file_of(model: Source | LoadedModel) -> str | Path | None:

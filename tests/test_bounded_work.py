@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from cli_models import ROOT, run
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfuse.errors import OnnxfuseError
+from onnxfuse import api
+from onnxfuse.errors import ModelError, OnnxfuseError
 from onnxfuse.graph.dims import LONGEST, MOST_POWER, MOST_TERMS, SizeTooLargeError, dim, parse, product, symbol
 from onnxfuse.pipeline import Optimised, Options, optimise
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+limits = importlib.import_module("limits")
 
 LONG = 60.0
 """Seconds that none may take, on a busy machine; most take one."""
@@ -125,3 +133,44 @@ def test_many_of_one_kind(nodes: Callable[[int], list[onnx.NodeProto]], count: i
         quick(model(nodes(count)))
     except OnnxfuseError as error:  # one clear message will do
         assert error.message
+
+
+@pytest.mark.parametrize(("kind", "count"), [
+    ("ifs", 31), ("growing", 24), ("carried", 50), ("calls", 300), ("beside", 20), ("huge", 2), ("identities", 1500),
+    ("readers", 100), ("split", 150), ("splits", 50), ("wide", 8000), ("attributes", 4000), ("ranks", 100),
+])
+def test_all_that_is_done_without_a_run(kind: str, count: int) -> None:
+    """Optimised, reported, explained and put back as it was; sizes like these took forever, or all of the memory."""
+    found = limits.handle(kind, count)
+    assert set(found.stages) == {"optimize", "report", "explain", "unfuse"}, found.outcome
+    assert "NOT" not in found.outcome
+    assert found.seconds < LONG
+
+
+def message(length: int, inner: bytes, number: int) -> bytes:
+    """A field of a protobuf message that holds another message."""
+    size = length
+    digits = []
+    while size > 127:
+        digits.append(size & 127 | 128)
+        size >>= 7
+    return bytes([number << 3 | 2, *digits, size]) + inner
+
+
+def test_bodies_nested_past_what_a_file_can_hold(tmp_path: Path) -> None:
+    """200 deep: no ONNX library writes it, but any program can."""
+    graph = b""
+    for _ in range(200):
+        attribute = bytes([0x0A, 1]) + b"b" + bytes([0xA0, 1, 5]) + message(len(graph), graph, 6)
+        node = message(2, b"If", 4) + message(len(attribute), attribute, 5)
+        graph = message(len(node), node, 1)
+    path = tmp_path / "deep.onnx"
+    path.write_bytes(bytes([8, 8]) + message(len(graph), graph, 7))
+    for command in ("optimize", "report", "explain", "unfuse"):
+        result = run(command, path, *(("-o", tmp_path / "out.onnx") if command == "unfuse" else ()))
+        assert result.exit_code == 1 and "The model has bodies in bodies, more than 31 deep." in result.output
+
+
+def test_bodies_nested_as_deep_as_a_file_can_hold() -> None:
+    with pytest.raises(ModelError, match="bodies in bodies, 32 deep, and ONNX files hold 31"):
+        api.report(limits.ifs(32))

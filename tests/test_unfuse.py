@@ -256,7 +256,8 @@ def test_a_record_of_another_release() -> None:
 def test_a_damaged_record() -> None:
     with pytest.raises(ModelError) as caught:
         read_fused(_rewritten_record({"nodes": [{"nom": "a"}]}))
-    assert str(caught.value).startswith("The record that onnxfuse left in the model cannot be read: TypeError(")
+    assert str(caught.value).startswith(
+        "The record that onnxfuse left in the model cannot be read: FusedRecord.nodes[0] has no field 'nom'.")
     assert caught.value.place == "node 'node_a.test'"
     assert caught.value.remedy == "Fuse the original model again."
 

@@ -37,7 +37,7 @@ def unfuse(model: Path, output: Path, external_data: External, only: tuple[str, 
     check_folder(output)
     loaded = load_model(model)
     count = len(set(only)) if only else len(rewriting.read_fused(loaded.proto))
-    rewriting.save(rewriting.unfuse(loaded.proto, only or None), output, source=loaded, external=external_data)
+    rewriting.save(rewriting.original(loaded, only or None).proto, output, source=loaded, external=external_data)
     said = "1 fused node" if count == 1 else f"{count} fused nodes"
     if not count and rewriting.sizes_record(loaded.proto) is not None:
         count, said = 1, "arithmetic on sizes"

@@ -20,7 +20,7 @@ from onnxfuse.errors import KernelError, ModelError, VerificationError
 from onnxfuse.graph import Graph, LoadedModel
 from onnxfuse.graph.constants import read
 from onnxfuse.graph.model import Body
-from onnxfuse.graph.order import bodies_of, body_of, graphs_of
+from onnxfuse.graph.order import bodies_in, graphs_of
 from onnxfuse.lowering.launch import DOMAIN
 from onnxfuse.measuring.compare import compare
 from onnxfuse.rewriting import FusedNode, fold, read_fused, sizes_record
@@ -145,9 +145,8 @@ class Variants:
 
     def _put_back(self, graph: onnx.GraphProto, body: Body | None, names: Collection[str]) -> None:
         """Put the named fused nodes back in a graph, and in the bodies in it."""
-        for index, node in enumerate(graph.node):
-            for attribute, inner in bodies_of(node):
-                self._put_back(inner, body_of(body, graph, index, attribute), names)
+        for _, inside, inner in bodies_in(body, graph):
+            self._put_back(inner, inside, names)
         back = [node.name for node in graph.node if node.name in names]
         if not back:
             return

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.graph.model import Graph, Node, Shape, Value, root
 from onnxfuse.graph.shape_functions.context import BOOL, INT64, Context, Type, elements_of
+
+SHALLOW = 3
+"""Bodies around one another in which each finds its sizes anew whenever the one around looks for its own."""
+
+MOST_TURNS = 8
+"""Times that a body is inferred until all sizes that it carries may differ from run to run; twice as many, and nothing
+is known of them: each turn may show but one more that does."""
 
 Infer = Callable[[Graph], Graph]
 """Fills in the types of a graph whose inputs have theirs."""
@@ -117,26 +125,45 @@ def _entered(body: Graph, infer: Infer) -> Graph:
 
 
 def _settled(body: Graph, infer: Infer) -> Graph:
-    """The body with sizes of its carried values that hold in every run."""
+    """The body with sizes of its carried values that hold in every run.
+
+    Each turn infers the bodies inside anew, which take turns of their own: deep inside they begin with what they came
+    to the last time, so that the work grows with the depth and not with its exponential.
+    """
     carried = _carried(body)
     first: dict[str, Dim] = {}
     for before, inner, _ in carried:
-        known = before is not None
+        known = inner.shape if len(body.place) > SHALLOW else None
+        start = None if before is None else before.shape
         inner.dtype = before.dtype if before is not None and before.dtype is not None else inner.dtype
-        inner.shape = before.shape if known and before is not None and before.shape is not None else inner.declared
-    while True:
+        inner.shape = start if start is not None else inner.declared
+        if known is not None and inner.shape is not None and len(known) == len(inner.shape):
+            inner.shape = tuple(old if old == _own(inner, old) else new
+                                for old, new in zip(known, inner.shape, strict=True))
+            first |= _starts(inner, start)
+    for turn in count():
         found = infer(body)
         steady = True
         for before, inner, after in carried:
             wider = _wider(inner, after.shape)
+            if turn >= 2 * MOST_TURNS:
+                wider = None
+            elif turn == MOST_TURNS and wider is not None:
+                wider = tuple(symbol(f"{inner.name}.{axis}") for axis in range(len(wider)))
             if wider != inner.shape:
                 steady = False
                 inner.shape = wider
-                start = None if before is None else before.shape
-                if wider is not None and start is not None and len(start) == len(wider):
-                    first |= {str(new): old for new, old in zip(wider, start, strict=True) if new == _own(inner, new)}
+                first |= _starts(inner, None if before is None else before.shape)
         if steady:
             return replace(found, first=first)
+    raise AssertionError("values without sizes are steady")
+
+
+def _starts(inner: Value, start: Shape | None) -> dict[str, Dim]:
+    """Of symbols that a carried value has of its own, the sizes before the first run."""
+    if inner.shape is None or start is None or len(start) != len(inner.shape):
+        return {}
+    return {str(new): old for new, old in zip(inner.shape, start, strict=True) if new == _own(inner, new)}
 
 
 def _wider(inner: Value, after: Shape | None) -> Shape | None:

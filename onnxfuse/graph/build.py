@@ -17,15 +17,18 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from google.protobuf.message import DecodeError
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnxfuse.graph.bodies import handed_in
 from onnxfuse.graph.constants import SMALL_ELEMENTS, read
 from onnxfuse.graph.dims import Dim, dim, parse, symbol
+from onnxfuse.graph.inference import leave_out
 from onnxfuse.graph.load import LoadedModel, from_proto
 from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
-from onnxfuse.graph.order import OWNERS, bodies_of, body_of, local_names, subgraphs
+from onnxfuse.graph.order import OWNERS, bodies_in, bodies_of, local_names, subgraphs
 from onnxfuse.graph.sequence import captures, sequence
+from onnxfuse.graph.shape_functions.context import MOST_AXES
 
 _PLAIN = (
     onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING,
@@ -78,6 +81,9 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
     taken = {*known, *(name for node in graph.node for name in node.output if name)}
     nodes: list[Node] = []
     bodies: list[Graph] = []
+    inside: dict[int, list[tuple[Body, onnx.GraphProto]]] = {}
+    for position, found, inner in bodies_in(body, graph):
+        inside.setdefault(position, []).append((found, inner))
     pairs = list(zip(_import(graph, proto).nodes, graph.node, strict=True))
     for index, position in enumerate(sequence(graph)):
         imported, original = pairs[position]
@@ -107,9 +113,9 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
         if node.op == "Constant" and not node.domain:
             _set_constant(node, original)
         if (node.domain, node.op) in OWNERS and not any(_hides(inner, taken) for _, inner in bodies_of(original)):
-            bodies += [_build(inner, source, known, body_of(body, graph, position, name), node)
-                       for name, inner in bodies_of(original)]
-            for outer, value in (pair for inner in bodies if inner.owner is node for pair in handed_in(inner)):
+            own = [_build(inner, source, known, found, node) for found, inner in inside.get(position, ())]
+            bodies += own
+            for outer, value in (pair for inner in own for pair in handed_in(inner)):
                 outer.inner.append(value)
     for output in graph.output:
         values[output.name].is_output = True
@@ -316,6 +322,8 @@ def _declared_shape(info: onnx.ValueInfoProto, name: str, named: bool = True) ->
     """Sizes as the file states them; ``named`` tells whether those that it names are taken by these names."""
     if not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
         return None
+    if len(info.type.tensor_type.shape.dim) > MOST_AXES:
+        return None
     return tuple(_size(entry, f"{name}.{axis}", named) for axis, entry in enumerate(info.type.tensor_type.shape.dim))
 
 
@@ -372,9 +380,13 @@ def _infer(proto: onnx.ModelProto) -> Iterable[onnx.ValueInfoProto]:
             graph.initializer.append(tensor)
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    leave_out(graph.node)
+    for function in copy.functions:
+        leave_out(function.node)
     try:
         inferred = onnx.shape_inference.infer_shapes(copy, strict_mode=False, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        # Nothing is lost but hints: what onnx cannot infer stays unknown, and is left alone.
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, DecodeError, RuntimeError, ValueError):
+        # Nothing is lost but hints: what onnx cannot infer stays unknown, and is left alone.  What it tells of the
+        # innermost bodies may be nested too deep to be read.
         return []
     return [*inferred.graph.value_info, *inferred.graph.output]

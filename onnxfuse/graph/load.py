@@ -26,7 +26,7 @@ from onnxfuse.graph.constants import (
     tensor_bytes,
     tensors,
 )
-from onnxfuse.graph.order import check_order, in_order
+from onnxfuse.graph.order import check_functions, check_order, depth, in_order
 from onnxfuse.graph.signatures import check_signatures
 from onnxfuse.graph.texts import check_texts
 from onnxfuse.graph.wire import DecodeError, diagnose
@@ -38,6 +38,12 @@ SHOWN = 4
 
 LARGEST = (1 << 31) - 1
 """Bytes that a protobuf message can have."""
+
+DEEPEST = 31
+"""Bodies in one another: protobuf reads messages that are nested 100 deep, a body in a node takes three, and the sizes
+of its values some more."""
+
+FLATTER = "Export the model with fewer nested conditions and loops."
 
 CHECKED_BYTES = 1 << 16
 """The length of an inline tensor's contents is checked where no more bytes than this are needed."""
@@ -73,8 +79,11 @@ def load_model(path: str | Path) -> LoadedModel:
     try:
         proto.ParseFromString(data)
         parsed = proto.HasField("graph")
-    except DecodeError:
+    except DecodeError as error:
         parsed = False
+        if "MaxDepth" in str(error):
+            raise ModelError(f"The model has bodies in bodies, more than {DEEPEST} deep.", place=str(path),
+                             remedy=FLATTER) from None
     if not parsed:
         message, remedy = diagnose(data)
         raise ModelError(message, place=str(path), remedy=remedy)
@@ -133,12 +142,18 @@ def from_proto(proto: onnx.ModelProto, folder: str | Path | None = None) -> Load
 
 def _checked(model: LoadedModel, place: str | None) -> LoadedModel:
     _check_versions(model.proto, place)
+    nested = depth(model.proto)
+    if nested > DEEPEST:
+        raise ModelError(
+            f"The model has bodies in bodies, {nested} deep, and ONNX files hold {DEEPEST}.", place=place,
+            remedy=FLATTER,
+        )
     check_texts(model.proto, place)
     proto, unsorted = in_order(model.proto)
     if unsorted:
         text = f"Nodes of {_listed(unsorted)} stood before others whose results they read; they are sorted."
         model = replace(model, proto=proto, notes=(*model.notes, text))
-    check_order(model.proto.graph, place)
+    _check_names(model.proto, place)
     proto, owners = told_apart(model.proto)
     if owners:
         text = (f"Values in bodies of {_listed(owners)} were called as others that are computed later in the graph "
@@ -147,6 +162,25 @@ def _checked(model: LoadedModel, place: str | None) -> LoadedModel:
     check_signatures(model.proto)
     _check_tensors(model)
     return model
+
+
+def check(model: LoadedModel) -> None:
+    """Check a model that was made of one that is loaded, and is in order.
+
+    Raises:
+        ModelError: it is invalid.
+    """
+    place = None if model.path is None else str(model.path)
+    _check_versions(model.proto, place)
+    check_texts(model.proto, place)
+    _check_names(model.proto, place)
+    check_signatures(model.proto)
+    _check_tensors(model)
+
+
+def _check_names(proto: onnx.ModelProto, place: str | None) -> None:
+    check_order(proto.graph, place)
+    check_functions(proto, place)
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -164,6 +198,12 @@ def _check_versions(proto: onnx.ModelProto, place: str | None) -> None:
             f"The model's IR version is {proto.ir_version}, and onnx {onnx.__version__} knows up to "
             f"{onnx.IR_VERSION}.", place=place, remedy="Install a newer onnx: pip install -U onnx.",
         )
+    for entry in (*proto.opset_import, *(each for function in proto.functions for each in function.opset_import)):
+        if not 0 <= entry.version < 1 << 31:
+            raise ModelError(
+                f"The model imports version {entry.version} of the operators of '{entry.domain}', and there can be no "
+                "such version.", place=place, remedy="Mend model.opset_import, or export the model again.",
+            )
     versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
     newest = onnx.defs.onnx_opset_version()
     if not versions:
@@ -207,6 +247,11 @@ def _check_tensor(tensor: onnx.TensorProto, model: LoadedModel, sizes: dict[str,
         raise ModelError(
             f"Tensor '{tensor.name}' has an element type, {tensor.data_type}, that onnx {onnx.__version__} does not "
             "know.", place=place, remedy="Install a newer onnx, or export the model again.",
+        )
+    if any(size < 0 for size in tensor.dims):
+        raise ModelError(
+            f"Tensor '{tensor.name}' has the sizes {list(tensor.dims)}, of which one is below zero.", place=place,
+            remedy="Export the model again.",
         )
     if is_external(tensor):
         _check_external(tensor, model, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -11,8 +12,8 @@ import onnx
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Body
 
-_SHOWN = 8
-"""Nodes of a cycle that a message names."""
+SHOWN_NAMES = 8
+"""Nodes of a cycle, or functions, that a message names."""
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -47,19 +48,33 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[tuple[Body | None, onnx.GraphP
 
 def _graphs(body: Body | None, graph: onnx.GraphProto) -> Iterator[tuple[Body | None, onnx.GraphProto]]:
     yield body, graph
-    for index, node in enumerate(graph.node):
-        for name, inner in bodies_of(node):
-            yield from _graphs(body_of(body, graph, index, name), inner)
+    for _, inside, inner in bodies_in(body, graph):
+        yield from _graphs(inside, inner)
 
 
-def body_of(around: Body | None, graph: onnx.GraphProto, index: int, attribute: str) -> Body:
-    """The body in an attribute of the node at ``index`` of the main graph, or of the body ``around``."""
-    owner = graph.node[index]
-    twins = [node for node in graph.node if node.name == owner.name and any(True for _ in bodies_of(node))]
-    text = f"{label(owner) if len(twins) == 1 else label_of_result(owner)}/{attribute}"
-    if around is None:
-        return Body(text, ((index, attribute),))
-    return Body(f"{around.label}/{text}", (*around.place, (index, attribute)))
+def bodies_in(around: Body | None, graph: onnx.GraphProto) -> Iterator[tuple[int, Body, onnx.GraphProto]]:
+    """The bodies in the main graph, or in the body ``around``: the position of the node, the body, and its graph."""
+    owners = [(index, node) for index, node in enumerate(graph.node) if any(True for _ in bodies_of(node))]
+    names = Counter(node.name for _, node in owners)
+    for index, owner in owners:
+        called = label(owner) if names[owner.name] == 1 else label_of_result(owner)
+        for attribute, inner in bodies_of(owner):
+            text = f"{called}/{attribute}"
+            if around is None:
+                yield index, Body(text, ((index, attribute),)), inner
+            else:
+                yield index, Body(f"{around.label}/{text}", (*around.place, (index, attribute))), inner
+
+
+def depth(model: onnx.ModelProto) -> int:
+    """How many bodies are around the innermost one, itself counted; 0 where there is none."""
+    deepest = 0
+    waiting = [(model.graph.node, 0), *((function.node, 0) for function in model.functions)]
+    while waiting:
+        nodes, level = waiting.pop()
+        deepest = max(deepest, level)
+        waiting += [(inner.node, level + 1) for node in nodes if node.attribute for inner in subgraphs(node)]
+    return deepest
 
 
 def captured_names(node: onnx.NodeProto) -> list[str]:
@@ -203,10 +218,55 @@ def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str]
     Raises:
         ModelError: a name defined twice or not at all, a cycle.
     """
-    defined = local_names(graph)
     _check_unique(graph, place)
-    producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    for index, node in enumerate(graph.node):
+    _check_nodes(graph.node, local_names(graph), place, outer)
+    _check_outputs([value.name for value in graph.output], graph.node, local_names(graph) | outer, place)
+
+
+def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
+    """Check the model's own functions, whose nodes ``in_order`` has sorted.
+
+    Raises:
+        ModelError: a name defined twice or not at all, a cycle; two functions of one name; functions that call one
+            another in a circle.
+    """
+    known: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    for function in proto.functions:
+        where = f"{place}, function '{function.name}'" if place else f"function '{function.name}'"
+        key = function.domain, function.name, getattr(function, "overload", "")
+        for names in (function.input, function.output):
+            if len(set(names)) < len(names) or key in known:
+                raise ModelError(
+                    f"The function '{function.name}' has two inputs or outputs of one name, or stands twice.",
+                    place=where, remedy="Export the model again.")
+        known[key] = function
+        _check_nodes(function.node, set(function.input), where, frozenset())
+        _check_outputs(function.output, function.node, set(function.input), where)
+    calls = {
+        key: [called for node in _with_inner(function.node)
+              if (called := (node.domain, node.op_type, getattr(node, "overload", ""))) in known]
+        for key, function in known.items()
+    }
+    places = {key: number for number, key in enumerate(known)}
+    _, stuck = contracted(range(len(known)), {places[key]: {places[each] for each in found}
+                                              for key, found in calls.items()})
+    if stuck:
+        names = ", ".join(f"'{name}'" for number, (_, name, _) in enumerate(known) if number in stuck[:SHOWN_NAMES])
+        raise ModelError(f"Functions of the model call one another in a circle: {names}.", place=place,
+                         remedy="Export the model again.")
+
+
+def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _with_inner(graph.node)
+
+
+def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str | None, outer: frozenset[str]) -> None:
+    """Check what nodes read and compute, ``defined`` before them."""
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    for index, node in enumerate(nodes):
         where = _where(node, place)
         captured = captured_names(node) if any(True for _ in subgraphs(node)) else []
         for name in (*node.input, *captured):
@@ -217,7 +277,7 @@ def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str]
                         remedy="Export the model again.",
                     )
                 raise ModelError(
-                    f"The graph has a cycle: {_described(graph, _cycle(graph, index, producers))}.", place=where,
+                    f"The graph has a cycle: {_described(nodes, _cycle(nodes, index, producers))}.", place=where,
                     remedy="Export the model again.",
                 )
         for name in node.output:
@@ -231,11 +291,15 @@ def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str]
             scope = outer | defined
             for inner in subgraphs(node):
                 check_order(inner, place, scope)
-    for value in graph.output:
-        if value.name not in defined and value.name not in outer:
+
+
+def _check_outputs(outputs: Iterable[str], nodes: Iterable[onnx.NodeProto], given: Collection[str],
+                   place: str | None) -> None:
+    made = {name for node in nodes for name in node.output}
+    for name in outputs:
+        if name not in made and name not in given:
             raise ModelError(
-                f"The graph's output '{value.name}' is computed by no node.", place=place,
-                remedy="Export the model again.",
+                f"The graph's output '{name}' is computed by no node.", place=place, remedy="Export the model again.",
             )
 
 
@@ -252,18 +316,18 @@ def _check_unique(graph: onnx.GraphProto, place: str | None) -> None:
             raise ModelError(f"The name '{twice}' is defined twice.", place=place, remedy="Export the model again.")
 
 
-def _described(graph: onnx.GraphProto, cycle: list[int]) -> str:
-    names = [f"'{label(graph.node[index])}'" for index in cycle]
-    if len(names) > _SHOWN:
-        names[_SHOWN - 1:-1] = [f"{len(names) - _SHOWN} more"]
+def _described(nodes: Sequence[onnx.NodeProto], cycle: list[int]) -> str:
+    names = [f"'{label(nodes[index])}'" for index in cycle]
+    if len(names) > SHOWN_NAMES:
+        names[SHOWN_NAMES - 1:-1] = [f"{len(names) - SHOWN_NAMES} more"]
     return " -> ".join([*names, names[0]])
 
 
-def _cycle(graph: onnx.GraphProto, start: int, producers: dict[str, int]) -> list[int]:
+def _cycle(nodes: Sequence[onnx.NodeProto], start: int, producers: dict[str, int]) -> list[int]:
     """Nodes on a cycle that ``start`` depends on, each feeding the next; [] where there is none."""
 
     def needs(index: int) -> Iterator[int]:
-        node = graph.node[index]
+        node = nodes[index]
         return iter([producers[name] for name in (*node.input, *captured_names(node)) if name in producers])
 
     path, pending, done = [start], [needs(start)], set()

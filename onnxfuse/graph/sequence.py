@@ -34,12 +34,13 @@ def sequence(graph: onnx.GraphProto) -> list[int]:
 
 def captures(node: onnx.NodeProto) -> list[str]:
     """``captured_names`` in the order in which ``sequence`` meets their readers."""
-    captured = set(captured_names(node))
+    inside = [graph for each in _attributes(node) for graph in graphs_in(each)]
+    captured = set(captured_names(node)) if inside else set()
     found: dict[str, None] = {}
-    for graph in (graph for each in _attributes(node) for graph in graphs_in(each)):
-        for place in sequence(graph):
-            inner = graph.node[place]
-            found.update((name, None) for name in (*inner.input, *captures(inner)) if name in captured)
+    for graph in inside:
+        walk = _Walk(graph)
+        for place in walk.order():
+            found.update((name, None) for name in walk.reads[place] if name in captured)
         found.update((value.name, None) for value in graph.output if value.name in captured)
     return list(found)
 

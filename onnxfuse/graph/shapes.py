@@ -21,9 +21,10 @@ from onnx import helper, numpy_helper
 
 from onnxfuse.graph.bodies import enter, results
 from onnxfuse.graph.dims import MOST_PRODUCTS, Dim, dim
+from onnxfuse.graph.inference import left_out
 from onnxfuse.graph.model import Assumption, Graph, Node, Value
 from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
-from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, elements_of
+from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, MOST_AXES, elements_of
 from onnxfuse.graph.shape_functions.fused import DOMAIN, fused_node
 
 
@@ -88,6 +89,8 @@ def _types(
 def _bounded(found: Type, context: Context, output: int) -> Type:
     """What was found, without sizes that are not followed: those of one value multiply to a bounded number of terms."""
     shape, elements = found.shape, found.elements
+    if shape is not None and len(shape) > MOST_AXES:
+        shape = None
     if shape is not None:
         terms, sizes = 1, []
         for axis, size in enumerate(shape):
@@ -131,6 +134,8 @@ def _from_onnx(node: Node, graph: Graph, context: Context) -> list[Type]:
             [f"output{index}" for index in range(len(node.outputs))], domain=node.domain,
             **{name: _attribute(content) for name, content in node.attributes.items()},
         )
+        if left_out(proto, typed=all(value is None or value.dtype is not None for value in node.inputs)):
+            return []
         schema = onnx.defs.get_schema(node.op, version, node.domain)
         imports = [helper.make_opsetid(domain, number) for domain, number in graph.opsets.items()]
         inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)

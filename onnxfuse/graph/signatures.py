@@ -48,7 +48,7 @@ def check_signatures(proto: onnx.ModelProto) -> None:
             signature = _runtimes_own().get(node.op_type)
         elif version is not None and node.domain in ("", "ai.onnx"):
             signature = _signature(node.op_type, version)
-        fault = "" if signature is None else _fault(node, signature)
+        fault = _attributes_fault(node) or ("" if signature is None else _fault(node, signature))
         if fault:
             raise ModelError(f"The operator {node.op_type} {fault}.", place=f"node '{label(node)}'",
                              remedy="Export the model again.")
@@ -85,6 +85,19 @@ def _of_schema(schema: Any) -> _Signature:
     )
 
 
+def _attributes_fault(node: onnx.NodeProto) -> str:
+    """What is wrong with a node's attributes, whatever its operator: see ``_fault``."""
+    names: set[str] = set()
+    for attribute in node.attribute:
+        if attribute.name in names:
+            return f"has the attribute '{attribute.name}' twice here"
+        names.add(attribute.name)
+        if attribute.ref_attr_name:
+            return (f"takes its attribute '{attribute.name}' from '{attribute.ref_attr_name}' of a function here, and "
+                    "stands in none")
+    return ""
+
+
 def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
     """What is wrong with a node, as the rest of a sentence; "" where nothing is."""
     for what, names, (least, most) in (("input", node.input, signature.inputs),
@@ -95,13 +108,14 @@ def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
     empty = next((place for place in signature.needed if place < len(node.input) and not node.input[place]), None)
     if empty is not None:
         return f"needs its input {empty}, which is left empty here"
-    given = {attribute.name: attribute.type for attribute in node.attribute}
+    given = {attribute.name: attribute.type for attribute in node.attribute
+             if attribute.type != onnx.AttributeProto.UNDEFINED}
     missing = signature.required.difference(given)
     if missing:
         return f"needs the attribute '{min(missing)}', which is missing here"
     for name, kind in given.items():
         wanted = signature.attributes.get(name, kind)
-        if kind not in (wanted, onnx.AttributeProto.UNDEFINED):
+        if kind != wanted:
             called = onnx.AttributeProto.AttributeType.Name
             return f"takes {called(wanted)} as its attribute '{name}', which is {called(kind)} here"
     return ""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import onnx
+from google.protobuf.message import Message
 
 from onnxfuse.errors import ModelError
 
@@ -31,6 +32,20 @@ def check_texts(proto: onnx.ModelProto, place: str | None) -> None:
             f"A name or a note in the model is no UTF-8 text: {found[:100]!r}.", place=place,
             remedy="Rename it: write the model again with a tool that writes names as UTF-8.",
         )
+
+
+def is_text(message: Message) -> bool:
+    """Whether that is so of every field of a small message."""
+    try:
+        for field, value in message.ListFields():
+            if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+                continue
+            for each in (value,) if isinstance(value, str | bytes | Message) else value:
+                if isinstance(each, bytes) or (isinstance(each, Message) and not is_text(each)):
+                    return False
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _of_model(proto: onnx.ModelProto) -> Iterator[_Text]:

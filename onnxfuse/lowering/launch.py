@@ -138,31 +138,50 @@ class LaunchPlan:
             if raw["version"] != VERSION:
                 raise ValueError(f"launch plan of version {raw['version']}; this release reads {VERSION}")
             return LaunchPlan(
-                raw["region"],
-                raw["inputs"],
-                tuple(raw["symbols"]),
-                tuple(Check(*check) for check in raw["checks"]),
-                tuple(Output(output["dtype"], tuple(output["shape"])) for output in raw["outputs"]),
+                _text(raw["region"]),
+                _number(raw["inputs"]),
+                _texts(raw["symbols"]),
+                tuple(Check(*map(_text, check)) for check in raw["checks"]),
+                tuple(Output(_number(output["dtype"]), _texts(output["shape"])) for output in raw["outputs"]),
                 tuple(
                     Variant(
-                        variant["name"],
+                        _text(variant["name"]),
                         tuple(
-                            Step(s["kernel"], _three(s["grid"]), _three(s["block"]), tuple(s["args"]), s["shared"])
+                            Step(_text(s["kernel"]), _three(s["grid"]), _three(s["block"]), _texts(s["args"]),
+                                 _text(s["shared"]))
                             for s in variant["steps"]
                         ),
-                        tuple(variant["guards"]),
+                        _texts(variant["guards"]),
                     )
                     for variant in raw["variants"]
                 ),
-                tuple(raw["scratch"]),
-                tuple(raw["options"]),
+                _texts(raw["scratch"]),
+                _texts(raw["options"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not a launch plan: {error}") from error
 
 
-def _three(sizes: Sequence[str]) -> tuple[str, str, str]:
-    x, y, z = sizes
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r} is no list")
+    return tuple(map(_text, values))
+
+
+def _three(sizes: object) -> tuple[str, str, str]:
+    x, y, z = _texts(sizes)
     return x, y, z
 
 

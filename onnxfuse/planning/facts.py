@@ -18,6 +18,9 @@ from onnxfuse.planning.legality import check_nodes
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.refusal import Refusal
 
+MOST_OPERANDS = 128
+"""Tensors that one node of a region reads, or writes: each neighbour that is tried costs a look at all of them."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -33,6 +36,11 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     """Facts of a node of the canonical view, or why no region can hold it."""
     if lowering_of(node) is None:
         return Refusal("no-lowering", f"{node.qualified_op} has no lowering", node.label)
+    if len(node.inputs) > MOST_OPERANDS or len(node.outputs) > MOST_OPERANDS:
+        count = max(len(node.inputs), len(node.outputs))
+        return Refusal(
+            "operands", f"{node.qualified_op} reads or writes {count:,} tensors, and a region's nodes no more than "
+            f"{MOST_OPERANDS}", node.label)
     kind = placement.kinds[node]
     if kind in (Kind.HOST, Kind.FOLDED):
         return Refusal("on-host", f"{node.qualified_op} runs on the CPU, or once when the model is loaded", node.label)

@@ -193,7 +193,9 @@ class Ledger:
     ) -> KernelTraffic:
         """What the nodes cost as one fused node that reads ``inputs`` and writes ``outputs``."""
         members, written = set(nodes), tuple(dict.fromkeys(outputs))
-        reads = {value: self._demand(value, members, frozenset(written)) for value in inputs}
+        wanted, given = tuple(inputs), frozenset(written)
+        readers = self._readers(members, wanted, given)
+        reads = {value: self._demand(value, readers, given) for value in wanted}
         writes = {value: self.bytes_of(value) for value in written}
         counted = [self.node(node) for node in members]
         return KernelTraffic(
@@ -201,25 +203,56 @@ class Ledger:
             sum(traffic.flops for traffic in counted), kernels, scratch, _unsized(reads, writes),
         )
 
-    def _demand(self, value: Value, members: set[Node], outputs: frozenset[Value]) -> int | None:
+    def _readers(self, members: set[Node], inputs: Iterable[Value], outputs: frozenset[Value]
+                 ) -> dict[Value, list[Node]]:
+        """Which members read each value, and which other nodes on the way to them give it back.
+
+        Others that read an input, of which there may be any number, are not looked at.
+        """
+        found: dict[Value, list[Node]] = {}
+        for node in members:
+            for value in node.reads():
+                found.setdefault(value, []).append(node)
+        seen = set(inputs)
+        for start in (*found, *outputs):
+            value = start
+            while value not in seen:
+                seen.add(value)
+                maker = value.producer
+                if maker is None or maker in members or maker.outputs[0] is not value:
+                    break
+                operand = given_back(maker)
+                if operand is None:
+                    break
+                found.setdefault(operand, []).append(maker)
+                value = operand
+        return found
+
+    def _demand(self, value: Value, readers: Mapping[Value, Sequence[Node]], outputs: frozenset[Value]) -> int | None:
         """Bytes that the members of a region read of a value, together, looking through views, and also through what
         the runtime takes out between."""
-        whole = self.bytes_of(value)
-        if whole is None:
-            return None
-        total = 0
-        for node in value.consumers:
-            if total >= whole or (node not in members and given_back(node) is not value):
-                continue
-            target = node.outputs[0]
-            if same_memory(node) is value and target is not None:
-                seen = whole if target in outputs else self._demand(target, members, outputs)
-            elif self.placement.kinds[node].launches:
-                seen = self._read(node, value)
-            else:
-                seen = 0
-            total += whole if seen is None else seen
-        return min(whole, total)
+        order, waiting = [], [value]
+        while waiting:
+            order.append(waiting.pop())
+            waiting += [target for node in readers.get(order[-1], ())
+                        if (target := node.outputs[0]) is not None and target not in outputs
+                        and same_memory(node) is order[-1] and self.bytes_of(order[-1]) is not None]
+        demands: dict[Value, int | None] = {}
+        for each in reversed(order):  # what is viewed after its views
+            whole = self.bytes_of(each)
+            demands[each] = whole if whole is None else min(
+                whole, sum(self._demanded(node, each, whole, demands, outputs) for node in readers.get(each, ())))
+        return demands[value]
+
+    def _demanded(self, node: Node, value: Value, whole: int, demands: Mapping[Value, int | None],
+                  outputs: frozenset[Value]) -> int:
+        """Bytes that one node asks for of a value of which there are ``whole``; ``demands`` tells of its views."""
+        target = node.outputs[0]
+        if same_memory(node) is value and target is not None:
+            seen = whole if target in outputs else demands[target]
+        else:
+            seen = self._read(node, value) if self.placement.kinds[node].launches else 0
+        return whole if seen is None else seen
 
     def total(self, fused: Sequence[Fused] = ()) -> Traffic:
         """One run of the whole graph and its bodies, with these regions fused."""

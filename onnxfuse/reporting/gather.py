@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import NoneType
 from typing import Any
 
@@ -21,7 +20,7 @@ from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost
 from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
-from onnxfuse.rewriting import FusedNode, read_fused, sizes_record, unfuse
+from onnxfuse.rewriting import FusedNode, original, read_fused, sizes_record
 from onnxfuse.version import __version__
 from onnxfuse.visible import visible
 
@@ -78,8 +77,8 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
     Raises:
         ModelError: the records in the model are damaged, or ``dims`` names no dimension of the model.
     """
-    folded = replace(loaded, proto=unfuse(loaded.proto, folded=True))
-    original = folded if sizes_record(folded.proto) is None else replace(loaded, proto=unfuse(loaded.proto))
+    folded = original(loaded, folded=True)
+    source = folded if sizes_record(folded.proto) is None else original(loaded)
     graph = load_graph(folded)
     ledger = Ledger(graph, bind(graph, dims))
     costs = CostModel(ledger, profile)
@@ -92,7 +91,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
             _entry(node.name, node.op, node.rule, node.schedule, counted, reads, costs, node.architectures,
                    node.figures)
         )
-    before = _total(costs_before(costs, original, folded), (), original.proto)
+    before = _total(costs_before(costs, source, folded), (), source.proto)
     after = _total(costs, regions, loaded.proto)
     return Report(
         version=__version__,

@@ -19,7 +19,7 @@ from onnxfuse.planning.recorded import solved
 from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.traffic import Fused, Ledger, plan_cost
 from onnxfuse.reporting.gather import name_of, replaced_nodes
-from onnxfuse.rewriting import FusedNode, read_fused, unfuse
+from onnxfuse.rewriting import FusedNode, original, read_fused
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.run_statistics import RecordedGpu, RecordedNode, RecordedRun, RunStatistics, read_statistics
 
@@ -216,7 +216,7 @@ class _Predictor:
     """The cost model of a fused model's original, at whatever sizes a run had."""
 
     def __init__(self, loaded: LoadedModel, dims: Mapping[str, int]) -> None:
-        self._graph = load_graph(LoadedModel(loaded.path, unfuse(loaded.proto, folded=True), loaded.folder))
+        self._graph = load_graph(original(loaded, folded=True))
         self._defaults = bind(self._graph, dims)
         self._placement = place(self._graph)
         self._groups = groups_of(self._graph)

@@ -7,6 +7,7 @@
 
 from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
+from onnxfuse.rewriting.original import original
 from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.saving import Saved, save
@@ -26,6 +27,7 @@ __all__ = [
     "body_model",
     "fold",
     "is_settled",
+    "original",
     "planned_form",
     "read_fused",
     "rewrite",

@@ -7,7 +7,6 @@ them, so that regions of one structure have one body wherever an exporter put th
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,10 @@ from onnx import helper, numpy_helper
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import STANDARD_DOMAINS, ModelIndex
 from onnxfuse.rewriting.invariants import require
-from onnxfuse.rewriting.metadata import ConstantRecord, NodeRecord, ValueRecord, packed
+from onnxfuse.rewriting.metadata import ConstantRecord, NodeRecord, ValueRecord, packed, unpacked
+
+_SPELLED_OUT = "ai.onnx"
+"""ONNX Runtime takes this for "" in a graph, and not in a function."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,24 @@ def strip(
                 tensors[attribute.name] = notes
     devices: Any = onnx.NodeProto()
     devices.device_configurations.extend(node.device_configurations)
+    properties = {entry.key: entry.value for entry in node.metadata_props}
+    if not all(entry.HasField("key") and entry.HasField("value") for entry in node.metadata_props) or (
+            len(properties) < len(node.metadata_props)):
+        # No mapping: a key twice, or an entry that lacks a part.
+        devices.metadata_props.extend(node.metadata_props)
+        properties = {}
     record = NodeRecord(
         node.name if node.HasField("name") else None,
         position,
         node.doc_string if node.HasField("doc_string") else None,
-        {entry.key: entry.value for entry in node.metadata_props},
+        properties,
         tensors,
         packed(devices),
         twins=original.name in twins,
+        domain=node.domain if node.domain == _SPELLED_OUT else "",
     )
+    if record.domain:
+        node.ClearField("domain")
     for field in ("name", "doc_string", "metadata_props", "device_configurations"):
         node.ClearField(field)
     return node, record
@@ -111,6 +122,8 @@ def strip(
 
 def dress(node: onnx.NodeProto, record: NodeRecord) -> None:
     """Give a node back what ``strip`` took; its inputs and outputs stay."""
+    if record.domain:
+        node.domain = record.domain
     if record.name is not None:
         node.name = record.name
     if record.doc_string is not None:
@@ -139,7 +152,7 @@ def take_notes(tensor: onnx.TensorProto) -> str:
 def give_notes(proto: Any, notes: str) -> None:
     """Put packed notes back into a tensor or a node."""
     if notes:
-        proto.MergeFromString(b64decode(notes))
+        unpacked(notes, proto)
 
 
 def _walk(index: ModelIndex, nodes: Sequence[int], outputs: Sequence[str]) -> list[int]:
@@ -202,10 +215,5 @@ def value_record(index: ModelIndex, name: str) -> ValueRecord:
 
 def _opsets(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
     """The model's versions of the domains that the nodes use; 1 for a domain that it forgot to import."""
-    wanted = {"" if node.domain in STANDARD_DOMAINS else node.domain for node in nodes}
-    found = {}
-    for entry in model.opset_import:
-        domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
-        if domain in wanted:
-            found[domain] = helper.make_opsetid(entry.domain, entry.version)
-    return [found.get(domain) or helper.make_opsetid(domain, 1) for domain in sorted(wanted)]
+    found = {"" if entry.domain in STANDARD_DOMAINS else entry.domain: entry.version for entry in model.opset_import}
+    return [helper.make_opsetid(domain, found.get(domain, 1)) for domain in sorted({node.domain for node in nodes})]

@@ -12,7 +12,7 @@ that reads it, and that graph's record keeps it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,8 +112,7 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         InvariantError: a region breaks a promise of ``FusedRegion``.
     """
     graphs = {each.place: each for each in graph.walk()}
-    places = {region.place[:depth] for region in regions for depth in range(len(region.place) + 1)} | {()}
-    indexes = {place: ModelIndex.of(model, place) for place in places}
+    indexes = ModelIndex.each(model, [(), *(region.place for region in regions)])
     pool = NamePool.of(model)
     sites: list[_Site] = []
     refusals: list[Refusal] = []
@@ -157,14 +156,14 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         function = result.functions.add()
         function.CopyFrom(body.function)
         function.name = op
-    sites = [replace(site, stands=stands) for place, index in indexes.items()
-             for site, stands in _with_standing(index, [site for site in sites if site.region.place == place])]
+    sites = [replace(site, stands=stands) for place, here in _by_place(sites).items()
+             for site, stands in _with_standing(indexes[place], here)]
     names = _names(model, indexes, sites)
     placed: list[Placed] = []
+    by_place, symbols = _by_place(sites), symbol_names(model)
     # To reorder a graph moves its nodes, and with them the bodies inside.
     for place in sorted(indexes, key=lambda place: (-len(place), place)):
-        here = [site for site in sites if site.region.place == place]
-        placed += _apply(result, indexes[place], here, names)
+        placed += _apply(result, indexes[place], by_place.get(place, []), names, symbols)
     _import_domain(result)
     settle(result)
     return Rewritten(result, tuple(sorted(placed, key=lambda entry: entry.region)), tuple(refusals))
@@ -196,7 +195,16 @@ def _names(model: onnx.ModelProto, indexes: Mapping[Place, ModelIndex], sites: S
     return {name for name, count in names.items() if count > 0}
 
 
-def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], names: set[str]) -> list[Placed]:
+def _by_place(sites: Iterable[_Site]) -> dict[Place, list[_Site]]:
+    """Sites by the place of their graph."""
+    found: dict[Place, list[_Site]] = {}
+    for site in sites:
+        found.setdefault(site.region.place, []).append(site)
+    return found
+
+
+def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], names: set[str],
+           symbols: frozenset[str]) -> list[Placed]:
     """Put fused nodes into one graph of the copy of the model that ``index`` is of."""
     gone: _Gone = {}
     for site in sites:
@@ -222,7 +230,6 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
         for position in range(len(index.nodes))
     ]
     placed: list[Placed] = []
-    symbols = symbol_names(index.model)
     for site in sites:
         own = sorted(position for position in site.nodes if len(gone.get(position, ())) == 1)
         name = node_name([index.nodes[position] for position in own], site.region.rule, names)
@@ -345,7 +352,7 @@ def _idle_constants(
     unread: Collection[str], origin: Origin,
 ) -> list[IdleRecord]:
     """Constants that only bodies read, and that these hold copies of in fused nodes now; ``graph`` has those bodies."""
-    owners = [position for position in range(len(index.nodes)) if index.has_subgraph(position)]
+    owners = dict.fromkeys(position for position in range(len(index.nodes)) if index.has_subgraph(position))
     users = {name for position, names in enumerate(reads) if position not in owners for name in names}
     users.update(name for position in owners for name in reads_of(graph.node[position]))
     found = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,15 +45,15 @@ class ModelIndex:
     twins: frozenset[str]
 
     @staticmethod
-    def of(model: onnx.ModelProto, place: Place = ()) -> ModelIndex:
-        """The index of a graph of a model; reads no weights."""
+    def of(model: onnx.ModelProto, place: Place = (), around: ModelIndex | None = None) -> ModelIndex:
+        """The index of a graph of a model; reads no weights.  ``around`` is that of the graph around it, if known."""
         graph = graph_at(model, place)
         nodes = tuple(graph.node)
         return ModelIndex(
             model,
             graph,
             place,
-            ModelIndex.of(model, place[:-1]) if place else None,
+            ModelIndex.of(model, place[:-1]) if place and around is None else around,
             nodes,
             tuple(tuple(dict.fromkeys(reads_of(node))) for node in nodes),
             {name: position for position, node in enumerate(nodes) for name in node.output if name},
@@ -64,6 +64,14 @@ class ModelIndex:
             frozenset() if place else frozenset(_bound(model)),
             frozenset(name for name, count in Counter(node.name for node in nodes if node.name).items() if count > 1),
         )
+
+    @staticmethod
+    def each(model: onnx.ModelProto, places: Iterable[Place]) -> dict[Place, ModelIndex]:
+        """The indexes of several graphs of a model, and of those around them."""
+        found: dict[Place, ModelIndex] = {}
+        for place in sorted({each[:depth] for each in places for depth in range(len(each) + 1)}, key=len):
+            found[place] = ModelIndex.of(model, place, found.get(place[:-1]))
+        return found
 
     def has_subgraph(self, position: int) -> bool:
         """Whether a node holds a graph in an attribute."""

@@ -11,13 +11,20 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.texts import is_text
+from onnxfuse.typed import typed
+
+T = TypeVar("T")
 
 VERSION = 1
 KEY = "onnxfuse"
 """Name of the node attribute and of the model's metadata property."""
+METADATA = "the model's metadata"
 IR_VERSION = 8
 """The first version whose models hold functions, and the least that a fused model has."""
 
@@ -25,9 +32,10 @@ IR_VERSION = 8
 @dataclass(frozen=True)
 class NodeRecord:
     """What the body does not say of a node: its place, name, notes; ``tensors`` holds, by attribute, names and
-    notes of tensors in its attributes; ``devices`` its device configurations; both as base64 protobuf.  An absent
-    name is None, an empty one "".  ``twins``: others had the name too.  ``stands``: another fused node that held it
-    too was put back, and it with that."""
+    notes of tensors in its attributes; ``devices`` its device configurations, and properties that are no mapping; both
+    as base64 protobuf.  An absent name is None, an empty one "".  ``domain``: "ai.onnx" where it was spelled so.
+    ``twins``: others had the name too.  ``stands``: another fused node that held it too was put back, and it with
+    that."""
 
     name: str | None = None
     position: int | None = None
@@ -35,6 +43,7 @@ class NodeRecord:
     metadata_props: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     devices: str = ""
+    domain: str = ""
     twins: bool = False
     stands: bool = False
 
@@ -118,6 +127,7 @@ class ModelRecord:
         moved: original positions, by first output, of nodes that had to change places.
         inputs: initialisers that were also inputs of the graph (IR versions below 4): place and base64 protobuf.
         idle: constants that only fused nodes in bodies held a copy of, and that left the graph.
+        functions: number of functions of the original.
     """
 
     ir_version: int
@@ -128,6 +138,7 @@ class ModelRecord:
     moved: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[tuple[int, str], ...] = ()
     idle: tuple[IdleRecord, ...] = ()
+    functions: int = 0
 
 
 def to_json(record: FusedRecord | ModelRecord) -> str:
@@ -141,24 +152,7 @@ def fused_record(text: str, place: str) -> FusedRecord:
     Raises:
         ModelError: it is no record that this release can read; ``place`` names the node.
     """
-    raw = _parse(text, place)
-    try:
-        return FusedRecord(
-            raw["rule"],
-            raw["schedule"],
-            raw.get("figures", {}),
-            tuple(NodeRecord(**entry) for entry in raw.get("nodes", ())),
-            {formal: ValueRecord(**entry) for formal, entry in raw.get("values", {}).items()},
-            {formal: _constant(entry) for formal, entry in raw.get("constants", {}).items()},
-            {
-                formal: (dtype, None if sizes is None else tuple(sizes))
-                for formal, (dtype, sizes) in raw.get("types", {}).items()
-            },
-            tuple(raw.get("added", ())),
-            tuple(raw.get("again", ())),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _unreadable(place, repr(error)) from error
+    return _typed(FusedRecord, _parse(text, place), place)
 
 
 def model_record(notes: Iterable[Any]) -> ModelRecord | None:
@@ -169,14 +163,15 @@ def model_record(notes: Iterable[Any]) -> ModelRecord | None:
     """
     for entry in notes:
         if entry.key == KEY:
-            raw = _parse(entry.value, "the model's metadata")
-            try:
-                raw["inputs"] = tuple((int(position), str(info)) for position, info in raw.get("inputs", ()))
-                raw["idle"] = tuple(IdleRecord(**entry) for entry in raw.get("idle", ()))
-                return ModelRecord(**{name.name: raw[name.name] for name in fields(ModelRecord) if name.name in raw})
-            except (TypeError, ValueError) as error:
-                raise _unreadable("the model's metadata", repr(error)) from error
+            return _typed(ModelRecord, _parse(entry.value, METADATA), METADATA)
     return None
+
+
+def _typed(kind: type[T], raw: dict[str, Any], place: str) -> T:
+    try:
+        return typed(kind, raw)
+    except ValueError as error:
+        raise unreadable(place, str(error)) from error
 
 
 def packed(proto: Any) -> str:
@@ -185,14 +180,18 @@ def packed(proto: Any) -> str:
 
 
 def unpacked(text: str, proto: Any) -> Any:
-    """Merge what ``packed`` wrote into a message and return it."""
-    proto.MergeFromString(b64decode(text))
+    """Merge what ``packed`` wrote into a message and return it.
+
+    Raises:
+        ModelError: the text is nothing that ``packed`` wrote.
+    """
+    try:
+        proto.MergeFromString(b64decode(text, validate=True))
+    except (ValueError, DecodeError) as error:
+        raise unreadable("a part of the model that it holds", str(error)) from error
+    if not is_text(proto):
+        raise unreadable("a part of the model that it holds", "a name in it is no UTF-8 text")
     return proto
-
-
-def _constant(entry: dict[str, Any]) -> ConstantRecord:
-    node = entry.pop("node", None)
-    return ConstantRecord(**entry, node=None if node is None else NodeRecord(**node))
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -216,21 +215,22 @@ def _plain(part: Any) -> Any:
 
 def _parse(text: str, place: str) -> dict[str, Any]:
     try:
-        raw = json.loads(text)
-        version = raw["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unreadable(place, repr(error)) from error
+        raw = dict(json.loads(text))
+        version = raw.pop("version")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise unreadable(place, repr(error)) from error
     if version != VERSION:
         raise ModelError(
-            f"The model was fused by another release of onnxfuse (its records have version {version}, this one reads "
+            f"The model was fused by another release of onnxfuse (its records have version {version!r}, this one reads "
             f"{VERSION}).",
             place=place,
             remedy="Use the release that fused the model, or fuse the original again.",
         )
-    return dict(raw)
+    return raw
 
 
-def _unreadable(place: str, detail: str) -> ModelError:
+def unreadable(place: str, detail: str) -> ModelError:
+    """The error for a record that is damaged; ``detail`` says how."""
     return ModelError(
         f"The record that onnxfuse left in the model cannot be read: {detail}.",
         place=place,

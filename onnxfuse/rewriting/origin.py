@@ -50,6 +50,7 @@ class Origin:
                 len(index.nodes) if known else None,
                 len(graph.initializer) if known else None,
                 len(graph.value_info) if known else None,
+                functions=0 if index.place else sum(each.domain != launch.DOMAIN for each in index.model.functions),
             )
         records = list(fused.values())
         constants = [constant for entry in records for constant in entry.constants.values()]

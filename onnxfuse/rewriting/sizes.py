@@ -27,10 +27,11 @@ from onnxfuse.graph.order import subgraphs
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.branches import SMALL_BYTES, BranchRecord, Entry, with_branches, without_branches
 from onnxfuse.rewriting.index import ModelIndex, all_nodes, reads_of
-from onnxfuse.rewriting.metadata import packed, unpacked
+from onnxfuse.rewriting.metadata import packed, unpacked, unreadable
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import put_back, rearrange, sort_nodes
 from onnxfuse.rewriting.origin import first_output
+from onnxfuse.typed import typed
 
 VERSION = 1
 KEY = "onnxfuse.sizes"
@@ -288,21 +289,14 @@ def sizes_record(model: onnx.ModelProto) -> SizesRecord | None:
         return None
     place, remedy = f"metadata property '{KEY}'", "Fuse the original model again."
     try:
-        raw = json.loads(text)
-        version, branches = raw.pop("version"), raw.pop("branches", None)
-        record = SizesRecord(**_tuples(raw), branches=None if branches is None else BranchRecord(**_tuples(branches)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raw = dict(json.loads(text))
+        version = raw.pop("version")
+        record = typed(SizesRecord, raw) if version == VERSION else None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise unreadable(place, repr(error)) from error
+    if record is None:
         raise ModelError(
-            f"The record that onnxfuse left in the model cannot be read: {error!r}.", place=place, remedy=remedy,
-        ) from error
-    if version != VERSION:
-        raise ModelError(
-            f"Sizes were folded by another release of onnxfuse (the record has version {version}, this one reads "
+            f"Sizes were folded by another release of onnxfuse (the record has version {version!r}, this one reads "
             f"{VERSION}).", place=place, remedy=remedy,
         )
     return record
-
-
-def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(tuple(entry) if isinstance(entry, list) else entry for entry in part)
-            for name, part in raw.items()}

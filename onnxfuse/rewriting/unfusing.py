@@ -27,6 +27,7 @@ from onnxfuse.rewriting.metadata import (
     ValueRecord,
     to_json,
     unpacked,
+    unreadable,
 )
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
@@ -69,15 +70,16 @@ def unfuse(
     """
     parts = _parts(model, only)
     chosen = {place for place, part in parts.items() if part.chosen}
-    marked = {place for place in parts if any(entry.key == KEY for entry in notes_of(model, place))
-              and any(inner[:len(place)] == place for inner in chosen)}
+    around_chosen = {inner[:depth] for inner in chosen for depth in range(len(inner) + 1)}
+    marked = {place for place in around_chosen if any(entry.key == KEY for entry in notes_of(model, place))}
+    taken = {place: frozenset(_takers(part.chosen.values())) for place, part in parts.items()}
     result = onnx.ModelProto()
     result.CopyFrom(model)
     # To put nodes back moves others, and with them the bodies inside: the innermost first.
     for place in sorted(chosen | marked, key=lambda place: (-len(place), place)):
         index, origin, wanted = (part := parts[place]).index, part.origin, part.chosen
         around = [parts[place[:depth]] for depth in range(len(place))]
-        coming = {name for outer in around for name in _takers(outer.chosen.values())}
+        coming = set().union(*(taken[outer.index.place] for outer in around))
         coming |= {entry.name for each in (*around, part) for entry in each.origin.record.idle}
         graph = graph_at(result, place)
         part.restored = restored = _expand(index, wanted, origin.fused.values(), coming)
@@ -132,7 +134,9 @@ class _Part:
 
 def _parts(model: onnx.ModelProto, only: Collection[str] | None) -> dict[Place, _Part]:
     """Every graph of the model, with the records of the fused nodes to put back."""
-    indexes = [ModelIndex.of(model, () if body is None else body.place) for body, _ in graphs_of(model)]
+    places = [() if body is None else body.place for body, _ in graphs_of(model)]
+    known = ModelIndex.each(model, places)
+    indexes = [known[place] for place in places]
     origins = [Origin.of(index) for index in indexes]
     names = {
         index.nodes[position].name
@@ -227,6 +231,7 @@ def _expand(
     for position, record in fused.items():
         call = index.nodes[position]
         function = functions[call.op_type]
+        _check_fits(call, function, record)
         actuals = dict(zip(function.input, (*call.input, *[""] * len(function.input)), strict=False))
         actuals |= dict(zip(function.output, call.output, strict=False))
         # Without its record a body is nodes alone; with it, the constants that were inlined come first.
@@ -259,6 +264,27 @@ def _expand(
                 node.name = names.node(node.name)
             restored.nodes.append((position, notes.position, node))
     return restored
+
+
+def _check_fits(call: onnx.NodeProto, function: onnx.FunctionProto, record: FusedRecord) -> None:
+    """Check that a record is of this body: what follows takes that for granted.
+
+    Raises:
+        ModelError: somebody changed one of them since.
+    """
+    inlined = function.node[:len(function.node) - len(record.nodes)] if record.nodes else ()
+    constants = [record.constants.get(node.output[0]) if len(node.output) == 1 else None for node in inlined]
+    fits = (
+        len(record.nodes) <= len(function.node)
+        and len(call.input) <= len(function.input) and len(call.output) <= len(function.output)
+        and all(
+            node.op_type == "Constant" and entry is not None and (
+                entry.node is not None or [each.type for each in node.attribute] == [onnx.AttributeProto.TENSOR])
+            for node, entry in zip(inlined, constants, strict=True)
+        )
+    )
+    if not fits:
+        raise unreadable(f"node {call.name!r}", "it does not fit the function that the node calls")
 
 
 def _functions(model: onnx.ModelProto) -> dict[str, onnx.FunctionProto]:
@@ -467,7 +493,7 @@ def _unmark(result: onnx.ModelProto, parts: Mapping[Place, _Part]) -> None:
     for place in reversed(range(len(result.opset_import))):
         if record.opset_added and not left and result.opset_import[place].domain == launch.DOMAIN:
             del result.opset_import[place]
-    if result.ir_version == max(record.ir_version, IR_VERSION) and not result.functions:
+    if result.ir_version == max(record.ir_version, IR_VERSION) and len(result.functions) <= record.functions:
         result.ir_version = record.ir_version
         held = {tensor.name for tensor in result.graph.initializer}
         for place, text in record.inputs:

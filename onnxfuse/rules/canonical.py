@@ -16,6 +16,9 @@ from onnxfuse.rules.kinds import CanonicalRule, attribute_value
 from onnxfuse.rules.matcher import match
 from onnxfuse.rules.matches import Match, NodeIndex
 
+MOST_PASSED = 64
+"""Nodes in a row that give their operand back and are read through at once: a region copies those before it."""
+
 MAX_PASSES = 8
 """Rounds of matching at most; each starts from what the one before made."""
 
@@ -256,7 +259,8 @@ def _passing(entries: Sequence[_Entry]) -> list[_Entry]:
         if passed != node.passed:
             node = replace(node, inputs=tuple(read), passed=passed)
         result.append((node, tuple(read), outputs))
-        if gives_back(node) and read[0] is not None and outputs[0] is not None:
+        passes = len(node.copied) <= MOST_PASSED and gives_back(node)
+        if passes and read[0] is not None and outputs[0] is not None:
             given[outputs[0]] = read[0], node.copied
     return result
 

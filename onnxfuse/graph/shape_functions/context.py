@@ -15,6 +15,9 @@ from onnxfuse.graph.model import Assumption, Node, Shape, Value
 MAX_ELEMENTS = 256
 """Integer tensors of more elements than this are not followed as sizes."""
 
+MOST_AXES = 64
+"""Tensors of more axes than this have an unknown rank: NumPy takes no more, and a few bytes can ask for any number."""
+
 INTEGERS = frozenset(
     onnx.TensorProto.DataType.Value(name)
     for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
@@ -131,7 +134,13 @@ class Context:
         return declared
 
     def unknown_shape(self, rank: int, output: int = 0) -> Shape:
-        """Sizes of which nothing but the rank is known."""
+        """Sizes of which nothing but the rank is known.
+
+        Raises:
+            ValueError: more axes than are followed.
+        """
+        if rank > MOST_AXES:
+            raise ValueError(f"{rank} axes")
         return tuple(self.unknown(axis, rank, output) for axis in range(rank))
 
     def meet(self, *shapes: Shape | None, output: int = 0, front: int = 0, rank: int | None = None) -> Shape | None:

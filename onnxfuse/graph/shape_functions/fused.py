@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import onnx
+
 from onnxfuse.graph.dims import Dim, broadcast, dim, maximum, minimum, product
 from onnxfuse.graph.shape_functions.context import Context, Type
 
@@ -29,17 +31,28 @@ def fused_node(context: Context) -> list[Type]:
     Raises:
         ValueError, KeyError, IndexError, TypeError: the plan is missing or damaged, or a size is not known.
     """
-    plan = json.loads(context.attribute("plan"))
+    try:
+        plan = json.loads(context.attribute("plan"))
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
     symbols: list[Dim] = []
     for text in plan["symbols"]:
         symbols.append(_evaluate(text, context, symbols))
     return [
-        Type(int(output["dtype"]), tuple(_evaluate(text, context, symbols) for text in output["shape"]))
+        Type(_element_type(output["dtype"]), tuple(_evaluate(text, context, symbols) for text in output["shape"]))
         for output in plan["outputs"]
     ]
 
 
-def _evaluate(text: str, context: Context, symbols: list[Dim]) -> Dim:
+def _element_type(number: object) -> int:
+    if isinstance(number, bool) or number not in onnx.TensorProto.DataType.values():
+        raise ValueError(number)
+    return int(str(number))
+
+
+def _evaluate(text: object, context: Context, symbols: list[Dim]) -> Dim:
+    if not isinstance(text, str):
+        raise TypeError(text)
     stack: list[Dim] = []
     for token in text.split():
         if token in _OPERATORS:

@@ -1,0 +1,227 @@
+"""What else a model file may hold: names that are no text, functions that call themselves, records that somebody
+changed, and what ends the process in the inference of onnx."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from rewriting_models import chain, fuse, fused_nodes
+from test_load import external, message_of, model
+
+from onnxfuse import api
+from onnxfuse.errors import ExternalDataError, ModelError
+from onnxfuse.graph import from_proto, infer, load_graph
+from onnxfuse.rewriting import read_fused
+
+AGAIN = "help: Fuse the original model again."
+
+
+def calling(text: str) -> onnx.ModelProto:
+    """A model that calls Mine of these functions."""
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "here" : 1]>\n'
+        f"g (float[n, 4] x) => (float[n, 4] y) {{ y = here.Mine (x) }}\n{text}")
+
+
+HEAD = '<domain: "here", opset_import: ["" : 17, "here" : 1]>'
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (f"{HEAD} Mine (a) => (b) {{ b = here.Yours (a) }}\n{HEAD} Yours (a) => (b) {{ b = here.Mine (a) }}",
+     "Functions of the model call one another in a circle: 'Mine', 'Yours'."),
+    (f"{HEAD} Mine (a) => (b) {{ b = here.Mine (a) }}",
+     "Functions of the model call one another in a circle: 'Mine'."),
+    (f"{HEAD} Mine (a) => (b) {{ b = Add (a, c) }}", "Node 'Add -> b' reads 'c', which nothing computes."),
+    (f"{HEAD} Mine (a) => (b) {{ c = Neg (a) }}", "The graph's output 'b' is computed by no node."),
+    (f"{HEAD} Mine (a) => (b) {{ b = Neg (a) b = Exp (a) }}", "The name 'b' is defined twice."),
+    (f"{HEAD} Mine (a) => (b) {{ b = Neg (a) }}\n{HEAD} Mine (a) => (b) {{ b = Exp (a) }}",
+     "The function 'Mine' has two inputs or outputs of one name, or stands twice."),
+])
+def test_functions_that_are_wrong(text: str, message: str) -> None:
+    proto = calling(text)
+    assert message_of(proto).startswith(message)
+    with pytest.raises(Exception, match=r"(?i)invalid|fail|recursion|cycle|circular|exist"):
+        onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", ["relu", "x", "Relu", "a note", "key", "four", "weight"])
+def test_text_that_is_none(name: str) -> None:
+    """Names, operators, notes, sizes: whatever a text may stand in."""
+    proto = model(initializer=[numpy_helper.from_array(onnx.numpy_helper.np.ones(1), "weight")])
+    proto.graph.node[0].doc_string = "a note"
+    proto.metadata_props.add(key="key", value="")
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "four"
+    data = proto.SerializeToString().replace(name.encode(), b"\xff" * len(name))
+    odd = onnx.ModelProto.FromString(data)
+    assert message_of(odd) == (
+        f"A name or a note in the model is no UTF-8 text: {bytes([255] * len(name))!r}.\n"
+        "help: Rename it: write the model again with a tool that writes names as UTF-8.")
+
+
+def twice(node: onnx.NodeProto) -> None:
+    node.attribute.extend([helper.make_attribute("alpha", 0.5), helper.make_attribute("alpha", 0.25)])
+
+
+def referring(node: onnx.NodeProto) -> None:
+    node.attribute.add(name="alpha", type=onnx.AttributeProto.FLOAT, ref_attr_name="slope")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (twice, "The operator LeakyRelu has the attribute 'alpha' twice here."),
+    (referring,
+     "The operator LeakyRelu takes its attribute 'alpha' from 'slope' of a function here, and stands in none."),
+])
+def test_attributes_that_are_wrong(change: Callable[[onnx.NodeProto], None], message: str) -> None:
+    node = helper.make_node("LeakyRelu", ["x"], ["y"], "it")
+    change(node)
+    assert message_of(model([node])) == f"{message}\n--> node 'it'\nhelp: Export the model again."
+
+
+@pytest.mark.parametrize(("node", "message"), [
+    (helper.make_node("BiasGelu", ["x"], ["y"], "it", domain="com.microsoft"),
+     "The operator BiasGelu has 1 input here, and takes 2."),
+    (helper.make_node("MatMulNBits", ["x", "x", "x"], ["y"], "it", domain="com.microsoft", N=4, block_size=16),
+     "The operator MatMulNBits needs the attribute 'K', which is missing here."),
+    (helper.make_node("MultiHeadAttention", ["x"], ["y"], "it", domain="com.microsoft", num_heads=1.5),
+     "The operator MultiHeadAttention takes INT as its attribute 'num_heads', which is FLOAT here."),
+])
+def test_the_runtimes_own_operators_have_signatures_too(node: onnx.NodeProto, message: str) -> None:
+    proto = model([node])
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    assert message_of(proto) == f"{message}\n--> node 'it'\nhelp: Export the model again."
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 31, -(1 << 63)])
+def test_a_version_that_cannot_be(version: int) -> None:
+    proto = model()
+    proto.opset_import.add(domain="mine", version=version)
+    assert message_of(proto) == (
+        f"The model imports version {version} of the operators of 'mine', and there can be no such version.\n"
+        "help: Mend model.opset_import, or export the model again.")
+
+
+def test_a_tensor_of_less_than_nothing() -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[-1, 4])
+    assert message_of(model([helper.make_node("Add", ["x", "w"], ["y"])], initializer=[weight])) == (
+        "Tensor 'w' has the sizes [-1, 4], of which one is below zero.\n--> tensor 'w'\nhelp: Export the model again.")
+
+
+@pytest.mark.parametrize(("location", "message"), [
+    ("a\0b", r"Tensor 'w' keeps its data in 'a\x00b', which no file can be called."),
+    ("loop", "The external data file 'loop' is missing."),
+    ("x" * 300, f"The external data file '{'x' * 300}' is missing."),
+    ("x/" * 3000, f"The external data file '{'x/' * 3000}' is missing."),
+])
+def test_external_data_at_no_place(location: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert message_of(external(tmp_path, location), ExternalDataError).startswith(f"{message}\n--> tensor 'w'\nhelp: ")
+
+
+@pytest.mark.parametrize("nodes", [
+    [helper.make_node("EyeLike", ["f"], ["e"])],
+    [helper.make_node("Split", ["x"], ["e", "h"], axis=1, num_outputs=1)],
+    [helper.make_node("GatherND", ["x", "i"], ["e"], batch_dims=-3)],
+    [helper.make_node("Expand", ["x", "low"], ["w"]), helper.make_node("Slice", ["w", "i", "i"], ["e"])],
+])
+def test_what_the_inference_of_onnx_does_not_live_to_answer(nodes: list[onnx.NodeProto]) -> None:
+    """Types are hints: where they cannot be asked for they stay unknown, and onnxfuse goes on."""
+    proto = model([
+        helper.make_node("NoSuch", ["x"], ["f"]), *nodes, helper.make_node("Mine", ["x"], ["y"], domain="here"),
+    ], opset=18, initializer=[helper.make_tensor("i", TensorProto.INT64, [1], [1]),
+                              helper.make_tensor("low", TensorProto.INT64, [2], [-5, -5])])
+    proto.opset_import.add(domain="here", version=1)
+    proto.functions.append(onnx.parser.parse_function(f"{HEAD} Mine (a) => (b) {{ b = Neg (a) }}"))
+    graph = infer(load_graph(proto))
+    assert graph.values["y"].dtype == TensorProto.FLOAT
+
+
+def recorded(change: Callable[[dict[str, object]], object]) -> onnx.ModelProto:
+    """A fused model whose record was changed."""
+    fused = fuse(chain(), ["a", "b", "c"]).model
+    entry = next(entry for entry in fused_nodes(fused)[0].attribute if entry.name == "onnxfuse")
+    record = json.loads(entry.s)
+    change(record)
+    entry.s = json.dumps(record).encode()
+    return fused
+
+
+@pytest.mark.parametrize(("change", "detail"), [
+    (lambda record: record.pop("rule"), "FusedRecord has lost its field 'rule'"),
+    (lambda record: record["nodes"][0].update(position="x"), "FusedRecord.nodes[0].position is 'x'"),
+    (lambda record: record["nodes"][0].update(position=-1), "FusedRecord.nodes[0].position is -1"),
+    (lambda record: record["nodes"][0].update(position=True), "FusedRecord.nodes[0].position is True"),
+    (lambda record: record["nodes"].append(3), "FusedRecord.nodes[3] is 3"),
+    (lambda record: record.update(nodes={}), "FusedRecord.nodes is {}"),
+    (lambda record: record.update(values=[]), "FusedRecord.values is []"),
+    (lambda record: record["types"]["x0"].pop(), "FusedRecord.types['x0'] is ['FLOAT']"),
+    (lambda record: record.update(rule="\ud800"), r"FusedRecord.rule is '\ud800'"),
+    (lambda record: record["nodes"].extend([{}, {}]), "it does not fit the function that the node calls"),
+    (lambda record: record["constants"].clear(), "it does not fit the function that the node calls"),
+    (lambda record: record["constants"]["c0"].update(tensor="!"), "Only base64 data is allowed"),
+    (lambda record: record["constants"]["c0"].update(tensor="////"), "Error parsing message"),
+])
+def test_records_that_somebody_changed(change: Callable[[dict[str, object]], object], detail: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        api.unfuse(recorded(change))
+    text, wrong = str(caught.value), "The record that onnxfuse left in the model cannot be read: "
+    assert text.startswith((f"{wrong}{detail}", f"{wrong}Error parsing message"))
+    assert text.endswith(AGAIN)
+
+
+def test_what_records_put_back_is_checked() -> None:
+    """Names in a record may be those of other values."""
+    def rename(record: dict[str, object]) -> None:
+        record["values"] = {formal: {"name": "x"} for formal in record["values"]}  # type: ignore[attr-defined]
+
+    fused = recorded(rename)
+    names = [name for node in api.unfuse(fused).graph.node for name in node.output]
+    assert len(set(names)) == len(names) and "x" not in names
+    del fused.graph.node[:]
+    with pytest.raises(ModelError, match=r"The graph's output 'y' is computed by no node"):
+        api.unfuse(fused)
+
+
+@pytest.mark.parametrize("change", [
+    lambda plan: plan.update(symbols="s"), lambda plan: plan.update(inputs=True), lambda plan: plan.update(checks=3),
+    lambda plan: plan["outputs"][0].update(shape=[3]), lambda plan: plan["outputs"][0].update(dtype=-1),
+    lambda plan: plan["variants"][0].update(steps=[{}]), lambda plan: plan.update(options=[None]),
+])
+def test_launch_plans_that_somebody_changed(change: Callable[[dict[str, object]], object]) -> None:
+    fused = fuse(chain(), ["a", "b", "c"]).model
+    entry = next(entry for entry in fused_nodes(fused)[0].attribute if entry.name == "plan")
+    plan = json.loads(entry.s)
+    change(plan)
+    entry.s = json.dumps(plan).encode()
+    with pytest.raises(ModelError) as caught:
+        read_fused(fused)
+    assert str(caught.value).startswith("The launch plan of a fused node cannot be read: not a launch plan: ")
+    assert str(caught.value).endswith(AGAIN)
+    infer(load_graph(fused))
+
+
+def test_a_domain_that_is_spelled_out_comes_back() -> None:
+    """ONNX Runtime takes "ai.onnx" for "" in a graph, and not in a function."""
+    proto = chain()
+    for node in proto.graph.node[:3]:
+        node.domain = "ai.onnx"
+    for key in ("twice", "twice"):
+        proto.graph.node[0].metadata_props.add(key=key)
+    fused = fuse(proto, ["a", "b", "c"]).model
+    onnxruntime.InferenceSession(fused.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert api.unfuse(fused).SerializeToString(deterministic=True) == proto.SerializeToString(deterministic=True)
+
+
+def test_functions_of_an_old_model_stay_in_an_old_model() -> None:
+    proto = chain()
+    proto.ir_version = 7  # functions came with 8, and ONNX Runtime takes them
+    proto.functions.append(onnx.parser.parse_function(f"{HEAD} Mine (a) => (b) {{ b = Neg (a) }}"))
+    fused = fuse(proto, ["a", "b", "c"]).model
+    assert fused.ir_version == 8
+    assert api.unfuse(fused).SerializeToString(deterministic=True) == proto.SerializeToString(deterministic=True)
+    assert from_proto(fused)
