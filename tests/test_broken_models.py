@@ -206,7 +206,7 @@ g (float[n, 6, 8] x, int64[n] i) => (float[n, 3, 16] y, float[n, 8, 6] z, float[
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "chain": lambda: parse(CHAIN),
     "encoder": lambda: encoder(layers=1, hidden=32, heads=2, dtype="float32"),
-    "views": lambda: parse(VIEWS),
+    "views": lambda: parse(VIEWS, opset=18),
     "branches": branches, "loop": loop, "scan": scan, "nested": nested, "growing": growing,
 }
 

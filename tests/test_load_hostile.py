@@ -225,3 +225,32 @@ def test_functions_of_an_old_model_stay_in_an_old_model() -> None:
     assert fused.ir_version == 8
     assert api.unfuse(fused).SerializeToString(deterministic=True) == proto.SerializeToString(deterministic=True)
     assert from_proto(fused)
+
+
+def owner(op: str, inputs: int, outputs: int, border: tuple[int, int], **attributes: object) -> onnx.NodeProto:
+    """A Loop or a Scan with a body of so many inputs and outputs."""
+    names = [f"i{number}" for number in range(border[0])]
+    body = helper.make_graph(
+        [helper.make_node("Identity", [names[0] if names else "x"], [f"o{number}"]) for number in range(border[1])],
+        "body", [helper.make_tensor_value_info(name, 1, None) for name in names],
+        [helper.make_tensor_value_info(f"o{number}", 1, None) for number in range(border[1])])
+    return helper.make_node(op, ["x"] * inputs, ["y", *(f"z{number}" for number in range(outputs - 1))], "it",
+                            body=body, **attributes)
+
+
+@pytest.mark.parametrize(("node", "message"), [
+    (owner("Loop", 3, 1, (1, 2)), "has 3 inputs and 1 outputs here, and its body 1 and 2."),
+    (owner("Loop", 3, 1, (3, 0)), "has 3 inputs and 1 outputs here, and its body 3 and 0."),
+    (owner("Scan", 2, 1, (3, 1), num_scan_inputs=1), "has 2 inputs and 1 outputs here, and its body 3 and 1."),
+    (owner("Scan", 2, 1, (2, 1), num_scan_inputs=3),
+     "has 2 inputs here, and 3 of them to take slice by slice."),
+    (owner("Scan", 2, 1, (2, 1), num_scan_inputs=-1),
+     "has 2 inputs here, and -1 of them to take slice by slice."),
+    (owner("Scan", 2, 1, (2, 1), num_scan_inputs=1, scan_input_axes=[0, 0]),
+     "takes 1 numbers as its attribute 'scan_input_axes', which has 2 here."),
+])
+def test_bodies_that_do_not_fit_their_node(node: onnx.NodeProto, message: str) -> None:
+    proto = model([node])
+    assert message_of(proto) == f"The operator {node.op_type} {message}\n--> node 'it'\nhelp: Export the model again."
+    with pytest.raises(Exception, match=r"(?i)invalid|fail|exception"):
+        onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph.order import graphs_of, label
+from onnxfuse.graph.order import bodies_of, graphs_of, label
 
 _KINDS = dict(onnx.AttributeProto.AttributeType.items())
 _SINGLE = "Single"
@@ -48,7 +48,7 @@ def check_signatures(proto: onnx.ModelProto) -> None:
             signature = _runtimes_own().get(node.op_type)
         elif version is not None and node.domain in ("", "ai.onnx"):
             signature = _signature(node.op_type, version)
-        fault = _attributes_fault(node) or ("" if signature is None else _fault(node, signature))
+        fault = _attributes_fault(node) or ("" if signature is None else _fault(node, signature) or _body_fault(node))
         if fault:
             raise ModelError(f"The operator {node.op_type} {fault}.", place=f"node '{label(node)}'",
                              remedy="Export the model again.")
@@ -95,6 +95,30 @@ def _attributes_fault(node: onnx.NodeProto) -> str:
         if attribute.ref_attr_name:
             return (f"takes its attribute '{attribute.name}' from '{attribute.ref_attr_name}' of a function here, and "
                     "stands in none")
+    return ""
+
+
+def _body_fault(node: onnx.NodeProto) -> str:
+    """What is wrong with the borders of a node's bodies: see ``_fault``."""
+    given = {attribute.name: attribute for attribute in node.attribute}
+    state = len(node.input) - 2
+    if node.op_type == "Scan":
+        scanned = given["num_scan_inputs"].i
+        if not 1 <= scanned <= len(node.input):
+            return f"has {len(node.input)} inputs here, and {scanned} of them to take slice by slice"
+        state = len(node.input) - scanned
+        lengths = {"scan_input_axes": scanned, "scan_input_directions": scanned,
+                   "scan_output_axes": len(node.output) - state, "scan_output_directions": len(node.output) - state}
+        for name, length in lengths.items():
+            if name in given and len(given[name].ints) != length:
+                return f"takes {length} numbers as its attribute '{name}', which has {len(given[name].ints)} here"
+    for name, graph in bodies_of(node):
+        inputs, outputs = len(graph.input), len(graph.output)
+        wanted = {"If": 0, "Loop": max(len(node.input), 2)}.get(node.op_type, len(node.input))
+        least = {"If": 0, "Loop": state + 1}.get(node.op_type, state)
+        if inputs != wanted or outputs < least:
+            return (f"has {len(node.input)} inputs and {len(node.output)} outputs here, and its {name} {inputs} and "
+                    f"{outputs}")
     return ""
 
 

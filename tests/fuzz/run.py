@@ -43,8 +43,9 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     causes: dict[str, list[tuple[int, End]]] = field(default_factory=dict)
     seconds: float = 0.0
-    slowest: float = 0.0
-    megabytes: int = 0
+    slowest: tuple[float, int] = (0.0, 0)
+    largest: tuple[int, int] = (0, 0)
+    """The most time and the most memory that a case took, and its seed."""
 
     @property
     def failures(self) -> int:
@@ -53,7 +54,8 @@ class Tally:
     def add(self, seed: int, end: End) -> bool:
         """Count an end; whether its input is one to keep."""
         self.kinds[end.kind] += 1
-        self.slowest, self.megabytes = max(self.slowest, end.seconds), max(self.megabytes, end.megabytes)
+        self.slowest = max(self.slowest, (end.seconds, seed))
+        self.largest = max(self.largest, (end.megabytes, seed))
         if end.fine:
             return False
         known = self.causes.setdefault(end.signature, [])
@@ -63,8 +65,8 @@ class Tally:
     def __str__(self) -> str:
         cases = sum(self.kinds.values())
         parts = [f"{self.kinds[kind]} {kind}" for kind in (*FINE, *sorted(set(self.kinds) - set(FINE)))]
-        return (f"{cases} cases in {self.seconds:.0f} s, the slowest {self.slowest:.1f} s, "
-                f"at most {self.megabytes} MB: {', '.join(parts)}; {self.failures} failures")
+        return (f"{cases} cases in {self.seconds:.0f} s, at most {self.slowest[0]:.1f} s (seed {self.slowest[1]}) "
+                f"and {self.largest[0]} MB ({self.largest[1]}): {', '.join(parts)}; {self.failures} failures")
 
 
 def fuzz(subject: str, seeds: Iterator[int], *, seconds: float = float("inf"), jobs: int = 1,

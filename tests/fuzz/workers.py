@@ -29,7 +29,7 @@ from ends import End, end_of
 HERE = Path(__file__).resolve().parent
 SECONDS = 20.0
 MEGABYTES = 4096
-CASES_EACH = 2000
+CASES_EACH = 10_000
 """After so many cases a worker is replaced: what leaks is not taken for what a case needs."""
 
 _STARTING = 120.0
