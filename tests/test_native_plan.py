@@ -304,7 +304,8 @@ STEP = {"kernel": "k", "grid": ["1"] * 3, "block": ["1"] * 3, "shared": "0", "ar
     (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"args": ["i0"] * 4097}]}]),
      "the launch plan has 4097 arguments of a kernel; 4096 at most"),
     (changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"kernel": "a\0b"}]}]),
-     "the name of a kernel in the launch plan has a zero byte"),
+     "'kernel' has a zero byte"),
+    (changed(region="a\0b"), "'region' has a zero byte"),
     (changed(region="r" * 4097), "'region' has 4097 bytes; 4096 at most"),
     (" " * 2**24 + "1", "the launch plan has 16777217 bytes; 16777216 at most"),
 ], ids=lambda value: value[:40])

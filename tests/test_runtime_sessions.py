@@ -25,7 +25,7 @@ import onnxfuse.runtime as runtime
 from onnxfuse.errors import KernelError, RuntimeLibraryError
 from onnxfuse.runtime import callback, library
 from onnxfuse.runtime.compile import KernelSource
-from onnxfuse.runtime.nodes import fused_nodes, kernel_sources
+from onnxfuse.runtime.nodes import fused_nodes, kernel_sources, names_needed
 
 CPU = ["CPUExecutionProvider"]
 
@@ -263,6 +263,22 @@ def test_kernels_with_an_image_for_the_gpu_are_not_compiled() -> None:
     twice = {KernelSource(TWICE, (), ("add_one",)), KernelSource(TWICE, (), ("add_more",))}
     assert set(kernel_sources(nested(), "sm_86")) == twice
     assert set(kernel_sources(nested(), "sm_90a")) == twice | {KernelSource(ADD_ONE, (), ("add_one",))}
+
+
+@pytest.mark.parametrize("change", [
+    b"[" * 100_000, b"1", {"variants": 3}, {"options": [1]}, {"options": ["\ud800"]},
+    {"variants": [{"steps": [{"kernel": 1}]}]}, {"variants": [{"steps": [{"kernel": ["a"]}]}]},
+])
+def test_plans_that_are_none_are_left_to_the_library(change: Any) -> None:
+    model = chain(add_one(), 1)
+    (plan,) = (attribute for attribute in model.graph.node[0].attribute if attribute.name == "plan")
+    plan.s = change if isinstance(change, bytes) else json.dumps(json.loads(plan.s) | change).encode()
+    assert kernel_sources(model, "sm_90") == []
+
+
+def test_a_number_of_the_pool_that_is_none_asks_for_no_names() -> None:
+    nodes = [helper.make_node(op, [], [], domain="onnxfuse") for op in ("Region" + "9" * 5000, "Region", "Region7")]
+    assert names_needed(nodes) == 8
 
 
 def test_dumped_kernels_are_compiled_whatever_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:

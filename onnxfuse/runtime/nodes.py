@@ -45,7 +45,7 @@ def fused_nodes(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> list
 
 def names_needed(nodes: Iterable[onnx.NodeProto]) -> int:
     """How many names of the library's pool, counted from its first, hold the operators of these fused nodes."""
-    numbers = [re.fullmatch(r"Region(\d+)", node.op_type) for node in nodes]
+    numbers = [re.fullmatch(r"Region([0-9]{1,6})", node.op_type) for node in nodes]
     return 1 + max((int(found[1]) for found in numbers if found is not None), default=-1)
 
 
@@ -72,8 +72,9 @@ def sources_of(nodes: Iterable[onnx.NodeProto], architecture: str) -> list[Kerne
         try:
             plan = json.loads(attributes["plan"].s)
             kernels = sorted({step["kernel"] for variant in plan["variants"] for step in variant["steps"]})
+            "\n".join((*kernels, *plan["options"])).encode()
             kernel = KernelSource(attributes["source"].s.decode(), tuple(plan["options"]), tuple(kernels))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue  # the native library names the node and what is wrong with its plan
         if kernels:
             distinct[kernel] = None

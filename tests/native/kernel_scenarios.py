@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from native.stand_in import IMAGE, LIBRARY, counter, driver, expect, fails, message, options, plus, session
+from native.stand_in import HOSTILE, IMAGE, LIBRARY, counter, driver, expect, fails, message, options, plus, session
 
 
 def embedded() -> None:
@@ -110,6 +110,19 @@ def torn() -> None:
                              "launch plan"), text)
     x = np.arange(4, dtype=np.float32)
     expect(np.array_equal(session("cut").run(None, {"x": x})[0], x + 1), "a last byte that is zero may be missing")
+
+
+def hostile() -> None:
+    """Plans that no rule makes end in a message, from the runtime's first question to the run."""
+    x = np.arange(4, dtype=np.float32)
+    for name, (wanted, _) in HOSTILE.items():
+        for declared in (True, False):
+            text = ""
+            try:
+                session(f"hostile_{name}_{declared}").run(None, {"x": x})
+            except Exception as error:
+                text = str(error)
+            expect(wanted in text, name, declared, text)
 
 
 def missing_image() -> None:
@@ -380,6 +393,6 @@ def churn() -> None:
 
 
 SCENARIOS = (
-    embedded, bodies, quantized, undeclared, lower, older, torn, missing_image, callback, dump, cache, scratch,
+    embedded, bodies, quantized, undeclared, lower, older, torn, hostile, missing_image, callback, dump, cache, scratch,
     no_pools, hosts, short_hosts, variants, alignment, places, threads, churn,
 )

@@ -83,8 +83,53 @@ def write(folder: Path) -> None:
     image_attribute = models["floats"].graph.node[0].attribute[-1]
     image_attribute.t.CopyFrom(make.helper.make_tensor("image", make.FLOAT, [len(IMAGE)], IMAGE * 4, raw=True))
     models["host32"].graph.input[1].type.tensor_type.elem_type = make.TensorProto.INT32
+    models |= hostile()
     for name, model in models.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+
+
+HOSTILE = {
+    "deep": ("nested too deep", b"[" * 100_000),
+    "huge": ("the launch plan has 17000000 bytes; 16777216 at most", b" " * 17_000_000),
+    "input": ("unknown atom 'i7.0' in an expression", {"outputs": [{"dtype": 1, "shape": ["i7.0"]}]}),
+    "inputs": ("the node has 9 inputs; its launch plan wants 8 host inputs and 4000 tensors",
+               {"inputs": 4000, "outputs": [{"dtype": 1, "shape": ["i3999.0"]}]}),
+    "outputs": ("the node has 1 outputs; its launch plan wants 4000",
+                {"outputs": [{"dtype": 1, "shape": ["9223372036854775807"] * 9}] * 4000}),
+    "type": ("", {"outputs": [{"dtype": 63, "shape": ["s0"]}]}),
+    "negative": ("axis 0 of output 0 would have size -5", {"outputs": [{"dtype": 1, "shape": ["-5"]}]}),
+    "large": ("", {"outputs": [{"dtype": 1, "shape": ["9223372036854775807", "9223372036854775807"]}]}),
+    "letters": ("not JSON: a byte that is no UTF-8", b'{"region":"\xff"}'),
+    "zero": ("'region' has a zero byte", {"region": "a\0b"}),
+    "scratch": ("could not allocate scratch memory", {"scratch": ["9223372036854775807"]}),
+    "grid": ("the grid of a launch is 2147483648", {"grid": "2147483648"}),
+    "empty": ("'version' is missing", b"{}"),
+}
+"""What a session says of a node, or its run; nothing is wanted where it depends on ONNX Runtime's release.  Then the
+plan, or what is changed in a good one."""
+
+
+def hostile() -> dict[str, Any]:
+    """Models whose node, made by hand, has such a plan; its output is declared, and is not."""
+    import json
+
+    import fused_models as make
+
+    models = {}
+    for name, (_, change) in HOSTILE.items():
+        plan = json.loads(make.add_two().plan.to_json())
+        if isinstance(change, dict):
+            steps = plan["variants"][0]["steps"]
+            steps[0]["grid"][0] = change.get("grid", steps[0]["grid"][0])
+            plan |= change
+        text = change if isinstance(change, bytes) else json.dumps(plan).encode()
+        for declared in (True, False):
+            model = make.chain(make.Fused(**{**vars(make.add_two()), "images": {"sm_90": IMAGE}}), 1)
+            next(each for each in model.graph.node[0].attribute if each.name == "plan").s = text
+            if not declared:
+                model.graph.output[0].CopyFrom(make.helper.make_tensor_value_info("y", make.FLOAT, None))
+            models[f"hostile_{name}_{declared}"] = model
+    return models
 
 
 def driver() -> ctypes.CDLL:

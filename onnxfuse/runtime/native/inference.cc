@@ -55,7 +55,7 @@ Size size_of(const Api& api, const OrtShapeInferContext* context, const AxisOf& 
 
 Size size_of(const Api& api, const OrtShapeInferContext* context, const Plan& plan, const Expression& size) {
   int64_t value = 0;
-  if (size.constant(&value)) return {value, ""};
+  if (size.constant(&value)) return value >= 0 ? Size{value, ""} : own_name();  // a run will say that it is wrong
   AxisOf axis;
   return size.axis(plan.symbols, &axis) ? size_of(api, context, axis) : own_name();
 }

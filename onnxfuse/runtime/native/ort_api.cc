@@ -28,7 +28,7 @@ std::string Api::node_name(const OrtKernelInfo* info) const {
   std::string name(size, '\0');
   check(at<Function>(244)(info, name.data(), &size));
   name.resize(size > 0 ? size - 1 : 0);  // the size counts the closing zero
-  return name;
+  return name.c_str();                   // messages would end at a zero within
 }
 
 bool Api::string_attribute(const OrtKernelInfo* info, const char* name, std::string* out) const {

@@ -33,6 +33,8 @@ const std::string& words(const Json& json, const char* what) {
     throw Error(std::string(what) + " has " + std::to_string(out.size()) + " bytes; " +
                 std::to_string(Most::kLetters) + " at most");
   }
+  // It would end there in messages and for the driver.
+  if (out.find('\0') != std::string::npos) throw Error(std::string(what) + " has a zero byte");
   return out;
 }
 
@@ -66,9 +68,6 @@ Argument parse_argument(const std::string& text, const Scope& scope, size_t scra
 Step parse_step(const Json& json, const Scope& scope, size_t scratch, Reads* reads) {
   Step out;
   out.kernel = words(json.member("kernel"), "'kernel'");
-  if (out.kernel.find('\0') != std::string::npos) {
-    throw Error("the name of a kernel in the launch plan has a zero byte");
-  }
   const auto three = [&](const char* key, Expression* sizes) {
     const std::vector<Json>& texts = json.member(key).list(key);
     if (texts.size() != 3) throw Error("'" + std::string(key) + "' of a step has " + std::to_string(texts.size()) +

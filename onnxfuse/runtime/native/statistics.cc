@@ -21,6 +21,7 @@ namespace {
 
 constexpr size_t kMostTimers = 64;   // of a node; where the GPU is further behind, calls are counted and not timed
 constexpr size_t kMostShapes = 256;  // of a node
+constexpr size_t kMostRuns = 4096;   // of nodes of one name in a file, whatever sessions come and go
 constexpr size_t kReadAtOnce = 8;    // timers that a call reads back
 constexpr float kLongest = 1e9;      // milliseconds of a call: what is past any run, and fits as nanoseconds
 
@@ -221,7 +222,11 @@ void StatisticsFile::add(const NodeStatistics& node) {
   entry.facts = facts;
   entry.unrecorded += node.unrecorded_;
   for (const auto& [key, totals] : node.runs_) {
-    if (totals.calls > 0 || totals.timed > 0) entry.runs[{facts.variants[key.first], key.second}].add(totals);
+    if (totals.calls > 0 || totals.timed > 0) {
+      const std::pair<std::string, Shapes> run{facts.variants[key.first], key.second};
+      if (entry.runs.size() < kMostRuns || entry.runs.count(run) > 0) entry.runs[run].add(totals);
+      else entry.unrecorded += totals.calls;
+    }
     if (totals.captured > 0) {
       notes_.insert("calls that went into a CUDA graph are counted as captured and not timed; the graph's replays are "
                     "not seen");
