@@ -137,6 +137,9 @@ def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
     missing = signature.required.difference(given)
     if missing:
         return f"needs the attribute '{min(missing)}', which is missing here"
+    perm = next((attribute for attribute in node.attribute if attribute.name == "perm"), None)
+    if node.op_type == "Transpose" and perm is not None and sorted(perm.ints) != list(range(len(perm.ints))):
+        return f"takes every axis once as its attribute 'perm', which is {list(perm.ints)} here"
     for name, kind in given.items():
         wanted = signature.attributes.get(name, kind)
         if kind != wanted:

@@ -79,5 +79,7 @@ def moves_innermost(node: Node) -> bool:
     if shape is None:
         return False
     axes = node.attributes.get("perm") or range(len(shape) - 1, -1, -1)
+    if sorted(axes) != list(range(len(shape))):
+        return False  # ONNX Runtime refuses it
     moved = [axis for axis in axes if shape[axis] != 1]
     return bool(moved) and moved[-1] != max(moved)

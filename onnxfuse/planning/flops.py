@@ -162,11 +162,13 @@ def _einsum(node: Node, sizes: Sizes) -> int | None:
     """Twice the product of all index sizes for two operands; an ellipsis stands for the axes it covers."""
     terms = str(node.attributes["equation"]).replace(" ", "").split("->")[0].split(",")
     extents: dict[str, int] = {}
+    if len(terms) != len(node.inputs):
+        return None
     for term, value in zip(terms, node.inputs, strict=True):
         shape = _shape(value, sizes)
-        if shape is None:
-            return None
         named = len(term.replace("...", ""))
+        if shape is None or len(shape) < named or (len(shape) > named and "..." not in term):
+            return None
         hidden = len(shape) - named
         head, _, tail = term.partition("...")
         labels = [*head, *(f".{place}" for place in range(hidden, 0, -1)), *tail]
@@ -186,6 +188,8 @@ def _attention(node: Node, sizes: Sizes) -> int | None:
         heads, width, value_width = query[1], query[1] * query[3], query[1] * value[3]
     else:
         key_heads = int(node.attributes.get("kv_num_heads", heads))
+        if key_heads <= 0 or heads <= 0:
+            return None
         width, value_width = query[2], value[2] * heads // key_heads
     rows, columns = query[-2], key[-2]
     return query[0] * rows * columns * (2 * width + 2 * value_width + heads * PER_INPUT["Softmax"])

@@ -70,4 +70,4 @@ def _is_narrow(value: Value | None) -> bool:
 
 def _moves_last(node: Node) -> bool:
     axes = node.attributes.get("perm")
-    return axes is None or axes[-1] != len(axes) - 1
+    return not axes or bool(axes[-1] != len(axes) - 1)

@@ -163,7 +163,8 @@ def _axes(axes: Any, rank: int | None, node: Node, graph: Graph) -> Any:
         if attribute(node, "noop_with_empty_axes", graph):
             return []
         return None if rank is None else list(range(rank))
-    numbers = axes if isinstance(axes, list) else [axes]
-    if not all(isinstance(axis, int) for axis in numbers):
-        return axes  # no axes at all: a constant of numbers, or of more than one dimension
+    given = axes if isinstance(axes, list) else [axes]
+    if not all(isinstance(axis, int | float) and float(axis).is_integer() for axis in given):
+        return axes  # no axes at all: a constant of other numbers, or of more than one dimension
+    numbers = [int(axis) for axis in given]
     return sorted(axis + rank if axis < 0 and rank is not None else axis for axis in numbers)

@@ -135,7 +135,7 @@ def attribute(node: Node, name: str, graph: Graph) -> Any:
     """The attribute's value, or its default by the schema; None where it has neither."""
     if name in node.attributes:
         value = node.attributes[name]
-        return value.decode() if isinstance(value, bytes) else value
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
     return _defaults(node.domain, node.op, graph.opsets.get(node.domain)).get(name)
 
 
