@@ -32,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--insertions", type=int, default=9,
                      help="models of test_insertions.py with nodes that do nothing; 9 by default")
     parser.addoption("--kills", type=int, default=20, help="writers killed at random in test_save_kills.py; 20")
+    parser.addoption("--creations", type=int, default=10,
+                     help="databases that eight processes make at once in test_measuring_database.py; 10 by default")
     parser.addoption("--races", type=int, default=20, help="pairs of saves to one place there; 20 by default")
     parser.addoption("--fuzz-seconds", type=float, default=20,
                      help="damaged files of each kind in test_fuzz.py; 20 s of them by default")

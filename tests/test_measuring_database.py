@@ -276,3 +276,106 @@ def test_a_write_is_whole_or_nothing() -> None:
         assert kept.statistic(HERE, "t", SHAPES) is None
         kept.record_statistics([good])
         assert kept.statistic(HERE, "t", SHAPES) is not None
+
+
+CREATORS = """
+import multiprocessing, sys
+from pathlib import Path
+from onnxfuse.measuring.database import Environment, Measurement, find_database, open_database
+
+def work(number, barrier, rounds):
+    where = Environment("g", "d", "o", "r", "c")
+    for turn in range(rounds):
+        path = Path(sys.argv[1]) / str(turn)
+        barrier.wait(60)
+        with open_database(path) as kept:
+            kept.record(where, Measurement(str(number), "1>1", "a", 1.0))
+        with find_database(path) as found:
+            assert found.best(where, str(number), "1>1") is not None
+
+context = multiprocessing.get_context("fork")
+barrier = context.Barrier(8)
+workers = [context.Process(target=work, args=(number, barrier, int(sys.argv[2]))) for number in range(8)]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+sys.exit(any(worker.exitcode for worker in workers))
+"""
+
+
+def test_eight_processes_make_one_database(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """What another process has just half made is no stranger's database."""
+    rounds = int(pytestconfig.getoption("--creations"))
+    done = subprocess.run([sys.executable, "-c", CREATORS, str(tmp_path), str(rounds)], env=environment(),
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for turn in range(rounds):
+        with open_database(tmp_path / str(turn)) as kept:
+            assert len(list(kept)) == 8 and len(kept.environments()) == 1
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
+
+
+@pytest.mark.parametrize("statement", [
+    f"CREATE VIEW v AS {ENDLESS}",
+    "CREATE TRIGGER t AFTER INSERT ON measurements BEGIN DELETE FROM environments; END",
+    "CREATE TABLE more (a)",
+    "DROP TABLE statistics",
+    "DROP INDEX by_bucket",
+    "CREATE INDEX i ON measurements (abs(microseconds))",
+    "ALTER TABLE measurements ADD COLUMN g AS (hex(zeroblob(1000000)))",
+    f"ALTER TABLE environments RENAME TO e; CREATE VIEW environments AS {ENDLESS}",
+    "PRAGMA user_version = 1",
+    "PRAGMA user_version = -1",
+])
+def test_tables_that_are_not_its_own_are_refused(tmp_path: Path, statement: str) -> None:
+    """Nothing that a file defines runs: no view, trigger, or expression."""
+    path = tmp_path / "x.sqlite"
+    open_database(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.executescript(statement)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
+    for opened in (open_database, find_database):
+        with pytest.raises(MeasurementError) as error:
+            opened(path)
+        assert str(error.value).splitlines()[:2] == [
+            f"The database of measurements is damaged: its tables are not those of version {version}.", f"--> {path}"]
+
+
+@pytest.mark.parametrize(("column", "value"), [
+    ("microseconds", "'soon'"), ("microseconds", "-1"), ("microseconds", "1e999"), ("runs", "'x'"), ("date", "x'00ff'"),
+    ("note", "zeroblob(2000000)"), ("note", "5"),
+])
+def test_rows_that_are_none_are_damage(tmp_path: Path, column: str, value: str) -> None:
+    path = tmp_path / "x.sqlite"
+    with open_database(path) as kept:
+        kept.record(HERE, row("a", 1.0))
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE measurements SET {column} = {value}")
+    connection.close()
+    with open_database(path) as kept:
+        if value == "5":  # SQLite makes text of it
+            assert kept.best(HERE, "k", SHAPES) is not None
+            return
+        with pytest.raises(MeasurementError, match="The database of measurements is damaged: "):
+            kept.best(HERE, "k", SHAPES)
+
+
+def test_text_that_is_no_utf8_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with open_database(path) as kept:
+        kept.record(HERE, row("a", 1.0))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE environments SET driver = CAST(x'fffe' AS TEXT)")
+    connection.close()
+    with open_database(path) as kept:
+        assert kept.environments()[0].driver == "\ufffd\ufffd"
+
+
+def test_a_query_ends_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_file, "QUERY_SECONDS", 0.1)
+    with in_memory() as kept, pytest.raises(MeasurementError, match="cannot be used: interrupted"):
+        kept._rows(f"SELECT max(x) FROM ({ENDLESS})", ())

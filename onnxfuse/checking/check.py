@@ -10,8 +10,9 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from onnxfuse.checking.compute import CannotRun, compare, example_inputs
+from onnxfuse.checking.compute import MEMORY, SECONDS, CannotRun, compare, example_inputs
 from onnxfuse.checking.views import check_view
+from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph import Graph, bind, load_graph
 from onnxfuse.graph.model import Node
 from onnxfuse.pipeline import DEFAULT_TARGET, region_of
@@ -36,6 +37,7 @@ from onnxfuse.rules import (
     load_rules,
     match,
 )
+from onnxfuse.verifying.bounds import Bounds
 
 
 @dataclass
@@ -88,14 +90,16 @@ class Computer:
 
     def __call__(self, model: onnx.ModelProto, rule: Rule, example: Example) -> str | None:
         """A sentence where the example computes something else than before, or cannot be fused; else None."""
-        graph = load_graph(model)
-        inputs = example_inputs(graph, example)
         try:
-            fault, computed = self._compute(model, graph, rule, example, inputs)
+            graph = load_graph(model)
+            Bounds(SECONDS, MEMORY).check_memory(Ledger(graph, bind(graph, example.dims)))
+            fault, computed = self._compute(model, graph, rule, example, example_inputs(graph, example))
         except CannotRun as error:
             if error.missing:
                 return None
             return f"ONNX Runtime cannot run the example; give it dims or inputs that suit it: {error.reason}"
+        except OnnxfuseError as error:
+            return f"The example cannot be computed: {error.message}"
         if computed and fault is None:
             self.computed.add((rule.id, example.name))
         return fault

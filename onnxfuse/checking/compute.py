@@ -17,8 +17,10 @@ from onnxfuse.rules import Example
 from onnxfuse.verifying.bounds import Bounds
 
 SEED = 0
-SECONDS = 60.0
+SECONDS = 8.0
 """For one run of an example, which may hold a loop without an end."""
+MEMORY = 1 << 30
+"""Bytes that a run of an example may hold."""
 INDICES = 8
 """Integers are drawn below this where an example gives no bounds."""
 
@@ -34,7 +36,18 @@ class CannotRun(Exception):  # noqa: N818 - not an error of the user's
 
 def example_inputs(graph: Graph, example: Example) -> dict[str, NDArray[Any]]:
     """Random inputs of an example: uniform between the bounds that it gives; other integers are small indices, and
-    all else is drawn by ``make_inputs``."""
+    all else is drawn by ``make_inputs``.
+
+    Raises:
+        CannotRun: its bounds are none of an input's type.
+    """
+    try:
+        return _drawn(graph, example)
+    except (ValueError, OverflowError) as error:
+        raise CannotRun(f"no inputs can be drawn: {error}", missing=False) from error
+
+
+def _drawn(graph: Graph, example: Example) -> dict[str, NDArray[Any]]:
     sizes = bind(graph, example.dims)
     generator = np.random.default_rng(SEED)
     given = {}
@@ -67,8 +80,9 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]], names: Seque
     try:
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        found: list[NDArray[Any]] = Bounds(SECONDS).run(
-            lambda options: session.run(list(names), dict(inputs), options))
+        bounds = Bounds(SECONDS, MEMORY)
+        with bounds.within_memory():
+            found: list[NDArray[Any]] = bounds.run(lambda options: session.run(list(names), dict(inputs), options))
     except Exception as error:  # ONNX Runtime has an exception type per status
         raise CannotRun(str(error).splitlines()[0], "NOT_IMPLEMENTED" in str(error)) from error
     return found

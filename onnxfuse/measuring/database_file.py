@@ -201,6 +201,8 @@ def explained(name: str, *, opening: bool = False) -> Iterator[None]:
         ) from error
     except sqlite3.DatabaseError as error:
         raise damaged(name, str(error)) from error
+    except UnicodeDecodeError as error:  # SQLite's message holds what the file says of its tables
+        raise damaged(name, "what it says of its tables is no text") from error
 
 
 def damaged(name: str, why: str) -> MeasurementError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
@@ -14,6 +13,7 @@ from onnx import TensorProto, helper
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, Value, bind
+from onnxfuse.measuring.archive import read_arrays, reason
 from onnxfuse.measuring.intervals import interval_of, is_whole
 from onnxfuse.measuring.ranges import Ranges, find_ranges
 
@@ -60,17 +60,13 @@ def read_inputs(path: str | Path) -> dict[str, Array]:
     """The arrays of an .npz file, by name.
 
     Raises:
-        ModelError: it is no .npz file, or holds Python objects.
+        ModelError: it is no .npz file, holds Python objects, or too much.
     """
     try:
-        arrays = np.load(path)
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array without a name")
-        with arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        return read_arrays(Path(path))
+    except (OSError, ValueError) as error:
         raise ModelError(
-            f"The inputs cannot be read: {error}.", place=str(path),
+            f"The inputs cannot be read: {reason(error)}.", place=str(path),
             remedy="Write them with numpy.savez(path, input_name=array, ...).",
         ) from error
 

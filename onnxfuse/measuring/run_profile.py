@@ -8,7 +8,6 @@ each kernel that the node launched: its ``dur`` is GPU time.  An event "model_ru
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from onnxfuse.bounded import parse_json, read_bytes
 from onnxfuse.errors import MeasurementError
+
+LARGEST = 100_000_000
+"""Bytes of the largest file that is read; Python needs some twenty times as many."""
+
+LONGEST = 1e12
+"""Microseconds of the longest event: eleven days."""
 
 _SUFFIX = "_kernel_time"
 _CUDA = "CUDAExecutionProvider"
@@ -111,7 +117,7 @@ def read_run_profile(path: str | Path) -> RunProfile:
 
 def _events(place: str) -> list[dict[str, Any]]:
     try:
-        content = json.loads(Path(place).read_text(encoding="utf-8"))
+        content = parse_json(read_bytes(place, LARGEST))
     except OSError as error:
         raise MeasurementError(f"The profile cannot be read: {error.strerror}.", place=place, remedy=_RECORD) from error
     except ValueError as error:
@@ -127,7 +133,7 @@ def _events(place: str) -> list[dict[str, Any]]:
 
 def _time(duration: object) -> float | None:
     """A duration, or None where it is none."""
-    if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 <= duration < float("inf"):
+    if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 <= duration <= LONGEST:
         return None
     return float(duration)
 

@@ -7,6 +7,7 @@ no profile describes gets one made from the driver's properties; it is never tak
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,7 +164,7 @@ def load_profiles(paths: Iterable[Path | str] = ()) -> tuple[Profile, ...]:
     """
     profiles: dict[str, tuple[Profile, Path]] = {}
     for place in (shipped_profiles(), *map(Path, paths)):
-        files = sorted(place.glob("*.y*ml")) if place.is_dir() else [place]
+        files = sorted(place.glob("*.y*ml")) if os.path.isdir(place) else [place]
         fresh: dict[str, tuple[Profile, Path]] = {}
         for file in files:
             for profile in read_profiles(file):
@@ -287,7 +288,7 @@ def known_profiles(rules: Iterable[Path | str] = ()) -> tuple[Profile, ...]:
     Raises:
         RuleError: see ``load_profiles``.
     """
-    return load_profiles(folder for path in rules if (folder := Path(path) / "hardware").is_dir())
+    return load_profiles(folder for path in rules if os.path.isdir(folder := Path(path) / "hardware"))
 
 
 def profile_for_device(properties: Mapping[str, Any], profiles: Sequence[Profile] | None = None) -> Profile:

@@ -79,7 +79,7 @@ class Attempt:
                     found = self._finish()
                     if found is not None:
                         return found
-        except _ExhaustedError:
+        except (_ExhaustedError, RecursionError):  # or a pattern of too many parts, each in a call of its own
             self.misses.record(
                 self.depth, WHOLE, "too-many-choices",
                 lambda: f"The pattern leaves more than {MAX_STEPS} choices open here.", anchor,

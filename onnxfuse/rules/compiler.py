@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from onnxfuse.rules import syntax
 from onnxfuse.rules.operators import DTYPES, OperatorKey, keyword_names, operator_key, operator_names
 from onnxfuse.rules.pattern import (
     AnyOf,
+    Budget,
     Capture,
     CompiledPattern,
     Free,
@@ -24,6 +26,7 @@ from onnxfuse.rules.pattern import (
     Op,
     Output,
     Pattern,
+    TooWideError,
     make_op,
     required_nodes,
     root_keys,
@@ -43,6 +46,12 @@ MACROS: dict[str, tuple[int, tuple[str, ...]]] = {
 FUNCTIONS = (*MACROS, "maybe", "any_of", "output", "pointwise", "product", "sum", "times")
 
 _MAX_FACTORS = 4
+
+MAX_PARTS = 1000
+"""Parts that a pattern may have with its equivalences written out."""
+
+MAX_WALK = 200_000
+"""Steps over its parts and alternatives that reading a pattern may take."""
 
 
 def compile_pattern(
@@ -67,10 +76,23 @@ class _Compiler:
         self.captures: set[str] = set()
         self.read: set[str] = set()
         self.holes: list[str] = []
+        self.parts = 0
+        self.budget = Budget(MAX_WALK)
 
     def compile(self, statements: Sequence[Statement], results: Sequence[Name] | None) -> CompiledPattern:
-        for statement in statements:
-            self._statement(statement)
+        last = statements[-1]
+        at = last
+        try:
+            for at in statements:
+                self._statement(at)
+            return self._compiled(statements, results)
+        except (TooWideError, RecursionError):
+            raise TextError(
+                "The pattern leaves too many alternatives open, or nests too deep.", at.expression.start,
+                at.expression.end, "Give the rule fewer alternatives, or split it in two.",
+            ) from None
+
+    def _compiled(self, statements: Sequence[Statement], results: Sequence[Name] | None) -> CompiledPattern:
         last = statements[-1]
         chosen = tuple(results) if results else last.targets
         for name in chosen:
@@ -101,7 +123,7 @@ class _Compiler:
             frozenset(self.named) | frozenset(self.free) | self.captures,
             tuple(self.free),
             tuple(self.holes),
-            required_nodes(roots),
+            required_nodes(roots, self.budget),
         )
 
     def _statement(self, statement: Statement) -> None:
@@ -128,6 +150,9 @@ class _Compiler:
                 self.named[target.name] = Named(target.name, Output(op, index))
 
     def _expression(self, tree: Tree, hole: str = "") -> Pattern:
+        self.parts += 1
+        if self.parts > MAX_PARTS:
+            raise TooWideError
         match tree:
             case Number(value=value):
                 return Literal(value)
@@ -200,8 +225,7 @@ class _Compiler:
 
     def _spelled(self, spelling: str, call: Call) -> Pattern:
         """A built-in spelling with the call's arguments in place of its parameters."""
-        statement = syntax.parse_pattern("y = " + spelling.format(*(f"_{i}" for i in range(len(call.arguments)))))[0]
-        return self._expression(_substitute(statement.expression, call))
+        return self._expression(_substitute(_spelling(spelling, len(call.arguments)), call))
 
     def _times(self, call: Call) -> Pattern:
         self._arity(call, 2)
@@ -233,7 +257,8 @@ class _Compiler:
                     left = (first, *with_first)
                     right = tuple(index for index in indices if index not in left)
                     built += [
-                        make_op(frozenset({("", op)}), op, (a, b)) for a in trees(left) for b in trees(right)
+                        make_op(frozenset({("", op)}), op, (a, b), budget=self.budget)
+                        for a in trees(left) for b in trees(right)
                     ]
             return built
 
@@ -262,7 +287,7 @@ class _Compiler:
                 )
             keywords.append((name, self._keyword(value)))
         arguments = tuple(self._expression(argument) for argument in call.arguments)
-        return make_op(keys, call.name, arguments, tuple(keywords), call.rest)
+        return make_op(keys, call.name, arguments, tuple(keywords), call.rest, self.budget)
 
     def _keyword(self, tree: Tree) -> Capture | Given | Pattern:
         match tree:
@@ -284,6 +309,12 @@ class _Compiler:
                 return Capture(name, tree.optional)
             case _:
                 return self._expression(tree)
+
+
+@cache
+def _spelling(spelling: str, count: int) -> Tree:
+    """A built-in spelling as a tree, with ``_0``, ``_1`` for its parameters."""
+    return syntax.parse_pattern("y = " + spelling.format(*(f"_{i}" for i in range(count))))[0].expression
 
 
 def _substitute(tree: Tree, call: Call) -> Tree:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 
-_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+# What is never closed is taken in as well: else the search begins anew at each quote, and a file of quotes has no end.
+# A quote behind a digit groups the digits of a number.
+_COMMENT_OR_STRING = re.compile(
+    r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|(?<![0-9A-Fa-f])\'(?:\\.|[^\'\\\n])*\'?', re.DOTALL)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:\\\n|[^\n])*", re.MULTILINE)
+MOST = 20
+"""Declarations of one name that are looked into."""
+
 _LINKAGE = re.compile(r'extern\s*"C"')
 
 
@@ -16,8 +22,8 @@ def fault(source: str, entry: str, pointers: int, integers: int) -> str | None:
     """
     bare = _COMMENT_OR_STRING.sub(_blank, source)
     spelled = _DEFINE.sub(_blank, bare)
-    heads = [(match, _head(spelled, match.start())) for match in re.finditer(rf"\b{re.escape(entry)}\s*\(", spelled)]
-    kernels = [(match, head) for match, head in heads if "__global__" in spelled[head : match.start()]]
+    heads = _heads(spelled, entry)
+    kernels = [(match, head) for match, head, is_kernel in heads if is_kernel][:MOST]
     if not kernels:
         made_by_macro = any("__global__" in define for define in _DEFINE.findall(bare))
         if made_by_macro and re.search(rf"\b{re.escape(entry)}\b", spelled):
@@ -41,9 +47,18 @@ def _blank(match: re.Match[str]) -> str:
     return found if found == '"C"' else re.sub(r"[^\n]", " ", found)
 
 
-def _head(text: str, position: int) -> int:
-    """Where the declaration begins whose name stands at a position."""
-    return max((text.rfind(mark, 0, position) for mark in ";{}"), default=-1) + 1
+def _heads(text: str, entry: str) -> list[tuple[re.Match[str], int, bool]]:
+    """Where a function is named, where each of these declarations begins, and whether it is a kernel's."""
+    found: list[tuple[re.Match[str], int, bool]] = []
+    head, is_kernel = 0, False
+    for match in re.finditer(rf"[;{{}}]|__global__|\b{re.escape(entry)}\s*\(", text):
+        if match.group() in ";{}":
+            head, is_kernel = match.end(), False
+        elif match.group() == "__global__":
+            is_kernel = True
+        else:
+            found.append((match, head, is_kernel))
+    return found
 
 
 def _inside_linkage(text: str, position: int) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from onnxfuse.bounded import read_bytes
 from onnxfuse.errors import RuleError
 from onnxfuse.rules import conditions, cuda, kernels, schema, syntax, yamlfile
 from onnxfuse.rules.attempt import ESCAPE_CODES
@@ -33,6 +35,9 @@ from onnxfuse.rules.yamlfile import Document, Path_
 
 STAGES = frozenset({"horizontal-joins", "recompute", "shape-arithmetic"})
 """Ids of stages without rules of their own that can be disabled as a rule can."""
+
+MAX_SOURCE = 1_000_000
+"""Bytes of the largest kernel file."""
 
 _Common = dict[str, Any]
 """What every rule has, as keywords of its class."""
@@ -194,11 +199,14 @@ def _examples(document: Document, part: schema.RulePart) -> tuple[Example, ...]:
 
 def _inside(document: Document, path: Path_, name: str) -> Path:
     """A file named by a rule, which must lie in the rule file's folder."""
-    folder = document.file.resolve().parent
-    file = (folder / name).resolve()
+    try:
+        folder = Path(os.path.realpath(document.file)).parent
+        file = Path(os.path.realpath(folder / name))
+    except ValueError:  # a NUL
+        raise document.error(path, f"{name} can be no file's name.", "Check the name.") from None
     if not file.is_relative_to(folder):
         raise document.error(path, f"{name} is outside the rule's folder.", "Put the file beside the rule file.")
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise document.error(path, f"There is no file {name} beside the rule file.", "Check the name.")
     return file
 
@@ -327,7 +335,11 @@ def _fuse(document: Document, part: schema.FusePart, common: _Common) -> FuseRul
 
 def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPattern) -> Kernel:
     file = _inside(document, ("kernel", "file"), part.file)
-    source = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        source = read_bytes(file, MAX_SOURCE).decode("utf-8", "replace").replace("\r\n", "\n")
+    except OSError as error:
+        raise document.error(("kernel", "file"), f"{part.file} cannot be read: {error.strerror}.", "Check the file."
+                             ) from error
     for key, chosen, allowed in (
         ("inputs", part.inputs, pattern.inputs), ("outputs", part.outputs, pattern.results)
     ):

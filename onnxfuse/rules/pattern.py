@@ -6,8 +6,30 @@ import difflib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from onnxfuse.rules.operators import COMMUTATIVE, OperatorKey
+
+
+class TooWideError(Exception):
+    """A pattern's alternatives are more than can be walked."""
+
+
+@dataclass
+class Budget:
+    """Work on a pattern that is left: alternatives of alternatives make it grow without end."""
+
+    left: int
+
+    def spend(self) -> None:
+        """One more step.
+
+        Raises:
+            TooWideError: none is left.
+        """
+        self.left -= 1
+        if self.left < 0:
+            raise TooWideError
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,22 +146,33 @@ def make_op(
     arguments: tuple[Pattern, ...],
     keywords: tuple[tuple[str, Capture | Given | Pattern], ...] = (),
     rest: bool = False,
+    budget: Budget | None = None,
 ) -> Op:
-    """A node pattern; inputs of commutative operators may stand in any order."""
+    """A node pattern; inputs of commutative operators may stand in any order.
+
+    Raises:
+        TooWideError: the budget does not suffice.
+    """
     orders: tuple[tuple[int, ...], ...] = (tuple(range(len(arguments))),)
     if 1 < len(arguments) <= 3 and not rest and all(domain == "" and op in COMMUTATIVE for domain, op in keys):
         orders = tuple(itertools.permutations(range(len(arguments))))
         if all(argument is arguments[0] for argument in arguments):
             orders = orders[:1]
     op = Op(keys, label, arguments, keywords, rest, orders, 0)
-    return Op(keys, label, arguments, keywords, rest, orders, required_nodes([op]))
+    return Op(keys, label, arguments, keywords, rest, orders, required_nodes([op], budget))
 
 
-def required_nodes(patterns: Iterable[Pattern]) -> int:
-    """Nodes of the largest match of these patterns, optional nodes left out; a named part counts once."""
+def required_nodes(patterns: Iterable[Pattern], budget: Budget | None = None) -> int:
+    """Nodes of the largest match of these patterns, optional nodes left out; a named part counts once.
+
+    Raises:
+        TooWideError: the budget does not suffice.
+    """
     seen: set[int] = set()
 
     def count(pattern: Pattern) -> int:
+        if budget is not None:
+            budget.spend()
         match pattern:
             case Named(pattern=inner):
                 if id(pattern) in seen:
@@ -171,6 +204,7 @@ def required_nodes(patterns: Iterable[Pattern]) -> int:
     return sum(count(pattern) for pattern in patterns)
 
 
+@lru_cache(maxsize=10_000)
 def root_keys(pattern: Pattern) -> frozenset[OperatorKey] | None:
     """Operators that the node computing this pattern's value may have; None where it may be anything."""
     match pattern:
@@ -190,8 +224,13 @@ def root_keys(pattern: Pattern) -> frozenset[OperatorKey] | None:
     return None if any(keys is None for keys in found) else frozenset().union(*(keys for keys in found if keys))
 
 
+_LONGEST = 200
+"""Letters of a name that are compared with others."""
+
+
 def suggestion(name: str, choices: Iterable[str]) -> str | None:
     """The choice that is written most like ``name``, or None where none is close."""
+    name = name[:_LONGEST]
     by_lower = {choice.lower(): choice for choice in choices}
     if name.lower() in by_lower:
         return by_lower[name.lower()]

@@ -34,6 +34,8 @@ Words = Annotated[list[str], BeforeValidator(_as_list)]
 Size = Annotated[str, BeforeValidator(_as_text)]
 Kebab = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
 Positive = Annotated[int, Field(gt=0)]
+Extent = Annotated[int, Field(gt=0, le=1 << 30)]
+Bound = Annotated[float, Field(ge=-1e38, le=1e38, strict=False)]
 
 
 class Part(BaseModel):
@@ -59,9 +61,9 @@ class ExamplePart(Part):
     expect: Annotated[Expectation, BeforeValidator(_as_expectation)]
     model: str | None = None
     file: str | None = None
-    opset: Positive = 17
-    dims: dict[str, Positive] = {}
-    inputs: dict[str, Annotated[list[float], Field(min_length=2, max_length=2, strict=False)]] = {}
+    opset: Annotated[int, Field(gt=0, le=1000)] = 17
+    dims: dict[str, Extent] = {}
+    inputs: dict[str, Annotated[list[Bound], Field(min_length=2, max_length=2, strict=False)]] = {}
 
 
 class RulePart(Part):

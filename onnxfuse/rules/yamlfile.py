@@ -8,9 +8,11 @@ guessed: no dates, no numbers in other bases.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from onnxfuse.rules.syntax import TextError
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 12
 MAX_NODES = 50_000
+MAX_FILES = 5_000
 MAX_EXCERPT = 160
 MAX_COLUMN = 500
 
@@ -116,10 +119,10 @@ def read(file: Path, what: str = "rule file") -> list[Document]:
             remedy="Check indentation, colons and quotes around this place.",
         ) from error
     except yaml.reader.ReaderError as error:
+        number = error.character if isinstance(error.character, int) else ord(str(error.character)[0])
         raise RuleError(
-            f"The {what} holds a character that YAML does not allow (U+{ord(str(error.character)[0]):04X})."
-            if isinstance(error.character, str) else f"The {what} holds a character that YAML does not allow.",
-            place=str(file), remedy="Remove it.",
+            f"The {what} holds a character that YAML does not allow (U+{number:04X}).", place=str(file),
+            remedy="Remove it.",
         ) from error
 
 
@@ -244,15 +247,18 @@ def rule_files(path: Path) -> Iterator[Path]:
     Raises:
         RuleError: there is no such path, or no rule file below it.
     """
-    if path.is_dir():
-        found = sorted(
+    if os.path.isdir(path):
+        found = sorted(islice((
             file for ending in ("*.yaml", "*.yml") for file in path.rglob(ending)
             if "hardware" not in file.relative_to(path).parts
-        )
-        if not found and not (path / "hardware").is_dir():
+        ), MAX_FILES + 1))
+        if len(found) > MAX_FILES:
+            raise RuleError(f"The folder holds more than {MAX_FILES:,} rule files.", place=str(path),
+                            remedy="Give the folder that holds the rules alone.")
+        if not found and not os.path.isdir(path / "hardware"):
             raise RuleError("The folder holds no rule files.", place=str(path), remedy="Rule files end in .yaml.")
         yield from found
-    elif path.exists():
+    elif os.path.exists(path):
         yield path
     else:
         raise RuleError("There is no such rule file or folder.", place=str(path), remedy="Check the path.")

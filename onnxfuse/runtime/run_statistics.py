@@ -11,11 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
+from onnxfuse.bounded import read_bytes
 from onnxfuse.errors import MeasurementError
 
 FORMAT = "onnxfuse statistics 1"
 
-Count = Annotated[int, Field(ge=0)]
+LARGEST = 64_000_000
+"""Bytes of the largest file that is read; the library keeps 256 sets of shapes of a node."""
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seconds = Annotated[int, Field(ge=0, le=253_402_300_799)]
 Shape = tuple[Count, ...]
 
 
@@ -101,8 +106,8 @@ class RunStatistics(_Part):
     driver_release: str
     compiler: str
     process: Count
-    started: int
-    written: int
+    started: Seconds
+    written: Seconds
     gpus: tuple[RecordedGpu, ...]
     notes: tuple[str, ...]
     nodes: tuple[RecordedNode, ...]
@@ -127,7 +132,7 @@ def read_statistics(path: Path) -> RunStatistics:
         MeasurementError: it cannot be read, or is no statistics file of this release's format.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, LARGEST)
     except OSError as error:
         raise MeasurementError(
             f"The statistics cannot be read: {error.strerror}.", place=str(path),
