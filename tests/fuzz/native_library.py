@@ -3,6 +3,10 @@
 A case of this subject is ``EACH`` cases of tests/native/fuzz.cc, one after the other in one process, since what one
 leaves behind must not hurt the next.  Images are a third of them, launch plans the others, half of those in nodes of a
 session.  ``fuzz show`` writes the files of one.
+
+    python tests/fuzz/native_library.py FIRST COUNT
+
+runs so many in one process, and looks for leaks at its end.
 """
 
 from __future__ import annotations
@@ -10,13 +14,18 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import sys
+import tempfile
 from pathlib import Path
 
-from ends import FaultError
-from native import sanitized
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
-from onnxfuse.errors import KernelError
-from onnxfuse.runtime import library
+from ends import FaultError  # noqa: E402
+from native import sanitized  # noqa: E402
+
+from onnxfuse.errors import KernelError  # noqa: E402
+from onnxfuse.runtime import library  # noqa: E402
 
 EACH = 250
 SANITIZERS = "address,undefined"
@@ -49,6 +58,16 @@ def attempt(files: list[Path]) -> str:
     raise KernelError(done.stdout.strip())  # of so many some are always refused
 
 
+def main() -> int:
+    """A long run."""
+    first, count = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        program = sanitized.build(SANITIZERS)
+        done = sanitized.run(program, "cases", program / "seeds", first, count, 1, cwd=Path(folder), leaks=True)
+    print(done.stdout + done.stderr[-20_000:])
+    return done.returncode
+
+
 def alone(contents: list[bytes]) -> str:
     """The same of one case, by the library as it is installed."""
     native = library.load()
@@ -62,3 +81,7 @@ def alone(contents: list[bytes]) -> str:
     if fault:
         raise KernelError(fault)
     return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -89,8 +89,8 @@ std::vector<const OrtCustomOp*> registered(bool newer, int names = 16) {
 // The node of a case, and the contexts of its runs.
 OrtKernelInfo node_of(const Case& each) {
   OrtKernelInfo node;
-  node.name = "node";
-  node.texts = {{"plan", each.plan}, {"source", "text"}};
+  node.name = each.name;
+  node.texts = {{"plan", each.plan}, {"source", each.source}};
   OrtValue image;
   image.shape.type = each.image_type;
   image.shape.sizes = {static_cast<int64_t>(each.image.size() / (each.image_type == 7 ? 8 : 1))};
@@ -164,7 +164,7 @@ void attempt_node(const Case& each) {
     ++failed;
     check_message(problem);
   }
-  if (each.statistics) {
+  if (!each.statistics.empty()) {
     check_json(whole(onnxfuse_statistics));
     check_json(whole(onnxfuse_write_statistics));
   }
@@ -191,8 +191,7 @@ void attempt(const Case& each, bool alone) {
     driver_setting("fake_allocate_error") = each.allocate_error;
     driver_setting("fake_event_error") = each.event_error;
     driver_setting("fake_capturing") = each.capturing;
-    if (each.statistics) setenv("ONNXFUSE_STATISTICS", "statistics.%p.json", 1);
-    else unsetenv("ONNXFUSE_STATISTICS");
+    setenv("ONNXFUSE_STATISTICS", each.statistics.c_str(), 1);
   }
   attempt_node(each);
 }

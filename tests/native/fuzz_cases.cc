@@ -322,7 +322,11 @@ Case make(const std::vector<Seed>& seeds, uint64_t number) {
   if (on_image && random.once_in(20)) out.image_type = 7;
   if (on_image && random.once_in(10)) out.image_name = random.once_in(2) ? "image_sm_90a" : "image_sm_80";
   out.compiled = on_image && random.once_in(8);
-  out.statistics = random.once_in(100);
+  static const std::string kStrings[] = {"", "%p", "%", "%%%", "a\xff", std::string("a\0b", 3), "\"\\\n", "..", "a/b",
+                                         "/nowhere/%p.json", std::string(5000, 'a'), std::string(100000, '%')};
+  if (random.once_in(50)) out.name = random.of(kStrings);
+  if (random.once_in(50)) out.source = random.of(kStrings);
+  if (random.once_in(100)) out.statistics = random.once_in(2) ? "statistics.%p.json" : random.of(kStrings);
   if (random.once_in(30)) out.launch_error = 2;
   if (random.once_in(30)) out.allocate_error = 2;
   if (random.once_in(30)) out.event_error = 2;

@@ -65,7 +65,8 @@ struct Case {
   std::vector<std::vector<Input>> runs;  // host inputs first
   bool node = true;                      // a node of a session, or else a plan that is evaluated
   bool newer = true;                     // the runtime
-  bool compiled = false, statistics = false;
+  bool compiled = false;
+  std::string name = "node", source = "text", statistics;  // the last: of ONNXFUSE_STATISTICS
   int launch_error = 0, allocate_error = 0, event_error = 0, capturing = 0;
   long failing = 0;  // the allocation that fails, of each call; 0 for none
 };

@@ -67,10 +67,10 @@ class Elf {
 
   std::string section_fault(uint64_t index) const {
     const Section found = section(index);
+    if (index == names_ && found.type != kStringTable) return " should hold the names of sections";
     if (found.type == 0) return "";  // unused; the first one always is
     if (found.type != kNoBits && !within(found.offset, found.size)) return " does not lie within it";
     if (found.link >= sections_) return " refers to a section that it does not have";
-    if (index == names_ && found.type != kStringTable) return " should hold the names of sections";
     if (!named(section(names_), found.name)) return " has its name outside the table of names";
     if (found.type == kStringTable && found.size > 0 && number<char>(found.offset + found.size - 1) != '\0') {
       return " has a name without end";

@@ -44,6 +44,10 @@ Kernel::~Kernel() {
   live.erase(this);
 }
 
+std::string Kernel::label() const {
+  return "node '" + excerpt(node_) + "' (" + op_ + (region_.empty() ? "" : ", " + region_) + ")";
+}
+
 void Kernel::create(const Runtime& runtime, const OrtKernelInfo* info) {
   std::string text, source;
   if (!api.string_attribute(info, "plan", &text)) throw Error("the node has no attribute 'plan'");

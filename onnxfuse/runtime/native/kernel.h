@@ -28,7 +28,7 @@ class Kernel {
   // The node, its operator and its runs per variant, as JSON.
   std::string describe() const;
   // What messages call the node.
-  std::string label() const { return "node '" + node_ + "' (" + op_ + (region_.empty() ? "" : ", " + region_) + ")"; }
+  std::string label() const;
 
   const Api& api;
 

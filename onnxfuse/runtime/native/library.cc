@@ -92,7 +92,7 @@ size_t give_checked(Make make, char* out, size_t size) noexcept {
   } catch (const std::bad_alloc&) {
     text = "error:no memory";  // short enough to need none
   } catch (const std::exception& error) {
-    text = std::string("error:") + error.what();
+    text = "error:" + readable(error.what());
   }
   return give(text, out, size);
 }

@@ -5,6 +5,7 @@
 
 #include "driver.h"
 #include "inference.h"
+#include "json.h"
 #include "kernel.h"
 
 namespace onnxfuse {
@@ -18,7 +19,7 @@ void refuse_cpu(const std::string& node, const std::string& op) {
   } catch (const Error& error) {
     driver = std::string(" (") + error.what() + ")";
   }
-  throw Error("onnxfuse: node '" + node + "' (" + op +
+  throw Error("onnxfuse: node '" + excerpt(node) + "' (" + op +
               ") was given to the CPU, and its kernel runs on a GPU: this session has no working "
               "CUDAExecutionProvider" + driver + ", or all inputs of the node lie in host memory; put "
               "CUDAExecutionProvider into the session's providers and install what it needs (pip install "

@@ -181,7 +181,8 @@ StatisticsFile* StatisticsFile::named() {
     if (access(folder.c_str(), W_OK | X_OK) != 0) {
       const std::string reason = error_text(errno);
       files.erase(path);
-      throw Error("the statistics that ONNXFUSE_STATISTICS asks for cannot be written to '" + path + "': " + reason);
+      throw Error("the statistics that ONNXFUSE_STATISTICS asks for cannot be written to '" + excerpt(path) +
+                  "': " + reason);
     }
   }
   return file.get();
@@ -250,7 +251,7 @@ void StatisticsFile::replace() const {
   const std::string temporary = path_ + "." + std::to_string(getpid()) + ".part", content = text();
   const auto fail = [&](int error) {
     std::remove(temporary.c_str());
-    throw Error("the statistics cannot be written to '" + path_ + "': " + error_text(error));
+    throw Error("the statistics cannot be written to '" + excerpt(path_) + "': " + error_text(error));
   };
   std::FILE* file = std::fopen(temporary.c_str(), "wb");
   if (file == nullptr) fail(errno);
