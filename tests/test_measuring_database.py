@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -379,3 +380,42 @@ def test_a_query_ends_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_file, "QUERY_SECONDS", 0.1)
     with in_memory() as kept, pytest.raises(MeasurementError, match="cannot be used: interrupted"):
         kept._rows(f"SELECT max(x) FROM ({ENDLESS})", ())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from onnxfuse.measuring.database import open_database
+connection = open_database(Path(sys.argv[1]))._connection
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+for number in range(1000):
+    connection.execute("INSERT INTO measurements VALUES (?, 1, 1, 1, 1, 'ok', 1, 0, 1, 1, 1)", (f"{number:200}",))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_began_is_taken_back_by_who_reads(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with open_database(path) as kept:
+        kept.record(HERE, row("a", 1.0))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment(), check=False)
+    assert done.returncode == -9 and (tmp_path / "x.sqlite-journal").stat().st_size
+    with find_database(path) as found:  # type: ignore[union-attr]
+        assert [entry.candidate for _, entry in found] == ["a"]
+
+
+def test_a_journal_that_names_other_files_is_not_followed(tmp_path: Path) -> None:
+    path, victim = tmp_path / "x.sqlite", tmp_path / "victim"
+    open_database(path).close()
+    victim.write_text("mine")
+    name = str(victim).encode()
+    check = sum(name) & 0xFFFFFFFF
+    page = len(path.read_bytes()) // 4096
+    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">IIIII", 0, 7, page, 512, 4096)
+    trailer = struct.pack(">I", 1 + 0x40000000 // 4096) + name + struct.pack(">II", len(name), check)
+    (tmp_path / "x.sqlite-journal").write_bytes(header.ljust(512, b"\0") + trailer + bytes.fromhex("d9d505f920a163d7"))
+    for opened in (open_database, find_database):
+        with pytest.raises(MeasurementError, match="the journal beside it is of other files too"):
+            opened(path)
+    assert victim.read_text() == "mine"

@@ -6,6 +6,7 @@ no view, trigger or expression of the file's own ever runs; texts and the time t
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -69,7 +70,8 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
     """
     if not write or path.exists():
         open_file(path).close()
-    mode = "rwc" if write else "ro"
+    has_journal = _has_journal(path)
+    mode = "rwc" if write else "rw" if has_journal and os.access(path, os.W_OK) else "ro"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS,
                                  isolation_level=None)
     try:
@@ -99,6 +101,30 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+_ENDS = bytes.fromhex("d9d505f920a163d7")
+"""The last bytes of a journal that names another file, which SQLite then looks into and removes."""
+
+
+def _has_journal(path: Path) -> bool:
+    """Whether somebody who wrote to a file left a journal: he writes now, or was killed, and then the file is to be
+    put back to what it was, also by who reads.
+
+    Raises:
+        MeasurementError: it is a journal of several files, as onnxfuse writes none.
+        OSError: it is no ordinary file.
+    """
+    try:
+        with open_file(f"{path}-journal") as journal:
+            journal.seek(0, os.SEEK_END)
+            journal.seek(max(journal.tell() - len(_ENDS), 0))
+            end = journal.read()
+    except FileNotFoundError:
+        return False
+    if end == _ENDS:
+        raise damaged(str(path), "the journal beside it is of other files too")
+    return True
 
 
 def _limit(connection: sqlite3.Connection) -> None:
