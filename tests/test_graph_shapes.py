@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse.graph import Graph, load_graph
 from onnxfuse.graph.dims import broadcast, dim, minimum, symbol
 from onnxfuse.graph.shapes import output_types
+from onnxfuse.lowering.operators import lowering_of
 
 
 def parsed(text: str, opset: int = 17) -> onnx.ModelProto:
@@ -328,8 +329,10 @@ def test_an_unknown_operator_has_the_sizes_that_the_file_states() -> None:
 
 
 def test_a_node_that_breaks_its_operators_rules_is_left_alone() -> None:
-    graph = load_graph(parsed("g (float[b, s] x) => (float y) { a = Transpose<perm = [0, 7]>(x) y = Relu(a) }"))
+    graph = load_graph(parsed("g (float[b, s] x) => (float y) { a = Transpose<perm = [0, 2, 1]>(x) y = Relu(a) }"))
     assert graph.values["a"].shape is None
+    assert [node.broken for node in graph.nodes] == [True, False]
+    assert lowering_of(graph.nodes[0]) is None and lowering_of(graph.nodes[1]) is not None
 
 
 def test_branches_and_loops_have_what_onnx_tells() -> None:

@@ -97,6 +97,18 @@ def test_the_runtimes_own_operators_have_signatures_too(node: onnx.NodeProto, me
     assert message_of(proto) == f"{message}\n--> node 'it'\nhelp: Export the model again."
 
 
+@pytest.mark.parametrize(("imports", "message"), [
+    ('"" : 2', "The operator LayerNormalization is none of version 2, which its function imports."),
+    ('"here" : 1', "The operator LayerNormalization stands in a function here that imports no version of the standard "
+                   "operators."),
+])
+def test_a_function_that_imports_other_operators(imports: str, message: str) -> None:
+    """ONNX Runtime ends the process over the first."""
+    proto = calling(f'<domain: "here", opset_import: [{imports}]> Mine (a) => (b) {{ b = LayerNormalization (a, a) }}')
+    assert message_of(proto) == (
+        f"{message}\n--> function 'Mine', node 'LayerNormalization -> b'\nhelp: Export the model again.")
+
+
 @pytest.mark.parametrize("version", [-1, 1 << 31, -(1 << 63)])
 def test_a_version_that_cannot_be(version: int) -> None:
     proto = model()

@@ -73,7 +73,7 @@ _RANDOM = frozenset({
 
 def classify(node: Node, graph: Graph) -> OperatorClass:
     """The class of a node's operator; an elementwise one is POINTWISE where its operands have the result's sizes."""
-    if node.has_subgraph or (node.domain, node.op) in graph.functions:
+    if node.has_subgraph or node.broken or (node.domain, node.op) in graph.functions:
         return OperatorClass.OPAQUE
     if node.domain == MICROSOFT:
         found = _MICROSOFT.get(node.op, OperatorClass.OPAQUE)

@@ -96,6 +96,7 @@ class Node:
         dead: whether the canonical view knows that no output of the graph depends on it.
         rule: id of the canonical rule that made it, or None.
         body: the body that it is in; None in the main graph.
+        broken: whether it breaks its operator's rules, as inference found: ONNX Runtime will say so.
     """
 
     index: int
@@ -112,6 +113,7 @@ class Node:
     dead: bool = False
     rule: str | None = None
     body: Body | None = None
+    broken: bool = False
 
     def __post_init__(self) -> None:
         if not self.originals:

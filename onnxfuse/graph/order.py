@@ -243,7 +243,7 @@ def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
         _check_nodes(function.node, set(function.input), where, frozenset())
         _check_outputs(function.output, function.node, set(function.input), where)
     calls = {
-        key: [called for node in _with_inner(function.node)
+        key: [called for node in with_inner(function.node)
               if (called := (node.domain, node.op_type, getattr(node, "overload", ""))) in known]
         for key, function in known.items()
     }
@@ -256,11 +256,12 @@ def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
                          remedy="Export the model again.")
 
 
-def _with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, each before those of the graphs in it."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _with_inner(graph.node)
+            yield from with_inner(graph.node)
 
 
 def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str | None, outer: frozenset[str]) -> None:

@@ -72,11 +72,11 @@ def _types(
         function = partial(results, bodies=bodies)
     if function is not None:
         try:
-            found = list(function(context))
-        except (IndexError, ValueError, TypeError, KeyError, ZeroDivisionError, ArithmeticError):
+            found, node.broken = list(function(context)), False
+        except (IndexError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError):
             # The node breaks its operator's rules (a missing input, ranks that do not fit).  ONNX Runtime will say
             # so; here its outputs are unknown, and nothing is fused with them.
-            found = []
+            found, node.broken = [], True
     elif not node.has_subgraph and (node.domain, node.op) not in graph.functions:
         found = _from_onnx(node, graph, context)
     result = []

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import onnx
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph.order import bodies_of, graphs_of, label
+from onnxfuse.graph.order import bodies_of, graphs_of, label, with_inner
 
 _KINDS = dict(onnx.AttributeProto.AttributeType.items())
 _SINGLE = "Single"
 """Name of the option of an input that must be there."""
 
 MICROSOFT = "com.microsoft"
+STANDARD = ("", "ai.onnx")
 
 
 class _Signature(NamedTuple):
@@ -36,22 +37,51 @@ class _Signature(NamedTuple):
 
 
 def check_signatures(proto: onnx.ModelProto) -> None:
-    """Check the nodes of a model's graph and of the bodies in it.
+    """Check the nodes of a model's graph, of the bodies in it, and of its functions.
 
     Raises:
-        ModelError: a node has too few or too many inputs or outputs, or an attribute is missing or of another type.
+        ModelError: a node has too few or too many inputs or outputs, or an attribute is missing or of another type; a
+            function does not import an operator that it uses.
     """
-    version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), None)
+    version = _version(proto)
     for node in (node for _, graph in graphs_of(proto) for node in graph.node):
-        signature = None
-        if node.domain == MICROSOFT:
-            signature = _runtimes_own().get(node.op_type)
-        elif version is not None and node.domain in ("", "ai.onnx"):
-            signature = _signature(node.op_type, version)
-        fault = _attributes_fault(node) or ("" if signature is None else _fault(node, signature) or _body_fault(node))
+        fault = _reference_fault(node) or _node_fault(node, version)
         if fault:
             raise ModelError(f"The operator {node.op_type} {fault}.", place=f"node '{label(node)}'",
                              remedy="Export the model again.")
+    for function in proto.functions:
+        version = _version(function)
+        for node in with_inner(function.node):
+            fault = _import_fault(node, version) or _node_fault(node, version)
+            if fault:
+                raise ModelError(f"The operator {node.op_type} {fault}.",
+                                 place=f"function '{function.name}', node '{label(node)}'",
+                                 remedy="Export the model again.")
+
+
+def _version(imports: onnx.ModelProto | onnx.FunctionProto) -> int | None:
+    """That of the standard operators."""
+    return next((entry.version for entry in imports.opset_import if entry.domain in STANDARD), None)
+
+
+def _import_fault(node: onnx.NodeProto, version: int | None) -> str:
+    """What is wrong with the version that a function imports: ONNX Runtime ends the process over it."""
+    if node.domain not in STANDARD or not onnx.defs.has(node.op_type):
+        return ""
+    if version is None:
+        return "stands in a function here that imports no version of the standard operators"
+    return "" if onnx.defs.has(node.op_type, version) else f"is none of version {version}, which its function imports"
+
+
+def _node_fault(node: onnx.NodeProto, version: int | None) -> str:
+    """What is wrong with a node, as the rest of a sentence; "" where nothing is."""
+    fault = _twice_fault(node)
+    signature = None
+    if node.domain == MICROSOFT:
+        signature = _runtimes_own().get(node.op_type)
+    elif version is not None and node.domain in STANDARD:
+        signature = _signature(node.op_type, version)
+    return fault or ("" if signature is None else _fault(node, signature) or _body_fault(node))
 
 
 @cache
@@ -85,13 +115,19 @@ def _of_schema(schema: Any) -> _Signature:
     )
 
 
-def _attributes_fault(node: onnx.NodeProto) -> str:
-    """What is wrong with a node's attributes, whatever its operator: see ``_fault``."""
+def _twice_fault(node: onnx.NodeProto) -> str:
+    """See ``_node_fault``; whatever the operator."""
     names: set[str] = set()
     for attribute in node.attribute:
         if attribute.name in names:
             return f"has the attribute '{attribute.name}' twice here"
         names.add(attribute.name)
+    return ""
+
+
+def _reference_fault(node: onnx.NodeProto) -> str:
+    """See ``_node_fault``; of a node that stands in no function."""
+    for attribute in node.attribute:
         if attribute.ref_attr_name:
             return (f"takes its attribute '{attribute.name}' from '{attribute.ref_attr_name}' of a function here, and "
                     "stands in none")
@@ -99,8 +135,10 @@ def _attributes_fault(node: onnx.NodeProto) -> str:
 
 
 def _body_fault(node: onnx.NodeProto) -> str:
-    """What is wrong with the borders of a node's bodies: see ``_fault``."""
+    """See ``_node_fault``; of the borders of bodies."""
     given = {attribute.name: attribute for attribute in node.attribute}
+    if any(attribute.ref_attr_name for attribute in given.values()):
+        return ""
     state = len(node.input) - 2
     if node.op_type == "Scan":
         scanned = given["num_scan_inputs"].i
@@ -123,7 +161,7 @@ def _body_fault(node: onnx.NodeProto) -> str:
 
 
 def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
-    """What is wrong with a node, as the rest of a sentence; "" where nothing is."""
+    """See ``_node_fault``; beside what the schema has."""
     for what, names, (least, most) in (("input", node.input, signature.inputs),
                                        ("output", node.output, signature.outputs)):
         if not least <= len(names) <= most:
@@ -138,7 +176,8 @@ def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
     if missing:
         return f"needs the attribute '{min(missing)}', which is missing here"
     perm = next((attribute for attribute in node.attribute if attribute.name == "perm"), None)
-    if node.op_type == "Transpose" and perm is not None and sorted(perm.ints) != list(range(len(perm.ints))):
+    if node.op_type == "Transpose" and perm is not None and not perm.ref_attr_name and (
+            sorted(perm.ints) != list(range(len(perm.ints)))):
         return f"takes every axis once as its attribute 'perm', which is {list(perm.ints)} here"
     for name, kind in given.items():
         wanted = signature.attributes.get(name, kind)

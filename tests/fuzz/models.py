@@ -42,6 +42,7 @@ from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import save
 from onnxfuse.rules import load_rules
 from onnxfuse.rules.examples import example_model
+from onnxfuse.verifying import runs
 
 SCHEMA_GRAPHS = 48
 """Random graphs of whatever the standard has."""
@@ -53,6 +54,7 @@ PROFILE = find_profile("H100")
 USUAL = {"database": False, "least_gain": 0.0, "target": PROFILE, "verify": False}
 RULES = load_rules([rules_folder()])
 pipeline.load_rules = lambda *_: RULES  # reading them takes longer than most cases
+runs.FLOPS, runs.BYTES = 10**8, 10**7  # of one run in verification
 pipeline.check_original = lambda *_: None  # it asks ONNX Runtime whose fault an internal error is: here any is one
 
 FUNCTIONS = """

@@ -111,8 +111,14 @@ class Context:
         return self.node.attributes.get(name, default)
 
     def axis(self, rank: int, default: int, name: str = "axis") -> int:
-        """An axis attribute, counted from the front."""
+        """An axis attribute, counted from the front; ``rank`` itself is one that comes after all.
+
+        Raises:
+            ValueError: there is no such axis.
+        """
         axis = int(self.attribute(name, default))
+        if not -rank <= axis <= rank:
+            raise ValueError(f"axis {axis} of rank {rank}")
         return axis + rank if axis < 0 else axis
 
     def declared(self, axis: int, output: int = 0, rank: int | None = None) -> Dim | None:

@@ -165,7 +165,8 @@ def _tile(context: Context) -> list[Type]:
     if repeats is None:
         return [Type(context.dtype(), context.unknown_shape(len(shape)))]
     contents, times, wide = context.contents(0), context.integers(1), None
-    if contents is not None and times is not None and contents.size * prod(times) <= MAX_ELEMENTS:
+    if contents is not None and times is not None and all(0 <= n <= MAX_ELEMENTS for n in times) and (
+            contents.size * prod(times) <= MAX_ELEMENTS):
         wide = flat(np.tile(contents, times))
     return [Type(context.dtype(), tuple(size * n for size, n in zip(shape, repeats, strict=True)), wide)]
 
@@ -265,6 +266,8 @@ def _split(context: Context) -> list[Type]:
         parts = None if lengths is None else list(lengths)
     else:
         chunks = int(context.attribute("num_outputs", count))
+        if chunks != count:
+            raise ValueError(f"{chunks} parts for {count} outputs")
         # Equal parts; from opset 18 on the last one may be smaller.
         part = (size + (chunks - 1)) // chunks
         parts = [part] * (chunks - 1) + [size - part * (chunks - 1)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from onnxfuse.graph.dims import Dim, dim, maximum, minimum, product
 from onnxfuse.graph.model import Node, Shape, Value
-from onnxfuse.lowering.context import Context, apply, expand, like, number, reshape, size_of, test
+from onnxfuse.lowering.context import Context, Unlowerable, apply, expand, like, number, reshape, size_of, test
 from onnxfuse.lowering.ir import Concat, Fill, Iota, Map, Permute, Reshape, Slice, Take, Tensor
 from onnxfuse.lowering.operators.registry import integer_attribute, lowers, operand, optional
 from onnxfuse.lowering.scalars import INT64
+from onnxfuse.refusal import Refusal
 
 
 def result_shape(node: Node, context: Context, place: int = 0) -> Shape:
@@ -19,8 +20,15 @@ def result_shape(node: Node, context: Context, place: int = 0) -> Shape:
 
 
 def axis_of(node: Node, name: str, default: int, rank: int) -> int:
-    """An axis attribute, counted from the front."""
+    """An axis attribute, counted from the front.
+
+    Raises:
+        Unlowerable: there is no such axis.
+    """
     axis = integer_attribute(node, name, default)
+    if not -rank <= axis < rank:
+        raise Unlowerable(Refusal("axis", f"{node.qualified_op} has {name} {axis}, and a tensor of {rank} axes",
+                                  node.label))
     return axis + rank if axis < 0 else axis
 
 
