@@ -11,7 +11,7 @@ OUT := build/demo
 SOURCES := $(wildcard setup.* MANIFEST.in onnxfuse/runtime/native/*)
 DIMS := --dim batch=8 --dim sequence=128
 
-.PHONY: demo test test-long test-models test-mutants test-gpu fuzz lint bench clean python
+.PHONY: demo test test-long test-lowest test-models test-mutants test-gpu fuzz lint bench lock clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -24,6 +24,10 @@ test: .venv-test/ready .venv-oldest/ready
 	@failed=0; $(MAKE) --no-print-directory lint || failed=1; \
 	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python \
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup || failed=1; exit $$failed
+
+# The same tests where each package is as old as setup.cfg allows.
+test-lowest: .venv-lowest/ready
+	.venv-lowest/bin/python -m pytest -n $(JOBS) --dist loadgroup
 
 # 2,000 random models of what can be lowered and 10,000 of whatever the standard has, in place of the 100 and the 300 of
 # `make test`, all of the standard's test cases in place of one of twenty, every kernel of the zoo and of the rules'
@@ -72,17 +76,28 @@ python:
 	.venv/bin/pip install -q --disable-pip-version-check '.$(EXTRA)'
 	touch $@
 
-# The package in place, with the tools of the tests.
-.venv-test/ready: $(SOURCES) | python
-	test -x .venv-test/bin/python || $(PYTHON) -m venv .venv-test
-	.venv-test/bin/pip install -q --disable-pip-version-check -e '.[test]'
+# The package in place and the tools of the tests, each the release and the very file that the lock names; -lowest has
+# the lowest of every range in setup.cfg.
+.venv-test/ready .venv-lowest/ready: .venv-%/ready: .ci/%.txt $(SOURCES) | python
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check --require-hashes -r $<
+	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # The oldest supported ONNX Runtime, with nothing of onnxfuse; it has wheels for Python 3.10 to 3.13.
-.venv-oldest/ready: Makefile | python
+.venv-oldest/ready: .ci/oldest.txt | python
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/pip install -q --disable-pip-version-check onnxruntime==1.20.1 numpy
+	.venv-oldest/bin/pip install -q --disable-pip-version-check --require-hashes -r $<
 	touch $@
 
+# Writes the locks anew, for every platform and Python at once, with the newest and the lowest that setup.cfg admits.
+UV = build/lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock'
+lock: | python
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install -q --disable-pip-version-check 'uv>=0.8,<1'
+	$(UV) --upgrade --extra test setup.py --output-file .ci/test.txt
+	$(UV) --upgrade --extra test setup.py --output-file .ci/lowest.txt --resolution lowest-direct
+	printf 'onnxruntime==1.20.1\nnumpy\n' | $(UV) --upgrade - --output-file .ci/oldest.txt
+
 clean:
-	rm -rf .venv .venv-test .venv-oldest build dist *.egg-info onnxfuse/runtime/*.so
+	rm -rf .venv .venv-* build dist *.egg-info onnxfuse/runtime/*.so

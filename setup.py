@@ -1,14 +1,19 @@
-"""Builds the native library; everything else about the package stands in setup.cfg."""
+"""Builds the native library and writes the wheel's bill of materials; everything else stands in setup.cfg."""
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 NATIVE = Path("onnxfuse/runtime/native")
+LIBRARY = "onnxfuse/runtime/libonnxfuse.so"
 
 # Whatever a fault in the library lets a model write: a return address that was changed ends the process, tables of
 # functions are read-only once the library is loaded, and no stack holds code.  Distributions define _FORTIFY_SOURCE
@@ -41,6 +46,47 @@ class BuildLibrary(build_ext):
             raise CompileError(f"{command[0]} failed on the native library") from error
 
 
+class BuildWheel(bdist_wheel):
+    """Adds a CycloneDX bill of materials, where PEP 770 looks for it: what the wheel brings, and what it asks for."""
+
+    def egg2dist(self, egginfo_path, distinfo_path):
+        super().egg2dist(egginfo_path, distinfo_path)
+        library = Path(self.bdist_dir or "", LIBRARY)
+        if not library.exists():  # only the metadata is asked for; nothing is built
+            return
+        place = Path(distinfo_path, "sboms", "onnxfuse.cdx.json")
+        place.parent.mkdir()
+        place.write_text(json.dumps(self.materials(library), indent=2) + "\n")
+
+    def materials(self, library):
+        """The bill; requirements have no versions here, since the range is the wheel's and the choice the installer's."""
+        name, version = self.distribution.get_name(), self.distribution.get_version()
+        package = f"pkg:pypi/{name}@{version}"
+        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+        required = []
+        for requirement in self.distribution.install_requires:
+            other, bounds = re.fullmatch(r"([\w.-]+)(?:\[[^]]*\])?\s*(.*)", requirement).groups()
+            other = re.sub(r"[-_.]+", "-", other).lower()
+            required.append({
+                "type": "library", "bom-ref": f"pkg:pypi/{other}", "purl": f"pkg:pypi/{other}", "name": other,
+                "scope": "required", "properties": [{"name": "onnxfuse:range", "value": bounds}],
+            })
+        return {
+            "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX",
+            "specVersion": "1.6", "version": 1,
+            "metadata": {"component": {
+                "type": "application", "bom-ref": package, "purl": package, "name": name, "version": version,
+                "description": self.distribution.get_description(),
+                "components": [{
+                    "type": "file", "bom-ref": LIBRARY, "name": LIBRARY, "version": version,
+                    "hashes": [{"alg": "SHA-256", "content": digest}],
+                }],
+            }},
+            "components": required,
+            "dependencies": [{"ref": package, "dependsOn": [LIBRARY, *(other["bom-ref"] for other in required)]}],
+        }
+
+
 setup(
     # setup.cfg can find packages or name them, not both; rules/ lies beside the package and is installed inside.
     packages=[*find_packages(include=["onnxfuse", "onnxfuse.*"]), "onnxfuse._rules"],
@@ -52,5 +98,5 @@ setup(
             depends=sorted(map(str, NATIVE.glob("*.h"))),
         )
     ],
-    cmdclass={"build_ext": BuildLibrary},
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": BuildWheel},
 )

@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+import configparser
 import ctypes
+import hashlib
+import json
+import re
 import struct
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
+
+
+def requirements(*options: str) -> Iterator[Requirement]:
+    """What setup.cfg asks for under these names; without a name everywhere, in extras too."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    texts = [settings["options"]["install_requires"], *settings["options.extras_require"].values()]
+    for text in [settings["options"][name] for name in options] or texts:
+        for line in text.split():
+            yield Requirement(line)
+
+
+def locked(name: str) -> dict[str, list[Version]]:
+    """The releases that a lock names; each must have hashes."""
+    releases: dict[str, list[Version]] = {}
+    for entry in re.split(r"\n(?=[\w-]+==)", (ROOT / ".ci" / f"{name}.txt").read_text())[1:]:
+        package, version = re.match(r"([\w-]+)==(\S+)", entry).groups()  # type: ignore[union-attr]
+        assert "--hash=sha256:" in entry, package
+        releases.setdefault(canonicalize_name(package), []).append(Version(version))
+    return releases
+
+
+def test_every_requirement_has_bounds_and_both_ends_are_locked() -> None:
+    for requirement in requirements():
+        assert {one.operator for one in requirement.specifier} == {">=", "<"}, requirement
+    newest, lowest = locked("test"), locked("lowest")
+    for requirement in requirements("install_requires"):
+        name = canonicalize_name(requirement.name)
+        (oldest,) = lowest[name]
+        for release in newest[name]:
+            assert release in requirement.specifier and oldest in requirement.specifier and oldest < release, name
+    assert set(locked("oldest")) >= {"numpy", "onnxruntime"}
+
+
 
 
 @pytest.mark.slow
@@ -18,7 +62,8 @@ def test_a_build_holds_library_rules_and_headers(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     subprocess.run(
         [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path),
-         "build", "--build-base", str(tmp_path)],
+         "build", "--build-base", str(tmp_path), "bdist_wheel", "--bdist-dir", str(tmp_path / "wheel"),
+         "--dist-dir", str(tmp_path)],
         cwd=ROOT, check=True, capture_output=True,
     )
     (package,) = tmp_path.glob("lib*/onnxfuse")
@@ -35,6 +80,15 @@ def test_a_build_holds_library_rules_and_headers(tmp_path: Path) -> None:
     data = {name for name in below(ROOT / "onnxfuse", "*.*") if not name.endswith((".py", ".pyc", ".cc", ".h"))}
     assert data <= below(package, "*.*")
     assert "py.typed" in data
+
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        (place,) = (name for name in wheel.namelist() if name.endswith(".dist-info/sboms/onnxfuse.cdx.json"))
+        materials = json.loads(wheel.read(place))
+        (library_there,) = materials["metadata"]["component"]["components"]
+        digest = hashlib.sha256(wheel.read(library_there["name"])).hexdigest()
+        assert library_there["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    asked = {part["name"]: SpecifierSet(part["properties"][0]["value"]) for part in materials["components"]}
+    assert asked == {canonicalize_name(one.name): one.specifier for one in requirements("install_requires")}
 
 
 def test_the_library_exports_its_entries_and_nothing_else() -> None:
