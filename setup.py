@@ -59,7 +59,7 @@ class BuildWheel(bdist_wheel):
         place.write_text(json.dumps(self.materials(library), indent=2) + "\n")
 
     def materials(self, library):
-        """The bill; requirements have no versions here, since the range is the wheel's and the choice the installer's."""
+        """The bill; a requirement has its range and no version, since the choice is the installer's."""
         name, version = self.distribution.get_name(), self.distribution.get_version()
         package = f"pkg:pypi/{name}@{version}"
         digest = hashlib.sha256(library.read_bytes()).hexdigest()
