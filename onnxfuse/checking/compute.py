@@ -21,12 +21,15 @@ SECONDS = 8.0
 """For one run of an example, which may hold a loop without an end."""
 MEMORY = 1 << 30
 """Bytes that a run of an example may hold."""
+_LACKING = ("NOT_IMPLEMENTED", "Current official support for domain")
+"""What ONNX Runtime says of an operator or type that its CPU provider lacks, and of an opset newer than itself."""
 INDICES = 8
 """Integers are drawn below this where an example gives no bounds."""
 
 
 class CannotRun(Exception):  # noqa: N818 - not an error of the user's
-    """ONNX Runtime's CPU provider does not run a model; ``missing`` where it has no such operator or type."""
+    """ONNX Runtime's CPU provider does not run a model; ``missing`` where it has no such operator, type or
+    opset."""
 
     def __init__(self, reason: str, missing: bool) -> None:
         super().__init__(reason)
@@ -84,7 +87,7 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]], names: Seque
         with bounds.within_memory():
             found: list[NDArray[Any]] = bounds.run(lambda options: session.run(list(names), dict(inputs), options))
     except Exception as error:  # ONNX Runtime has an exception type per status
-        raise CannotRun(str(error).splitlines()[0], "NOT_IMPLEMENTED" in str(error)) from error
+        raise CannotRun(str(error).splitlines()[0], any(words in str(error) for words in _LACKING)) from error
     return found
 
 
