@@ -295,6 +295,19 @@ def calls(count: int) -> onnx.ModelProto:
     return made
 
 
+def laughs(count: int) -> onnx.ModelProto:
+    """Functions each of which calls the next one twice."""
+    made = calls(count)
+    for place, function in enumerate(made.functions):
+        if place + 1 < count:
+            first = function.node[0]
+            second = onnx.NodeProto()
+            second.CopyFrom(first)
+            first.output[:] = second.input[:] = ["o"]
+            function.node.append(second)
+    return made
+
+
 def beside(count: int) -> onnx.ModelProto:
     """Ifs one after the other in one graph, each reading the result of the one before."""
     def step(place: int, a: str, b: str) -> Nodes:
@@ -400,6 +413,7 @@ KINDS: dict[str, tuple[Callable[[int], onnx.ModelProto], tuple[int, int]]] = {
     "growing": (growing, (15, 30)),
     "carried": (carried, (1000, 2000)),
     "calls": (calls, (1000, 2000)),
+    "laughs": (laughs, (20, 60)),
     "beside": (beside, (1000, 2000)),
     "huge": (huge, (2, 100)),
 }

@@ -174,3 +174,10 @@ def test_bodies_nested_past_what_a_file_can_hold(tmp_path: Path) -> None:
 def test_bodies_nested_as_deep_as_a_file_can_hold() -> None:
     with pytest.raises(ModelError, match="bodies in bodies, 32 deep, and ONNX files hold 31"):
         api.report(limits.ifs(32))
+
+
+def test_functions_that_stand_for_more_nodes_than_there_can_be() -> None:
+    """60 functions of two calls: two to the power of 59 nodes."""
+    with pytest.raises(ModelError, match="The model's functions stand for 576,460,752,303,423,488 nodes"):
+        api.report(limits.laughs(60))
+    assert limits.handle("laughs", 10).stages.keys() >= {"optimize"}

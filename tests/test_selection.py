@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import combinations
 
 import onnx
@@ -10,7 +11,7 @@ import pytest
 
 from onnxfuse.graph import load_graph
 from onnxfuse.planning import selection
-from onnxfuse.planning.selection import Candidate, Selection, joint_cycle, select
+from onnxfuse.planning.selection import Candidate, Selection, joint_cycles, select
 
 GAP = 0.02
 """Worth that greedy with repair may lose against exact, on average over the random graphs."""
@@ -74,10 +75,10 @@ def test_exact_under_a_bar_is_the_best_of_what_is_left(seed: int) -> None:
     given = candidates(seed, 10, 24)
     barred = frozenset(select(given).chosen[:2])
 
-    def cycle(chosen: object) -> frozenset[int]:
-        return barred if barred <= set(chosen) else frozenset()  # type: ignore[call-overload]
+    def cycles(chosen: object) -> list[frozenset[int]]:
+        return [barred] if barred <= set(chosen) else []  # type: ignore[call-overload]
 
-    found = select(given, cycle)
+    found = select(given, cycles)
     assert sound(given, found) and found.exact
     assert not barred <= set(found.chosen)
     assert found.worth == pytest.approx(best(given, barred))
@@ -113,8 +114,23 @@ def test_what_is_worth_nothing_is_left_out() -> None:
 def test_cycles_without_end_leave_out_the_least() -> None:
     """A finder that never has enough: the search ends all the same, with nothing."""
     given = [Candidate(frozenset([place]), 1.0 + place) for place in range(12)]
-    found = select(given, lambda chosen: frozenset(chosen[:2]))
-    assert len(found.chosen) <= 1 or found.chosen == ()
+    found = select(given, lambda chosen: [frozenset(chosen[:2])] if chosen else [])
+    assert found.chosen == ()
+
+
+def test_many_cycles_are_barred_at_once() -> None:
+    """Thousands of pairs that must not be chosen together take few turns: each looks at the whole graph."""
+    pairs, turns = 2000, 0
+    given = [Candidate(frozenset([place]), 1.0 + place % 2) for place in range(2 * pairs)]
+
+    def cycles(chosen: Sequence[int]) -> list[frozenset[int]]:
+        nonlocal turns
+        turns += 1
+        known = set(chosen)
+        return [frozenset([place, place + 1]) for place in range(0, 2 * pairs, 2) if {place, place + 1} <= known]
+
+    found = select(given, cycles)
+    assert turns < 20 and found.chosen == tuple(range(1, 2 * pairs, 2))
 
 
 def test_a_cycle_names_the_groups_on_it() -> None:
@@ -125,6 +141,16 @@ def test_a_cycle_names_the_groups_on_it() -> None:
     nodes = {node.outputs[0].name: node for node in graph.nodes if node.outputs[0] is not None}
     # a -> d and b -> c are apart; {a, c} reads b and is read by d, {b, d} reads a and is read by c.
     groups = [[nodes["e"], nodes["k"]], [nodes["a"], nodes["c"]], [nodes["b"], nodes["d"]]]
-    assert joint_cycle(graph, groups) == {1, 2}
-    assert joint_cycle(graph, groups[:2]) == frozenset()
-    assert joint_cycle(graph, [[nodes["b"], nodes["h"]], [nodes["a"], nodes["d"]]]) == frozenset()
+    assert joint_cycles(graph, groups) == [{1, 2}]
+    assert joint_cycles(graph, groups[:2]) == []
+    assert joint_cycles(graph, [[nodes["b"], nodes["h"]], [nodes["a"], nodes["d"]]]) == []
+
+
+def test_cycles_that_have_nothing_in_common_are_found_together() -> None:
+    steps = "\n".join(f"a{i} = Abs(x) b{i} = Exp(x) c{i} = Neg(b{i}) d{i} = Tanh(a{i})" for i in range(30))
+    results = ", ".join(f"float[N] c{i}, float[N] d{i}" for i in range(30))
+    graph = load_graph(onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => ({results}) {{ {steps} }}"""))
+    nodes = {node.outputs[0].name: node for node in graph.nodes if node.outputs[0] is not None}
+    groups = [[nodes[f"{one}{i}"], nodes[f"{two}{i}"]] for i in range(30) for one, two in ("ac", "bd")]
+    assert sorted(map(sorted, joint_cycles(graph, groups))) == [[place, place + 1] for place in range(0, 60, 2)]

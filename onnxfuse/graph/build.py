@@ -38,6 +38,9 @@ _STRINGS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
 OVERRIDABLE = 4
 """From this IR version on, an initialiser among the inputs is a default that the caller may replace."""
 
+MOST_FUNCTIONS = 4096
+"""Functions that onnx infers a model with: its time grows with their square."""
+
 _UNKNOWN_SIZES = ("", "?", "None", "none", "-1", "unk", "unknown")
 
 
@@ -364,7 +367,10 @@ def _input_symbols(inputs: Iterable[onnx.ValueInfoProto]) -> frozenset[str]:
 
 
 def _infer(proto: onnx.ModelProto) -> Iterable[onnx.ValueInfoProto]:
-    """onnx's whole-model inference, on a copy whose large initialisers have turned into inputs."""
+    """onnx's whole-model inference, on a copy whose large initialisers have turned into inputs; nothing of a model with
+    so many functions that it would take long."""
+    if len(proto.functions) > MOST_FUNCTIONS:
+        return []
     copy = onnx.ModelProto(ir_version=max(proto.ir_version, 4))
     copy.opset_import.extend(proto.opset_import)
     copy.functions.extend(proto.functions)

@@ -12,6 +12,10 @@ import onnx
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Body
 
+MOST_STANDING = 4_000_000
+"""Nodes of functions, each counted as often as it is called: ONNX Runtime makes so many nodes of it, and a function
+that calls another twice, which calls another twice, doubles them with every line."""
+
 SHOWN_NAMES = 8
 """Nodes of a cycle, or functions, that a message names."""
 
@@ -243,17 +247,29 @@ def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
         _check_nodes(function.node, set(function.input), where, frozenset())
         _check_outputs(function.output, function.node, set(function.input), where)
     calls = {
-        key: [called for node in with_inner(function.node)
-              if (called := (node.domain, node.op_type, getattr(node, "overload", ""))) in known]
+        key: [called for node in with_inner(function.node) if (called := _called(node)) in known]
         for key, function in known.items()
     }
     places = {key: number for number, key in enumerate(known)}
-    _, stuck = contracted(range(len(known)), {places[key]: {places[each] for each in found}
-                                              for key, found in calls.items()})
+    order, stuck = contracted(range(len(known)), {places[key]: {places[each] for each in found}
+                                                  for key, found in calls.items()})
     if stuck:
         names = ", ".join(f"'{name}'" for number, (_, name, _) in enumerate(known) if number in stuck[:SHOWN_NAMES])
         raise ModelError(f"Functions of the model call one another in a circle: {names}.", place=place,
                          remedy="Export the model again.")
+    keys, standing = list(known), dict.fromkeys(known, 0)
+    for key in (keys[number] for number in order):  # what is called before its callers
+        standing[key] = sum(standing.get(_called(node), 1) for node in with_inner(known[key].node))
+    total = sum(standing.get(_called(node), 0) for node in with_inner(proto.graph.node)) if known else 0
+    if total > MOST_STANDING:
+        raise ModelError(
+            f"The model's functions stand for {total:,} nodes where they are called, and onnxfuse takes "
+            f"{MOST_STANDING:,}.", place=place, remedy="Export the model with fewer calls in one another.")
+
+
+def _called(node: onnx.NodeProto) -> tuple[str, str, str]:
+    """Domain, name and overload of the function that a node would call."""
+    return node.domain, node.op_type, getattr(node, "overload", "")
 
 
 def with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -28,7 +28,7 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.layout import beside_convolutions
 from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import LEAST_GAIN, Objective
-from onnxfuse.planning.selection import Candidate, joint_cycle, select
+from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.traffic import Ledger, shared
 from onnxfuse.planning.weighing import Considered, Scales, Weighed, connected, ordered
 from onnxfuse.refusal import Refusal
@@ -330,7 +330,7 @@ class _Planner:
         while True:
             pool = list(self.scales.pool)
             candidates = [Candidate(frozenset(node.index for node in each.members), each.worth) for each in pool]
-            found = select(candidates, lambda places: self._cycle(pool, places))  # noqa: B023
+            found = select(candidates, lambda places: self._cycles(pool, places))  # noqa: B023
             chosen = [pool[place] for place in found.chosen]
             # Kernels of all of them, so that the rounds are few; each round strikes one from the pool at least.
             made = [each.fusion is not None or self.scales.make(each) for each in chosen]
@@ -345,15 +345,17 @@ class _Planner:
             if each.fusion is not None:
                 each.region = each.fusion = borders.widened(each.fusion)
 
-    def _cycle(self, pool: Sequence[Weighed], places: Sequence[int]) -> frozenset[int]:
+    def _cycles(self, pool: Sequence[Weighed], places: Sequence[int]) -> list[frozenset[int]]:
         """Those of the places whose regions close a cycle, perhaps with regions of kernels that a user brought."""
         fixed = [fusion.view for fusion in self.custom]
-        found = joint_cycle(self.view, [*fixed, *(pool[place].members for place in places)])
-        return frozenset(places[group - len(fixed)] for group in found if group >= len(fixed))
+        found = joint_cycles(self.view, [*fixed, *(pool[place].members for place in places)])
+        barred = [frozenset(places[group - len(fixed)] for group in each if group >= len(fixed)) for each in found]
+        return [each for each in barred if each]
 
     def _considered(self, chosen: Sequence[Weighed]) -> tuple[Considered, ...]:
         """Every region that was weighed and what became of it."""
         holder = {node: each for each in chosen for node in each.members}
+        taken = set(map(id, chosen))
         records = list(self.scales.records)
         for fusion in self.custom:
             records.append(
@@ -361,7 +363,7 @@ class _Planner:
             )
         for each in self.scales.pool:
             region = each.region
-            if each in chosen:
+            if id(each) in taken:
                 records.append(Considered(region.view, region.rule, region.cost, "chosen", _gains(region.cost), ""))
             else:
                 winners = {id(found): found for node in each.members if (found := holder.get(node)) is not None}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.planning.legality import successors
@@ -20,6 +21,12 @@ MOST_EXACT = 40
 
 MOST_STEPS = 20_000
 """Steps of one search, after which the best that it has seen is taken."""
+
+MOST_REPAIRS = 20_000_000
+"""Looks at a candidate in the repair of one greedy choice, after which that stays as it is."""
+
+ONE_BY_ONE = 8
+"""Turns in which one cycle is barred; in later ones all that are found."""
 
 MOST_ROUNDS = 100
 """Cycles that may be barred before the least candidate of each further one is left out for good."""
@@ -45,24 +52,24 @@ class Selection:
     exact: bool
 
 
-Cycle = Callable[[Sequence[int]], frozenset[int]]
-"""Told what is chosen; returns those that close a cycle together, or nothing."""
+Cycles = Callable[[Sequence[int]], Sequence[frozenset[int]]]
+"""Told what is chosen; returns sets of those that close a cycle together, no two with one in common."""
 
 
 def select(
-    candidates: Sequence[Candidate], cycle: Cycle | None = None, *, most_exact: int = MOST_EXACT
+    candidates: Sequence[Candidate], cycles: Cycles | None = None, *, most_exact: int = MOST_EXACT
 ) -> Selection:
     """The disjoint candidates of the most worth.
 
     Args:
         candidates: what there is to choose from.
-        cycle: finds cycles among what is chosen, if that matters.
+        cycles: finds cycles among what is chosen, if that matters.
         most_exact: size of the largest component that is solved exactly; 0 to solve all of them greedily.
     """
     barred: list[frozenset[int]] = []
     solved: dict[tuple[tuple[int, ...], tuple[frozenset[int], ...]], tuple[tuple[int, ...], bool]] = {}
     exact = True
-    while True:
+    for turn in count():
         chosen: list[int] = []
         exact = len(barred) <= MOST_ROUNDS
         for part, bars in _components(candidates, barred):
@@ -72,16 +79,19 @@ def select(
             chosen += found
             exact = exact and certain
         chosen.sort()
-        closed = cycle(chosen) if cycle is not None else frozenset()
+        closed = cycles(chosen) if cycles is not None else ()
         if not closed:
             return Selection(tuple(chosen), sum(candidates[place].worth for place in chosen), exact)
-        if len(barred) >= MOST_ROUNDS:
-            closed = frozenset([min(closed, key=lambda place: candidates[place].worth)])
-        barred.append(closed)
+        # What bars one may do away with others; where there are many, they are barred at once.
+        for each in closed[:1] if turn < ONE_BY_ONE else closed:
+            least = min(each, key=lambda place: candidates[place].worth)
+            barred.append(frozenset([least]) if len(barred) >= MOST_ROUNDS else each)
+    raise AssertionError("each turn bars something more")
 
 
-def joint_cycle(graph: Graph, groups: Sequence[Collection[Node]]) -> frozenset[int]:
-    """The groups, by place, that lie on one cycle when each is contracted to one node; empty where there is none.
+def joint_cycles(graph: Graph, groups: Sequence[Collection[Node]]) -> list[frozenset[int]]:
+    """The groups, by place, that lie on one cycle when each is contracted to one node, for each of some cycles that
+    have no node in common: one at least, where there are any.
 
     Args:
         graph: the graph; groups: disjoint sets of its nodes.
@@ -101,24 +111,30 @@ def joint_cycle(graph: Graph, groups: Sequence[Collection[Node]]) -> frozenset[i
                 after[unit[node.index]].add(unit[reader.index])
                 before[unit[reader.index]].add(unit[node.index])
     waiting = {each: len(needs) for each, needs in before.items()}
-    ready = [each for each, count in waiting.items() if not count]
-    while ready:
-        each = ready.pop()
-        del waiting[each]
-        for follower in after[each]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                ready.append(follower)
-    if not waiting:
-        return frozenset()
-    # Every unit that is left has one before it that is left: walking back ends in a cycle.
-    path, seen = [min(waiting)], {min(waiting): 0}
+    ready = [each for each, needs in waiting.items() if not needs]
+    found: list[frozenset[int]] = []
+    starts = iter(sorted(waiting))
     while True:
-        needed = min(each for each in before[path[-1]] if each in waiting)
-        if needed in seen:
-            return frozenset(group_of[each] for each in path[seen[needed] :] if each in group_of)
-        seen[needed] = len(path)
-        path.append(needed)
+        while ready:
+            each = ready.pop()
+            if waiting.pop(each, None) is None:
+                continue
+            for follower in after[each]:
+                if follower in waiting:
+                    waiting[follower] -= 1
+                    if not waiting[follower]:
+                        ready.append(follower)
+        start = next((each for each in starts if each in waiting), None)
+        if start is None:
+            return found
+        # Every unit that is left has one before it that is left: walking back ends in a cycle.
+        path, seen = [start], {start: 0}
+        while (needed := min(each for each in before[path[-1]] if each in waiting)) not in seen:
+            seen[needed] = len(path)
+            path.append(needed)
+        circle = path[seen[needed] :]
+        found.append(frozenset(group_of[each] for each in circle if each in group_of))
+        ready += circle
 
 
 def _components(
@@ -223,10 +239,13 @@ class _Problem:
 
     def _repaired(self, chosen: int) -> int:
         """Take in what is worth more than all that it replaces, and take out what hinders more than it is worth."""
-        improved = True
+        improved, left = True, MOST_REPAIRS
         while improved:
             improved = False
             for each in range(len(self.order)):
+                left -= len(self.order)
+                if left < 0:
+                    return chosen
                 if chosen >> each & 1:
                     tried = self._filled(chosen & ~(1 << each), without=each)
                 else:
