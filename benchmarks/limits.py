@@ -3,7 +3,7 @@
     python benchmarks/limits.py --kind chain --nodes 10000 --nodes 100000
 
 Makes small models of each kind at each size, optimises each in a process of its own (no verification, no compilation),
-reports, explains and puts back what was fused, and prints seconds and peak memory.  No GPU is needed.
+reports, explains and puts back what was fused, and prints seconds of a processor and peak memory.  No GPU is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Nodes = list[onnx.NodeProto]
 
 @dataclass(frozen=True)
 class Handled:
-    """One model: what came of it, in the seconds of each stage and of all; mebibytes at the peak of it all."""
+    """One model: what came of it, in seconds of a processor for each stage and all; mebibytes at the peak of it all."""
 
     kind: str
     count: int
@@ -429,11 +429,11 @@ def handle(kind: str, count: int) -> Handled:
 
     made = KINDS[kind][0](count)
     stages: dict[str, float] = {}
-    start = last = time.perf_counter()
+    start = last = time.process_time()
 
     def tell(name: str) -> None:
         nonlocal last
-        now = time.perf_counter()
+        now = time.process_time()
         stages[name], last = now - last, now
 
     try:
@@ -449,7 +449,7 @@ def handle(kind: str, count: int) -> Handled:
     except OnnxfuseError as error:
         outcome = error.message
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Handled(kind, count, time.perf_counter() - start, stages, peak, outcome)
+    return Handled(kind, count, time.process_time() - start, stages, peak, outcome)
 
 
 @click.command()
