@@ -43,6 +43,7 @@ from onnxfuse.rewriting import save
 from onnxfuse.rules import load_rules
 from onnxfuse.rules.examples import example_model
 from onnxfuse.verifying import runs
+from onnxfuse.verifying.bounds import Bounds
 
 SCHEMA_GRAPHS = 48
 """Random graphs of whatever the standard has."""
@@ -55,6 +56,7 @@ USUAL = {"database": False, "least_gain": 0.0, "target": PROFILE, "verify": Fals
 RULES = load_rules([rules_folder()])
 pipeline.load_rules = lambda *_: RULES  # reading them takes longer than most cases
 runs.FLOPS, runs.BYTES = 10**8, 10**7  # of one run in verification
+Bounds.of = staticmethod(lambda *_: Bounds(5.0, 1 << 30))  # it may take minutes, and most of the machine's memory
 pipeline.check_original = lambda *_: None  # it asks ONNX Runtime whose fault an internal error is: here any is one
 
 FUNCTIONS = """
