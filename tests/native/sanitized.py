@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +59,9 @@ def build(sanitizers: str) -> Path:
     except OSError:  # another process was faster
         if not folder.is_dir():
             raise
+    for old in folder.parent.glob(f"{sanitizers}-*"):
+        if not old.name.startswith(folder.name):
+            shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
