@@ -18,6 +18,7 @@ from onnxfuse import api
 from onnxfuse.errors import ExternalDataError, ModelError
 from onnxfuse.graph import from_proto, infer, load_graph
 from onnxfuse.rewriting import read_fused
+from onnxfuse.rewriting.metadata import packed
 
 AGAIN = "help: Fuse the original model again."
 
@@ -194,9 +195,15 @@ def test_what_records_put_back_is_checked() -> None:
     fused = recorded(rename)
     names = [name for node in api.unfuse(fused).graph.node for name in node.output]
     assert len(set(names)) == len(names) and "x" not in names
-    del fused.graph.node[:]
-    with pytest.raises(ModelError, match=r"The graph's output 'y' is computed by no node"):
+    entry = next(entry for entry in fused.metadata_props if entry.key == "onnxfuse")
+    constant = packed(helper.make_node("Neg", ["nothing"], ["q"], "it"))
+    entry.value = json.dumps({**json.loads(entry.value), "idle": [{"name": "q", "position": 0, "node": constant}]})
+    with pytest.raises(ModelError) as caught:
         api.unfuse(fused)
+    assert str(caught.value) == (
+        "What onnxfuse's records in the model put back is no model: "
+        "Node 'it' reads 'nothing', which nothing computes.\n"
+        f"--> node 'it'\n{AGAIN}")
 
 
 @pytest.mark.parametrize("change", [

@@ -28,8 +28,9 @@ def lowers(*names: str, domain: str = "") -> Callable[[Lowering], Lowering]:
 
 
 def lowering_of(node: Node) -> Lowering | None:
-    """The lowering of a node's operator, or None: it has none, or the node breaks the operator's rules."""
-    if any(original.broken for original in (node, *node.originals)):
+    """The lowering of a node's operator, or None: it has none, or the node breaks the operator's rules (by a graph that
+    no such operator has, for one)."""
+    if any(original.broken or original.has_subgraph for original in (node, *node.originals)):
         return None
     return LOWERINGS.get((node.domain, node.op))
 
