@@ -98,6 +98,15 @@ def test_the_runtimes_own_operators_have_signatures_too(node: onnx.NodeProto, me
     assert message_of(proto) == f"{message}\n--> node 'it'\nhelp: Export the model again."
 
 
+def test_a_constant_of_another_attribute() -> None:
+    """ONNX Runtime takes it in a graph, and not in the function of a fused node."""
+    constant = helper.make_node("Constant", [], ["y"], "it", value_float=1.0)
+    constant.attribute[0].name = "worth"
+    assert message_of(model([constant])) == (
+        "The operator Constant has one attribute, its value, and others here.\n"
+        "--> node 'it'\nhelp: Export the model again.")
+
+
 @pytest.mark.parametrize(("imports", "message"), [
     ('"" : 2', "The operator LayerNormalization is none of version 2, which its function imports."),
     ('"here" : 1', "The operator LayerNormalization stands in a function here that imports no version of the standard "

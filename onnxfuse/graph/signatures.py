@@ -175,6 +175,8 @@ def _fault(node: onnx.NodeProto, signature: _Signature) -> str:
     missing = signature.required.difference(given)
     if missing:
         return f"needs the attribute '{min(missing)}', which is missing here"
+    if node.op_type == "Constant" and [each.name in signature.attributes for each in node.attribute] != [True]:
+        return "has one attribute, its value, and others here"  # which ONNX Runtime takes in a graph alone
     perm = next((attribute for attribute in node.attribute if attribute.name == "perm"), None)
     if node.op_type == "Transpose" and perm is not None and not perm.ref_attr_name and (
             sorted(perm.ints) != list(range(len(perm.ints)))):
