@@ -29,7 +29,7 @@ test: .venv-test/ready .venv-oldest/ready
 test-lowest: .venv-lowest/ready
 	.venv-lowest/bin/python -m pytest -n $(JOBS) --dist loadgroup
 
-# 2,000 random models of what can be lowered and 10,000 of whatever the standard has, in place of the 100 and the 300 of
+# 2,000 random models of what can be lowered and 10,000 of whatever the standard has, in place of the 60 and the 300 of
 # `make test`, all of the standard's test cases in place of one of twenty, every kernel of the zoo and of the rules'
 # examples for every architecture and in the emulator, and the native library's threads; SEED=20000 takes other models.
 test-long: .venv-test/ready

@@ -24,7 +24,7 @@ settings.load_profile(os.environ.get("ONNXFUSE_HYPOTHESIS", "ci"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
-    parser.addoption("--graphs", type=int, default=100, help="random models of test_random_graphs.py; 100 by default")
+    parser.addoption("--graphs", type=int, default=60, help="random models of test_random_graphs.py; 60 by default")
     parser.addoption("--schema-graphs", type=int, default=300,
                      help="random models of test_schema_graphs.py; 300 by default")
     parser.addoption("--seed", type=int, default=0, help="seed of the first random model; 0 by default")
@@ -35,8 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--creations", type=int, default=10,
                      help="databases that eight processes make at once in test_measuring_database.py; 10 by default")
     parser.addoption("--races", type=int, default=20, help="pairs of saves to one place there; 20 by default")
-    parser.addoption("--fuzz-seconds", type=float, default=20,
-                     help="damaged files of each kind in test_fuzz.py; 20 s of them by default")
+    parser.addoption("--fuzz-seconds", type=float, default=6,
+                     help="damaged files of each kind in test_fuzz.py; 6 s of them by default")
     parser.addoption("--orders", type=int, default=2, help="orders of nodes in test_node_order.py; 2 by default")
 
 

@@ -44,8 +44,8 @@ sys.path.append(str(BENCHMARKS))
 LONGEST = 5.0
 """Seconds of CPU time that optimising one model may take, loading included."""
 
-SOME = 24
-"""Kernels of a model that run without --slow."""
+SOME = 12
+"""Kernels of a model that are compiled and run without --slow."""
 
 MANY = 2_000_000
 """Elements of a kernel's largest input or output from which on edge inputs are left to --slow."""
@@ -147,8 +147,14 @@ def test_an_independent_recount_agrees(model: ZooModel) -> None:
         assert (before.kernels, after.kernels) == (report["kernels_before"], report["kernels_after"])
 
 
-def test_kernels_compile(model: ZooModel, request: pytest.FixtureRequest) -> None:
+def chosen(model: ZooModel, slow: bool) -> dict:
+    """Distinct kernels of a model's rows, some of them from all over it, or all."""
     kernels = distinct([row.optimised for row in model.rows])
+    return kernels if slow else dict(list(kernels.items())[::-(-len(kernels) // SOME)])
+
+
+def test_kernels_compile(model: ZooModel, request: pytest.FixtureRequest) -> None:
+    kernels = chosen(model, request.config.getoption("--slow"))
     named = {text: (f"{node.name} ({node.rule})", node.plan.options) for text, (_, node) in kernels.items()}
     failures = compile_failures(named, every=request.config.getoption("--slow"))
     assert not failures, "\n".join(failures)
@@ -160,9 +166,7 @@ def test_kernels_pass_the_emulator(
     """Distinct kernels, made for the sizes of the zoo's rows, on what they read in a run at small sizes: every variant
     that holds, aligned memory; some of each model, all with --slow.  Reference: the region's body in float64;
     tolerances and types: ``verifying.tolerances``.  A fault of one percent in it must be found."""
-    kernels = distinct([row.optimised for row in model.rows])
-    if not request.config.getoption("--slow"):
-        kernels = dict(list(kernels.items())[::-(-len(kernels) // SOME)])
+    kernels = chosen(model, request.config.getoption("--slow"))
     prepare(list(kernels))
     dims, feeds, failures = model.dims(model.small), model.feeds(), []
     for row in model.rows:
