@@ -125,8 +125,8 @@ def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]], every: bo
 
     Args:
         kernels: by text, what to call it and its plan's compiler options.
-        every: compile for every architecture; else for the oldest, which lacks what others have, and one of the others
-            in turn: texts differ less between those than from each other.
+        every: compile for every architecture; else every other one for the oldest, which lacks what others have, and
+            the rest for one of these in turn: texts differ less between architectures than from each other.
     """
 
     def attempt(text: str, architecture: int) -> str | None:
@@ -139,7 +139,8 @@ def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]], every: bo
 
     oldest, *others = architectures()
     jobs = [(text, architecture) for place, text in enumerate(kernels)
-            for architecture in (architectures() if every else (oldest, others[place % len(others)]))]
+            for architecture in (architectures() if every else
+                                 (others[place // 2 % len(others)] if place % 2 else oldest,))]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return [failure for failure in pool.map(lambda job: attempt(*job), jobs) if failure is not None]
 
