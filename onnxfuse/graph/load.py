@@ -26,7 +26,7 @@ from onnxfuse.graph.constants import (
     tensor_bytes,
     tensors,
 )
-from onnxfuse.graph.order import check_functions, check_order, depth, in_order
+from onnxfuse.graph.order import STANDARD_DOMAINS, check_functions, check_order, depth, in_order
 from onnxfuse.graph.signatures import check_signatures
 from onnxfuse.graph.texts import check_texts
 from onnxfuse.graph.wire import DecodeError, diagnose
@@ -204,10 +204,10 @@ def _check_versions(proto: onnx.ModelProto, place: str | None) -> None:
                 f"The model imports version {entry.version} of the operators of '{entry.domain}', and there can be no "
                 "such version.", place=place, remedy="Mend model.opset_import, or export the model again.",
             )
-    versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
+    versions = {entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS}
     newest = onnx.defs.onnx_opset_version()
     if not versions:
-        if proto.opset_import and all(node.domain not in ("", "ai.onnx") for node in proto.graph.node):
+        if proto.opset_import and all(node.domain not in STANDARD_DOMAINS for node in proto.graph.node):
             return
         raise ModelError(
             "The model imports no version of the standard operators.", place=place,

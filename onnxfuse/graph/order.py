@@ -19,6 +19,9 @@ that calls another twice, which calls another twice, doubles them with every lin
 SHOWN_NAMES = 8
 """Nodes of a cycle, or functions, that a message names."""
 
+STANDARD_DOMAINS = ("", "ai.onnx")
+"""How the domain of the standard operators may be spelled."""
+
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs among a node's attributes."""
@@ -247,7 +250,7 @@ def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
         _check_nodes(function.node, set(function.input), where, frozenset())
         _check_outputs(function.output, function.node, set(function.input), where)
     calls = {
-        key: [called for node in with_inner(function.node) if (called := _called(node)) in known]
+        key: [called for node in all_nodes(function.node) if (called := _called(node)) in known]
         for key, function in known.items()
     }
     places = {key: number for number, key in enumerate(known)}
@@ -259,8 +262,8 @@ def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
                          remedy="Export the model again.")
     keys, standing = list(known), dict.fromkeys(known, 0)
     for key in (keys[number] for number in order):  # what is called before its callers
-        standing[key] = sum(standing.get(_called(node), 1) for node in with_inner(known[key].node))
-    total = sum(standing.get(_called(node), 0) for node in with_inner(proto.graph.node)) if known else 0
+        standing[key] = sum(standing.get(_called(node), 1) for node in all_nodes(known[key].node))
+    total = sum(standing.get(_called(node), 0) for node in all_nodes(proto.graph.node)) if known else 0
     if total > MOST_STANDING:
         raise ModelError(
             f"The model's functions stand for {total:,} nodes where they are called, and onnxfuse takes "
@@ -272,12 +275,12 @@ def _called(node: onnx.NodeProto) -> tuple[str, str, str]:
     return node.domain, node.op_type, getattr(node, "overload", "")
 
 
-def with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, each before those of the graphs in it."""
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes and the nodes of their subgraphs, at any depth, each before those in it."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from with_inner(graph.node)
+            yield from all_nodes(graph.node)
 
 
 def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str | None, outer: frozenset[str]) -> None:

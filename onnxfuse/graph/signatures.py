@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import onnx
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph.order import bodies_of, graphs_of, label, with_inner
+from onnxfuse.graph.classes import MICROSOFT
+from onnxfuse.graph.order import STANDARD_DOMAINS, all_nodes, bodies_of, graphs_of, label
 
 _KINDS = dict(onnx.AttributeProto.AttributeType.items())
 _SINGLE = "Single"
 """Name of the option of an input that must be there."""
 
-MICROSOFT = "com.microsoft"
-STANDARD = ("", "ai.onnx")
 
 
 class _Signature(NamedTuple):
@@ -51,7 +50,7 @@ def check_signatures(proto: onnx.ModelProto) -> None:
                              remedy="Export the model again.")
     for function in proto.functions:
         version = _version(function)
-        for node in with_inner(function.node):
+        for node in all_nodes(function.node):
             fault = _import_fault(node, version) or _node_fault(node, version)
             if fault:
                 raise ModelError(f"The operator {node.op_type} {fault}.",
@@ -61,12 +60,12 @@ def check_signatures(proto: onnx.ModelProto) -> None:
 
 def _version(imports: onnx.ModelProto | onnx.FunctionProto) -> int | None:
     """That of the standard operators."""
-    return next((entry.version for entry in imports.opset_import if entry.domain in STANDARD), None)
+    return next((entry.version for entry in imports.opset_import if entry.domain in STANDARD_DOMAINS), None)
 
 
 def _import_fault(node: onnx.NodeProto, version: int | None) -> str:
     """What is wrong with the version that a function imports: ONNX Runtime ends the process over it."""
-    if node.domain not in STANDARD or not onnx.defs.has(node.op_type):
+    if node.domain not in STANDARD_DOMAINS or not onnx.defs.has(node.op_type):
         return ""
     if version is None:
         return "stands in a function here that imports no version of the standard operators"
@@ -79,7 +78,7 @@ def _node_fault(node: onnx.NodeProto, version: int | None) -> str:
     signature = None
     if node.domain == MICROSOFT:
         signature = _runtimes_own().get(node.op_type)
-    elif version is not None and node.domain in STANDARD:
+    elif version is not None and node.domain in STANDARD_DOMAINS:
         signature = _signature(node.op_type, version)
     return fault or ("" if signature is None else _fault(node, signature) or _body_fault(node))
 

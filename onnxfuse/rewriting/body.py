@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.lowering import launch
-from onnxfuse.rewriting.index import STANDARD_DOMAINS, ModelIndex
+from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.invariants import require
 from onnxfuse.rewriting.metadata import ConstantRecord, NodeRecord, ValueRecord, packed, unpacked
 

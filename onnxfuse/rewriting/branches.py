@@ -17,8 +17,8 @@ from onnx import helper
 from onnxfuse.folding.branches import Taken
 from onnxfuse.graph.constants import is_external, tensor_bytes
 from onnxfuse.graph.model import Place
-from onnxfuse.graph.order import local_names, subgraphs
-from onnxfuse.rewriting.index import STANDARD_DOMAINS, reads_of
+from onnxfuse.graph.order import STANDARD_DOMAINS, local_names, subgraphs
+from onnxfuse.rewriting.index import reads_of
 from onnxfuse.rewriting.metadata import packed, unpacked
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import put_back, sort_nodes

@@ -20,12 +20,12 @@ import onnx
 from onnx import helper
 
 from onnxfuse.graph.model import Graph, Node, Place
-from onnxfuse.graph.order import contracted
+from onnxfuse.graph.order import all_nodes, contracted
 from onnxfuse.graph.removed import passes_on
 from onnxfuse.lowering import launch
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting.body import Body, make_body, value_record
-from onnxfuse.rewriting.index import ModelIndex, all_nodes, graph_at, notes_of, reads_of, users_of
+from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of, reads_of, users_of
 from onnxfuse.rewriting.invariants import InvariantError, check_body, check_cover, require
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,

@@ -10,9 +10,7 @@ from typing import Any
 import onnx
 
 from onnxfuse.graph.model import Place
-from onnxfuse.graph.order import captured_names, subgraphs
-
-STANDARD_DOMAINS = ("", "ai.onnx")
+from onnxfuse.graph.order import STANDARD_DOMAINS, all_nodes, captured_names, subgraphs
 
 
 @dataclass(frozen=True)
@@ -133,14 +131,6 @@ def reads_of(node: onnx.NodeProto) -> Iterator[str]:
     """Names of the values that a node depends on: inputs, then captures of its subgraphs; may repeat."""
     yield from (name for name in node.input if name)
     yield from captured_names(node)
-
-
-def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes and the nodes of their subgraphs, at any depth."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from all_nodes(iter(graph.node))
 
 
 def _bound(model: onnx.ModelProto) -> Iterator[str]:

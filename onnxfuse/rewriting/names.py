@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxfuse.graph.order import all_nodes
 from onnxfuse.lowering import launch
-from onnxfuse.rewriting.index import all_nodes
 
 POOLED = re.compile(r"Region(\d+)")
 """What names of the pool look like."""

@@ -23,10 +23,10 @@ from onnxfuse.folding import Folding, decide, decided
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.build import OVERRIDABLE
 from onnxfuse.graph.constants import is_external, tensor_bytes
-from onnxfuse.graph.order import subgraphs
+from onnxfuse.graph.order import all_nodes, subgraphs
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.branches import SMALL_BYTES, BranchRecord, Entry, with_branches, without_branches
-from onnxfuse.rewriting.index import ModelIndex, all_nodes, reads_of
+from onnxfuse.rewriting.index import ModelIndex, reads_of
 from onnxfuse.rewriting.metadata import packed, unpacked, unreadable
 from onnxfuse.rewriting.names import unlike
 from onnxfuse.rewriting.order import put_back, rearrange, sort_nodes

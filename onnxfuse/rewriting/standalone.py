@@ -10,10 +10,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import make_body
 from onnxfuse.rewriting.fusing import resolve
-from onnxfuse.rewriting.index import STANDARD_DOMAINS, ModelIndex
+from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.metadata import IR_VERSION
 from onnxfuse.rewriting.reading import FusedNode
 from onnxfuse.rewriting.region import FusedRegion

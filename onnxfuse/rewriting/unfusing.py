@@ -12,10 +12,10 @@ from onnx import helper
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Place
-from onnxfuse.graph.order import graphs_of
+from onnxfuse.graph.order import all_nodes, graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
-from onnxfuse.rewriting.index import ModelIndex, all_nodes, graph_at, notes_of
+from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,
     KEY,

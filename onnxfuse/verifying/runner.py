@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.errors import KernelError
+from onnxfuse.graph.order import all_nodes
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
-from onnxfuse.rewriting.index import all_nodes
 from onnxfuse.verifying.bounds import OutOfMemoryError
 from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
 

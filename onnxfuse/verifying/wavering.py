@@ -22,7 +22,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxfuse.rewriting.index import STANDARD_DOMAINS
+from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.verifying.spelling import Spelling
 
 Array = NDArray[Any]
