@@ -29,6 +29,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxfuse.bounded import parse_json
 from onnxfuse.graph.dims import OPERATIONS, Dim
 
 VERSION = 1
@@ -134,7 +135,7 @@ class LaunchPlan:
             ValueError: the text is no plan of this version.
         """
         try:
-            raw = json.loads(text)
+            raw = parse_json(text)
             if raw["version"] != VERSION:
                 raise ValueError(f"launch plan of version {raw['version']}; this release reads {VERSION}")
             return LaunchPlan(
@@ -158,7 +159,7 @@ class LaunchPlan:
                 _texts(raw["scratch"]),
                 _texts(raw["options"]),
             )
-        except (KeyError, TypeError, RecursionError) as error:
+        except (KeyError, TypeError) as error:
             raise ValueError(f"not a launch plan: {error}") from error
 
 

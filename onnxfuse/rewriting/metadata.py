@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from onnxfuse.bounded import parse_json
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.texts import is_text
 from onnxfuse.typed import typed
@@ -215,9 +216,9 @@ def _plain(part: Any) -> Any:
 
 def _parse(text: str, place: str) -> dict[str, Any]:
     try:
-        raw = dict(json.loads(text))
+        raw = dict(parse_json(text))
         version = raw.pop("version")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise unreadable(place, repr(error)) from error
     if version != VERSION:
         raise ModelError(

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfuse.bounded import parse_json
 from onnxfuse.errors import ModelError
 from onnxfuse.folding import Folding, decide, decided
 from onnxfuse.graph import LoadedModel
@@ -289,10 +290,10 @@ def sizes_record(model: onnx.ModelProto) -> SizesRecord | None:
         return None
     place, remedy = f"metadata property '{KEY}'", "Fuse the original model again."
     try:
-        raw = dict(json.loads(text))
+        raw = dict(parse_json(text))
         version = raw.pop("version")
         record = typed(SizesRecord, raw) if version == VERSION else None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise unreadable(place, repr(error)) from error
     if record is None:
         raise ModelError(

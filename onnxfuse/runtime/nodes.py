@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
+from onnxfuse.bounded import parse_json
 from onnxfuse.runtime.compile import KernelSource
 from onnxfuse.runtime.dump import VARIABLE as DUMP
 
@@ -70,11 +70,11 @@ def sources_of(nodes: Iterable[onnx.NodeProto], architecture: str) -> list[Kerne
         if _embedded(set(attributes), architecture) and not os.environ.get(DUMP):
             continue
         try:
-            plan = json.loads(attributes["plan"].s)
+            plan = parse_json(attributes["plan"].s)
             kernels = sorted({step["kernel"] for variant in plan["variants"] for step in variant["steps"]})
             "\n".join((*kernels, *plan["options"])).encode()
             kernel = KernelSource(attributes["source"].s.decode(), tuple(plan["options"]), tuple(kernels))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             continue  # the native library names the node and what is wrong with its plan
         if kernels:
             distinct[kernel] = None

@@ -6,11 +6,11 @@ says of the numbers of one run holds for symbols as well.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import onnx
 
+from onnxfuse.bounded import parse_json
 from onnxfuse.graph.dims import Dim, broadcast, dim, maximum, minimum, product
 from onnxfuse.graph.shape_functions.context import Context, Type
 
@@ -31,10 +31,7 @@ def fused_node(context: Context) -> list[Type]:
     Raises:
         ValueError, KeyError, IndexError, TypeError: the plan is missing or damaged, or a size is not known.
     """
-    try:
-        plan = json.loads(context.attribute("plan"))
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
+    plan = parse_json(context.attribute("plan"))
     symbols: list[Dim] = []
     for text in plan["symbols"]:
         symbols.append(_evaluate(text, context, symbols))
