@@ -15,6 +15,7 @@ the stand-in of tests/native instead, in ONNX Runtime's CPU provider.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import sys
@@ -163,7 +164,8 @@ class Memory:
         self.taken: list[tuple[float, int, int]] = []
 
     def take(self, at: float) -> None:
-        """Note what is in use ``at`` seconds."""
+        """Note what is in use ``at`` seconds; what was freed and is kept by the allocator of the C library is not."""
+        ctypes.CDLL(None).malloc_trim(0)
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         device = 0
         if not REHEARSAL:
