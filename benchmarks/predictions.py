@@ -26,6 +26,7 @@ from common import ZOO, ApartError, apart, environment, hydrate, row_options, ta
 from fitting import NEAR, fit_text
 from zoo import Row, choose, fuse, prepare_all
 
+from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.measuring.cupti import Activity, KernelTimer
 from onnxfuse.measuring.laps import take_laps
@@ -33,7 +34,6 @@ from onnxfuse.measuring.machine import find_machine, start_provider
 from onnxfuse.measuring.runner import Runner
 from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import chosen_variant, fused
 
 WARM_UP = 5

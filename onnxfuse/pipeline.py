@@ -15,9 +15,10 @@ from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
-from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, infer, load_model
+from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, load_model
 from onnxfuse.graph.binding import bound
 from onnxfuse.measurements import Place, observing, settled_by
+from onnxfuse.operators import infer
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from edge_values import Case, element_type, read  # noqa: E402
 
-from onnxfuse.lowering.operators import LOWERINGS  # noqa: E402
+from onnxfuse.operators import lowered  # noqa: E402
 
 MEASURED = ROOT / "benchmarks" / "results" / "2026-11-22-h200-edge-values.json"
 Array = np.ndarray
@@ -37,7 +37,7 @@ def is_lowered(case: Case) -> bool:
         return operator in ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceProd")
     if operator == "Pow" and "int" in kind:
         return not case.form.startswith("by")
-    return (case.domain, operator) in LOWERINGS
+    return (case.domain, operator) in lowered()
 
 
 def type_of(case: Case) -> str:

@@ -17,7 +17,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
+from onnxfuse.operators import load_graph
 
 
 def run_everything(

@@ -12,9 +12,10 @@ from emulator import prepare, run_plan, variants_that_hold
 from onnx import TensorProto, numpy_helper
 from reference import FLOATS, Array, difference, element_types, evaluate, numpy_type
 
-from onnxfuse.graph import Graph, Value, load_graph
-from onnxfuse.lowering.ir import Reduce, postorder
+from onnxfuse.graph import Graph, Value
+from onnxfuse.ir.tensors import Reduce, postorder
 from onnxfuse.lowering.lower import Lowered, hosts, lower
+from onnxfuse.operators import load_graph
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, make_kernel
 

@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnxfuse.graph import Graph, Node, load_graph
+from onnxfuse.graph import Graph, Node
 from onnxfuse.lowering.launch import LaunchPlan, Output, Variant
+from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
 
 PLAN = LaunchPlan("test", 1, (), (), (Output(onnx.TensorProto.FLOAT, ("i0.0",)),), (Variant("only", ()),)).to_json()

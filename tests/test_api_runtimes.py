@@ -17,8 +17,8 @@ from cli_models import CHAIN, ROOT, encoder, parse
 
 import onnxfuse
 from onnxfuse.checking import example_inputs
-from onnxfuse.graph import load_graph
 from onnxfuse.measuring.inputs import make_inputs
+from onnxfuse.operators import load_graph
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import example_model, load_rules
 

@@ -10,11 +10,12 @@ from body_models import node as make_node
 from body_models import value as info
 from onnx import helper
 
-from onnxfuse.graph import Graph, Node, load_graph
+from onnxfuse.graph import Graph, Node
 from onnxfuse.graph.binding import bind
-from onnxfuse.graph.host import is_free, on_host
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.measuring.ranges import index_bound
+from onnxfuse.operators import load_graph
+from onnxfuse.operators.host import is_free, on_host
 from onnxfuse.planning.traffic import Ledger, Observation
 
 SIZES = {"n": 4096}

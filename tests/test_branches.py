@@ -16,8 +16,9 @@ from rewriting_models import run, same_bits
 from sizes_models import folded, operators, packed, same_at
 
 from onnxfuse.debugging import Pair, bisect_answers
-from onnxfuse.graph import Graph, from_proto, infer, load_graph
+from onnxfuse.graph import Graph, from_proto
 from onnxfuse.graph.dims import dim, symbol
+from onnxfuse.operators import infer, load_graph
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.reporting import report_of
 from onnxfuse.reporting.explaining import explain

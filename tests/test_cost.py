@@ -6,7 +6,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
+from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import TILED_EFFICIENCY, CostModel, effective_bandwidth, kernel_time, product_peak
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.legality import boundary

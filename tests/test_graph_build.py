@@ -10,10 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfuse.graph import build_graph, from_proto, load_graph
+from onnxfuse.graph import build_graph, from_proto
 from onnxfuse.graph.build import Tensor
 from onnxfuse.graph.constants import SMALL_ELEMENTS
 from onnxfuse.graph.dims import dim, symbol
+from onnxfuse.operators import load_graph
 
 
 def parsed(text: str, ir_version: int = 8) -> onnx.ModelProto:

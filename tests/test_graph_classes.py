@@ -6,12 +6,12 @@ import onnx
 import pytest
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
 from onnxfuse.graph.binding import Bound, bind, bound
-from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic
 from onnxfuse.graph.derived import MOST, Derived, derived, least
-from onnxfuse.graph.host import host, is_free, on_host
-from onnxfuse.planning.sizes import shape_of
+from onnxfuse.graph.sizes import shape_of
+from onnxfuse.operators import OperatorClass, classify, is_deterministic, load_graph
+from onnxfuse.operators.host import host, is_free, on_host
 from onnxfuse.planning.traffic import Ledger
 
 

@@ -11,8 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxfuse.graph import Graph, load_graph
-from onnxfuse.graph.removed import is_same_memory, same_memory
+from onnxfuse.graph import Graph
+from onnxfuse.operators import load_graph
+from onnxfuse.operators.removed import is_same_memory, same_memory
 from onnxfuse.planning.traffic import Ledger
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "benchmarks")]

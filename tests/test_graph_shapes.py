@@ -11,10 +11,10 @@ import pytest
 from graph_truth import differences, random_feeds
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
 from onnxfuse.graph.dims import broadcast, dim, minimum, symbol
-from onnxfuse.graph.shapes import output_types
-from onnxfuse.lowering.operators import lowering_of
+from onnxfuse.operators import load_graph, lowering_of
+from onnxfuse.operators.inference import output_types
 
 
 def parsed(text: str, opset: int = 17) -> onnx.ModelProto:

@@ -16,7 +16,8 @@ import pytest
 from insertions import INSERTIONS, insert, reads_of
 from plain_session import session
 
-from onnxfuse.graph import build_graph, from_proto, infer
+from onnxfuse.graph import build_graph, from_proto
+from onnxfuse.operators import infer
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
+from onnxfuse.ir.tensors import Concat, Expand, Input, Map, Permute, Reshape, Slice, Tensor, postorder
 from onnxfuse.lowering.index import IndexSpace, strides
-from onnxfuse.lowering.ir import Concat, Expand, Input, Map, Permute, Reshape, Slice, Tensor, postorder
 from onnxfuse.lowering.pull import Condition, Load, Puller, Scalar, Select
 from onnxfuse.schedules.kernel import is_vector, walk
 from onnxfuse.schedules.text import Lanes

@@ -24,7 +24,8 @@ from insertions import drawn, insert
 from plain_session import session
 from zoo_models import MODELS, TARGET, ZOO, ZooModel
 
-from onnxfuse.graph import build_graph, from_proto, infer
+from onnxfuse.graph import build_graph, from_proto
+from onnxfuse.operators import infer
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile

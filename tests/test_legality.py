@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_session import session
 
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.legality import (
     Contraction,

@@ -16,7 +16,8 @@ from test_load import external, message_of, model
 
 from onnxfuse import api
 from onnxfuse.errors import ExternalDataError, ModelError
-from onnxfuse.graph import from_proto, infer, load_graph
+from onnxfuse.graph import from_proto
+from onnxfuse.operators import infer, load_graph
 from onnxfuse.rewriting import read_fused
 from onnxfuse.rewriting.metadata import packed
 

@@ -30,7 +30,7 @@ from kernel_harness import (
 )
 from reference import Array, numpy_type
 
-from onnxfuse.lowering.operators import LOWERINGS
+from onnxfuse.operators import lowered
 
 Inputs = Callable[[int, Sequence[int], np.random.Generator], Array]
 
@@ -373,4 +373,4 @@ def test_every_lowered_operator_has_a_case() -> None:
         for case in (*CASES, *CASTS)
         for node in parse(case.text.replace("T[", f"{case.types[0]}[").replace("T ", f"{case.types[0]} "), case.opset).graph.node
     }
-    assert set(LOWERINGS) - covered == set()
+    assert set(lowered()) - covered == set()

@@ -15,8 +15,8 @@ from emulator import EmulatorError, run_plan
 from kernel_harness import Made, arguments, check, failures, make, random_inputs, refused, sweep
 
 from onnxfuse.graph.dims import dim, parse, symbol
+from onnxfuse.ir.tensors import Input
 from onnxfuse.lowering.binding import bind
-from onnxfuse.lowering.ir import Input
 
 BROADCASTS = [
     ("", "", ""), ("", "N", "N"), ("N", "", "N"), ("1", "N", "N"), ("N", "1", "N"), ("N,1", "8", "N,8"),

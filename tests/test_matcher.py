@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfuse.graph import load_graph
 from onnxfuse.graph.model import Graph, Value
+from onnxfuse.operators import load_graph
 from onnxfuse.rules import FuseRule, Match, MatchResult, RuleSet, load_rules, match
 from onnxfuse.rules.attempt import MAX_STEPS
 from onnxfuse.rules.conditions import Condition, check, verify

@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph import load_graph
 from onnxfuse.measuring.inputs import make_inputs, read_inputs
+from onnxfuse.operators import load_graph
 
 IDS = """
 <ir_version: 8, opset_import: ["" : 18]>

@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from onnxfuse.graph import load_graph
 from onnxfuse.measuring.inputs import make_inputs
+from onnxfuse.operators import load_graph
 from onnxfuse.verifying.evaluate import exact_options
 
 Array = NDArray[Any]

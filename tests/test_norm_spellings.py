@@ -12,7 +12,7 @@ import pytest
 from emulated import EmulatedRunner
 from rewriting_models import run, same_bits
 
-from onnxfuse.graph import load_graph
+from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import RuleSet, canonicalise, load_rules

@@ -12,8 +12,8 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 from rewriting_models import CHAIN, PLAN, SOURCE, chain, fuse, fused_nodes, parse, random_feeds, region, run, same_bits
 
-from onnxfuse.graph import load_graph
 from onnxfuse.lowering import launch
+from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import InvariantError, rewrite, unfuse
 
 TWO_LAYERS = """

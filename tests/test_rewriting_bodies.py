@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from rewriting_models import chain, fuse, fused_nodes, parse, region, run
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph import load_graph
+from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import FusedRegion, body_model, read_fused, rewrite
 
 

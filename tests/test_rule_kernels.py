@@ -17,7 +17,8 @@ from zoo_models import TARGET, Emulation, captured, compile_failures, distinct
 
 from onnxfuse.checking import example_inputs
 from onnxfuse.errors import VerificationError
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
+from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import FusedNode, read_fused

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnxfuse.graph import load_graph
+from onnxfuse.operators import load_graph
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import (
     Example,

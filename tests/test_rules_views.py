@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfuse.errors import RuleError
-from onnxfuse.graph import load_graph
 from onnxfuse.graph.model import Graph
-from onnxfuse.graph.removed import passes_on
-from onnxfuse.lowering.operators import LOWERINGS
+from onnxfuse.operators import load_graph, lowered
+from onnxfuse.operators.record import CANONICAL
+from onnxfuse.operators.removed import passes_on
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import (
     CanonicalGraph,
@@ -29,7 +29,7 @@ from onnxfuse.rules import (
     postfix,
     prohibitions,
 )
-from onnxfuse.rules.operators import CANONICAL_DOMAIN, CANONICAL_OPERATORS
+from onnxfuse.rules.operators import CANONICAL_OPERATORS
 
 
 @cache
@@ -289,8 +289,8 @@ def test_what_canonical_rules_make_can_be_fused() -> None:
     """Each operator of the view has a lowering and a class that rules grow over: a spelling that is recognised must not
     be worse off than its nodes."""
     for op in CANONICAL_OPERATORS:
-        assert (CANONICAL_DOMAIN, op) in LOWERINGS
-        assert any((CANONICAL_DOMAIN, op) in rule.operators for rule in shipped().grow)
+        assert (CANONICAL, op) in lowered()
+        assert any((CANONICAL, op) in rule.operators for rule in shipped().grow)
 
 
 # -- a user's own kernel ------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from cli_models import CHAIN, parse, run, write
 
 from onnxfuse import api
 from onnxfuse.errors import MeasurementError
-from onnxfuse.graph import build_graph, infer
+from onnxfuse.graph import build_graph
 from onnxfuse.graph.binding import bind
 from onnxfuse.measuring.run_profile import read_run_profile
+from onnxfuse.operators import infer
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.observed import observe, runtime_names

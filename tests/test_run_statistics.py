@@ -14,11 +14,11 @@ from run_statistics_files import document, node_of, run_of, write_document
 
 import onnxfuse
 from onnxfuse.errors import MeasurementError
-from onnxfuse.graph import load_graph
 from onnxfuse.graph.dims import symbol
 from onnxfuse.graph.load import from_proto
 from onnxfuse.measuring.database import Environment, Statistic, in_memory
 from onnxfuse.measuring.production import statistics_of
+from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import kernel_time
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.recorded import solved

@@ -11,8 +11,9 @@ import onnxruntime as ort
 import pytest
 from insertions import INSERTIONS, STAY_BESIDE_INPUTS, STAY_FOR_FUSIONS, insert, reads_of
 
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
 from onnxfuse.graph.model import Node
+from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.runtime_fusions import runtime_groups

@@ -19,7 +19,8 @@ from rewriting_models import chain, fuse, fused_nodes, random_feeds, region, run
 
 from onnxfuse import files as files_module
 from onnxfuse.errors import ExternalDataError, OutputError
-from onnxfuse.graph import LoadedModel, load_graph, load_model
+from onnxfuse.graph import LoadedModel, load_model
+from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import rewrite, save, unfuse, wire
 
 SIZE = 64

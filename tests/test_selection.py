@@ -9,7 +9,7 @@ from itertools import combinations
 import onnx
 import pytest
 
-from onnxfuse.graph import load_graph
+from onnxfuse.operators import load_graph
 from onnxfuse.planning import selection
 from onnxfuse.planning.selection import Candidate, Selection, joint_cycles, select
 

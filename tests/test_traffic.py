@@ -16,14 +16,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.lowering.launch import DOMAIN, LaunchPlan, Output, Step, Variant
+from onnxfuse.operators import flops_of, load_graph
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.flops import flops_of
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved, peak_memory
-from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost, region_traffic, traffic
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -27,7 +27,8 @@ from rewriting_models import (
 )
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
+from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import FusedRegion, InvariantError, read_fused, rewrite, unfuse
 
 

@@ -16,8 +16,9 @@ from onnx import numpy_helper
 
 import onnxfuse
 from onnxfuse.delivery import verified
-from onnxfuse.graph import bind, load_graph
+from onnxfuse.graph import bind
 from onnxfuse.measuring.fitting import misfit
+from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Optimised, Options, optimise, silent
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import read_fused

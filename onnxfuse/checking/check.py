@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnxfuse.checking.compute import MEMORY, SECONDS, CannotRun, compare, example_inputs
 from onnxfuse.checking.views import check_view
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.graph import Graph, bind, load_graph
+from onnxfuse.graph import Graph, bind
 from onnxfuse.graph.model import Node
+from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import DEFAULT_TARGET, region_of
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel

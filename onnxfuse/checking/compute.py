@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfuse.graph import Graph, bind
+from onnxfuse.graph.sizes import shape_of
 from onnxfuse.measuring.inputs import make_inputs
-from onnxfuse.planning.sizes import shape_of
 from onnxfuse.rules import Example
 from onnxfuse.verifying.bounds import Bounds
 

@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxfuse.checking.compute import CannotRun, run
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.operators.record import CANONICAL
 from onnxfuse.rules import CanonicalGraph
-from onnxfuse.rules.operators import CANONICAL_DOMAIN
 
 TOLERANCE: dict[int, float] = {TensorProto.FLOAT16: 1e-2, TensorProto.BFLOAT16: 5e-2}
 """Largest difference as a share of the output's largest magnitude, or of one where that is less; 1e-3 in other types.
@@ -98,14 +98,14 @@ def _compute(node: Node, values: Mapping[str, NDArray[Any]], opset: int) -> list
     if node.domain:
         imports.append(helper.make_opsetid(node.domain, 1))
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    if node.domain == CANONICAL_DOMAIN:
+    if node.domain == CANONICAL:
         # onnx's reference evaluator takes functions, but no attributes of theirs.
         body = _OWN[node.op].format(**{name: repr(value) for name, value in node.attributes.items()})
         model.functions.append(onnx.parser.parse_function(
             f'<domain: "{node.domain}", opset_import: ["": {version}]> {node.op} (x) => (y) {{ {body} }}'))
         del model.graph.node[0].attribute[:]
     feeds = {name: values[name] for name in reads}
-    if node.domain not in ("", CANONICAL_DOMAIN):
+    if node.domain not in ("", CANONICAL):
         try:
             return run(model, feeds, names)
         except CannotRun:

@@ -10,7 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from onnxfuse.errors import VerificationError
-from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
+from onnxfuse.graph import Graph, LoadedModel, bind
+from onnxfuse.operators import load_graph
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import Rewritten, planned_form
 from onnxfuse.verifying.capture import run_model

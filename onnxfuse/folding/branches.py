@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from onnxfuse.graph import Graph, LoadedModel, build_graph, infer
+from onnxfuse.graph import Graph, LoadedModel, build_graph
 from onnxfuse.graph.bodies import taken
 from onnxfuse.graph.model import Place
+from onnxfuse.operators import infer
 
 Taken = Mapping[Place, str]
 """By the place of an If (its graph's, and the position with no name), the attribute that holds the branch taken."""

@@ -21,11 +21,12 @@ import numpy as np
 
 from onnxfuse.folding.operands import Constant, constant_operand, plain_constant
 from onnxfuse.folding.positive import Positive
-from onnxfuse.graph import Graph, LoadedModel, Node, Value, build_graph, is_deterministic, output_types
-from onnxfuse.graph.classes import MICROSOFT
+from onnxfuse.graph import Graph, LoadedModel, Node, Value, build_graph
+from onnxfuse.graph.context import INT64, INTEGERS, elements_of
 from onnxfuse.graph.dims import Dim, dim, symbol
-from onnxfuse.graph.host import HOST_OPERANDS, host
-from onnxfuse.graph.shape_functions.context import INT64, INTEGERS, elements_of
+from onnxfuse.operators import is_deterministic, output_types
+from onnxfuse.operators.host import host, host_operands
+from onnxfuse.operators.record import MICROSOFT
 
 STAGE = "shape-arithmetic"
 """The id that leaves this stage out."""
@@ -141,7 +142,7 @@ class _Decision:
             if value is None or value in self.values or not self._computed(value):
                 continue
             found = constant_operand(node, place, self.graph, self.positive)
-            if found is None and not node.domain and place in HOST_OPERANDS.get(node.op, ()):
+            if found is None and place in host_operands(node):
                 array = plain_constant(value)
                 found = None if array is None else Constant(array)
             if found is not None:

@@ -21,10 +21,10 @@ import numpy as np
 from onnx import helper
 
 from onnxfuse.folding.positive import Positive
+from onnxfuse.graph.context import elements_of
 from onnxfuse.graph.dims import Dim, broadcast, dim
 from onnxfuse.graph.model import Graph, Node, Shape, Value
-from onnxfuse.graph.shape_functions.context import elements_of
-from onnxfuse.graph.shapes import output_types
+from onnxfuse.operators.inference import output_types
 
 Numbers = Sequence[int]
 Open = Sequence[int | None]

@@ -13,9 +13,9 @@ from itertools import count
 
 import numpy as np
 
+from onnxfuse.graph.context import BOOL, INT64, Type, TypeContext, elements_of
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.graph.model import Graph, Node, Shape, Value, root
-from onnxfuse.graph.shape_functions.context import BOOL, INT64, Context, Type, elements_of
 
 SHALLOW = 3
 """Bodies around one another in which each finds its sizes anew whenever the one around looks for its own."""
@@ -33,7 +33,7 @@ def enter(bodies: Sequence[Graph], infer: Infer) -> list[Graph]:
     return [_entered(body, infer) for body in bodies]
 
 
-def results(context: Context, bodies: Sequence[Graph]) -> list[Type]:
+def results(context: TypeContext, bodies: Sequence[Graph]) -> list[Type]:
     """Types of the outputs of the node that owns these bodies, once they are inferred.
 
     A size that only a body knows is unknown outside.  An If whose condition is known has the types of the branch that

@@ -22,13 +22,13 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnxfuse.graph.bodies import handed_in
 from onnxfuse.graph.constants import SMALL_ELEMENTS, read
+from onnxfuse.graph.context import MOST_AXES
 from onnxfuse.graph.dims import Dim, dim, parse, symbol
 from onnxfuse.graph.inference import leave_out
 from onnxfuse.graph.load import LoadedModel, from_proto
 from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
 from onnxfuse.graph.order import OWNERS, bodies_in, bodies_of, local_names, subgraphs
 from onnxfuse.graph.sequence import captures, sequence
-from onnxfuse.graph.shape_functions.context import MOST_AXES
 
 _PLAIN = (
     onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING,

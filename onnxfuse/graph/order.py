@@ -19,6 +19,9 @@ that calls another twice, which calls another twice, doubles them with every lin
 SHOWN_NAMES = 8
 """Nodes of a cycle, or functions, that a message names."""
 
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+
 STANDARD_DOMAINS = ("", "ai.onnx")
 """How the domain of the standard operators may be spelled."""
 

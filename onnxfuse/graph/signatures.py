@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph.classes import MICROSOFT
-from onnxfuse.graph.order import STANDARD_DOMAINS, all_nodes, bodies_of, graphs_of, label
+from onnxfuse.graph.order import MICROSOFT, STANDARD_DOMAINS, all_nodes, bodies_of, graphs_of, label
 
 _KINDS = dict(onnx.AttributeProto.AttributeType.items())
 _SINGLE = "Single"

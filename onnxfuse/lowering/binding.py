@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.dims import Dim, symbol
-from onnxfuse.lowering.ir import Tensor
+from onnxfuse.ir.tensors import Tensor
 from onnxfuse.lowering.launch import Check, expression
 from onnxfuse.refusal import Refusal
 

@@ -9,10 +9,10 @@ from onnx import TensorProto
 
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.ir.context import LoweringContext, Unlowerable, declare
+from onnxfuse.ir.tensors import Input, Program, Size, Slice, Tensor, operands, postorder
 from onnxfuse.lowering.binding import Binding, bind, in_graph_terms, renamed
-from onnxfuse.lowering.context import Context, Unlowerable, declare
-from onnxfuse.lowering.ir import Input, Program, Size, Slice, Tensor, operands, postorder
-from onnxfuse.lowering.operators import lowering_of
+from onnxfuse.operators import lowering_of
 from onnxfuse.refusal import Refusal
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -76,7 +76,7 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowe
     return Lowered(program, tuple(context.inputs), tuple(context.sized), tuple(context.inlined), binding)
 
 
-def _check_sizes(context: Context, outputs: Sequence[Value], binding: Binding) -> None:
+def _check_sizes(context: LoweringContext, outputs: Sequence[Value], binding: Binding) -> None:
     """Raise a refusal where a size is not known when the kernel runs, or the region is too deep to be written."""
     context.node = None
     names = {id(tensor): value.name for value, tensor in context.tensors.items()}
@@ -100,7 +100,7 @@ def _check_sizes(context: Context, outputs: Sequence[Value], binding: Binding) -
                 )
 
 
-def _bind(context: Context) -> Binding:
+def _bind(context: LoweringContext) -> Binding:
     contents = [[context.rename(size) for size in value.elements or ()] for value in hosts(context.sized)]
     return bind([context.tensors[value] for value in context.inputs], contents)
 
@@ -131,8 +131,8 @@ def _renaming(stand_ins: dict[Dim, str], assumed: dict[Dim, Dim]) -> Callable[[D
     return rename
 
 
-def _lower(nodes: Sequence[Node], graph: Graph, rename: Callable[[Dim], Dim]) -> Context:
-    context = Context(graph.opset, rename)
+def _lower(nodes: Sequence[Node], graph: Graph, rename: Callable[[Dim], Dim]) -> LoweringContext:
+    context = LoweringContext(graph.opset, rename)
     for node in nodes:
         context.node = node
         lowering = lowering_of(node)

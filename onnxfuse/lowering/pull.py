@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
-from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
-from onnxfuse.lowering.context import Unlowerable
-from onnxfuse.lowering.index import Coordinates, IndexSpace
-from onnxfuse.lowering.ir import (
+from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.scalars import FUNCTIONS, INT64, TYPES, Sort
+from onnxfuse.ir.tensors import (
     Concat,
     Expand,
     Fill,
@@ -33,7 +32,8 @@ from onnxfuse.lowering.ir import (
     Take,
     Tensor,
 )
-from onnxfuse.lowering.scalars import FUNCTIONS, INT64, TYPES, Sort
+from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
+from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.refusal import Refusal
 
 

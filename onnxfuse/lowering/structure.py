@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from onnxfuse.lowering.ir import Tensor, postorder
+from onnxfuse.ir.tensors import Tensor, postorder
 from onnxfuse.lowering.lower import Lowered
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.graph import load_graph
 from onnxfuse.measuring.compare import compare
 from onnxfuse.measuring.cupti import KernelTimer
 from onnxfuse.measuring.inputs import make_inputs
@@ -22,6 +21,7 @@ from onnxfuse.measuring.memory import MemoryMeter
 from onnxfuse.measuring.results import BenchResult
 from onnxfuse.measuring.runner import CUDA_GRAPH, Runner
 from onnxfuse.measuring.statistics import ratio
+from onnxfuse.operators import load_graph
 
 BLOCKS = 10
 """How many turns each model gets."""

@@ -8,18 +8,18 @@ from typing import Any
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Node, Place, Value
-from onnxfuse.graph.removed import is_same_memory
-from onnxfuse.lowering.ir import Reduce, postorder
+from onnxfuse.graph.sizes import bytes_of, elements_of, shape_of
+from onnxfuse.ir.tensors import Reduce, postorder
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.lowering.structure import structure
+from onnxfuse.operators.removed import is_same_memory
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.grow import escaping, spread
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
-from onnxfuse.planning.sizes import bytes_of, elements_of, shape_of
 from onnxfuse.planning.traffic import NONE, Fused, plan_cost
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match

@@ -15,9 +15,9 @@ from math import fsum
 
 from onnx import TensorProto
 
-from onnxfuse.graph.classes import OperatorClass, classify
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.removed import is_given, readers, source
+from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.operators.removed import is_given, readers, source
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Value
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Input
 from onnxfuse.lowering.binding import Binding, bind
-from onnxfuse.lowering.ir import Input
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant, expression
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, postfix
 from onnxfuse.rules.kernels import axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfuse.graph.bodies import is_idle, most_trips, taken, trips
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Place
-from onnxfuse.planning.sizes import Sizes
+from onnxfuse.graph.sizes import Sizes
 
 TRIPS = 16
 """How often a Loop is taken to run where its condition may end it, at most."""

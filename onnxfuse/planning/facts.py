@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Graph, Node
+from onnxfuse.ir.tensors import Reduce, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
-from onnxfuse.lowering.ir import Reduce, postorder
 from onnxfuse.lowering.lower import lower
-from onnxfuse.lowering.operators import lowering_of
+from onnxfuse.operators import lowering_of
 from onnxfuse.planning.legality import check_nodes
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.refusal import Refusal

@@ -20,11 +20,11 @@ from functools import lru_cache
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.lowering.arrangement import Arrangement
 from onnxfuse.lowering.lower import lower
 from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.legality import Contraction
-from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
 from onnxfuse.schedules.rows import refuses_turning

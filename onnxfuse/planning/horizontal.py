@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.sizes import elements_of
 from onnxfuse.planning.candidates import Fusion, Maker, makers_of
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
@@ -26,7 +27,6 @@ from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.pieces import Piece, bound, joint_rule, piece_of, regions, with_joins
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.sizes import elements_of
 from onnxfuse.planning.spills import Spills
 from onnxfuse.planning.traffic import again_in, shared
 from onnxfuse.refusal import Refusal

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from onnxfuse.graph.model import Graph, Value
+from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.structure import structure
 from onnxfuse.planning.candidates import Region
-from onnxfuse.planning.sizes import Sizes, shape_of
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import make_kernel
 

@@ -17,10 +17,10 @@ from heapq import heappop, heappush
 import onnx
 from onnx import TensorProto
 
-from onnxfuse.graph.classes import in_training, is_deterministic
-from onnxfuse.graph.host import SMALL_CONSTANT, host
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.planning.sizes import elements_of
+from onnxfuse.graph.sizes import elements_of
+from onnxfuse.operators.classes import in_training, is_deterministic
+from onnxfuse.operators.host import SMALL_CONSTANT, host
 from onnxfuse.refusal import Refusal
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.hardware import KIB, Profile
-from onnxfuse.planning.sizes import Sizes, shape_of
 from onnxfuse.planning.traffic import Fused, chosen_variant
 from onnxfuse.refusal import Refusal
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.removed import passes_on, same_memory
+from onnxfuse.operators.removed import passes_on, same_memory
 from onnxfuse.planning.legality import Contraction, apart
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.traffic import Fused, Ledger, shared

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.lowering.launch import HOST_INPUTS, Situation
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.sizes import Sizes, shape_of
 from onnxfuse.planning.traffic import Fused
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.schedules import SCHEDULES

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from onnxfuse.graph.classes import OperatorClass, classify
-from onnxfuse.graph.host import host
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.removed import is_same_memory
+from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.operators.host import host
+from onnxfuse.operators.removed import is_same_memory
 
 
 class Kind(Enum):

@@ -18,7 +18,7 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph.binding import bind
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.removed import gives_back
+from onnxfuse.operators.removed import gives_back
 from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel, RegionCost

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.removed import source
+from onnxfuse.operators import operator_of
+from onnxfuse.operators.record import RuntimeKernel
+from onnxfuse.operators.removed import source
 
 DEFAULT = 0.75
 """Simple binary operators and whatever is not listed."""
@@ -33,29 +35,26 @@ BIAS = 0.6
 MOVED = 0.55
 """Transposes of the innermost axis."""
 
-_NORMS = frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization"})
-_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
-_CURVES = frozenset({"Sigmoid", "Tanh", "Erf", "Gelu", "QuickGelu", "Exp", "Softplus", "Mish", "Swish"})
-_GELU = frozenset({"Erf", "Tanh", "Gelu"})
+_CURVES = (RuntimeKernel.CURVE, RuntimeKernel.GELU)
 
 
 def runtime_efficiency(nodes: Collection[Node]) -> float:
     """The share of the copy rate at which ONNX Runtime runs one node, or a group that it fuses itself."""
-    operators = {node.op for node in nodes}
-    if operators & _NORMS:
-        return SKIP_NORM if "Add" in operators else NORM
-    if operators & _SOFTMAX:
+    kernels = {found.runtime for node in nodes if (found := operator_of(node)) is not None}
+    if RuntimeKernel.NORM in kernels:
+        return SKIP_NORM if any(node.op == "Add" for node in nodes) else NORM
+    if RuntimeKernel.SOFTMAX in kernels:
         return SOFTMAX
-    if any(op.startswith("Reduce") for op in operators):
+    if RuntimeKernel.REDUCTION in kernels:
         return REDUCTION
-    if operators & _GELU and len(nodes) > 1:
+    if RuntimeKernel.GELU in kernels and len(nodes) > 1:
         return BIAS_GELU
     node = max(nodes, key=lambda node: node.index)
     operands = [source(value) for value in node.inputs if value is not None]
     if node.op == "Transpose" and not node.domain:
         return MOVED if _moves_last(node) else 0.9
     if len(nodes) > 1 or len(operands) == 1:
-        return NARROW_CURVE if operators & _CURVES and _is_narrow(node.outputs[0]) else DEFAULT
+        return NARROW_CURVE if not kernels.isdisjoint(_CURVES) and _is_narrow(node.outputs[0]) else DEFAULT
     shapes = {value.shape for value in operands if value.constant is None or value.constant.size > 1}
     if len(shapes) <= 1:
         return DEFAULT

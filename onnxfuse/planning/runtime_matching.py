@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.removed import readers, source, taken_out
+from onnxfuse.operators.removed import readers, source, taken_out
 
 
 @dataclass(frozen=True)

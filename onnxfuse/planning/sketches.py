@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from onnxfuse.graph.classes import OperatorClass, classify
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import elements_of
+from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import copied
 from onnxfuse.planning.plan import Grounds
-from onnxfuse.planning.sizes import elements_of
 from onnxfuse.planning.traffic import Fused
 
 MOST_OPERATORS = 8

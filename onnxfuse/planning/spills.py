@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 from onnxfuse.errors import KernelError
 from onnxfuse.graph.model import Graph
+from onnxfuse.graph.sizes import bytes_of, shape_of
 from onnxfuse.planning.candidates import Fusion, makers_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, judged
-from onnxfuse.planning.sizes import bytes_of, shape_of
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES, USER, Kernel, make_kernel, named

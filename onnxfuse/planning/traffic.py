@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.removed import given_back, same_memory, source
+from onnxfuse.graph.sizes import Sizes, bytes_of, shape_of
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
+from onnxfuse.operators import flops_of
+from onnxfuse.operators.removed import given_back, same_memory, source
 from onnxfuse.planning.executions import runs_of
-from onnxfuse.planning.flops import flops_of
 from onnxfuse.planning.placement import Kind, Placement, place
-from onnxfuse.planning.sizes import Sizes, bytes_of, shape_of
 from onnxfuse.rewriting.region import FusedRegion
 
 NONE = dim(0)
@@ -64,7 +64,7 @@ class Traffic:
     Attributes:
         kernels: kernels launched.
         bytes_products: bytes through device memory in matrix products and convolutions; bytes_other: in all else.
-        flops: floating-point operations, as ``planning.flops`` counts them.
+        flops: floating-point operations, as ``operators.arithmetic`` counts them.
         unknown: names of tensors that count 0 because their size is not known before a run, each once.
     """
 

@@ -12,12 +12,12 @@ from onnx import TensorProto
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import shape_of
 from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.plan import Considered
-from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import Fused, fused
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (

@@ -9,14 +9,15 @@ from typing import Any
 import onnx
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph import Graph, LoadedModel, bind, load_graph
+from onnxfuse.graph import Graph, LoadedModel, bind
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.order import graphs_of
+from onnxfuse.graph.sizes import shape_of
+from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.sizes import shape_of
 from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost
 from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals

@@ -10,7 +10,8 @@ from typing import Any
 import onnx
 
 from onnxfuse.errors import MeasurementError, TargetError
-from onnxfuse.graph import LoadedModel, bind, load_graph
+from onnxfuse.graph import LoadedModel, bind
+from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import load
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile

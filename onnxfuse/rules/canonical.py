@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.removed import gives_back
+from onnxfuse.operators.removed import gives_back
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import conditions
 from onnxfuse.rules.functions import Scope

@@ -1,15 +1,16 @@
 """Classes of operators, as rules name them: pointwise, broadcast, view, reduction.
 
-The classes are those of ``onnxfuse.graph.classes``, asked by name; operators of the internal view are added.
+The classes are those of ``onnxfuse.operators.classes``, asked by name; operators of the internal view are added.
 """
 
 from __future__ import annotations
 
 from onnx import defs
 
-from onnxfuse.graph.classes import OperatorClass, classify, is_deterministic
 from onnxfuse.graph.model import Graph, Node
-from onnxfuse.rules.operators import CANONICAL_DOMAIN, MICROSOFT, MICROSOFT_OPERATORS, OperatorKey
+from onnxfuse.operators import OperatorClass, classify, is_deterministic
+from onnxfuse.operators.record import CANONICAL, MICROSOFT
+from onnxfuse.rules.operators import CANONICAL_OPERATORS, MICROSOFT_OPERATORS, OperatorKey
 
 _BROADCAST = frozenset({("", "Expand")})
 
@@ -18,17 +19,17 @@ def _by_name() -> dict[str, frozenset[OperatorKey]]:
     empty = Graph((), {}, (), (), {})
     known = [("", schema.name) for schema in defs.get_all_schemas() if schema.domain == ""]
     known += [(MICROSOFT, op) for op in MICROSOFT_OPERATORS]
+    known += [(CANONICAL, op) for op in CANONICAL_OPERATORS]
     found: dict[OperatorClass, set[OperatorKey]] = {}
     for domain, op in known:
         node = Node(0, "", op, domain, {}, (), (None,))
         found.setdefault(classify(node, empty), set()).add((domain, op))
     pointwise = found.get(OperatorClass.POINTWISE, set())
     return {
-        "pointwise": frozenset(pointwise | found[OperatorClass.BROADCAST])
-        | {(CANONICAL_DOMAIN, "Silu"), (CANONICAL_DOMAIN, "QuickGelu")},
+        "pointwise": frozenset(pointwise | found[OperatorClass.BROADCAST]),
         "broadcast": _BROADCAST,
         "view": frozenset(found[OperatorClass.VIEW]) - _BROADCAST,
-        "reduction": frozenset(found[OperatorClass.REDUCTION]) | {(CANONICAL_DOMAIN, "SafeSoftmax")},
+        "reduction": frozenset(found[OperatorClass.REDUCTION]),
     }
 
 

@@ -13,8 +13,9 @@ import onnx.parser
 from google.protobuf.message import DecodeError, EncodeError
 
 from onnxfuse.errors import OnnxfuseError, RuleError
-from onnxfuse.graph import load_graph, load_model
+from onnxfuse.graph import load_model
 from onnxfuse.graph.model import Graph
+from onnxfuse.operators import load_graph
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.canonical import canonicalise
 from onnxfuse.rules.forbid import prohibitions

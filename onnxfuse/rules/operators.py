@@ -9,15 +9,11 @@ import onnx
 from onnx import TensorProto, defs, helper
 
 from onnxfuse.graph.model import Graph, Node
-
-CANONICAL_DOMAIN = "onnxfuse.canonical"
-"""Domain of operators that only the internal view has."""
+from onnxfuse.operators.record import CANONICAL, MICROSOFT
 
 CANONICAL_OPERATORS = frozenset({"Silu", "QuickGelu", "SafeSoftmax"})
 """Operators of the internal view that are none of the standard's: Silu(x) = x * sigmoid(x),
 QuickGelu(x, alpha) = x * sigmoid(alpha * x), SafeSoftmax(x, axis) = softmax with 0 where it is not a number."""
-
-MICROSOFT = "com.microsoft"
 
 MICROSOFT_OPERATORS = frozenset({
     "Attention", "BiasAdd", "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "ComplexMul", "ComplexMulConj",
@@ -70,10 +66,10 @@ def operator_key(name: str) -> OperatorKey | None:
     if domain in ("", "ai.onnx"):
         if op in _standard_names():
             return "", op
-        return (CANONICAL_DOMAIN, op) if op in CANONICAL_OPERATORS and not domain else None
+        return (CANONICAL, op) if op in CANONICAL_OPERATORS and not domain else None
     if domain == MICROSOFT:
         return (domain, op) if op in MICROSOFT_OPERATORS or op in _runtime_names() else None
-    if domain == CANONICAL_DOMAIN:
+    if domain == CANONICAL:
         return (domain, op) if op in CANONICAL_OPERATORS else None
     return domain, op
 

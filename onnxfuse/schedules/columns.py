@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
+from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.pull import Reduced
-from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, fits_narrow
 from onnxfuse.schedules.phases import Frame, PhaseText, Text

@@ -10,11 +10,11 @@ from functools import cache
 from importlib.resources import files
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
-from onnxfuse.lowering.ir import Input, Reduce, Reshape, postorder
+from onnxfuse.ir.scalars import BOOL, TYPES
+from onnxfuse.ir.tensors import Input, Reduce, Reshape, postorder
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
-from onnxfuse.lowering.scalars import BOOL, TYPES
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.text import Lanes
 

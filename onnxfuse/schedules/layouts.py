@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from onnxfuse.graph.dims import Dim, dim, product
+from onnxfuse.ir.tensors import Map, Permute, Program, Reduce, Reshape, Tensor, operands, postorder
 from onnxfuse.lowering.index import Coordinates, IndexSpace
-from onnxfuse.lowering.ir import Map, Permute, Program, Reduce, Reshape, Tensor, operands, postorder
 
 
 def output_coordinates(program: Program, space: IndexSpace, place: Dim) -> list[Coordinates]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim
+from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, children
-from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.text import Lanes, Scope, Writer
 

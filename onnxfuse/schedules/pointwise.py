@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import reduce
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
-from onnxfuse.lowering.context import Unlowerable
+from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.dims import Dim, product
+from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Permute, Program, Reduce, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
-from onnxfuse.lowering.context import Unlowerable
 from onnxfuse.lowering.index import Coordinates, IndexSpace
-from onnxfuse.lowering.ir import Permute, Program, Reduce, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Reduced, Rows
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar
-from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.phases import Frame, PhaseText, Text
 from onnxfuse.schedules.text import Scope, Writer
 

@@ -14,12 +14,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from onnxfuse.ir.scalars import REDUCTIONS, TYPES
+from onnxfuse.ir.tensors import Reduce, operands, postorder
 from onnxfuse.lowering.arrangement import arrangement
-from onnxfuse.lowering.ir import Reduce, operands, postorder
 from onnxfuse.lowering.launch import Step, Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Reduced, Scalar, children
-from onnxfuse.lowering.scalars import REDUCTIONS, TYPES
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import WARP, ColumnPhases, longest_kept, side_by_side
 from onnxfuse.schedules.kernel import Parameter, fits_narrow

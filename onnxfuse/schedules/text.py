@@ -15,10 +15,10 @@ from enum import IntEnum
 import numpy as np
 
 from onnxfuse.graph.dims import Dim, dim, symbol
+from onnxfuse.ir.scalars import BFLOAT16, BOOL, DOUBLE, FLOAT16, FUNCTIONS, TYPES
+from onnxfuse.ir.tensors import Number
 from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.ir import Number
 from onnxfuse.lowering.pull import Apply, Condition, Constant, Index, Load, Puller, Reduced, Scalar, Select, children
-from onnxfuse.lowering.scalars import BFLOAT16, BOOL, DOUBLE, FLOAT16, FUNCTIONS, TYPES
 
 
 class Scope(IntEnum):

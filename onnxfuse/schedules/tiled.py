@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.lowering.context import Unlowerable
+from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Tensor
 from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.ir import Tensor
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (

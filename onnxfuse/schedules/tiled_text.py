@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.schedules.kernel import is_vector
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.text import Lanes, Scope, Writer

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.launch import Step, Variant
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told

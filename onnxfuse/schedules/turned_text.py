@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
-from onnxfuse.lowering.scalars import TYPES
 from onnxfuse.schedules.columns import ColumnText
 from onnxfuse.schedules.phases import Frame, Output, Text
 from onnxfuse.schedules.text import Lanes, Scope, Writer

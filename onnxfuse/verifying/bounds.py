@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import onnxruntime
 
 from onnxfuse.errors import VerificationError
+from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.sizes import bytes_of
 from onnxfuse.planning.traffic import Ledger
 
 Result = TypeVar("Result")

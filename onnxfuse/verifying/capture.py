@@ -16,8 +16,8 @@ from onnxfuse.graph.constants import numpy_type, read
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.graph.model import Body
 from onnxfuse.graph.order import graphs_of
+from onnxfuse.graph.sizes import Sizes, bytes_of
 from onnxfuse.measuring.inputs import draw
-from onnxfuse.planning.sizes import Sizes, bytes_of
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError, OutOfTimeError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import array_type, plain_feeds

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfuse.lowering.scalars import TYPES, limits
+from onnxfuse.ir.scalars import TYPES, limits
 from onnxfuse.verifying.spelling import Spelling
 
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfuse.lowering.operators.activations import SELU_ALPHA, SELU_GAMMA
+from onnxfuse.operators.activations import SELU_ALPHA, SELU_GAMMA
 
 
 class Spelling:

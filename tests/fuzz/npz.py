@@ -16,8 +16,9 @@ import cli_models
 import numpy as np
 from damage import TEXTS, damage_bytes
 
-from onnxfuse.graph import Graph, load_graph
+from onnxfuse.graph import Graph
 from onnxfuse.measuring import make_inputs, read_inputs
+from onnxfuse.operators import load_graph
 
 DTYPES = ("<f4", ">f4", "<f8", "|O", "|V2", "<U3", "|S0", "<M8[ns]", "?", "<c16", "<i8",
           "[('a', '<f4')]", "('<f4', (1000000000,))", "|V0", "<f3", "<U999999999", "[('x', '|O')]",

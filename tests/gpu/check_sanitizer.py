@@ -92,7 +92,7 @@ def jobs_of(name: str, optimised: Any, sizes: Mapping[str, int],
     Args:
         sizes: of symbols, at which they run; arrays: contents of tensors by name, as far as they are known.
     """
-    from onnxfuse.planning.sizes import shape_of
+    from onnxfuse.graph.sizes import shape_of
 
     for region in optimised.regions:
         inputs = []

@@ -19,9 +19,9 @@ import cupy as cp  # noqa: E402
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 
-from onnxfuse.graph import load_graph  # noqa: E402
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant  # noqa: E402
 from onnxfuse.lowering.lower import lower  # noqa: E402
+from onnxfuse.operators import load_graph  # noqa: E402
 from onnxfuse.refusal import Refusal  # noqa: E402
 from onnxfuse.runtime.compile import compile_cubin  # noqa: E402
 from onnxfuse.schedules import Kernel, make_kernel  # noqa: E402

@@ -11,7 +11,8 @@ import numpy as np
 from onnxfuse.graph.dims import Dim, broadcast, dim
 from onnxfuse.graph.model import Node, Shape, Value
 from onnxfuse.graph.unknown import why_unknown
-from onnxfuse.lowering.ir import (
+from onnxfuse.ir.scalars import BOOL, DOUBLE, FLOAT, FUNCTIONS, TYPES
+from onnxfuse.ir.tensors import (
     Expand,
     Fill,
     Input,
@@ -24,7 +25,6 @@ from onnxfuse.lowering.ir import (
     reduced_shape,
     scalar,
 )
-from onnxfuse.lowering.scalars import BOOL, DOUBLE, FLOAT, FUNCTIONS, TYPES
 from onnxfuse.refusal import Refusal
 
 
@@ -37,7 +37,7 @@ class Unlowerable(Exception):  # noqa: N818, it is no error of anybody's
 
 
 @dataclass
-class Context:
+class LoweringContext:
     """The region as far as it is lowered.
 
     Attributes:

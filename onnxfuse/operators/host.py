@@ -13,25 +13,14 @@ from weakref import WeakKeyDictionary
 
 from onnx import TensorProto
 
-from onnxfuse.graph.classes import is_deterministic
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.removed import is_same_memory, same_memory
-from onnxfuse.graph.shape_functions.reductions import REDUCTIONS
+from onnxfuse.operators.classes import is_deterministic
+from onnxfuse.operators.record import operator_of
+from onnxfuse.operators.removed import is_same_memory, same_memory
 
 SMALL_CONSTANT = 100
 """Constants of at most so many elements count as readable on the host (a limit of ONNX Runtime's own)."""
-
-HOST_OPERANDS: dict[str, frozenset[int]] = {
-    operator: frozenset(places)
-    for operator, places in {
-        "AffineGrid": [1], "Clip": [1, 2], "ConstantOfShape": [0], "CumSum": [1], "Dropout": [1, 2], "Expand": [1],
-        "NonMaxSuppression": [2, 3, 4], "OneHot": [1], "Pad": [1, 2, 3], "Range": [0, 1, 2], "Reshape": [1],
-        "Resize": [1, 2, 3], "SequenceAt": [1], "Slice": [1, 2, 3, 4], "Split": [1], "Squeeze": [1], "Tile": [1],
-        "TopK": [1], "Trilu": [1], "Unsqueeze": [1], "Upsample": [1], **{name: [1] for name in REDUCTIONS},
-    }.items()
-}
-"""Operands that the provider's kernels read in host memory, by operator of the standard domain."""
 
 _NOT_ON_HOST = frozenset({
     TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ,
@@ -122,7 +111,7 @@ def _runs_on_host(node: Node, values: set[Value], constants: set[Value]) -> bool
         return False
     if node.op in ("Shape", "Size"):
         return True
-    read_on_host = HOST_OPERANDS.get(node.op, frozenset())
+    read_on_host = host_operands(node)
     some = False
     for place, value in enumerate(node.inputs):
         if value is None:
@@ -135,6 +124,12 @@ def _runs_on_host(node: Node, values: set[Value], constants: set[Value]) -> bool
             return False
         some = True
     return some
+
+
+def host_operands(node: Node) -> frozenset[int]:
+    """Places of the operands that the provider's kernel reads in host memory."""
+    found = operator_of(node)
+    return frozenset() if found is None or node.domain else found.host
 
 
 def _is_small(value: Value) -> bool:

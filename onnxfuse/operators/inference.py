@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfuse.graph.bodies import enter, results
+from onnxfuse.graph.build import build_graph
+from onnxfuse.graph.context import INTEGERS, MAX_ELEMENTS, MOST_AXES, Type, TypeContext, elements_of
 from onnxfuse.graph.dims import MOST_PRODUCTS, Dim, dim
 from onnxfuse.graph.inference import left_out
+from onnxfuse.graph.load import LoadedModel, from_proto, load_model
 from onnxfuse.graph.model import Assumption, Graph, Node, Value
-from onnxfuse.graph.shape_functions import FUNCTIONS, Context, Type
-from onnxfuse.graph.shape_functions.context import INTEGERS, MAX_ELEMENTS, MOST_AXES, elements_of
-from onnxfuse.graph.shape_functions.fused import DOMAIN, fused_node
+from onnxfuse.operators.fused import DOMAIN, fused_node
+from onnxfuse.operators.record import operator_of
 
 
 def infer(graph: Graph) -> Graph:
@@ -52,6 +55,20 @@ def infer(graph: Graph) -> Graph:
     return replace(graph, assumptions=tuple(assumptions), bodies=tuple(bodies))
 
 
+def load_graph(model: str | Path | onnx.ModelProto | LoadedModel) -> Graph:
+    """Load, build and infer: the graph of a model file, or of a model in memory.
+
+    Raises:
+        ModelError: the file holds no valid ONNX model.
+        ExternalDataError: its weights are missing, too short or outside its folder.
+    """
+    if isinstance(model, onnx.ModelProto):
+        model = from_proto(model)
+    elif not isinstance(model, LoadedModel):
+        model = load_model(model)
+    return infer(build_graph(model))
+
+
 def output_types(node: Node, graph: Graph) -> list[Type]:
     """Element type, sizes and contents as sizes of each of a node's outputs, from its inputs as they stand.
 
@@ -63,8 +80,9 @@ def output_types(node: Node, graph: Graph) -> list[Type]:
 def _types(
     node: Node, graph: Graph, assumptions: list[Assumption], bodies: Sequence[Graph] = ()
 ) -> list[Type]:
-    context = Context(node, graph.opsets.get(node.domain, 1), assumptions)
-    function = FUNCTIONS.get((node.domain, node.op))
+    context = TypeContext(node, graph.opsets.get(node.domain, 1), assumptions)
+    record = operator_of(node)
+    function = None if record is None else record.types
     found: list[Type] = []
     if (node.domain, node.op) in graph.functions:
         function = fused_node if node.domain == DOMAIN and "plan" in node.attributes else None
@@ -86,7 +104,7 @@ def _types(
     return result
 
 
-def _bounded(found: Type, context: Context, output: int) -> Type:
+def _bounded(found: Type, context: TypeContext, output: int) -> Type:
     """What was found, without sizes that are not followed: those of one value multiply to a bounded number of terms."""
     shape, elements = found.shape, found.elements
     if shape is not None and len(shape) > MOST_AXES:
@@ -117,7 +135,7 @@ def _completed(found: Type, value: Value | None) -> Type:
     return Type(dtype, shape, elements)
 
 
-def _from_onnx(node: Node, graph: Graph, context: Context) -> list[Type]:
+def _from_onnx(node: Node, graph: Graph, context: TypeContext) -> list[Type]:
     """What onnx's own inference tells of a single node."""
     version = graph.opsets.get(node.domain)
     if version is None or not onnx.defs.has(node.op, version, node.domain):
@@ -163,7 +181,7 @@ def _to_proto(value: Value, sizes: dict[str, Dim]) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(value.dtype, entries)
 
 
-def _from_proto(kind: onnx.TypeProto | None, sizes: Mapping[str, Dim], context: Context, output: int) -> Type:
+def _from_proto(kind: onnx.TypeProto | None, sizes: Mapping[str, Dim], context: TypeContext, output: int) -> Type:
     if kind is None or not kind.HasField("tensor_type"):
         return Type()
     dtype = kind.tensor_type.elem_type or None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from math import sqrt
 
+from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.lowering.context import Context, apply, declare, like, reshape, test, wide
-from onnxfuse.lowering.ir import Map, Tensor
-from onnxfuse.lowering.operators.registry import lowers, number_attribute, operand
-from onnxfuse.lowering.scalars import FLOAT, TYPES
+from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, test, wide
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Map, Tensor
+from onnxfuse.operators.arithmetic import ELEMENTARY, ROOT, SIMPLE, per_input, per_output
+from onnxfuse.operators.elementwise import binary_types, unary_types
+from onnxfuse.operators.operands import number_attribute, operand
+from onnxfuse.operators.record import POINTWISE, RuntimeKernel, define
 
 SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
@@ -31,33 +35,28 @@ def silu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return apply("mul", x, apply("sigmoid", x if alpha == 1.0 else apply("mul", x, like(alpha, x))))
 
 
-@lowers("Gelu")
-def lower_gelu(node: Node, context: Context) -> Tensor:
+def lower_gelu(node: Node, context: LoweringContext) -> Tensor:
     source = operand(node, context, 0)
     function = gelu_tanh if node.attributes.get("approximate", "none") == "tanh" else gelu
     return function(source)
 
 
-@lowers("Swish")
-def lower_swish(node: Node, context: Context) -> Tensor:
+def lower_swish(node: Node, context: LoweringContext) -> Tensor:
     source = operand(node, context, 0)
     return silu(source, number_attribute(node, "alpha", 1.0))
 
 
-@lowers("Mish")
-def lower_mish(node: Node, context: Context) -> Tensor:
+def lower_mish(node: Node, context: LoweringContext) -> Tensor:
     return apply("mish", operand(node, context, 0))
 
 
-@lowers("HardSigmoid")
-def hard_sigmoid(node: Node, context: Context) -> Tensor:
+def hard_sigmoid(node: Node, context: LoweringContext) -> Tensor:
     return _hard_sigmoid(
         operand(node, context, 0), number_attribute(node, "alpha", 0.2), number_attribute(node, "beta", 0.5)
     )
 
 
-@lowers("HardSwish")
-def hard_swish(node: Node, context: Context) -> Tensor:
+def hard_swish(node: Node, context: LoweringContext) -> Tensor:
     x = operand(node, context, 0)
     return apply("mul", x, _hard_sigmoid(x, 1.0 / 6.0, 0.5))
 
@@ -72,32 +71,27 @@ def _negative(x: Tensor, result: Tensor) -> Tensor:
     return apply("where", test("lt", x, like(0.0, x)), result, x)
 
 
-@lowers("LeakyRelu")
-def leaky_relu(node: Node, context: Context) -> Tensor:
+def leaky_relu(node: Node, context: LoweringContext) -> Tensor:
     x = operand(node, context, 0)
     return _negative(x, apply("mul", x, like(number_attribute(node, "alpha", 0.01), x)))
 
 
-@lowers("PRelu")
-def prelu(node: Node, context: Context) -> Tensor:
+def prelu(node: Node, context: LoweringContext) -> Tensor:
     x = operand(node, context, 0)
     return _negative(x, apply("mul", x, operand(node, context, 1)))
 
 
-@lowers("Elu")
-def elu(node: Node, context: Context) -> Tensor:
+def elu(node: Node, context: LoweringContext) -> Tensor:
     x = operand(node, context, 0)
     return _negative(x, apply("mul", apply("expm1", x), like(number_attribute(node, "alpha", 1.0), x)))
 
 
-@lowers("Celu")
-def celu(node: Node, context: Context) -> Tensor:
+def celu(node: Node, context: LoweringContext) -> Tensor:
     x, alpha = operand(node, context, 0), number_attribute(node, "alpha", 1.0)
     return _negative(x, apply("mul", apply("expm1", apply("div", x, like(alpha, x))), like(alpha, x)))
 
 
-@lowers("Selu")
-def selu(node: Node, context: Context) -> Tensor:
+def selu(node: Node, context: LoweringContext) -> Tensor:
     x = operand(node, context, 0)
     alpha, gamma = number_attribute(node, "alpha", SELU_ALPHA), number_attribute(node, "gamma", SELU_GAMMA)
     below = apply("mul", apply("expm1", x), like(alpha * gamma, x))
@@ -105,21 +99,18 @@ def selu(node: Node, context: Context) -> Tensor:
     return apply("where", test("le", x, like(0.0, x)), below, above)
 
 
-@lowers("Softsign")
-def softsign(node: Node, context: Context) -> Tensor:
+def softsign(node: Node, context: LoweringContext) -> Tensor:
     x = operand(node, context, 0)
     return apply("div", x, apply("add", apply("abs", x), like(1.0, x)))
 
 
-@lowers("ThresholdedRelu")
-def thresholded_relu(node: Node, context: Context) -> Tensor:
+def thresholded_relu(node: Node, context: LoweringContext) -> Tensor:
     x = operand(node, context, 0)
     above = test("gt", x, like(number_attribute(node, "alpha", 1.0), x))
     return apply("where", above, x, like(0.0, x))
 
 
-@lowers("Shrink")
-def shrink(node: Node, context: Context) -> Tensor:
+def shrink(node: Node, context: LoweringContext) -> Tensor:
     """Integers are compared and moved as float32, which the attributes are, and cut off then."""
     source = operand(node, context, 0)
     whole = not TYPES[source.dtype].is_floating
@@ -131,8 +122,7 @@ def shrink(node: Node, context: Context) -> Tensor:
     return Map(source.dtype, result.shape, "cast", (result,)) if whole else result
 
 
-@lowers("BatchNormalization")
-def batch_normalization(node: Node, context: Context) -> Tensor:
+def batch_normalization(node: Node, context: LoweringContext) -> Tensor:
     """Inference only: every channel (axis 1) is scaled and shifted."""
     if node.attributes.get("training_mode", 0) or sum(value is not None for value in node.outputs) > 1:
         raise context.refuse(
@@ -148,3 +138,24 @@ def batch_normalization(node: Node, context: Context) -> Tensor:
 
 def _per_channel(vector: Tensor, image: Tensor) -> Tensor:
     return reshape(vector, vector.shape + (dim(1),) * (len(image.shape) - 2)) if len(image.shape) > 2 else vector
+
+
+def batch_norm_types(context: TypeContext) -> list[Type]:
+    mean = Type(context.dtype(3), context.shape(3))
+    return [*same(context), mean, mean, mean, mean]
+
+
+for _name, _lowering, _cost, _runtime in (
+    ("Gelu", lower_gelu, ELEMENTARY, RuntimeKernel.GELU), ("Swish", lower_swish, ELEMENTARY, RuntimeKernel.CURVE),
+    ("Mish", lower_mish, ELEMENTARY, RuntimeKernel.CURVE), ("HardSigmoid", hard_sigmoid, ROOT, RuntimeKernel.PLAIN),
+    ("HardSwish", hard_swish, ROOT, RuntimeKernel.PLAIN), ("LeakyRelu", leaky_relu, SIMPLE, RuntimeKernel.PLAIN),
+    ("Elu", elu, ELEMENTARY, RuntimeKernel.PLAIN), ("Celu", celu, ELEMENTARY, RuntimeKernel.PLAIN),
+    ("Selu", selu, ELEMENTARY, RuntimeKernel.PLAIN), ("Softsign", softsign, ROOT, RuntimeKernel.PLAIN),
+    ("ThresholdedRelu", thresholded_relu, SIMPLE, RuntimeKernel.PLAIN), ("Shrink", shrink, SIMPLE, RuntimeKernel.PLAIN),
+):
+    define(_name, kind=POINTWISE, types=unary_types, lowering=_lowering, arithmetic=per_output(_cost),
+           runtime=_runtime)
+
+define("PRelu", kind=POINTWISE, types=binary_types, lowering=prelu, arithmetic=per_output(SIMPLE))
+define("BatchNormalization", kind=POINTWISE, types=batch_norm_types, lowering=batch_normalization,
+       arithmetic=per_input(2))

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import onnx
 
 from onnxfuse.bounded import parse_json
+from onnxfuse.graph.context import Type, TypeContext
 from onnxfuse.graph.dims import Dim, broadcast, dim, maximum, minimum, product
-from onnxfuse.graph.shape_functions.context import Context, Type
 
 DOMAIN = "onnxfuse"
 
@@ -25,7 +25,7 @@ _OPERATORS: dict[str, Callable[[Dim, Dim], Dim]] = {
 }
 
 
-def fused_node(context: Context) -> list[Type]:
+def fused_node(context: TypeContext) -> list[Type]:
     """Types of the outputs of a fused node.
 
     Raises:
@@ -47,7 +47,7 @@ def _element_type(number: object) -> int:
     return int(str(number))
 
 
-def _evaluate(text: object, context: Context, symbols: list[Dim]) -> Dim:
+def _evaluate(text: object, context: TypeContext, symbols: list[Dim]) -> Dim:
     if not isinstance(text, str):
         raise TypeError(text)
     stack: list[Dim] = []
@@ -61,7 +61,7 @@ def _evaluate(text: object, context: Context, symbols: list[Dim]) -> Dim:
     return result
 
 
-def _atom(token: str, context: Context, symbols: list[Dim]) -> Dim:
+def _atom(token: str, context: TypeContext, symbols: list[Dim]) -> Dim:
     if token.lstrip("-").isdigit():
         return dim(int(token))
     if token[0] == "s":

@@ -6,15 +6,18 @@ falls on a tie that it was only near to.
 
 from __future__ import annotations
 
+import onnx
 from onnx import TensorProto
 
+from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.lowering.context import Context, apply, declare, like, reshape, test, wide
-from onnxfuse.lowering.ir import Map, Tensor
-from onnxfuse.lowering.operators.contrib import MICROSOFT
-from onnxfuse.lowering.operators.registry import integer_attribute, lowers, operand, optional
-from onnxfuse.lowering.scalars import BFLOAT16, FLOAT, FLOAT16, TYPES
+from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, test, wide
+from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, TYPES
+from onnxfuse.ir.tensors import Map, Tensor
+from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
+from onnxfuse.operators.operands import integer_attribute, operand, optional
+from onnxfuse.operators.record import MICROSOFT, OPAQUE, POINTWISE, REDUCTION, define
 
 RANGES: dict[int, tuple[int, int]] = {
     TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255),
@@ -24,9 +27,36 @@ RANGES: dict[int, tuple[int, int]] = {
 _FLOATS = (FLOAT, FLOAT16, BFLOAT16)
 
 
-@lowers("QuantizeLinear", domain=MICROSOFT)
-@lowers("QuantizeLinear")
-def quantize(node: Node, context: Context) -> Tensor:
+def quantize_types(context: TypeContext) -> list[Type]:
+    given = int(context.attribute("output_dtype", 0) or 0)
+    dtype = context.dtype(2) if context.has(2) else given or int(onnx.TensorProto.UINT8)
+    return [Type(dtype, context.shape())]
+
+
+def dequantize_types(context: TypeContext) -> list[Type]:
+    given = int(context.attribute("output_dtype", 0) or 0)
+    return [Type(given or context.dtype(1), context.shape())]
+
+
+def dynamic_quantize_types(context: TypeContext) -> list[Type]:
+    kind = int(onnx.TensorProto.UINT8)
+    return [Type(kind, context.shape()), Type(FLOAT, ()), Type(kind, ())]
+
+
+def quantised_binary_types(context: TypeContext) -> list[Type]:
+    return [Type(context.dtype(), context.meet(context.shape(0), context.shape(3)))]
+
+
+def quantised_global_pool_types(context: TypeContext) -> list[Type]:
+    shape = context.shape()
+    if shape is None:
+        return [Type(context.dtype())]
+    if context.attribute("channels_last", 0):
+        return [Type(context.dtype(), (shape[0], *(dim(1),) * (len(shape) - 2), shape[-1]))]
+    return [Type(context.dtype(), shape[:2] + (dim(1),) * (len(shape) - 2))]
+
+
+def quantize(node: Node, context: LoweringContext) -> Tensor:
     """round(x / scale) + zero point, ties to even, as near as the type has it.
 
     No number counts as zero, as the runtime's CUDA kernels have it; it has none for 16 bits, and its CPU kernel gives
@@ -53,9 +83,7 @@ def quantize(node: Node, context: Context) -> Tensor:
     return Map(dtype, near.shape, "cast", (near,))
 
 
-@lowers("DequantizeLinear", domain=MICROSOFT)
-@lowers("DequantizeLinear")
-def dequantize(node: Node, context: Context) -> Tensor:
+def dequantize(node: Node, context: LoweringContext) -> Tensor:
     """(x - zero point) * scale; an int32 has no zero point but 0."""
     source, result = operand(node, context, 0), node.outputs[0]
     if source.dtype != TensorProto.INT32:
@@ -71,12 +99,12 @@ def dequantize(node: Node, context: Context) -> Tensor:
     return declare(apply("mul", steps, wide(scale)), dtype)
 
 
-def _check_quantized(node: Node, context: Context, dtype: int, which: str) -> None:
+def _check_quantized(node: Node, context: LoweringContext, dtype: int, which: str) -> None:
     if dtype not in RANGES:
         raise context.refuse("unsupported-type", f"{node.op} {which} {TYPES[dtype].name} has no kernel")
 
 
-def _parameters(node: Node, context: Context, source: Tensor) -> tuple[Tensor, Tensor | None]:
+def _parameters(node: Node, context: LoweringContext, source: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point, of one element or along their axis."""
     scale, zero = operand(node, context, 1), optional(node, context, 2)
     if integer_attribute(node, "block_size", 0):
@@ -91,3 +119,18 @@ def _parameters(node: Node, context: Context, source: Tensor) -> tuple[Tensor, T
         return reshape(tensor, tuple(tensor.shape[0] if place == axis else dim(1) for place in range(rank)))
 
     return placed(scale), None if zero is None else placed(zero)
+
+
+for _domain in ("", MICROSOFT):
+    define("QuantizeLinear", domain=_domain, kind=POINTWISE, types=quantize_types, lowering=quantize,
+           arithmetic=per_output(SIMPLE))
+    define("DequantizeLinear", domain=_domain, kind=POINTWISE, types=dequantize_types, lowering=dequantize,
+           arithmetic=per_output(SIMPLE))
+define("DynamicQuantizeLinear", kind=OPAQUE, types=dynamic_quantize_types)
+define("QLinearAdd", "QLinearMul", domain=MICROSOFT, kind=POINTWISE, types=quantised_binary_types,
+       arithmetic=per_output(SIMPLE))
+define("QLinearSigmoid", domain=MICROSOFT, kind=POINTWISE, types=same, arithmetic=per_output(ELEMENTARY))
+define("QLinearLeakyRelu", domain=MICROSOFT, kind=POINTWISE, types=same, arithmetic=per_output(SIMPLE))
+define("QLinearSoftmax", domain=MICROSOFT, kind=REDUCTION, types=same, arithmetic=per_input(SOFTMAX))
+define("QLinearGlobalAveragePool", domain=MICROSOFT, kind=REDUCTION, types=quantised_global_pool_types,
+       arithmetic=per_input(SIMPLE))

@@ -1,4 +1,4 @@
-"""What a shape function sees of its node, and the table that it enters itself in."""
+"""What a node's types and sizes are inferred from."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Contents = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass
-class Context:
+class TypeContext:
     """A node on its way through inference.
 
     Attributes:
@@ -201,26 +201,10 @@ def flat(contents: Contents | None) -> tuple[Dim, ...] | None:
     return None if contents is None or contents.size > MAX_ELEMENTS else tuple(contents.reshape(-1))
 
 
-ShapeFunction = Callable[[Context], Sequence[Type]]
-
-FUNCTIONS: dict[tuple[str, str], ShapeFunction] = {}
-"""Shape functions by domain and operator."""
+TypeFunction = Callable[["TypeContext"], Sequence[Type]]
+"""Types of a node's outputs from those of its inputs."""
 
 
-def shape_function(*operators: str, domain: str = "") -> Callable[[ShapeFunction], ShapeFunction]:
-    """Enter a function in the table, for operators of a domain."""
-
-    def enter(function: ShapeFunction) -> ShapeFunction:
-        for operator in operators:
-            key = (domain, operator)
-            if key in FUNCTIONS:
-                raise ValueError(f"two shape functions for {operator} of domain '{domain}'")
-            FUNCTIONS[key] = function
-        return function
-
-    return enter
-
-
-def same(context: Context) -> list[Type]:
+def same(context: TypeContext) -> list[Type]:
     """Type and sizes of the first input."""
     return [Type(context.dtype(), context.shape())]

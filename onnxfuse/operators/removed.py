@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfuse.graph.classes import in_training
 from onnxfuse.graph.model import Node, Value, root
+from onnxfuse.operators.classes import in_training
 
 _RESIZED = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _VIEWS = _RESIZED | {"Identity"}

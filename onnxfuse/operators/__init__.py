@@ -1,0 +1,41 @@
+"""What is known of each operator: its record (``record``), one file a family, and what follows from records.
+
+elementwise.py    one scalar function an element       activations.py   those made of several
+quantization.py   between floats and small integers    reductions.py    sums, maxima, means
+norms.py          softmax and norms                    views.py         another shape or order
+pieces.py         cut, joined, padded, repeated        indexing.py      picked by index or value
+making.py         from sizes, numbers or chance        products.py      matrix products, attention, recurrences
+convolutions.py   and pooling, sampling                opaque.py        what nothing is fused with
+microsoft.py      ONNX Runtime's own domain, and the canonical view's
+
+inference.py   types, sizes and contents of every value     classes.py   how freely a node fuses
+host.py        what ONNX Runtime keeps on the host          removed.py   nodes that run no kernel
+contents.py    integer arithmetic on sizes                  fused.py     outputs of fused nodes
+arithmetic.py  floating-point operations                    operands.py  what lowerings ask of their node
+"""
+
+from onnxfuse.operators import (
+    activations,
+    convolutions,
+    elementwise,
+    indexing,
+    making,
+    microsoft,
+    norms,
+    opaque,
+    pieces,
+    products,
+    quantization,
+    reductions,
+    views,
+)
+from onnxfuse.operators.classes import classify, is_deterministic
+from onnxfuse.operators.host import is_free, on_host
+from onnxfuse.operators.inference import infer, load_graph, output_types
+from onnxfuse.operators.record import OPERATORS, OperatorClass, flops_of, lowered, lowering_of, operator_of
+
+__all__ = [
+    "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "indexing",
+    "infer", "is_deterministic", "is_free", "load_graph", "lowered", "lowering_of", "making", "microsoft", "norms",
+    "on_host", "opaque", "operator_of", "output_types", "pieces", "products", "quantization", "reductions", "views",
+]

@@ -1,0 +1,44 @@
+"""Operators of nodes sorted by how freely they fuse."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfuse.graph.model import Graph, Node
+from onnxfuse.operators.record import CANONICAL, MICROSOFT, OperatorClass, operator_of
+
+
+def classify(node: Node, graph: Graph) -> OperatorClass:
+    """The class of a node's operator; an elementwise one is POINTWISE where its operands have the result's sizes."""
+    found = operator_of(node)
+    if found is None or node.has_subgraph or node.broken or (node.domain, node.op) in graph.functions:
+        return OperatorClass.OPAQUE
+    if found.kind is not OperatorClass.POINTWISE:
+        return found.kind
+    return _elementwise(node) if node.domain in (MICROSOFT, CANONICAL) or is_deterministic(node) else (
+        OperatorClass.OPAQUE)
+
+
+def _elementwise(node: Node) -> OperatorClass:
+    result = node.outputs[0]
+    if result is None or result.shape is None:
+        return OperatorClass.BROADCAST
+    same = all(value is None or value.shape == result.shape for value in node.inputs)
+    return OperatorClass.POINTWISE if same else OperatorClass.BROADCAST
+
+
+def is_deterministic(node: Node) -> bool:
+    """Whether the node gives the same results for the same operands."""
+    if node.domain:
+        return not (node.domain == MICROSOFT and "Dropout" in node.op)
+    found = operator_of(node)
+    return not (found is not None and found.random) and not (
+        node.op in ("Dropout", "BatchNormalization") and in_training(node))
+
+
+def in_training(node: Node) -> bool:
+    """Whether a Dropout or BatchNormalization works, or may work, as in training."""
+    if node.op == "BatchNormalization":
+        return bool(node.attributes.get("training_mode", 0))
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    return mode is not None and (mode.constant is None or bool(np.any(mode.constant)))

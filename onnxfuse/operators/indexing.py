@@ -1,0 +1,190 @@
+"""Operators that pick or place elements by index or by value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxfuse.graph.context import INT64, MAX_ELEMENTS, Type, TypeContext, flat, same
+from onnxfuse.graph.dims import dim, product
+from onnxfuse.graph.model import Node
+from onnxfuse.ir.context import LoweringContext, apply, expand, like, reshape, size_of, test
+from onnxfuse.ir.tensors import Iota, Map, Take, Tensor
+from onnxfuse.operators.operands import axis_of, integer_attribute, operand, present, result_shape
+from onnxfuse.operators.pieces import cut
+from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, define
+
+
+def gather_types(context: TypeContext) -> list[Type]:
+    shape, indices = context.shape(0), context.shape(1)
+    if shape is None or indices is None:
+        return [Type(context.dtype())]
+    axis = context.axis(len(shape), 0)
+    contents, places, picked = context.contents(0), _places(context), None
+    if contents is not None and places is not None and _inside(places, contents.shape[axis]):
+        picked = flat(np.take(contents, places.reshape(-1), axis))
+    return [Type(context.dtype(), shape[:axis] + indices + shape[axis + 1:], picked)]
+
+
+def _places(context: TypeContext) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """The indices of the second operand, where they are numbers."""
+    places = context.contents(1)
+    if places is None or any(place.value is None for place in places.flat):
+        return None
+    return np.array([place.value for place in places.flat], np.int64).reshape(places.shape)
+
+
+def _inside(places: np.ndarray[Any, np.dtype[np.int64]], size: int) -> bool:
+    return bool(np.all((places >= -size) & (places < size)))
+
+
+def gather_elements_types(context: TypeContext) -> list[Type]:
+    contents, places, picked = context.contents(0), _places(context), None
+    if contents is not None and places is not None:
+        axis = context.axis(contents.ndim, 0)
+        if _inside(places, contents.shape[axis]):
+            # Along the other axes there may be fewer indices than elements.
+            fewer = contents[tuple(slice(None if at == axis else size) for at, size in enumerate(places.shape))]
+            picked = flat(np.take_along_axis(fewer, places % contents.shape[axis], axis))
+    return [Type(context.dtype(), context.shape(1), picked)]
+
+
+def gather_nd_types(context: TypeContext) -> list[Type]:
+    shape, indices = context.shape(0), context.shape(1)
+    depth = None if indices is None else indices[-1].value
+    if shape is None or indices is None or depth is None:
+        return [Type(context.dtype())]
+    batch = int(context.attribute("batch_dims", 0))
+    return [Type(context.dtype(), indices[:-1] + shape[batch + depth:])]
+
+
+def non_zero_types(context: TypeContext) -> list[Type]:
+    rank = context.rank()
+    rows = context.unknown(0, 2) if rank is None else dim(rank)
+    return [Type(INT64, (rows, context.unknown(1, 2)))]
+
+
+def compress_types(context: TypeContext) -> list[Type]:
+    shape = context.shape()
+    if context.attribute("axis") is None:
+        return [Type(context.dtype(), context.unknown_shape(1))]
+    if shape is None:
+        return [Type(context.dtype())]
+    axis = context.axis(len(shape), 0)
+    return [Type(context.dtype(), (*shape[:axis], context.unknown(axis, len(shape)), *shape[axis + 1:]))]
+
+
+def unique_types(context: TypeContext) -> list[Type]:
+    shape = context.shape()
+    first: Type
+    if context.attribute("axis") is None:
+        count = context.unknown(0, 1)
+        first = Type(context.dtype(), (count,))
+    elif shape is None:
+        first, count = Type(context.dtype()), context.unknown(0, 1, 1)
+    else:
+        axis = context.axis(len(shape), 0)
+        count = context.unknown(axis, len(shape))
+        first = Type(context.dtype(), (*shape[:axis], count, *shape[axis + 1:]))
+    whole = context.unknown_shape(1, 2)
+    return [first, Type(INT64, (count,)), Type(INT64, whole), Type(INT64, (count,))]
+
+
+def top_k_types(context: TypeContext) -> list[Type]:
+    shape, count = context.shape(), context.elements(1)
+    if shape is None:
+        return [Type(context.dtype()), Type(INT64)]
+    axis = context.axis(len(shape), -1)
+    size = count[0] if count is not None and len(count) == 1 else context.unknown(axis, len(shape))
+    sizes = (*shape[:axis], size, *shape[axis + 1:])
+    return [Type(context.dtype(), sizes), Type(INT64, sizes)]
+
+
+def one_hot_types(context: TypeContext) -> list[Type]:
+    shape, depth = context.shape(), context.elements(1)
+    if shape is None:
+        return [Type(context.dtype(2))]
+    rank = len(shape) + 1
+    axis = context.axis(rank, -1)
+    size = depth[0] if depth is not None and len(depth) == 1 else context.unknown(axis, rank)
+    sizes = (*shape[:axis], size, *shape[axis:])
+    indices, values, elements = context.contents(0), context.elements(2), None
+    if indices is not None and values is not None and len(values) == 2 and size.value is not None and (
+            indices.size * size.value <= MAX_ELEMENTS and all(place.value is not None for place in indices.flat)):
+        hot = [[values[number in (place.value, place.value + size.value)] for number in range(size.value)]
+               for place in indices.flat]
+        rows = np.empty((indices.size, size.value), object)
+        rows[:] = hot
+        elements = flat(np.moveaxis(rows.reshape(*indices.shape, size.value), -1, axis))
+    return [Type(context.dtype(2), sizes, elements)]
+
+
+def non_max_suppression_types(context: TypeContext) -> list[Type]:
+    return [Type(INT64, (context.unknown(0, 2), dim(3)))]
+
+
+def one_hot(node: Node, context: LoweringContext) -> Tensor:
+    """The second of two values at the place that an index names along a new axis, negative ones from the end, and the
+    first everywhere else."""
+    indices, values, shape = operand(node, context, 0), operand(node, context, 2), result_shape(node, context)
+    context.note_size(present(node, context, 1))
+    axis = axis_of(node, "axis", -1, len(shape))
+    depth = shape[axis]
+    place = Iota(INT64, shape, axis)
+    index = Map(INT64, indices.shape, "cast", (indices,))
+    index = apply("where", test("lt", index, like(0, index)), apply("add", index, size_of(depth, INT64)), index)
+    spread = reshape(index, (*indices.shape[:axis], dim(1), *indices.shape[axis:]))
+    off, on = (reshape(cut(values, 0, dim(each), dim(1)), ()) for each in (0, 1))
+    return apply("where", test("eq", place, spread), on, off)
+
+
+def trilu(node: Node, context: LoweringContext) -> Tensor:
+    source = operand(node, context, 0)
+    rank = len(source.shape)
+    offset = context.sizes(node.inputs[1])[0] if len(node.inputs) > 1 and node.inputs[1] else dim(0)
+    row, column = (Iota(INT64, source.shape, axis) for axis in (rank - 2, rank - 1))
+    diagonal = apply("add", row, size_of(offset, INT64))
+    upper = integer_attribute(node, "upper", 1)
+    keep = test("ge" if upper else "le", column, diagonal)
+    return apply("where", keep, source, like(0, source))
+
+
+def gather(node: Node, context: LoweringContext) -> Tensor:
+    source, value = operand(node, context, 0), present(node, context, 1)
+    axis = axis_of(node, "axis", 0, len(source.shape))
+    before, size, after = source.shape[:axis], source.shape[axis], source.shape[axis + 1:]
+    if value.constant is not None and value.constant.size == 1:
+        # One index that is known is a slice.
+        index = int(value.constant.reshape(-1)[0])
+        context.note_size(value)
+        start = dim(index) if index >= 0 else size + index
+        if not start.non_negative() or not (size - 1 - start).non_negative():
+            raise context.refuse("unknown-sizes", f"index {index} may lie outside of an axis of {size} elements")
+        return reshape(cut(source, axis, start, dim(1)), result_shape(node, context))
+    indices = operand(node, context, 1)
+    count = product(indices.shape)
+    spread = reshape(indices, (*(dim(1) for _ in before), count, *(dim(1) for _ in after)))
+    shape = (*before, count, *after)
+    taken = Take(source.dtype, shape, source, expand(spread, shape), axis)
+    return reshape(taken, result_shape(node, context))
+
+
+def gather_elements(node: Node, context: LoweringContext) -> Tensor:
+    source, indices = operand(node, context, 0), operand(node, context, 1)
+    axis = axis_of(node, "axis", 0, len(source.shape))
+    return Take(source.dtype, indices.shape, source, indices, axis)
+
+
+define("Gather", kind=VIEW, types=gather_types, lowering=gather)
+define("GatherElements", kind=VIEW, types=gather_elements_types, lowering=gather_elements)
+define("OneHot", kind=VIEW, types=one_hot_types, lowering=one_hot, host=(1,))
+define("Trilu", kind=VIEW, types=same, lowering=trilu, host=(1,))
+define("Trilu", domain=MICROSOFT, kind=OPAQUE, types=same)
+define("GatherND", kind=OPAQUE, types=gather_nd_types)
+define("NonZero", kind=OPAQUE, types=non_zero_types)
+define("Compress", kind=OPAQUE, types=compress_types)
+define("Unique", kind=OPAQUE, types=unique_types)
+define("TopK", kind=OPAQUE, types=top_k_types, host=(1,))
+define("NonMaxSuppression", kind=OPAQUE, types=non_max_suppression_types, host=(2, 3, 4))
+define("Scatter", "ScatterElements", "ScatterND", "TensorScatter", "ReverseSequence", kind=OPAQUE, types=same)

@@ -1,0 +1,152 @@
+"""What is known of an operator, in one record: ``define`` enters it, one file a family.
+
+A record is whole or the package does not import: an operator with a lowering has types, and what fuses, reduces or
+multiplies says what arithmetic it takes.  An operator without a record is opaque: nothing is fused with it, and its
+types are onnx's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from onnxfuse.graph.context import TypeFunction
+from onnxfuse.graph.model import Node
+from onnxfuse.graph.order import MICROSOFT
+from onnxfuse.graph.sizes import Sizes
+from onnxfuse.ir.context import LoweringContext
+from onnxfuse.ir.tensors import Tensor
+from onnxfuse.operators.arithmetic import Arithmetic, none, uncounted
+
+CANONICAL = "onnxfuse.canonical"
+"""Domain of operators that only the canonical view has."""
+
+Lowering = Callable[[Node, LoweringContext], "Tensor | list[Tensor | None]"]
+"""The outputs of a node as tensors; None for an output that it cannot give (nobody may ask for it)."""
+
+
+class OperatorClass(IntEnum):
+    """From what fuses with anything to what fuses with nothing."""
+
+    POINTWISE = 0
+    """Each result element comes from the element at the same place of every operand."""
+    BROADCAST = 1
+    """The same, with an operand spread along axes that it lacks."""
+    VIEW = 2
+    """Each result element is one element of one operand, at a place that sizes or indices tell, or a constant."""
+    REDUCTION = 3
+    """Each result element comes from a row, a channel or all of an operand: sums, norms, softmax."""
+    HEAVY = 4
+    """Matrix products, convolutions, attention and recurrent layers: arithmetic, not bytes, is what they cost."""
+    SHAPE = 5
+    """Reads its operand's sizes and none of its elements."""
+    OPAQUE = 6
+    """Everything else."""
+
+
+POINTWISE, VIEW, REDUCTION, HEAVY, SHAPE, OPAQUE = (
+    OperatorClass.POINTWISE, OperatorClass.VIEW, OperatorClass.REDUCTION, OperatorClass.HEAVY, OperatorClass.SHAPE,
+    OperatorClass.OPAQUE)
+
+
+class RuntimeKernel(Enum):
+    """What kernel ONNX Runtime has for an operator: ``planning.runtime_kernels`` says how good each is."""
+
+    PLAIN = "plain"
+    CURVE = "curve"
+    """Sigmoid, tanh and their like."""
+    GELU = "gelu"
+    """A curve that the runtime's own GELU holds."""
+    SOFTMAX = "softmax"
+    NORM = "norm"
+    REDUCTION = "reduction"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of a domain.
+
+    Attributes:
+        kind: how freely it fuses; an elementwise one is POINTWISE here, whatever its operands' sizes.
+        types: element types, sizes and contents of its outputs from its inputs; onnx's own inference where None.
+        lowering: what it means as tensors of the region IR; None where no kernel holds it.
+        arithmetic: floating-point operations of a node.
+        host: operands that ONNX Runtime's CUDA kernels read in host memory.
+        runtime: the kernel that ONNX Runtime has for it.
+        random: whether it draws random numbers.
+    """
+
+    name: str
+    domain: str
+    kind: OperatorClass
+    types: TypeFunction | None
+    lowering: Lowering | None
+    arithmetic: Arithmetic
+    host: frozenset[int]
+    runtime: RuntimeKernel
+    random: bool
+
+
+__all__ = [
+    "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "POINTWISE", "REDUCTION", "SHAPE", "VIEW", "Lowering",
+    "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "lowered", "lowering_of", "operator_of",
+]
+
+OPERATORS: dict[tuple[str, str], Operator] = {}
+"""Every record by domain and name."""
+
+_COUNTED = (POINTWISE, REDUCTION, HEAVY)
+
+
+def define(
+    *names: str, domain: str = "", kind: OperatorClass, types: TypeFunction | None = None,
+    lowering: Lowering | None = None, arithmetic: Arithmetic | None = None, host: Collection[int] = (),
+    runtime: RuntimeKernel = RuntimeKernel.PLAIN, random: bool = False,
+) -> None:
+    """Enter operators that are alike in everything but their names.
+
+    Raises:
+        ValueError: an operator has a record already, or the record lacks a part that its kind needs.
+    """
+    for name in names:
+        if (domain, name) in OPERATORS:
+            raise ValueError(f"two records of {name} of domain '{domain}'")
+        if lowering is not None and types is None and domain != CANONICAL:
+            raise ValueError(f"{name} has a lowering and no types")
+        if arithmetic is None and kind in _COUNTED:
+            raise ValueError(f"{name} does not say what arithmetic it takes")
+        counted = arithmetic or (uncounted if kind is OPAQUE else none)
+        OPERATORS[domain, name] = Operator(
+            name, domain, kind, types, lowering, counted, frozenset(host), runtime, random)
+
+
+def lowered() -> frozenset[tuple[str, str]]:
+    """Domains and names of the operators that kernels hold."""
+    return frozenset(key for key, record in OPERATORS.items() if record.lowering is not None)
+
+
+def operator_of(node: Node) -> Operator | None:
+    """The record of a node's operator; None where there is none."""
+    return OPERATORS.get((node.domain, node.op))
+
+
+def lowering_of(node: Node) -> Lowering | None:
+    """The lowering of a node's operator, or None: it has none, or the node breaks the operator's rules (by a graph that
+    no such operator has, for one)."""
+    if any(original.broken or original.has_subgraph for original in (node, *node.originals)):
+        return None
+    found = operator_of(node)
+    return None if found is None else found.lowering
+
+
+def flops_of(node: Node, sizes: Sizes) -> int | None:
+    """Floating-point operations of one run of the node; None where they are not counted, or a size is unknown.
+
+    A node of the canonical view counts what its original nodes count.
+    """
+    if node.originals != (node,):
+        counts = [flops_of(original, sizes) for original in node.originals]
+        return None if None in counts else sum(count for count in counts if count is not None)
+    found = operator_of(node)
+    return None if found is None else found.arithmetic(node, sizes)
