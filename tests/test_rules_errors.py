@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -477,3 +478,23 @@ kernel: {file: ../k.cu, entry: f, inputs: [x, bias], outputs: [y], grid: 1, bloc
 10 | kernel: {file: ../k.cu, entry: f, inputs: [x, bias], outputs: [y], grid: 1, block: 256}
    |                ^^^^^^^
 help: Put the file beside the rule file."""
+
+
+def test_a_rule_is_read_again_where_anything_it_is_made_of_changed(tmp_path: Path) -> None:
+    examples = Path(__file__).resolve().parent.parent / "examples" / "rules"
+    rule, kernel = (Path(shutil.copy(examples / name, tmp_path)) for name in ("softcap.yaml", "softcap.cu"))
+    first, same = (load_rules([rule]).fuse[0] for _ in range(2))
+    assert first.kernel is not None and first.kernel == same.kernel
+    kernel.write_text(f"// another\n{kernel.read_text()}")
+    assert load_rules([rule]).fuse[0].kernel.source == f"// another\n{first.kernel.source}"
+    kernel.unlink()
+    with pytest.raises(RuleError, match="There is no file"):
+        load_rules([rule])
+    rule.write_text(GOOD)
+    assert load_rules([rule]).all[0] is load_rules([rule]).all[0]
+    rule.write_text(GOOD.replace("my-rule", "other-rule"))
+    assert [found.id for found in load_rules([rule]).all] == ["other-rule"]
+    rule.write_text(f"{GOOD}---\n{GOOD}")
+    for _ in range(2):
+        with pytest.raises(RuleError, match=r"two rules called my-rule(?s:.)*the other is in .*softcap"):
+            load_rules([rule])

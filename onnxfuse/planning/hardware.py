@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,9 @@ from onnxfuse.rules import yamlfile
 from onnxfuse.rules.yamlfile import Document, Path_
 
 KIB = 1024
+
+PROFILE = "hardware profile"
+"""What messages call the file of one."""
 
 LARGEST, LEAST = 1e9, 1e-9
 """Figures of a profile lie between these: what is computed from them stays finite."""
@@ -193,8 +197,18 @@ def read_profiles(file: Path) -> tuple[Profile, ...]:
     Raises:
         RuleError: see ``load_profiles``.
     """
+    return _profiles(file, yamlfile.read_text(file, PROFILE))
+
+
+@lru_cache(maxsize=100)
+def _profiles(file: Path, text: str) -> tuple[Profile, ...]:
+    """The profiles of a file's text; who fuses many models reads the same each time.
+
+    Raises:
+        RuleError: see ``load_profiles``.
+    """
     profiles: list[Profile] = []
-    documents = yamlfile.read(file, "hardware profile")
+    documents = yamlfile.documents(file, text, PROFILE)
     if not documents:
         raise RuleError("a hardware profile is a mapping with a name", place=str(file))
     for document in documents:

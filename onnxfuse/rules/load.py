@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,12 @@ STAGES = frozenset({"horizontal-joins", "recompute", "shape-arithmetic"})
 MAX_SOURCE = 1_000_000
 """Bytes of the largest kernel file."""
 
+MOST_KEPT = 100
+"""Files whose rules are kept from one load to the next."""
+
+_KEPT: dict[tuple[Path, str], tuple[Rule, ...]] = {}
+"""The rules, which nothing changes, of files by path and text."""
+
 _Common = dict[str, Any]
 """What every rule has, as keywords of its class."""
 
@@ -57,12 +63,11 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
     warnings: list[str] = []
     for path in paths:
         for file in yamlfile.rule_files(Path(path)):
-            for document in yamlfile.read(file):
-                rule = _rule(document)
+            for rule in _rules(file):
                 if rule.id in rules:
-                    raise document.error(
-                        ("id",), f"There are two rules called {rule.id}.",
-                        f"Rename one; the other is in {rules[rule.id].place.file}:{rules[rule.id].place.line}.",
+                    raise RuleError(
+                        f"There are two rules called {rule.id}.", place=rule.place,
+                        remedy=f"Rename one; the other is in {rules[rule.id].place.file}:{rules[rule.id].place.line}.",
                     )
                 rules[rule.id] = rule
                 if not any(example.refused is None for example in rule.examples):
@@ -85,6 +90,34 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
         disabled,
         tuple(warnings),
     )
+
+
+def _rules(file: Path) -> Iterator[Rule]:
+    """The rules of a file, kept from the last time where its text is the same and all that they are made of: the text
+    takes a hundred times as long to understand as to read, and who fuses many models reads the same rules each time.
+
+    Raises:
+        RuleError: the file, or one of its rules, is wrong.
+    """
+    name = (file, yamlfile.read_text(file))
+    kept = _KEPT.get(name)
+    if kept is not None:
+        yield from kept
+        return
+    found = []
+    for document in yamlfile.documents(*name):
+        found.append(_rule(document))
+        yield found[-1]
+    if not any(_reads_files(rule) for rule in found):
+        if len(_KEPT) >= MOST_KEPT:
+            _KEPT.clear()
+        _KEPT[name] = tuple(found)
+
+
+def _reads_files(rule: Rule) -> bool:
+    """Whether a rule is made of more than its own file's text."""
+    return any(example.file is not None for example in rule.examples) or (
+        isinstance(rule, FuseRule) and rule.kernel is not None)
 
 
 def _rule(document: Document) -> Rule:

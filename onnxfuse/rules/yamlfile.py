@@ -106,7 +106,15 @@ def read(file: Path, what: str = "rule file") -> list[Document]:
     Raises:
         RuleError: the file cannot be read, is no YAML, or holds what rule files may not hold.
     """
-    text = _text(file, what)
+    return documents(file, read_text(file, what), what)
+
+
+def documents(file: Path, text: str, what: str = "rule file") -> list[Document]:
+    """The documents of a file's text; as ``read`` with what ``read_text`` gives.
+
+    Raises:
+        RuleError: the text is no YAML, or holds what rule files may not hold.
+    """
     lines = _BREAK.split(text)
     try:
         _check_events(file, text, lines, what)
@@ -130,7 +138,12 @@ _BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What ends a line for YAML."""
 
 
-def _text(file: Path, what: str) -> str:
+def read_text(file: Path, what: str = "rule file") -> str:
+    """A file's text, lines ending as everywhere.
+
+    Raises:
+        RuleError: the file cannot be read, or is no text of a decent size.
+    """
     try:
         raw = read_bytes(file, MAX_BYTES)
     except OSError as error:
