@@ -146,16 +146,22 @@ def batch_norm_types(context: TypeContext) -> list[Type]:
 
 
 for _name, _lowering, _cost, _runtime in (
-    ("Gelu", lower_gelu, ELEMENTARY, RuntimeKernel.GELU), ("Swish", lower_swish, ELEMENTARY, RuntimeKernel.CURVE),
-    ("Mish", lower_mish, ELEMENTARY, RuntimeKernel.CURVE), ("HardSigmoid", hard_sigmoid, ROOT, RuntimeKernel.PLAIN),
-    ("HardSwish", hard_swish, ROOT, RuntimeKernel.PLAIN), ("LeakyRelu", leaky_relu, SIMPLE, RuntimeKernel.PLAIN),
-    ("Elu", elu, ELEMENTARY, RuntimeKernel.PLAIN), ("Celu", celu, ELEMENTARY, RuntimeKernel.PLAIN),
-    ("Selu", selu, ELEMENTARY, RuntimeKernel.PLAIN), ("Softsign", softsign, ROOT, RuntimeKernel.PLAIN),
-    ("ThresholdedRelu", thresholded_relu, SIMPLE, RuntimeKernel.PLAIN), ("Shrink", shrink, SIMPLE, RuntimeKernel.PLAIN),
+    ("Gelu", lower_gelu, ELEMENTARY, RuntimeKernel.GELU), ("Mish", lower_mish, ELEMENTARY, RuntimeKernel.CURVE),
+    ("HardSigmoid", hard_sigmoid, ROOT, RuntimeKernel.PLAIN), ("HardSwish", hard_swish, ROOT, RuntimeKernel.PLAIN),
+    ("LeakyRelu", leaky_relu, SIMPLE, RuntimeKernel.PLAIN), ("Elu", elu, ELEMENTARY, RuntimeKernel.PLAIN),
+    ("Selu", selu, ELEMENTARY, RuntimeKernel.PLAIN),
 ):
     define(_name, kind=POINTWISE, types=unary_types, lowering=_lowering, arithmetic=per_output(_cost),
-           runtime=_runtime)
+           runtime=_runtime, activation=True)
 
+for _name, _lowering, _cost in (
+    ("Celu", celu, ELEMENTARY), ("Softsign", softsign, ROOT), ("ThresholdedRelu", thresholded_relu, SIMPLE),
+    ("Shrink", shrink, SIMPLE),
+):
+    define(_name, kind=POINTWISE, types=unary_types, lowering=_lowering, arithmetic=per_output(_cost))
+
+define("Swish", kind=POINTWISE, types=unary_types, lowering=lower_swish, arithmetic=per_output(ELEMENTARY),
+       runtime=RuntimeKernel.CURVE)
 define("PRelu", kind=POINTWISE, types=binary_types, lowering=prelu, arithmetic=per_output(SIMPLE))
 define("BatchNormalization", kind=POINTWISE, types=batch_norm_types, lowering=batch_normalization,
        arithmetic=per_input(2))

@@ -229,7 +229,7 @@ def _power_arithmetic(node: Node, sizes: Sizes) -> int | None:
 
 
 for _name, _function, _cost in (
-    ("Abs", "abs", SIMPLE), ("Neg", "neg", SIMPLE), ("Sign", "sign", SIMPLE), ("Relu", "relu", SIMPLE),
+    ("Abs", "abs", SIMPLE), ("Neg", "neg", SIMPLE), ("Sign", "sign", SIMPLE),
     ("Floor", "floor", SIMPLE), ("Ceil", "ceil", SIMPLE), ("Round", "round", SIMPLE),
     ("Not", "not", SIMPLE), ("BitwiseNot", "bitnot", SIMPLE),
     ("Sqrt", "sqrt", ROOT), ("Reciprocal", "reciprocal", ROOT),
@@ -240,13 +240,15 @@ for _name, _function, _cost in (
 ):
     define(_name, kind=POINTWISE, types=unary_types, lowering=_of(_function), arithmetic=per_output(_cost))
 
-for _name, _function, _runtime in (
-    ("Exp", "exp", RuntimeKernel.CURVE), ("Sigmoid", "sigmoid", RuntimeKernel.CURVE),
-    ("Softplus", "softplus", RuntimeKernel.CURVE), ("Erf", "erf", RuntimeKernel.GELU),
-    ("Tanh", "tanh", RuntimeKernel.GELU),
+for _name, _function, _runtime, _activation in (
+    ("Exp", "exp", RuntimeKernel.CURVE, False), ("Sigmoid", "sigmoid", RuntimeKernel.CURVE, True),
+    ("Softplus", "softplus", RuntimeKernel.CURVE, True), ("Erf", "erf", RuntimeKernel.GELU, False),
+    ("Tanh", "tanh", RuntimeKernel.GELU, True),
 ):
     define(_name, kind=POINTWISE, types=unary_types, lowering=_of(_function), arithmetic=per_output(ELEMENTARY),
-           runtime=_runtime)
+           runtime=_runtime, activation=_activation)
+
+define("Relu", kind=POINTWISE, types=unary_types, lowering=_of("relu"), arithmetic=per_output(SIMPLE), activation=True)
 
 for _name, _function, _cost in (
     ("Add", "add", SIMPLE), ("Sub", "sub", SIMPLE), ("Mul", "mul", SIMPLE), ("Div", "div", ROOT),
@@ -266,7 +268,8 @@ define("Pow", kind=POINTWISE, types=binary_types, lowering=power, arithmetic=_po
 define("Mod", kind=POINTWISE, types=binary_types, lowering=modulo, arithmetic=per_output(ROOT))
 define("BitShift", kind=POINTWISE, types=binary_types, lowering=shift, arithmetic=per_output(SIMPLE))
 define("Where", kind=POINTWISE, types=where_types, lowering=where, arithmetic=per_output(SIMPLE))
-define("Clip", kind=POINTWISE, types=unary_types, lowering=clip, arithmetic=per_output(SIMPLE), host=(1, 2))
+define("Clip", kind=POINTWISE, types=unary_types, lowering=clip, arithmetic=per_output(SIMPLE), host=(1, 2),
+       activation=True)
 define("Identity", kind=POINTWISE, types=unary_types, lowering=_of("copy"), arithmetic=none)
 define("Cast", kind=POINTWISE, types=cast_types, lowering=cast, arithmetic=none)
 define("CastLike", kind=POINTWISE, types=cast_like_types, lowering=cast, arithmetic=none)

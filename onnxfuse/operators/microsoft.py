@@ -136,7 +136,8 @@ for _domain in ("", MICROSOFT):
            lowering=simplified_layer_normalization, arithmetic=per_input(4))
 define("EmbedLayerNormalization", domain=MICROSOFT, kind=OPAQUE, types=embed_layer_norm_types)
 
-define("Silu", domain=CANONICAL, kind=POINTWISE, lowering=canonical_silu, arithmetic=per_output(ELEMENTARY))
+define("Silu", domain=CANONICAL, kind=POINTWISE, lowering=canonical_silu, arithmetic=per_output(ELEMENTARY),
+       activation=True)
 define("QuickGelu", domain=CANONICAL, kind=POINTWISE, lowering=quick_gelu, arithmetic=per_output(ELEMENTARY),
-       runtime=RuntimeKernel.CURVE)
+       runtime=RuntimeKernel.CURVE, activation=True)
 define("SafeSoftmax", domain=CANONICAL, kind=REDUCTION, lowering=safe_softmax, arithmetic=per_input(SOFTMAX))

@@ -75,6 +75,7 @@ class Operator:
         host: operands that ONNX Runtime's CUDA kernels read in host memory.
         runtime: the kernel that ONNX Runtime has for it.
         random: whether it draws random numbers.
+        activation: whether it is what rules call an activation: a curve that networks put behind a layer.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Operator:
     host: frozenset[int]
     runtime: RuntimeKernel
     random: bool
+    activation: bool
 
 
 __all__ = [
@@ -103,6 +105,7 @@ def define(
     *names: str, domain: str = "", kind: OperatorClass, types: TypeFunction | None = None,
     lowering: Lowering | None = None, arithmetic: Arithmetic | None = None, host: Collection[int] = (),
     runtime: RuntimeKernel = RuntimeKernel.PLAIN, random: bool = False,
+    activation: bool = False,
 ) -> None:
     """Enter operators that are alike in everything but their names.
 
@@ -118,7 +121,7 @@ def define(
             raise ValueError(f"{name} does not say what arithmetic it takes")
         counted = arithmetic or (uncounted if kind is OPAQUE else none)
         OPERATORS[domain, name] = Operator(
-            name, domain, kind, types, lowering, counted, frozenset(host), runtime, random)
+            name, domain, kind, types, lowering, counted, frozenset(host), runtime, random, activation)
 
 
 def lowered() -> frozenset[tuple[str, str]]:

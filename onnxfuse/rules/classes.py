@@ -1,4 +1,4 @@
-"""Classes of operators, as rules name them: pointwise, broadcast, view, reduction.
+"""Classes of operators, as rules name them: pointwise, broadcast, view, reduction, activation.
 
 The classes are those of ``onnxfuse.operators.classes``, asked by name; operators of the internal view are added.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from onnx import defs
 
 from onnxfuse.graph.model import Graph, Node
-from onnxfuse.operators import OperatorClass, classify, is_deterministic
+from onnxfuse.operators import OPERATORS, OperatorClass, classify, is_deterministic
 from onnxfuse.operators.record import CANONICAL, MICROSOFT
 from onnxfuse.rules.operators import CANONICAL_OPERATORS, MICROSOFT_OPERATORS, OperatorKey
 
@@ -30,6 +30,7 @@ def _by_name() -> dict[str, frozenset[OperatorKey]]:
         "broadcast": _BROADCAST,
         "view": frozenset(found[OperatorClass.VIEW]) - _BROADCAST,
         "reduction": frozenset(found[OperatorClass.REDUCTION]),
+        "activation": frozenset(key for key, record in OPERATORS.items() if record.activation),
     }
 
 

@@ -265,7 +265,7 @@ def _operators(document: Document, path: Path_, names: Sequence[str]) -> frozens
 def _pattern(
     document: Document, text: str, results: Sequence[str] | None, sets: Mapping[str, Sequence[str]]
 ) -> CompiledPattern:
-    known = {}
+    known = {name: operators for name, operators in CLASSES.items() if name not in FUNCTIONS}
     for name, operators in sets.items():
         if not name.isidentifier() or name in FUNCTIONS or operator_key(name) is not None:
             raise document.error(("sets", name), f"A set cannot be called {name}.", "Choose another name.", key=True)
