@@ -18,6 +18,7 @@ from reordered import rewritten
 from onnxfuse import api
 from onnxfuse.errors import ExternalDataError, ModelError
 from onnxfuse.graph import from_proto, load_model
+from onnxfuse.graph.load import LoadedModel, check
 from onnxfuse.graph.order import in_order
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -264,6 +265,29 @@ def test_a_cycle_of_one_node() -> None:
     )
 
 
+@pytest.mark.parametrize("body", [False, True])
+def test_a_cycle_behind_nodes_that_only_stand_unsorted(body: bool) -> None:
+    """No order is found for any node then; the message names those of the cycle."""
+    nodes = [
+        helper.make_node("Neg", ["k"], ["y"], "unsorted"), helper.make_node("Abs", ["x"], ["k"], "late"),
+        helper.make_node("Add", ["x", "q"], ["p"], "there"), helper.make_node("Exp", ["p"], ["q"], "back"),
+    ]
+    if body:
+        branch = helper.make_graph(nodes, "b", [], [helper.make_tensor_value_info("y", 1, [8])])
+        nodes = [helper.make_node("Cast", ["x"], ["c"], to=9),
+                 helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)]
+    assert message_of(model(nodes)) == (
+        "The graph has a cycle: 'there' -> 'back' -> 'there'.\n--> node 'there'\nhelp: Export the model again."
+    )
+
+
+def test_a_model_that_was_not_sorted() -> None:
+    """As onnxfuse's records may put it back."""
+    nodes = [helper.make_node("Neg", ["a"], ["y"], "reader"), helper.make_node("Abs", ["x"], ["a"], "later")]
+    with pytest.raises(ModelError, match="Node 'reader' reads 'a', which a later node computes"):
+        check(LoadedModel(None, model(nodes), None))
+
+
 def test_a_long_cycle_needs_no_deep_stack() -> None:
     count = 5000
     nodes = [helper.make_node("Add", ["x", f"v{count - 1}"], ["v0"], "n0")]
@@ -408,7 +432,7 @@ def test_a_name_inside_a_subgraph_that_nothing_computes() -> None:
         helper.make_node("If", ["c"], ["y"], "if", then_branch=branch, else_branch=branch),
     ]
     assert message_of(model(nodes)) == (
-        "Node 'if' reads 'ghost', which nothing computes.\n--> node 'if'\nhelp: Export the model again."
+        "Node 'inner' reads 'ghost', which nothing computes.\n--> node 'inner'\nhelp: Export the model again."
     )
 
 

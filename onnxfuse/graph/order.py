@@ -172,19 +172,27 @@ def _sort(items: Any, graph: onnx.GraphProto | None, outer: frozenset[str], abou
         return
     found.append(about)
     given = local_names(graph) if graph is not None else set()
-    producers = {name: place for place, node in enumerate(nodes) for name in node.output if name and name not in given}
-    needs = {
-        place: {
-            producers[name] for name in (*node.input, *captured_names(node))
-            if name in producers and (name not in outer or producers[name] < place)
-        } - {place}
-        for place, node in enumerate(nodes)
-    }
+    needs = {place: set(found) - {place} for place, found in enumerate(_needs(nodes, given, outer))}
     order, stuck = contracted(range(len(nodes)), needs)
     if not stuck:
         rank = {place: number for number, place in enumerate(order)}
         keys = iter([rank[place] for place in range(len(nodes))])
         items.sort(key=lambda _: next(keys))  # sort asks once an item, in order
+
+
+def _needs(nodes: Sequence[onnx.NodeProto], given: Collection[str], outer: Collection[str]) -> list[list[int]]:
+    """Of each node the places of those whose results it reads, in its bodies too, itself among them.
+
+    Args:
+        given: names that are defined beside the nodes.
+        outer: names that are defined around them: a node reads its like from there where it is computed later.
+    """
+    producers = {name: place for place, node in enumerate(nodes) for name in node.output if name and name not in given}
+    return [
+        [producers[name] for name in (*node.input, *captured_names(node))
+         if name in producers and (name not in outer or producers[name] < place)]
+        for place, node in enumerate(nodes)
+    ]
 
 
 def _scope(nodes: Iterable[onnx.NodeProto], graph: onnx.GraphProto | None, outer: frozenset[str]) -> frozenset[str]:
@@ -288,19 +296,29 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str | None, outer: frozenset[str]) -> None:
     """Check what nodes read and compute, ``defined`` before them."""
-    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    given = frozenset(defined)
+    computed = {name for node in nodes for name in node.output if name}
     for index, node in enumerate(nodes):
         where = _where(node, place)
         captured = captured_names(node) if any(True for _ in subgraphs(node)) else []
         for name in (*node.input, *captured):
             if name and name not in defined and name not in outer:
-                if name not in producers:
+                if name not in computed:
+                    for inner in subgraphs(node):  # whose own fault it may be
+                        check_order(inner, place, outer | defined | computed)
                     raise ModelError(
                         f"Node '{label(node)}' reads '{name}', which nothing computes.", place=where,
                         remedy="Export the model again.",
                     )
+                # A cycle keeps nodes from being sorted that have no part in it.
+                cycle = _cycle(_needs(nodes, given, outer), index)
+                if not cycle:
+                    raise ModelError(
+                        f"Node '{label(node)}' reads '{name}', which a later node computes.", place=where,
+                        remedy="Export the model again.",
+                    )
                 raise ModelError(
-                    f"The graph has a cycle: {_described(nodes, _cycle(nodes, index, producers))}.", place=where,
+                    f"The graph has a cycle: {_described(nodes, cycle)}.", place=_where(nodes[cycle[0]], place),
                     remedy="Export the model again.",
                 )
         for name in node.output:
@@ -346,28 +364,24 @@ def _described(nodes: Sequence[onnx.NodeProto], cycle: list[int]) -> str:
     return " -> ".join([*names, names[0]])
 
 
-def _cycle(nodes: Sequence[onnx.NodeProto], start: int, producers: dict[str, int]) -> list[int]:
-    """Nodes on a cycle that ``start`` depends on, each feeding the next; [] where there is none."""
-
-    def needs(index: int) -> Iterator[int]:
-        node = nodes[index]
-        return iter([producers[name] for name in (*node.input, *captured_names(node)) if name in producers])
-
-    path, pending, done = [start], [needs(start)], set()
-    on_path = {start}
-    while path:
-        following = next(pending[-1], None)
-        if following is None:
-            pending.pop()
-            finished = path.pop()
-            on_path.discard(finished)
-            done.add(finished)
-        elif following in on_path:
-            cycle = path[path.index(following):][::-1]
-            first = cycle.index(min(cycle))
-            return cycle[first:] + cycle[:first]
-        elif following not in done:
-            path.append(following)
-            pending.append(needs(following))
-            on_path.add(following)
+def _cycle(needs: Sequence[Sequence[int]], first: int) -> list[int]:
+    """Places of nodes on a cycle, each feeding the next: one that ``first`` depends on, else any; [] where none is."""
+    done: set[int] = set()
+    for start in (first, *range(len(needs))):
+        path, pending, on_path = [start], [iter(needs[start])], {start}
+        while path and start not in done:
+            following = next(pending[-1], None)
+            if following is None:
+                pending.pop()
+                finished = path.pop()
+                on_path.discard(finished)
+                done.add(finished)
+            elif following in on_path:
+                cycle = path[path.index(following):][::-1]
+                earliest = cycle.index(min(cycle))
+                return cycle[earliest:] + cycle[:earliest]
+            elif following not in done:
+                path.append(following)
+                pending.append(iter(needs[following]))
+                on_path.add(following)
     return []
