@@ -104,6 +104,23 @@ def test_an_edited_old_model_keeps_its_edits() -> None:
     assert [info.name for info in unfuse(fused).graph.input] == ["x", "z", "eye"]
 
 
+@pytest.mark.parametrize("version", [3, 7, 8, 9, 10])
+@pytest.mark.parametrize("before", [3, 7, 10])
+@pytest.mark.parametrize("added", [False, True])
+def test_an_ir_version_changed_between_two_goes(version: int, before: int, added: bool) -> None:
+    """What the first go gives back then, the second gives back as well."""
+    model = chain()
+    model.ir_version = before
+    model.graph.input.append(helper.make_tensor_value_info("eye", TensorProto.FLOAT, [4, 4]))
+    once = fuse(model, ["e", "y"]).model
+    once.ir_version = version
+    if added:
+        once.functions.add(name="mine", domain="mine")
+    twice = fuse(once, ["a", "b"]).model
+    assert len(fused_nodes(twice)) == 2
+    assert packed(unfuse(twice)) == packed(unfuse(once))
+
+
 def test_fused_in_two_goes() -> None:
     model = odd()
     twice = fuse(fuse(model, ["e", "y"]).model, ["o", "a", "b", "c"]).model

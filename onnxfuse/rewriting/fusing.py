@@ -491,6 +491,10 @@ def _mark(model: onnx.ModelProto, index: ModelIndex, origin: Origin, plain: Sequ
     ``plain`` gives former positions of the nodes that are not fused now, in their new order.
     """
     record = origin.record
+    if not index.place and model.ir_version != max(record.ir_version, IR_VERSION):
+        # Of a fused model whose version was changed since, all that goes with the version stays as it was changed.
+        functions = sum(entry.domain != launch.DOMAIN for entry in model.functions)
+        record = replace(record, ir_version=model.ir_version, inputs=(), functions=functions)
     if not index.place and all(entry.domain != launch.DOMAIN for entry in model.opset_import):
         record = replace(record, opset_added=True)
     if not index.place and model.ir_version < 4:
