@@ -4,6 +4,8 @@ changed, and what ends the process in the inference of onnx."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from test_load import external, message_of, model
 from onnxfuse import api
 from onnxfuse.errors import ExternalDataError, ModelError
 from onnxfuse.graph import from_proto
+from onnxfuse.graph.inference import FOLLOWED
 from onnxfuse.operators import infer, load_graph
 from onnxfuse.rewriting import read_fused
 from onnxfuse.rewriting.metadata import packed
@@ -135,6 +138,13 @@ def test_a_tensor_of_less_than_nothing() -> None:
         "Tensor 'w' has the sizes [-1, 4], of which one is below zero.\n--> tensor 'w'\nhelp: Export the model again.")
 
 
+def test_a_tensor_of_more_than_a_file_can_have() -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 62], raw_data=bytes(256))
+    assert message_of(model([helper.make_node("Add", ["x", "w"], ["y"])], initializer=[weight])) == (
+        "Tensor 'w' holds 256 bytes, and its type and sizes need 18446744073709551616.\n"
+        "--> tensor 'w'\nhelp: Export the model again.")
+
+
 @pytest.mark.parametrize(("location", "message"), [
     ("a\0b", r"Tensor 'w' keeps its data in 'a\x00b', which no file can be called."),
     ("loop", "The external data file 'loop' is missing."),
@@ -162,6 +172,52 @@ def test_what_the_inference_of_onnx_does_not_live_to_answer(nodes: list[onnx.Nod
     proto.functions.append(onnx.parser.parse_function(f"{HEAD} Mine (a) => (b) {{ b = Neg (a) }}"))
     graph = infer(load_graph(proto))
     assert graph.values["y"].dtype == TensorProto.FLOAT
+
+
+VECTORS = {
+    "weight": "float[4611686018427387904] w) => (float y) { y = Add (w, w)",
+    "made": """float[1000000, 1000, 1000, 1000] w) => (float y) {
+        s = Shape (w) p = ReduceProd <keepdims = 1> (s) f = Reshape (w, p) a = Concat <axis = -1> (f, f)
+        i = Cast <to = 1> (a) b = Mul (i, i) c = Unsqueeze (b, p) d = Gather (i, p) y = Sub (d, b)""",
+    "function": "float[1000000, 1000, 1000, 1000] w) => (float y) { y = here.Mine (w)",
+    "sums": "float[2] w) => (float y) { s = Shape (w) c0 = Concat <axis = 0> (s, s) " + "".join(
+        f"c{place + 1} = Concat <axis = 0> (c{place}, c{place}) " for place in range(40)) + " y = Neg (c40)",
+    "composed": "float[4611686018427387904] w) => (float y) { y = MeanVarianceNormalization <axes = [0]> (w)",
+}
+
+
+def test_vectors_whose_numbers_onnx_would_follow_without_end(tmp_path: Path) -> None:
+    """That takes all of the machine's memory, or ends the process: a process of its own is in order."""
+    for name, text in VECTORS.items():
+        proto = onnx.parser.parse_model(f"""
+            <ir_version: 8, opset_import: ["" : 18, "here" : 1]> g ({text} z = here.Mine (w) }} {HEAD}
+            Mine (a) => (b) {{ s = Shape (a) e = Expand (a, s) m = Constant <value_ints = [-1]> () f = Reshape (e, m)
+                               h = Concat <axis = 0> (f, f) c = Cast <to = 1> (h) q = Squeeze (c) b = Add (q, q) }}""")
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+    code = ("import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33));"
+            "from onnxfuse.operators import load_graph; [load_graph(path) for path in sys.argv[1:]]")
+    subprocess.run([sys.executable, "-c", code, *tmp_path.iterdir()], check=True, timeout=60)
+
+
+def test_sizes_that_a_function_computes_are_known() -> None:
+    """Although it reads weights and vectors of unknown length as well."""
+    proto = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 18, "here" : 1]>
+        g (float[n, s, 768] x, float[m] w) => (float[a, b, c, d] y) {{ y = here.Mine (x, w) }} {HEAD}
+        Mine (a, w) => (b) {{
+            s = Shape (a) zero = Constant <value_ints = [0]> () one = Constant <value_ints = [1]> ()
+            n = Gather (s, zero) l = Gather (s, one) rest = Constant <value_ints = [12, 64]> ()
+            t = Concat <axis = 0> (n, l, rest) h = Cast <to = 1> (a) k = Mul (h, w) r = Reshape (k, t)
+            b = Transpose <perm = [0, 2, 1, 3]> (r) }}""")
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    assert [str(size) for size in infer(load_graph(proto)).values["y"].shape or ()] == ["n", "12", "s", "64"]
+
+
+@pytest.mark.skipif(not hasattr(onnx.defs.OpSchema, "has_data_propagation_function"), reason="an older onnx")
+def test_all_operators_that_onnx_follows_numbers_through_are_known() -> None:
+    found = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.has_data_propagation_function}
+    assert found == FOLLOWED | {"Shape", "Size", "Slice"}
 
 
 def recorded(change: Callable[[dict[str, object]], object]) -> onnx.ModelProto:

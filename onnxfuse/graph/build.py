@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from google.protobuf.message import DecodeError
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnxfuse.graph.bodies import handed_in
 from onnxfuse.graph.constants import SMALL_ELEMENTS, read
 from onnxfuse.graph.context import MOST_AXES
 from onnxfuse.graph.dims import Dim, dim, parse, symbol
-from onnxfuse.graph.inference import leave_out
+from onnxfuse.graph.inference import infer_model
 from onnxfuse.graph.load import LoadedModel, from_proto
 from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
 from onnxfuse.graph.order import OWNERS, bodies_in, bodies_of, local_names, subgraphs
@@ -386,13 +385,5 @@ def _infer(proto: onnx.ModelProto) -> Iterable[onnx.ValueInfoProto]:
             graph.initializer.append(tensor)
         elif tensor.name not in listed:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    leave_out(graph.node)
-    for function in copy.functions:
-        leave_out(function.node)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(copy, strict_mode=False, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, DecodeError, RuntimeError, ValueError):
-        # Nothing is lost but hints: what onnx cannot infer stays unknown, and is left alone.  What it tells of the
-        # innermost bodies may be nested too deep to be read.
-        return []
-    return [*inferred.graph.value_info, *inferred.graph.output]
+    inferred = infer_model(copy)
+    return [] if inferred is None else [*inferred.graph.value_info, *inferred.graph.output]

@@ -46,7 +46,8 @@ of its values some more."""
 FLATTER = "Export the model with fewer nested conditions and loops."
 
 CHECKED_BYTES = 1 << 16
-"""The length of an inline tensor's contents is checked where no more bytes than this are needed."""
+"""The length of an inline tensor's contents is checked where no more bytes than this are needed, or more than a file
+can have."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +256,8 @@ def _check_tensor(tensor: onnx.TensorProto, model: LoadedModel, sizes: dict[str,
         )
     if is_external(tensor):
         _check_external(tensor, model, sizes)
-    elif tensor.HasField("raw_data") and (needed := tensor_bytes(tensor)) <= CHECKED_BYTES:
-        # Larger contents are left to ONNX Runtime to check: to look at them is to copy them.
+    elif tensor.HasField("raw_data") and not CHECKED_BYTES < (needed := tensor_bytes(tensor)) <= LARGEST:
+        # Larger contents are left to ONNX Runtime to check: to look at them is to copy them.  The largest have no file.
         found = len(tensor.raw_data)
         if needed != found and element_bits(tensor.data_type):
             raise ModelError(
