@@ -322,6 +322,10 @@ def runs_on_host(node: NodeProto, shapes: Shapes, host: set[str], constant: set[
     return some
 
 
+GPU = {"sm": 90, "sms": 132}
+"""What launch plans ask of the GPU that is planned for: its generation, its multiprocessors."""
+
+
 def plan_cost(plan: dict[str, Any] | None, shapes: list[tuple[int, ...] | None]) -> tuple[int, int]:
     """Kernels that a fused node starts, and bytes through its scratch memory."""
     if plan is None or any(shape is None for shape in shapes):
@@ -342,7 +346,7 @@ def plan_cost(plan: dict[str, Any] | None, shapes: list[tuple[int, ...] | None])
                 b, a = stack.pop(), stack.pop()
                 stack.append(int(OPERATORS[token](a, b)))
             elif token in ("sm", "sms"):
-                stack.append(90 if token == "sm" else 132)
+                stack.append(GPU[token])
             elif token[0] == "s" and token[1:].isdigit():
                 stack.append(symbols[int(token[1:])])
             elif token[0] in "io":
@@ -383,7 +387,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("fused", type=Path)
     parser.add_argument("--dim", action="append", default=[], metavar="NAME=N")
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--sm", type=int, default=GPU["sm"], help="generation of the GPU that is planned for")
+    parser.add_argument("--multiprocessors", type=int, default=GPU["sms"], help="how many it has")
     options = parser.parse_args(arguments)
+    GPU.update(sm=options.sm, sms=options.multiprocessors)
     sizes = {name: int(size) for name, _, size in (entry.rpartition("=") for entry in options.dim)}
     before, after = (count(load(path), sizes) for path in (options.original, options.fused))
     mine = {

@@ -13,7 +13,9 @@ import pytest
 from cli_models import CHAIN, ROOT, encoder, environment, parse, run
 
 import onnxfuse
-from onnxfuse.reporting import as_json, text
+from onnxfuse.graph import from_proto
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.reporting import as_json, report_of, report_of_fused, text
 
 ZOO = ROOT / "benchmarks" / "zoo"
 
@@ -43,6 +45,22 @@ def test_every_field_is_documented() -> None:
     words = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     for name in (*content, *content["fusions"][0], *content["refusals"][0]):
         assert f"`{name}`" in words, name
+
+
+@pytest.mark.parametrize("target", ["T4", "H200"])
+def test_the_report_says_what_the_plan_knew(target: str) -> None:
+    """A softmax of few long rows runs in steps, as many of them as the target has multiprocessors for."""
+    text = """<ir_version: 10, opset_import: ["" : 20]> g (float[4, 1048576] x) => (float[4, 1048576] y) {
+        a = Abs(x) y = Softmax(a)
+    }"""
+    made = optimise(onnx.parser.parse_model(text), Options(verify=False, target=target, database=False))
+    (fusion,) = made.plan.fusions
+    assert fusion.steps > 1
+    for report in (report_of(made), report_of_fused(from_proto(made.model), {}, made.profile)):
+        (entry,) = report.fusions
+        assert (entry.bytes_after, entry.kernels_after) == (fusion.cost.bytes_after, fusion.steps)
+        assert report.after.bytes == fusion.cost.bytes_after
+        assert entry.estimated_speedup == round(fusion.cost.estimated_speedup, 4)
 
 
 def test_figures_of_a_chain_by_hand() -> None:

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.sizes import Sizes, bytes_of, shape_of
+from onnxfuse.graph.sizes import Sizes, bytes_of
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.operators import flops_of
 from onnxfuse.operators.removed import given_back, same_memory, source
 from onnxfuse.planning.executions import runs_of
 from onnxfuse.planning.placement import Kind, Placement, place
-from onnxfuse.rewriting.region import FusedRegion
 
 NONE = dim(0)
 
@@ -305,24 +304,11 @@ def region_traffic(ledger: Ledger, fused: Fused) -> tuple[int, int]:
     return before, ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch).bytes
 
 
-def fused(region: FusedRegion, sizes: Sizes, sm: int = 90, multiprocessors: int = 132) -> Fused:
-    """A rewritten region as the ledger counts it: kernels and scratch from its launch plan.
-
-    The variant is the first whose guards hold for aligned tensors of these sizes on a GPU of that generation; one
-    whose guards or scratch depend on the contents of host operands is passed over, and the last one is taken then.
-    """
-    kernels, scratch = 1, 0
-    shapes = [shape_of(value, sizes) for value in region.tensors]
-    if all(shape is not None for shape in shapes):
-        plan = LaunchPlan.from_json(region.plan)
-        kernels, scratch = plan_cost(plan, [shape for shape in shapes if shape is not None], sm, multiprocessors)
-    return Fused(region.nodes, region.tensors, region.outputs, kernels, scratch, region.again)
-
-
 def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int) -> tuple[int, int]:
     """Kernels that a launch plan starts for inputs of these shapes, and the bytes that pass through its scratch.
 
-    See ``fused`` for which variant counts.
+    The variant is the first whose guards hold for aligned tensors of these sizes on a GPU of that generation; one
+    whose guards or scratch depend on the contents of host operands is passed over, and the last one is taken then.
     """
     chosen, value = chosen_variant(plan, shapes, sm, multiprocessors)
     used = {argument for step in chosen.steps for argument in step.arguments}
@@ -333,7 +319,7 @@ def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, mult
 def chosen_variant(
     plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int
 ) -> tuple[Variant, Callable[[str], int | None]]:
-    """The variant that runs for inputs of these shapes (see ``fused``), and what the plan's expressions are there."""
+    """The variant that runs for inputs of these shapes (see ``plan_cost``), and what the plan's expressions are."""
     situation = Situation(inputs=shapes, sm=sm, multiprocessors=multiprocessors)
     for text in plan.symbols:
         # A symbol bound by the contents of a host operand is not known here; it stands as 0, and what reads it too.

@@ -18,7 +18,6 @@ from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.plan import Considered
-from onnxfuse.planning.traffic import Fused, fused
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
     Explanation,
@@ -83,7 +82,6 @@ class _Placed:
 
     name: str
     fusion: Fusion
-    counted: Fused
 
 
 class _Explainer:
@@ -93,9 +91,7 @@ class _Explainer:
         self.reasons = Reasons(optimised)
         self.costs = CostModel(self.ledger, optimised.profile)
         self.placed = [
-            _Placed(entry.node, optimised.plan.fusions[entry.region],
-                    fused(optimised.regions[entry.region], self.ledger.sizes))
-            for entry in optimised.rewritten.placed
+            _Placed(entry.node, optimised.plan.fusions[entry.region]) for entry in optimised.rewritten.placed
         ]
         self.home: dict[Node, list[_Placed]] = {}
         for placed in self.placed:
@@ -162,7 +158,7 @@ class _Explainer:
 
     def whole(self) -> ModelExplanation:
         """The traffic that remains after fusion."""
-        counted = [placed.counted for placed in self.placed]
+        counted = [placed.fusion.fused for placed in self.placed]
         whole = costs_before(self.costs, self.optimised.loaded, self.optimised.folded)
         before, after = whole.ledger.total(), self.ledger.total(counted)
         return ModelExplanation(
@@ -243,7 +239,7 @@ class _Explainer:
 
     def _remaining_fused(self) -> Iterable[Remaining]:
         for placed in self.placed:
-            fusion, counted = placed.fusion, placed.counted
+            fusion, counted = placed.fusion, placed.fusion.fused
             traffic = self.ledger.region(counted.nodes, counted.inputs, counted.outputs, counted.kernels,
                                          counted.scratch)
             stopped = [refusal for refusal in self.reasons.at(fusion.nodes) if refusal.code in JOINS]

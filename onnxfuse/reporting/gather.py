@@ -18,7 +18,7 @@ from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.traffic import Fused, Ledger, fused, plan_cost
+from onnxfuse.planning.traffic import Fused, Ledger, plan_cost
 from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
 from onnxfuse.rewriting import FusedNode, original, read_fused, sizes_record
@@ -43,7 +43,7 @@ def report_of(optimised: Optimised) -> Report:
     order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
     for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
         region = optimised.regions[placed.region]
-        counted = fused(region, optimised.ledger.sizes)
+        counted = optimised.plan.fusions[placed.region].fused
         reads = [value.name for value in (*region.hosts, *region.tensors)]
         regions.append(counted)
         entries.append(
@@ -85,7 +85,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
     costs = CostModel(ledger, profile)
     regions, entries = [], []
     for node in read_fused(loaded.proto):
-        counted = _region(node, graph.part(node.body), ledger)
+        counted = _region(node, graph.part(node.body), costs)
         reads = [*node.hosts, *node.tensors]
         regions.append(counted)
         entries.append(
@@ -166,11 +166,12 @@ def replaced_nodes(node: FusedNode, graph: Graph) -> tuple[Node, ...]:
     return tuple(sorted(found, key=lambda member: member.index))
 
 
-def _region(node: FusedNode, graph: Graph, ledger: Ledger) -> Fused:
-    """The region of a graph of the original that a fused node stands for."""
-    tensors = tuple(graph.values[name] for name in node.tensors)
-    shapes = [shape for value in tensors if (shape := shape_of(value, ledger.sizes)) is not None]
-    kernels, scratch = plan_cost(node.plan, shapes, 90, 132) if len(shapes) == len(tensors) else (1, 0)
+def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Fused:
+    """The region of a graph of the original that a fused node stands for, as the target runs it."""
+    tensors, profile = tuple(graph.values[name] for name in node.tensors), costs.profile
+    shapes = [shape for value in tensors if (shape := shape_of(value, costs.ledger.sizes)) is not None]
+    kernels, scratch = (
+        plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors) if len(shapes) == len(tensors) else (1, 0))
     outputs = tuple(graph.values[name] for name in node.outputs)
     made = (graph.values[name].producer for name in node.again if name in graph.values)
     again = tuple(sorted((maker for maker in made if maker is not None), key=lambda maker: maker.index))
