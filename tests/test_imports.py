@@ -12,7 +12,7 @@ from cli_models import ROOT, environment
 
 PACKAGE = ROOT / "onnxfuse"
 
-GROUND = {"bounded", "errors", "files", "refusal", "resources", "typed", "unforeseen", "version", "visible"}
+GROUND = {"bounded", "errors", "files", "refusal", "resources", "typed", "unforeseen", "varint", "version", "visible"}
 """What any folder may import."""
 
 ALLOWED: dict[str, set[str]] = {

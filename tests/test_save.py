@@ -22,6 +22,7 @@ from onnxfuse.errors import ExternalDataError, OutputError
 from onnxfuse.graph import LoadedModel, load_model
 from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import rewrite, save, unfuse, wire
+from onnxfuse.varint import varint
 
 SIZE = 64
 
@@ -89,7 +90,7 @@ def test_the_bytes_are_those_of_onnx(tmp_path: Path) -> None:
 
 def test_fields_that_onnx_does_not_know_survive(tmp_path: Path) -> None:
     unknown = chain()
-    unknown.MergeFromString(wire.varint(1000 << 3 | 2) + b"\x03new")
+    unknown.MergeFromString(varint(1000 << 3 | 2) + b"\x03new")
     save(unknown, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx").read_bytes() == unknown.SerializeToString()
     assert b"new" in unfuse(fuse(unknown, ["a", "b"]).model).SerializeToString()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx
 from google.protobuf.message import DecodeError
 
+from onnxfuse.varint import read_varint
+
 __all__ = ["DecodeError", "diagnose"]
 
 _SIGNATURES = (
@@ -56,33 +58,20 @@ def _is_graph(data: bytes) -> bool:
     return len(graph.node) > 0 and all(node.op_type for node in graph.node)
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int] | None:
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-    return None
-
-
 def _cut_short(data: bytes) -> str | None:
     """A message if the bytes begin as a model does and end too early, else None."""
     at, seen = 0, set()
     while at < len(data):
-        tag = _varint(data, at)
-        if tag is None:
+        try:
+            tag, start = read_varint(data, at, len(data))
+            number, kind = tag >> 3, tag & 7
+            if _MODEL_FIELDS.get(number) != kind:
+                return None
+            value, at = read_varint(data, start, len(data))
+        except ValueError:
             break
-        number, kind = tag[0] >> 3, tag[0] & 7
-        if _MODEL_FIELDS.get(number) != kind:
-            return None
-        value = _varint(data, tag[1])
-        if value is None:
-            break
-        at = value[1]
         if kind == 2:
-            at += value[0]
+            at += value
             if at > len(data):
                 # The first field of a model is its IR version; without it, this is chance.
                 if 1 not in seen:

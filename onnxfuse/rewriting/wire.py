@@ -8,6 +8,8 @@ from typing import Any, BinaryIO
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from onnxfuse.varint import varint
+
 LIMIT = 2**31 - 1
 """Bytes that a protobuf message may have."""
 
@@ -55,16 +57,6 @@ class Layout:
             file.write(frame)
             file.write(content())
         file.write(self.tail)
-
-
-def varint(number: int) -> bytes:
-    """An integer as protobuf writes it."""
-    parts = bytearray()
-    while number > 127:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
 
 
 def _tag(field: int, length: int) -> bytes:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from onnxfuse.bounded import parse_json
 from onnxfuse.runtime.compile import KernelSource
 from onnxfuse.runtime.dump import VARIABLE as DUMP
+from onnxfuse.varint import read_varint
 
 DOMAIN = "onnxfuse"  # lowering.launch.DOMAIN, which a deployment need not import
 _GRAPH, _FUNCTIONS, _NODES = 7, 25, 1  # field numbers: ModelProto.graph, ModelProto.functions, GraphProto.node
@@ -117,12 +118,12 @@ def _node(raw: bytes) -> onnx.NodeProto:
 def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, start and end of each length-delimited field of a protobuf message."""
     while at < end:
-        tag, at = _varint(data, at, end)
+        tag, at = read_varint(data, at, end)
         kind = tag & 7
         if kind == 0:
-            _, at = _varint(data, at, end)
+            _, at = read_varint(data, at, end)
         elif kind == 2:
-            size, start = _varint(data, at, end)
+            size, start = read_varint(data, at, end)
             at = start + size
             if at <= end:
                 yield tag >> 3, start, at
@@ -132,14 +133,3 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
             raise ValueError(f"not an ONNX model: wire type {kind}")
         if at > end:
             raise ValueError("not an ONNX model, or one cut short")
-
-
-def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-    raise ValueError("not an ONNX model, or one cut short")
