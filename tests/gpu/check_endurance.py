@@ -234,7 +234,7 @@ def check_counts(kind: Kind) -> int:
 def main() -> int:
     """Run the sessions, and say what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3600.0, help="how long the threads run")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long the threads run")
     parser.add_argument("--threads", type=int, default=16, help="how many share the sessions")
     parser.add_argument("--json", type=Path, help="write what was found")
     parser.add_argument("--rehearse", metavar="FAKE_CUDA", help="the stand-in of the driver, built")
