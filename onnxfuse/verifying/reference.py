@@ -110,7 +110,8 @@ class Reference:
         """The outputs with the computed numbers that decide something a little larger, and a little smaller."""
         if not any(output.decides for output in self.precision) or any(not array.size for array in feeds.values()):
             return []
-        return [evaluator.run(feeds) for evaluator in self._nudgers]
+        converted = self._nudgers[0].converted(feeds)
+        return [evaluator.run(converted) for evaluator in self._nudgers]
 
     def wavering(self, feeds: Mapping[str, Array], length: int) -> list[list[Array]]:
         """The outputs in float64 some times over, the operands of what rounds a little off at random (``wavering``).
@@ -123,7 +124,8 @@ class Reference:
             self.lifted, value_types(self.lifted), lambda name: _declared(name, sources, self.types), length,
             exact=lambda node: not node.domain and node.op_type in _MOVES, sums=_adds_many,
         ), self._declared)
-        return [evaluator.run({**feeds, SAMPLE: np.array(float(sample))}) for sample in range(SAMPLES)]
+        converted = evaluator.converted(feeds)
+        return [evaluator.run({**converted, SAMPLE: np.array(float(sample))}) for sample in range(SAMPLES)]
 
     def single(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Every output of the body in float32, as a kernel computes it."""

@@ -137,7 +137,7 @@ class Emulator:
             for number, argument in enumerate(args):
                 parameter = entry.parameters[number]
                 if isinstance(argument, np.ndarray):
-                    buffer = stack.enter_context(Buffer(f"argument {number}", argument.nbytes))
+                    buffer = stack.enter_context(Buffer(f"argument {number}", argument.nbytes, None))
                     buffer.write(argument, parameter.read_only or not argument.flags.writeable)
                     arrays.append((argument, buffer))
                     argument = buffer

@@ -52,13 +52,13 @@ class Buffer:
     Args:
         name: for messages.
         size: in bytes.
-        fill: the byte that it is filled with.
+        fill: the byte that it is filled with; None where it is written as a whole before anything reads it.
         misaligned: bytes that its start is past a multiple of ``ALIGNMENT``.
     """
 
     name: str
     size: int
-    fill: int = CANARY
+    fill: int | None = CANARY
     misaligned: int = 0
     read_only: bool = False
     placement: Placement = field(init=False)
@@ -72,8 +72,10 @@ class Buffer:
         if mapping is None:
             raise EmulatorError(f"no memory for the {self.size} bytes of {self.name}")
         self.mapping = mapping
-        ctypes.memset(mapping, CANARY, self.placement.mapped)
-        ctypes.memset(self.address, self.fill, self.size)
+        if self.fill is not None:
+            ctypes.memset(self.address, self.fill, self.size)
+        for start, count in self._around():
+            ctypes.memset(start, CANARY, count)
 
     def __enter__(self) -> Self:
         return self
@@ -88,10 +90,15 @@ class Buffer:
         """Address of the first byte."""
         return self.mapping + self.placement.offset
 
+    def _around(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Address and size of what lies before and after it, up to the pages that fault."""
+        before = self.placement.offset
+        return (self.mapping, before), (self.address + self.size, self.placement.mapped - before - self.size)
+
     def write(self, array: Array, read_only: bool = False) -> None:
         """Copy an array of this size in, and from then on let it be read only where asked."""
-        data = array.tobytes()
-        ctypes.memmove(self.address, data, len(data))
+        data = np.ascontiguousarray(array)
+        ctypes.memmove(self.address, data.ctypes.data, data.nbytes)
         if read_only:
             self.read_only = True
             runtime().onnxfuse_emulator_protect(ctypes.c_void_p(self.mapping), ctypes.c_size_t(self.placement.mapped))
@@ -108,12 +115,11 @@ class Buffer:
         """
         if self.read_only:
             return
-        before, after = self.placement.offset, self.placement.mapped - self.placement.offset - self.size
-        for start, count, side in ((0, before, "before"), (before + self.size, after, "after")):
-            found = ctypes.string_at(self.mapping + start, count)
+        for (start, count), side in zip(self._around(), ("before", "after"), strict=True):
+            found = ctypes.string_at(start, count)
             wrong = [at for at, byte in enumerate(found) if byte != CANARY] if found.strip(bytes([CANARY])) else []
             if wrong:
-                distance = before - wrong[-1] if side == "before" else wrong[0]
+                distance = count - wrong[-1] if side == "before" else wrong[0]
                 raise EmulatorError(f"a write {distance} bytes {side} {self.name} of {self.size} bytes")
 
     def describe(self, address: int) -> str | None:

@@ -158,7 +158,7 @@ def _run(
         buffers: dict[str, Buffer] = {}
         for number, array in enumerate(inputs):
             offset = misalign.get(number, 0) * array.itemsize
-            buffer = stack.enter_context(Buffer(f"input i{number}", array.nbytes, misaligned=offset))
+            buffer = stack.enter_context(Buffer(f"input i{number}", array.nbytes, None, offset))
             buffer.write(array, read_only=True)
             buffers[f"i{number}"] = buffer
         types = [element_type(output.dtype) for output in plan.outputs]
