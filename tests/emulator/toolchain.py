@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -33,8 +34,8 @@ if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
 
 @lru_cache(maxsize=1)
 def cache_folder() -> Path:
-    """The folder for what this compiler makes of this version of the emulator; ``ONNXFUSE_EMULATOR_CACHE`` names its
-    parent, by default one of the user's in the system's temporary folder.
+    """The folder for what this compiler makes of this version of the emulator, wherever that one lies;
+    ``ONNXFUSE_EMULATOR_CACHE`` names its parent, by default one of the user's in the system's temporary folder.
 
     Raises:
         EmulatorError: there is no host compiler.
@@ -43,10 +44,10 @@ def cache_folder() -> Path:
         version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise EmulatorError(f"the emulator needs a host C++ compiler: {error}") from error
-    digest = hashlib.sha256(f"{version} {HERE} {_KERNEL_FLAGS} {_RUNTIME_FLAGS}".encode())
+    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_RUNTIME_FLAGS}".encode())
     for file in sorted([*HERE.glob("shim/**/*"), *HERE.glob("*.cc"), *HERE.glob("*.h")]):
         if file.is_file():
-            digest.update(file.read_bytes())
+            digest.update(f"{file.relative_to(HERE)} ".encode() + file.read_bytes())
     parent = os.environ.get("ONNXFUSE_EMULATOR_CACHE") or f"{tempfile.gettempdir()}/onnxfuse-emulator-{os.getuid()}"
     folder = Path(parent) / digest.hexdigest()[:16]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,9 +88,23 @@ def _header() -> Path:
     header = cache_folder() / "emulator.h"
     compiled = header.with_name("emulator.h.gch")
     if not compiled.exists():
-        header.write_text(f'#include "{HERE / "shim" / "emulator.h"}"\n')
+        header.write_text(f'#include "{_shim() / "emulator.h"}"\n')
         _make(compiled, [COMPILER, *_KERNEL_FLAGS, "-x", "c++-header", str(header)])
     return header
+
+
+@lru_cache(maxsize=1)
+def _shim() -> Path:
+    """A copy of the headers that kernels may include: another checkout with the same ones uses what was made of it."""
+    folder = cache_folder() / "shim"
+    if not folder.exists():
+        part = Path(tempfile.mkdtemp(dir=folder.parent))
+        shutil.copytree(HERE / "shim", part, dirs_exist_ok=True)
+        try:
+            part.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(part)
+    return folder
 
 
 def build(source: str, includes: Sequence[Path] = ()) -> tuple[Path, HostText]:
@@ -108,7 +123,7 @@ def build(source: str, includes: Sequence[Path] = ()) -> tuple[Path, HostText]:
             digest.update(file.name.encode() + file.read_bytes())
     library = cache_folder() / f"{digest.hexdigest()[:32]}.so"
     if not library.exists():
-        folders = [f"-I{folder}" for folder in (HERE / "shim", *includes)]
+        folders = [f"-I{folder}" for folder in (_shim(), *includes)]
         # Without the default libraries, so that the checks' handlers are the runtime's own.
         link = ["-shared", "-nostdlib", "-Wl,-Bsymbolic"]
         _make(library, [COMPILER, *_KERNEL_FLAGS, "-include", str(_header()), *folders, *link], host.text)
