@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fused_models import ADD_ONE
 from native import scenarios
-from native.stand_in import IMAGE, write
+from native.stand_in import IMAGE, SHOWN, write
 
 from onnxfuse.runtime import cache
 
@@ -78,6 +78,16 @@ def test_verbose_nodes_say_where_their_kernels_come_from(stand_in: Path, tmp_pat
         "onnxfuse: node 'node0' (Region0, add-host): 1 kernels for sm_90a, embedded",
         "onnxfuse: node 'node1' (Region0, add-host): 1 kernels for sm_90a, loaded before",
     ]
+
+
+def test_a_node_s_name_steers_no_terminal(stand_in: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(NATIVE / "scenarios.py"), "steering"], capture_output=True, check=True,
+        env=environment(stand_in, tmp_path, ONNXFUSE_VERBOSE="1"),
+    )
+    lines = [line for line in done.stderr.decode().split("\n") if line.startswith("onnxfuse: ")]
+    shown = f"onnxfuse: {SHOWN}1 kernels for sm_90a, embedded"
+    assert lines == [shown, shown.replace(r"\xff", "")]
 
 
 def test_the_script_for_the_gpu_rehearses(stand_in: Path) -> None:

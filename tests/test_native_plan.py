@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +27,7 @@ from onnxfuse.lowering.launch import (
     Variant,
 )
 from onnxfuse.runtime import cache, library, nodes
+from onnxfuse.visible import visible
 
 UNARY, BINARY = ["not"], ["+", "-", "*", "//", "%", "min", "max", "==", "!=", "<", "<=", "and", "or", "ceil", "bcast"]
 
@@ -388,6 +391,18 @@ def test_cache_entries_have_one_name_in_both_languages(source: str, options: lis
     name = library.read_text(library.load().onnxfuse_cache_key, source.encode(), "\n".join(options).encode(), b"sm_90a")
     assert name == cache.key(source, options, "sm_90a")
     assert name == "sm_90a-" + hashlib.sha256(("\n".join(options) + "\0" + source).encode()).hexdigest() + ".cubin"
+
+
+def test_texts_of_others_are_shown_as_python_shows_them() -> None:
+    """Characters that hide and their neighbours, as far as this Python's Unicode has assigned them."""
+    hidden = [code for code in range(1, sys.maxunicode) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")]
+    edges = sorted({max(code + step, 1) for code in hidden for step in (-1, 0, 1)})
+    shown = "".join(letter for letter in map(chr, edges) if unicodedata.category(letter) not in ("Cn", "Cs", "Co"))
+    assert len(hidden) > 150
+    for text in (shown, "\ue000\uf8ff\U000f0000\U0010fffd", "é 模 µ \\n"):
+        with pytest.raises(ValueError) as error:
+            native(changed(checks=[["0", text]]), Situation(((4,),)))
+        assert str(error.value) == visible(text)
 
 
 def test_long_plans_are_read_in_time_linear_in_their_length() -> None:

@@ -11,7 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from native.stand_in import HOSTILE, IMAGE, LIBRARY, counter, driver, expect, fails, message, options, plus, session
+from native.stand_in import (
+    HOSTILE,
+    IMAGE,
+    LIBRARY,
+    SHOWN,
+    counter,
+    driver,
+    expect,
+    fails,
+    message,
+    options,
+    plus,
+    session,
+)
 
 
 def embedded() -> None:
@@ -123,6 +136,16 @@ def hostile() -> None:
             except Exception as error:
                 text = str(error)
             expect(wanted in text, name, declared, text)
+
+
+def steering() -> None:
+    """Names from the model, whatever they hold, are one visible line of a message."""
+    x = np.arange(4, dtype=np.float32)
+    expect(np.array_equal(session("steering").run(None, {"x": x})[0], x + 1))
+    text = message("steering_torn")
+    expect(f"onnxfuse: {SHOWN}the embedded image" in text, text)
+    made = session("steering_check")
+    fails(lambda: made.run(None, {"x": x}), SHOWN.replace(r"\xff", "") + r"add\x1b[2J\none\u202e")
 
 
 def missing_image() -> None:
@@ -393,6 +416,6 @@ def churn() -> None:
 
 
 SCENARIOS = (
-    embedded, bodies, quantized, undeclared, lower, older, torn, hostile, missing_image, callback, dump, cache, scratch,
-    no_pools, hosts, short_hosts, variants, alignment, places, threads, churn,
+    embedded, bodies, quantized, undeclared, lower, older, torn, hostile, steering, missing_image, callback, dump,
+    cache, scratch, no_pools, hosts, short_hosts, variants, alignment, places, threads, churn,
 )

@@ -84,9 +84,27 @@ def write(folder: Path) -> None:
     image_attribute.t.CopyFrom(make.helper.make_tensor("image", make.FLOAT, [len(IMAGE)], IMAGE * 4, raw=True))
     models["host32"].graph.input[1].type.tensor_type.elem_type = make.TensorProto.INT32
     models |= hostile()
+    for name in STEERING:
+        checks = (make.Check("s0 4 <", EVIL),) if name == "steering_check" else ()
+        fused = make.add_one({"sm_90": IMAGE[:-2] if name == "steering_torn" else IMAGE})
+        models[name] = make.chain(replace(fused, plan=replace(fused.plan, region=EVIL, checks=checks)), 1)
     for name, model in models.items():
-        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+        data = model.SerializeToString()
+        if name in STEERING:  # protobuf's Python takes no names that are no UTF-8
+            # ONNX Runtime puts the name before the message of a run as it is, and its Python has no such text.
+            evil = EVIL_NAME.replace(b"\xff", b"") if name == "steering_check" else EVIL_NAME
+            model.graph.node[0].name = " " * len(evil)
+            data = model.SerializeToString().replace(b" " * len(evil), evil)
+        (folder / f"{name}.onnx").write_bytes(data)
 
+
+EVIL = "add\x1b[2J\none\u202e"
+EVIL_NAME = b"node\x1b]0;title\x07\nonnxfuse: \xff\xc2\x9b\xe2\x80\xae"
+SHOWN = r"node 'node\x1b]0;title\x07\nonnxfuse: \xff\x9b\u202e' (Region0, add\x1b[2J\none\u202e): "
+"""A region and a node's name that steer a terminal, and what is shown of them."""
+
+STEERING = ("steering", "steering_torn", "steering_check")
+"""Models with such names: a good one, one with a torn image, and one whose check fails on four elements or more."""
 
 HOSTILE = {
     "deep": ("nested too deep", b"[" * 100_000),

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "json.h"
 #include "ort_api.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {

@@ -12,6 +12,7 @@
 #include "elf.h"
 #include "ort_api.h"
 #include "sha256.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {
@@ -223,7 +224,7 @@ Image find_image(const Device& device, const ImageRequest& request) {
   if (callback != nullptr) return compiled_image(device, request, callback);
   const std::string plain = "sm_" + std::to_string(device.capability());
   throw Error("no kernel for " + device.gpu.name + " (" + plain + "): the node embeds none, the cache " +
-              (cache_folder().empty() ? "is off" : "'" + cache_folder() + "' " + (reason.empty() ? "has none" :
+              (cache_folder().empty() ? "is off" : "'" + visible(cache_folder()) + "' " + (reason.empty() ? "has none" :
                "is not used (" + reason + ")")) +
               " and no compiler is registered; write the model with 'onnxfuse optimize --embed " + plain +
               "', or call onnxfuse.register(session_options) from Python");

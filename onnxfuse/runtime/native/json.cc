@@ -1,33 +1,11 @@
 #include "json.h"
 
-#include <algorithm>
 #include <cstdio>
 
 #include "ort_api.h"
+#include "texts.h"
 
 namespace onnxfuse {
-
-namespace {
-
-// How many bytes the character at a place has; 0 where the bytes are no UTF-8.
-size_t character(std::string_view text, size_t at) {
-  const auto byte = [&](size_t offset) -> unsigned {
-    return at + offset < text.size() ? static_cast<unsigned char>(text[at + offset]) : 0;
-  };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  const size_t size = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  unsigned code = first & (0x7F >> size);
-  for (size_t offset = 1; offset < size; ++offset) {
-    if ((byte(offset) & 0xC0) != 0x80) return 0;
-    code = code << 6 | (byte(offset) & 0x3F);
-  }
-  const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};  // what fewer bytes could not say
-  const bool surrogate = code >= 0xD800 && code < 0xE000;
-  return first < 0xC0 || first > 0xF4 || code < least[size] || code > 0x10FFFF || surrogate ? 0 : size;
-}
-
-}  // namespace
 
 class JsonReader {
  public:
@@ -150,7 +128,8 @@ class JsonReader {
       if (c < 0x20) fail("a control character in a string");
       if (c == '"') return ++at_, out;
       if (c != '\\') {
-        const size_t size = character(text_, at_);
+        unsigned code = 0;
+        const size_t size = character(text_, at_, &code);
         if (size == 0) fail("a byte that is no UTF-8");
         out += text_.substr(at_, size);
         at_ += size;
@@ -271,25 +250,6 @@ std::string quoted(std::string_view text) {
     }
   }
   return out + "\"";
-}
-
-std::string readable(std::string_view text) {
-  std::string out;
-  for (size_t at = 0, size = 0; at < text.size(); at += std::max<size_t>(size, 1)) {
-    size = character(text, at);
-    if (size > 0) out += text.substr(at, size);
-    else out += "\xEF\xBF\xBD";
-  }
-  return out;
-}
-
-std::string excerpt(std::string_view text) {
-  constexpr size_t kMost = 200;
-  size_t end = text.size();
-  if (end <= kMost) return std::string(text);
-  for (end = kMost; end > 0 && (text[end] & 0xC0) == 0x80; --end) {
-  }
-  return std::string(text.substr(0, end)) + "...";
 }
 
 }  // namespace onnxfuse

@@ -45,10 +45,4 @@ class Json {
 // The text in quotes, with its quotes, backslashes and control characters escaped, and U+FFFD for what is no UTF-8.
 std::string quoted(std::string_view text);
 
-// The text as UTF-8, with U+FFFD for each byte that is none.
-std::string readable(std::string_view text);
-
-// A text in a message: whole where it is short, else its start and "...".
-std::string excerpt(std::string_view text);
-
 }  // namespace onnxfuse

@@ -1,6 +1,5 @@
 #include "kernel.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <set>
@@ -9,6 +8,7 @@
 #include "json.h"
 #include "ranges.h"
 #include "sha256.h"
+#include "texts.h"
 
 namespace onnxfuse {
 
@@ -45,7 +45,7 @@ Kernel::~Kernel() {
 }
 
 std::string Kernel::label() const {
-  return "node '" + excerpt(node_) + "' (" + op_ + (region_.empty() ? "" : ", " + region_) + ")";
+  return "node '" + excerpt(node_) + "' (" + op_ + (region_.empty() ? "" : ", " + excerpt(region_)) + ")";
 }
 
 void Kernel::create(const Runtime& runtime, const OrtKernelInfo* info) {
@@ -75,8 +75,7 @@ void Kernel::create(const Runtime& runtime, const OrtKernelInfo* info) {
                 std::to_string(plan.outputs.size()));
   }
   if (verbose() && program_->kernels > 0) {
-    std::fprintf(stderr, "onnxfuse: %s: %zu kernels for %s, %s\n", label().c_str(), program_->kernels,
-                 device.architecture().c_str(), origin);
+    say(label() + ": " + std::to_string(program_->kernels) + " kernels for " + device.architecture() + ", " + origin);
   }
   std::vector<std::string> variants;
   for (const Variant& variant : plan.variants) variants.push_back(variant.name);

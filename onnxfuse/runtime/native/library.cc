@@ -17,6 +17,7 @@
 #include "ort_api.h"
 #include "prepared.h"
 #include "statistics.h"
+#include "texts.h"
 
 #ifndef ONNXFUSE_VERSION
 #error "the build passes -DONNXFUSE_VERSION"
@@ -92,7 +93,7 @@ size_t give_checked(Make make, char* out, size_t size) noexcept {
   } catch (const std::bad_alloc&) {
     text = "error:no memory";  // short enough to need none
   } catch (const std::exception& error) {
-    text = "error:" + readable(error.what());
+    text = "error:" + visible_lines(error.what());
   }
   return give(text, out, size);
 }

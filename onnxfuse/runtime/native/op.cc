@@ -5,8 +5,8 @@
 
 #include "driver.h"
 #include "inference.h"
-#include "json.h"
 #include "kernel.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {

@@ -2,14 +2,14 @@
 
 #include <new>
 
-#include "json.h"
+#include "texts.h"
 
 namespace onnxfuse {
 
 OrtStatus* Api::status(int code, const char* message) const noexcept {
   const auto make = at<OrtStatus* (*)(int, const char*)>(0);
   try {
-    return make(code, readable(message).c_str());
+    return make(code, visible_lines(message).c_str());
   } catch (const std::bad_alloc&) {
     return make(code, kNoMemory);
   }

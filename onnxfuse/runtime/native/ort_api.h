@@ -85,7 +85,7 @@ class Api {
   Api(const void* table, bool shape_reference)
       : slots_(static_cast<void* const*>(table)), shape_reference_(shape_reference) {}
 
-  // A message that is no UTF-8 is made so: Python could not show it else.
+  // The message is made visible first: see visible_lines.
   OrtStatus* status(int code, const char* message) const noexcept;
   OrtCustomOpDomain* create_domain(const char* name) const {
     OrtCustomOpDomain* domain = nullptr;

@@ -6,6 +6,7 @@
 
 #include "json.h"
 #include "ort_api.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "json.h"
 #include "ort_api.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {
@@ -113,7 +114,7 @@ void Prepared::evaluate(State* state) const {
     state->symbols[index] = plan_.symbols[index].evaluate(situation_);
   }
   for (const Check& check : plan_.checks) {
-    if (check.condition.evaluate(situation_) == 0) throw Error(check.message);
+    if (check.condition.evaluate(situation_) == 0) throw Error(visible(check.message));
   }
   for (size_t index = 0; index < plan_.outputs.size(); ++index) {
     const std::vector<Expression>& shape = plan_.outputs[index].shape;

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "ort_api.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {
@@ -49,12 +50,12 @@ void check_arguments(const Driver& driver, Function function, const Step& step) 
     if (result == kInvalidValue || count > step.arguments.size()) break;
     if (result != 0) return;  // the driver does not know
     if (size > sizeof(uint64_t)) {
-      throw Error("parameter " + std::to_string(count) + " of the kernel '" + step.kernel + "' has " +
+      throw Error("parameter " + std::to_string(count) + " of the kernel '" + excerpt(step.kernel) + "' has " +
                   std::to_string(size) + " bytes; a launch plan gives 8 at most");
     }
   }
   if (count == step.arguments.size()) return;
-  throw Error("the kernel '" + step.kernel + "' has " + (count > step.arguments.size() ? "more" : "fewer") +
+  throw Error("the kernel '" + excerpt(step.kernel) + "' has " + (count > step.arguments.size() ? "more" : "fewer") +
               " parameters than the " + std::to_string(step.arguments.size()) + " arguments of the launch plan");
 }
 

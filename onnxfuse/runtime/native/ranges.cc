@@ -11,8 +11,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
+#include <string>
+
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {
@@ -71,7 +73,8 @@ Profiler attach() {
   const auto initialise =
       library == nullptr ? nullptr : reinterpret_cast<Initialise>(dlsym(library, "InitializeInjectionNvtx2"));
   if (initialise == nullptr) {
-    std::fprintf(stderr, "onnxfuse: no ranges for the profiler: %s\n", dlerror());
+    const char* const reason = dlerror();
+    say(std::string("no ranges for the profiler: ") + (reason == nullptr ? "it is none" : reason));
     return {};
   }
   for (size_t index = 1; index < kFunctions; ++index) {

@@ -15,6 +15,7 @@
 #include "images.h"
 #include "json.h"
 #include "ort_api.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {
@@ -154,7 +155,7 @@ void write_at_exit() {
     try {
       file->write(true);
     } catch (const std::exception& error) {
-      std::fprintf(stderr, "onnxfuse: %s\n", error.what());
+      say(error.what());
     }
   }
 }
@@ -213,7 +214,7 @@ void StatisticsFile::leave(NodeStatistics* node) {
   try {
     replace();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "onnxfuse: %s\n", error.what());
+    say(error.what());
   }
 }
 
