@@ -71,7 +71,8 @@ class Tally:
 
 def fuzz(subject: str, seeds: Iterator[int], *, seconds: float = float("inf"), jobs: int = 1,
          keep: Path | None = None, tell: Callable[[str], None] = lambda line: None) -> Tally:
-    """Run cases until the seeds or the time are used up."""
+    """Run cases until the seeds or the time are used up: each worker's on the processor, at most ten times as long by
+    the clock."""
     sys.modules.pop(subject, None)
     if "\ndef prepare(" in (HERE / f"{subject}.py").read_text():
         importlib.import_module(subject).prepare()
@@ -80,7 +81,7 @@ def fuzz(subject: str, seeds: Iterator[int], *, seconds: float = float("inf"), j
 
     def work(worker: Worker) -> None:
         try:
-            while time.monotonic() - began < seconds:
+            while max(worker.spent, (time.monotonic() - began) / 10) < seconds:
                 with lock:
                     seed = next(seeds, None)
                 if seed is None:

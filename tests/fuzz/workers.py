@@ -1,5 +1,7 @@
 """Processes that cases run in, under limits: 20 seconds and 4 GB each.
 
+Seconds are of the processor, which others may keep busy; a case that only waits hangs after as many by the clock.
+
 A worker is a process of its own, so that a crash is an end like another.  It is asked for a case by a line of JSON on
 one pipe and answers with a line on another; what native code prints goes into a file, of which the end is kept.
 """
@@ -36,6 +38,9 @@ _STARTING = 120.0
 _LOOK = 0.1
 """How often the memory of a case under way is looked at, in seconds."""
 
+_WAITS = 10
+"""Looks in a row that find no process of a case running, after which it waits."""
+
 _SAID = 4000
 """Letters of what a dying worker printed that are kept."""
 
@@ -59,6 +64,12 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._cases = 0
+        self._before = self._now = 0.0
+
+    @property
+    def spent(self) -> float:
+        """Seconds of the processor that its processes, those that are gone and this one, took up to the last case."""
+        return self._before + self._now
 
     @property
     def case(self) -> Path:
@@ -80,6 +91,7 @@ class Worker:
         if self._process is not None:
             for end in (self._asks, self._answers):
                 os.close(end)
+            self._before, self._now = self.spent, 0.0
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -89,11 +101,13 @@ class Worker:
             self.close()
             self._start()
         self._cases += 1
-        began = time.monotonic()
+        assert self._process is not None
+        began = _processor(self._process.pid)
         with contextlib.suppress(BrokenPipeError):
             os.write(self._asks, json.dumps(what).encode() + b"\n")
         end = self._answer(SECONDS)
-        seconds = time.monotonic() - began
+        self._now = _processor(self._process.pid)
+        seconds = self._now - began
         if isinstance(end, str):
             said = self._said()
             self.close()
@@ -103,8 +117,9 @@ class Worker:
     def _answer(self, seconds: float) -> Any:
         """What the worker says; or the kind of its end, where it says nothing."""
         assert self._process is not None
-        last, said, beyond = time.monotonic() + seconds, b"", ""
-        while time.monotonic() < last:
+        process = self._process.pid
+        last, most, said, beyond, waits = time.monotonic() + seconds, _processor(process) + seconds, b"", "", 0
+        while _processor(process) < most and (time.monotonic() < last or waits < _WAITS):
             if select.select([self._answers], [], [], _LOOK)[0]:
                 part = os.read(self._answers, 1 << 16)
                 if not part:
@@ -115,8 +130,10 @@ class Worker:
                     if "beyond" not in line:
                         return line
                     beyond = line["beyond"]
-            elif _resident(self._process.pid) > MEGABYTES:
+                continue
+            if _resident(process) > MEGABYTES:
                 return "beyond" if beyond else "memory"
+            waits = 0 if _runs(process) else waits + 1
         return "beyond" if beyond else "hang"
 
     def _start(self) -> None:
@@ -161,6 +178,29 @@ def _resident(process: int) -> int:
         with contextlib.suppress(OSError, ValueError):
             kilobytes += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * (resource.getpagesize() // 1024)
     return kilobytes // 1024
+
+
+def _processor(process: int) -> float:
+    """Seconds of the processor that a process has taken, with those that it started."""
+    ticks = 0
+    for pid in (process, *_children(process)):
+        ticks += sum(map(int, _status(Path(f"/proc/{pid}"))[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _runs(process: int) -> bool:
+    """Whether a thread of a process, or of one that it started, runs, waits for its turn on a processor, or for a disk.
+    """
+    return any(_status(thread)[0] in "RD" for pid in (process, *_children(process))
+               for thread in Path(f"/proc/{pid}/task").glob("*"))
+
+
+def _status(place: Path) -> list[str]:
+    """The fields of a process's or a thread's ``stat`` from the third on; of one that is gone, of one that did nothing.
+    """
+    with contextlib.suppress(OSError):
+        return (place / "stat").read_text().rpartition(")")[2].split()
+    return ["Z", *"0" * 20]
 
 
 def _children(process: int) -> list[int]:
