@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.graph.sizes import elements_of
 from onnxfuse.planning.candidates import Fusion, Maker, makers_of
 from onnxfuse.planning.cost import CostModel, RegionCost
@@ -24,9 +24,10 @@ from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
 from onnxfuse.planning.limits import inefficient, too_large
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.pieces import Piece, bound, joint_rule, piece_of, regions, with_joins
+from onnxfuse.planning.pieces import Piece, bound, joint_rule, not_in, piece_of, regions, with_joins
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.shares import Share, put_together, shares_of
 from onnxfuse.planning.spills import Spills
 from onnxfuse.planning.traffic import again_in, shared
 from onnxfuse.refusal import Refusal
@@ -81,10 +82,21 @@ def joined(plan: Plan, view: Graph, costs: CostModel, objective: Objective, spil
         view, costs, objective: what the plan was made of.
         spills: judges joins by what the compiler makes of them.
     """
-    placement = place(view)
-    for maker in makers_of(costs.ledger.graph, view, costs).values():
-        plan = _Joiner(maker, placement, objective, spills).joined(plan)
-    return plan
+    placement, shares = place(view), shares_of(plan)
+    changed: dict[Place, Share] = {}
+    joins: list[Piece] = []
+    refusals: list[Refusal] = []
+    for at, maker in makers_of(costs.ledger.graph, view, costs).items():
+        share = shares.get(at)
+        if share is None:
+            continue  # nothing is fused there, and nothing gains too little
+        found, more = _Joiner(maker, placement, objective, spills).joins(share)
+        refusals += more
+        if found:
+            joins += found
+            changed[at] = with_joins(share, found)
+    plan = replace(plan, refusals=(*not_in(joins, plan.refusals), *refusals))
+    return put_together(plan, costs.ledger.graph, changed) if changed else plan
 
 
 @dataclass(eq=False)
@@ -120,45 +132,41 @@ class _Joiner:
         self.common: set[Node] = set()
         self.most_held = 0
 
-    def joined(self, plan: Plan) -> Plan:
-        """The plan with this graph's regions joined."""
-        own = [fusion for fusion in plan.fusions if fusion.nodes[0].place == self.maker.graph.place]
+    def joins(self, share: Share) -> tuple[list[Piece], list[Refusal]]:
+        """What is joined of this graph's share of a plan, and why regions of one kernel do not share a launch."""
+        own = share.fusions
         twice = shared(fusion.fused for fusion in own)
         common = {node for f in own for node in f.view if not twice.isdisjoint(node.originals)} if twice else set()
         units = apart([fusion.view for fusion in own], common)
         self.common = common.difference(*units)
         for unit in units:
             if self.contraction.contract(unit) is not None:
-                return plan
+                return [], []
         self.most_held = self._most_held(own)
         parts = [
             part for fusion, unit in zip(own, units, strict=True)
             if (part := piece_of(fusion, self.costs, chosen=True, members=unit)) is not None
         ]
-        parts += self._left_over(plan, own)
+        parts += self._left_over(share)
         parts = self._siblings(parts)
         found = [part for part in parts if part.pieces]
         launches, refusals = self._launches(parts)
         found += [made for launch in launches if (made := self._made(launch)) is not None]
         # A join of siblings may be part of a launch.
         inner = {id(part) for join in found for part in join.pieces}
-        joins = self._within_memory([join for join in found if id(join) not in inner], own)
-        plan = replace(plan, refusals=(*plan.refusals, *refusals))
-        return with_joins(plan, joins, self.costs) if joins else plan
+        return self._within_memory([join for join in found if id(join) not in inner], own), refusals
 
     # ---- What there is to join. ----
 
-    def _left_over(self, plan: Plan, own: Sequence[Fusion]) -> list[Piece]:
+    def _left_over(self, share: Share) -> list[Piece]:
         """Regions that were not worth a kernel of their own, the largest first, none with nodes of another's."""
         if self.objective.spread:
             return []  # what they cost at other sizes nobody has looked at
-        taken = {node for fusion in own for node in fusion.view}
+        taken = {node for fusion in share.fusions for node in fusion.view}
         found = []
-        records = (each for each in plan.considered if each.verdict == "no-gain")
+        records = (each for each in share.considered if each.verdict == "no-gain")
         for record in sorted(records, key=lambda each: (-len(each.nodes), each.nodes[0].index)):
-            if record.nodes[0].place != self.maker.graph.place or not taken.isdisjoint(record.nodes):
-                continue
-            if record.cost is None or self._is_long(record.cost):
+            if not taken.isdisjoint(record.nodes) or record.cost is None or self._is_long(record.cost):
                 continue
             made = self.maker.fusion(record.nodes, record.rule)
             part = piece_of(made, self.costs, chosen=False) if isinstance(made, Fusion) else None

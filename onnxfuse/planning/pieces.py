@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Node, Value
@@ -10,9 +10,10 @@ from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.lowering.launch import HOST_INPUTS, Situation
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.shares import Share
 from onnxfuse.planning.traffic import Fused
 from onnxfuse.planning.weighing import Considered
+from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES
 from onnxfuse.schedules.together import Part, usable
 
@@ -169,27 +170,26 @@ def regions(own: Sequence[Fusion], joins: Sequence[Piece]) -> list[Fused]:
     return [*(fusion.fused for fusion in own if fusion.view not in inside), *(join.fusion.fused for join in joins)]
 
 
-def with_joins(plan: Plan, joins: Sequence[Piece], costs: CostModel) -> Plan:
-    """A plan with joins in place of the regions that they were made of, which its records call lost to them."""
+def with_joins(share: Share, joins: Sequence[Piece]) -> Share:
+    """A graph's share of a plan with joins in place of the regions that they were made of, which its records call lost
+    to them."""
     homes = {leaf.fusion.view: join for join in joins for leaf in join.leaves}
-    order = {graph.place: number for number, graph in enumerate(costs.ledger.graph.walk())}
-    fusions = [*(fusion for fusion in plan.fusions if fusion.view not in homes), *(join.fusion for join in joins)]
-    fusions.sort(key=lambda fusion: (order[fusion.nodes[0].place], fusion.nodes[0].index))
+    fusions = [*(fusion for fusion in share.fusions if fusion.view not in homes), *(join.fusion for join in joins)]
     considered = [
         _lost(record, homes[record.nodes])
         if record.nodes in homes and record.verdict in ("chosen", "no-gain") else record
-        for record in plan.considered
+        for record in share.considered
     ]
     considered += [
         Considered(join.fusion.view, join.fusion.rule, join.fusion.cost, "chosen", join.reason, "") for join in joins
     ]
-    considered.sort(key=lambda record: (order[record.nodes[0].place], record.nodes[0].index, -len(record.nodes)))
+    return Share(fusions, considered, len(joins))
+
+
+def not_in(joins: Iterable[Piece], refusals: Sequence[Refusal]) -> list[Refusal]:
+    """The refusals without those of regions that gain nothing alone and are part of a join."""
     gone = {leaf.fusion.nodes[0].label for join in joins for leaf in join.leaves if not leaf.chosen}
-    refusals = tuple(each for each in plan.refusals if each.code != "no-gain" or each.node not in gone)
-    return replace(
-        plan, fusions=tuple(fusions), refusals=refusals, candidates=plan.candidates + len(joins),
-        considered=tuple(considered),
-    )
+    return [each for each in refusals if each.code != "no-gain" or each.node not in gone]
 
 
 def _lost(record: Considered, join: Piece) -> Considered:

@@ -79,13 +79,17 @@ def together(fusions: Sequence[Fusion], lost: Collection[int]) -> set[int]:
     write."""
     common = shared(fusion.fused for fusion in fusions)
     held = [common.intersection(fusion.nodes) for fusion in fusions]
+    holders: dict[Node, list[int]] = {}
+    for place, nodes in enumerate(held):
+        for node in nodes:
+            holders.setdefault(node, []).append(place)
     found: set[int] = set()
     waiting = list(lost)
     while waiting:
         place = waiting.pop()
         if place not in found:
             found.add(place)
-            waiting += [other for other, nodes in enumerate(held) if not nodes.isdisjoint(held[place])]
+            waiting += [other for node in held[place] for other in holders.pop(node, ())]
     return found
 
 

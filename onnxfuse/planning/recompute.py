@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import admitting
@@ -26,6 +26,7 @@ from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Grounds, Plan
+from onnxfuse.planning.shares import Share, put_together, shares_of
 from onnxfuse.planning.sketches import Part, Sketch, Sketches
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
@@ -63,10 +64,17 @@ def recomputed(
         judge: what was measured, if anything.
         eager: take also what is predicted to cost a little more, to measure it.
     """
+    shares = shares_of(plan)
+    changed: dict[Place, Share] = {}
+    told: list[Considered] = []
     for grounds in plan.grounds:
-        stage = _Stage(plan, grounds, rules, costs, objective, judge, eager)
-        plan = stage.planned()
-    return plan
+        place = grounds.maker.graph.place
+        stage = _Stage(shares.get(place, Share()), grounds, rules, costs, objective, judge, eager)
+        share = stage.planned()
+        if share is not None:
+            changed[place] = share
+        told += stage.records.values()
+    return put_together(plan, costs.ledger.graph, changed, told)
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class _Change:
 class _Stage:
     """One graph."""
 
-    plan: Plan
+    share: Share
     grounds: Grounds
     rules: RuleSet
     costs: CostModel
@@ -98,17 +106,18 @@ class _Stage:
     def __post_init__(self) -> None:
         self.maker, self.facts = self.grounds.maker, self.grounds.facts
         self.sketches = Sketches(self.grounds, self.costs)
-        self.place = self.maker.graph.place
 
-    def planned(self) -> Plan:
-        """The plan with this graph's values computed again where that is better."""
-        before = [fusion for fusion in self.plan.fusions if fusion.nodes[0].place == self.place]
+    def planned(self) -> Share | None:
+        """The graph's share of the plan with its values computed again where that is better; None where it is as it
+        was.  ``records`` tell what else was tried."""
+        before = self.share.fusions
         limit = 0
         for tight in (False, True):
             self.records.clear()
             changes = self._run(before, tight)
             after = self._counted(before)
-            if not any(change.heavier for change in changes):
+            # What is made inside a body holds nothing (``peak_memory``).
+            if self.maker.graph.place or not any(change.heavier for change in changes):
                 break
             ledger = self.costs.ledger
             if not limit:
@@ -118,8 +127,7 @@ class _Stage:
                 break
         else:
             changes = []
-        return self._with(before, after, changes) if changes else replace(
-            self.plan, considered=(*self.plan.considered, *self.records.values()))
+        return self._changed(after, changes) if changes else None
 
     # ---- The search. ----
 
@@ -173,8 +181,8 @@ class _Stage:
         """Nodes that were weighed alone, gain nothing as a kernel of their own, and are in nothing that the runtime
         fuses."""
         found = {
-            record.nodes[0]: None for record in self.plan.considered
-            if record.verdict == "no-gain" and len(record.nodes) == 1 and record.nodes[0].place == self.place
+            record.nodes[0]: None for record in self.share.considered
+            if record.verdict == "no-gain" and len(record.nodes) == 1
         }
         return [
             node for node in found
@@ -368,30 +376,21 @@ class _Stage:
             found.append(fusion)
         return found
 
-    def _with(self, before: Sequence[Fusion], after: Sequence[Fusion], changes: Sequence[_Change]) -> Plan:
-        """The plan with these regions of the graph in place of those that it had."""
-        order = {graph.place: number for number, graph in enumerate(self.costs.ledger.graph.walk())}
-        old = {id(fusion) for fusion in before}
-        fusions = [fusion for fusion in self.plan.fusions if id(fusion) not in old]
-        fusions = sorted([*fusions, *after], key=lambda each: (order[each.nodes[0].place], each.nodes[0].index))
+    def _changed(self, after: list[Fusion], changes: Sequence[_Change]) -> Share:
+        """The graph's share of the plan with these regions, but for ``records``."""
         came = {part.view: self._words(change) for change in changes for part in change.come}
         went = {part.view: change for change in changes for part in change.gone if part.old}
         stay = {fusion.view for fusion in after}
         considered = [
             self._lost(record, went[record.nodes])
             if record.nodes in went and record.nodes not in stay and record.verdict in ("chosen", "no-gain") else record
-            for record in self.plan.considered
+            for record in self.share.considered
         ]
         considered += [
             Considered(fusion.view, fusion.rule, fusion.cost, "chosen", came[fusion.view], "")
             for fusion in after if fusion.view in came
         ]
-        considered += self.records.values()
-        considered.sort(key=lambda record: (order[record.nodes[0].place], record.nodes[0].index, -len(record.nodes)))
-        new = sum(fusion.view in came for fusion in after)
-        return replace(
-            self.plan, fusions=tuple(fusions), candidates=self.plan.candidates + new, considered=tuple(considered)
-        )
+        return Share(after, considered, sum(fusion.view in came for fusion in after))
 
     def _words(self, change: _Change) -> str:
         names = ", ".join(f"'{value.name}'" for value in change.values)

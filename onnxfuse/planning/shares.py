@@ -1,0 +1,56 @@
+"""A plan by graph: its share of the main graph and of each body.
+
+A stage that looks at one graph after the other takes the plan apart once and puts it together once, so that its work
+grows with the bodies and no faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from onnxfuse.graph.model import Graph, Place
+from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.weighing import Considered
+
+
+@dataclass
+class Share:
+    """What a plan has of one graph.
+
+    Attributes:
+        fusions, considered: as a plan has them, those of the graph.
+        new: how many of the fusions the plan did not have before.
+    """
+
+    fusions: list[Fusion] = field(default_factory=list)
+    considered: list[Considered] = field(default_factory=list)
+    new: int = 0
+
+
+def shares_of(plan: Plan) -> dict[Place, Share]:
+    """The shares of a plan by place; graphs of which it has nothing have none."""
+    found: dict[Place, Share] = {}
+    for fusion in plan.fusions:
+        found.setdefault(fusion.nodes[0].place, Share()).fusions.append(fusion)
+    for record in plan.considered:
+        found.setdefault(record.nodes[0].place, Share()).considered.append(record)
+    return found
+
+
+def put_together(plan: Plan, graph: Graph, changed: Mapping[Place, Share], more: Iterable[Considered] = ()) -> Plan:
+    """A plan for a graph and its bodies with these shares in place of its own, and more records of other graphs."""
+    order = {each.place: number for number, each in enumerate(graph.walk())}
+    fusions = [fusion for fusion in plan.fusions if fusion.nodes[0].place not in changed]
+    considered = [record for record in plan.considered if record.nodes[0].place not in changed]
+    for share in changed.values():
+        fusions += share.fusions
+        considered += share.considered
+    considered += more
+    fusions.sort(key=lambda fusion: (order[fusion.nodes[0].place], fusion.nodes[0].index))
+    considered.sort(key=lambda record: (order[record.nodes[0].place], record.nodes[0].index, -len(record.nodes)))
+    return replace(
+        plan, fusions=tuple(fusions), considered=tuple(considered),
+        candidates=plan.candidates + sum(share.new for share in changed.values()),
+    )
