@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,6 @@ import onnx
 import onnxruntime
 
 from onnxfuse.errors import KernelError, RuntimeLibraryError
-from onnxfuse.graph import Graph
 from onnxfuse.measuring.database import (
     DEFAULT,
     RUNTIME,
@@ -22,13 +22,10 @@ from onnxfuse.measuring.database import (
 )
 from onnxfuse.measuring.driver import driver_version
 from onnxfuse.measuring.run_profile import read_run_profile
-from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.evidence import Times, judge_by, settled
+from onnxfuse.planning.evidence import Times
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.identity import Identity
 from onnxfuse.planning.observed import observe
-from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.recompute import Judge
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.library import gpus
@@ -138,27 +135,22 @@ def _stale(known: Environment) -> str:
             "`onnxfuse tune` measures with what is here")
 
 
-def settled_by(
-    database: Place, plan: Plan, view: Graph, costs: CostModel, *, choices: bool,
-    then: Callable[[Plan, Judge | None], Plan] = lambda plan, _: plan,
-) -> tuple[Plan, tuple[str, ...]]:
-    """A plan after what a database says of its GPU (``planning.evidence.settled``), and what there is to say of it.
-
-    Args:
-        then: what is made of the settled plan while the database is open; told the judge of further fusions, None
-            where nothing was measured.
+@contextmanager
+def opened(database: Place, profile: Profile) -> Iterator[tuple[Measurements | None, tuple[str, ...]]]:
+    """What a database says of a GPU, as long as it is open, and what there is to say of it.
 
     Raises:
         MeasurementError: as ``find_measurements``.
     """
     if database is False:
-        return then(plan, None), ()
-    found, notes = find_measurements(costs.profile, None if database is None else Path(database))
+        yield None, ()
+        return
+    found, notes = find_measurements(profile, None if database is None else Path(database))
     if found is None:
-        return then(plan, None), notes
+        yield None, notes
+        return
     with found.database:
-        judge = judge_by(view, costs, found, choices=choices)
-        return then(settled(plan, view, costs, found, choices=choices), judge), notes
+        yield found, notes
 
 
 def observing(

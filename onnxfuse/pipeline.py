@@ -17,19 +17,16 @@ from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
 from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, load_model
 from onnxfuse.graph.binding import bound
-from onnxfuse.measurements import Place, observing, settled_by
+from onnxfuse.measurements import Place, observing, opened
 from onnxfuse.operators import infer
 from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
-from onnxfuse.planning.horizontal import STAGE as HORIZONTAL_JOINS
-from onnxfuse.planning.horizontal import joined
 from onnxfuse.planning.layout import prefers_channels_last
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
-from onnxfuse.planning.plan import Plan, make_plan, together
-from onnxfuse.planning.recompute import STAGE as RECOMPUTE
-from onnxfuse.planning.recompute import Judge, recomputed
-from onnxfuse.planning.spills import Spills
+from onnxfuse.planning.passes import planned
+from onnxfuse.planning.plan import Plan, together
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
@@ -215,20 +212,9 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
 def _planned(view: Graph, rules: RuleSet, costs: CostModel, read: ReadBack | None, options: Options
              ) -> tuple[Plan, tuple[str, ...]]:
     """The plan for the costs' graph, of which ``view`` is canonical, and what a user should know of it."""
-    ledger, profile = costs.ledger, costs.profile
-    spills = None if read is None else Spills(view, costs, options.objective, read)
-
-    def again(settled: Plan, judge: Judge | None) -> Plan:
-        if RECOMPUTE in rules.disabled:
-            return settled
-        return recomputed(settled, rules, costs, options.objective, judge, eager=options.eager)
-
-    plan = make_plan(ledger.graph, view, rules, ledger, profile, options.objective)
-    plan, notes = settled_by(options.database, plan, view, costs, choices=not options.objective.spread, then=again)
-    plan = plan if spills is None else spills.settled(plan)
-    if HORIZONTAL_JOINS not in rules.disabled:
-        plan = joined(plan, view, costs, options.objective, spills)
-    return plan, notes
+    with opened(options.database, costs.profile) as (found, notes):
+        context = Context(view, rules, costs, options.objective, options.eager)
+        return planned(context.knowing(found, read)), notes
 
 
 def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:

@@ -17,11 +17,11 @@ from emulator import run_plan
 
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
 from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import CODE, MOST_PARTS, STAGE, joined
 from onnxfuse.planning.memory import Memory, peak_memory
-from onnxfuse.planning.objective import Objective
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.runtime.compile import compile_cubin
@@ -175,7 +175,7 @@ def test_a_join_settles_that_its_parts_gained_nothing_and_no_more() -> None:
     plain = fuse(text, disable=[STAGE])
     kept = (Refusal("no-gain", "another region", "Sqrt -> z"), Refusal("growth", "no rule has it", "Exp -> a"))
     plan = replace(plain.plan, refusals=(*kept, Refusal("no-gain", "it takes as long", "Exp -> a")))
-    made = joined(plan, plain.plan.grounds[0].maker.view, CostModel(plain.ledger, plain.profile), Objective())
+    made = joined(plan, Context(plain.canonical.graph, plain.rules, CostModel(plain.ledger, plain.profile)))
     assert len(made.fusions) == 1 and made.refusals == kept
 
 
@@ -279,7 +279,7 @@ def test_what_does_not_run_equally_often_stays_apart() -> None:
     for runs, count in ((1.0, 1), (0.5, 2)):
         other = replace(second, cost=replace(second.cost, executions=runs))
         plan = replace(plain.plan, fusions=(first, other))
-        made = joined(plan, plain.plan.grounds[0].maker.view, CostModel(plain.ledger, plain.profile), Objective())
+        made = joined(plan, Context(plain.canonical.graph, plain.rules, CostModel(plain.ledger, plain.profile)))
         assert len(made.fusions) == count
 
 

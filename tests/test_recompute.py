@@ -22,6 +22,7 @@ from onnxfuse.graph import from_proto
 from onnxfuse.measuring.database import open_database
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.context import Context, Revision
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.recompute import recomputed
@@ -257,12 +258,16 @@ def test_no_gain_is_told() -> None:
     assert reason.startswith("'a' stays written: computed again by 1 reader, all would take ")
 
 
+def context(made: Optimised, costs: CostModel | None = None, measured: Revision | None = None) -> Context:
+    return Context(made.canonical.graph, made.rules, costs or CostModel(made.ledger, made.profile), measured=measured)
+
+
 def test_what_runs_less_often_than_its_reader_is_written() -> None:
     plain = fuse(GATE, disable=["recompute"])
     for runs, expected in ((1.0, ["Sigmoid", "Mul"]), (3.0, [])):
         observed = {node: Observation(None, runs) for node in plain.plan.fusions[1].nodes}
         ledger = Ledger(plain.graph, plain.ledger.sizes, plain.ledger.placement, observed)
-        made = recomputed(plain.plan, plain.rules, CostModel(ledger, plain.profile), Options().objective)
+        made = recomputed(plain.plan, context(plain, CostModel(ledger, plain.profile)))
         assert [node.op for node in made.fusions[1].again] == expected
 
 
@@ -272,8 +277,8 @@ def test_what_loses_at_a_size_nearby_is_written() -> None:
     weak = plain.profile.model_copy(update={"peaks": plain.profile.peaks.model_copy(update={"float32": 0.001})})
     for profile, expected in ((plain.profile, ["Sigmoid", "Mul"]), (weak, [])):
         nearby = {"elsewhere": CostModel(plain.ledger, profile)}
-        plan = replace(plain.plan, grounds=tuple(replace(each, nearby=nearby) for each in plain.plan.grounds))
-        made = recomputed(plan, plain.rules, CostModel(plain.ledger, plain.profile), Options().objective)
+        plan = replace(plain.plan, spaces=tuple(replace(each, nearby=nearby) for each in plain.plan.spaces))
+        made = recomputed(plan, context(plain))
         assert [node.op for node in made.fusions[1].again] == expected
 
 
@@ -374,8 +379,8 @@ def test_of_two_values_the_cheap_one_is_computed_again() -> None:
     assert [value.name for value in made.plan.fusions[0].outputs] == ["q", "b"]
 
 
-def timed(written: float, repeated: float) -> object:
-    """A judge that measured kernels that compute something again, and others."""
+def timed(written: float, repeated: float) -> Revision:
+    """Somebody measured kernels that compute something again, and others."""
     def judge(fusion: Fusion) -> Fusion:
         sigmoids = [node.op for node in fusion.nodes].count("Sigmoid")
         reads = any(value.name == "a" for value in (*fusion.tensors, *fusion.outputs))
@@ -389,25 +394,21 @@ def timed(written: float, repeated: float) -> object:
 def test_what_was_measured_decides(written: float, repeated: float, expected: list[list[str]]) -> None:
     plain = fuse(GATE, disable=["recompute"])
     judge = timed(written, repeated)
-    plan = replace(plain.plan, fusions=tuple(judge(fusion) for fusion in plain.plan.fusions))  # type: ignore[operator]
-    costs = CostModel(plain.ledger, plain.profile)
-    options = Options()
-    made = recomputed(plan, plain.rules, costs, options.objective, judge)  # type: ignore[arg-type]
+    plan = replace(plain.plan, fusions=tuple(judge(fusion) for fusion in plain.plan.fusions))
+    made = recomputed(plan, context(plain, measured=judge))
     assert [[node.op for node in fusion.again] for fusion in made.fusions] == expected
 
 
 def test_half_a_measurement_decides_nothing() -> None:
     plain = fuse(GATE, disable=["recompute"])
-    costs = CostModel(plain.ledger, plain.profile)
-    made = recomputed(plain.plan, plain.rules, costs, Options().objective, timed(10.0, 20.0))  # type: ignore[arg-type]
+    made = recomputed(plain.plan, context(plain, measured=timed(10.0, 20.0)))
     assert [[node.op for node in fusion.again] for fusion in made.fusions] == [[], ["Sigmoid", "Mul"]]
 
 
 def test_without_a_measurement_the_prediction_decides() -> None:
     """It is close enough to be measured, and nobody has."""
     plain = fuse(SUM, dims={"N": 64}, disable=["recompute"])
-    costs = CostModel(plain.ledger, plain.profile)
-    made = recomputed(plain.plan, plain.rules, costs, Options().objective, lambda fusion: fusion)
+    made = recomputed(plain.plan, context(plain, measured=lambda fusion: fusion))
     assert not any(fusion.again for fusion in made.fusions)
 
 
@@ -419,7 +420,7 @@ def test_what_is_predicted_far_slower_is_not_even_made() -> None:
         asked.append(fusion)
         return fusion
 
-    recomputed(plain.plan, plain.rules, CostModel(plain.ledger, plain.profile), Options().objective, judge)
+    recomputed(plain.plan, context(plain, measured=judge))
     assert not asked
 
 

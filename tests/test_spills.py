@@ -18,11 +18,11 @@ from onnxfuse.compiling import ReadBack, compile_all, read_back, source_of
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import Times
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.horizontal import joined
-from onnxfuse.planning.spills import Spills
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime.cache import Cache
@@ -77,11 +77,17 @@ class Mute(Compiler):
         return None
 
 
-def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Fusion | None = None, **options: object
-          ) -> Fusion | Refusal:
+def context(optimised: Optimised, **options: object) -> Context:
     objective = Options(**options).objective  # type: ignore[arg-type]
     costs = CostModel(optimised.ledger, optimised.profile)
-    return Spills(optimised.canonical.graph, costs, objective, compiled).judge(fusion or only(optimised))
+    return Context(optimised.canonical.graph, optimised.rules, costs, objective)
+
+
+def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Fusion | None = None, **options: object
+          ) -> Fusion | Refusal:
+    spills = context(optimised, **options).knowing(None, compiled).spills
+    assert spills is not None
+    return spills.revision(fusion or only(optimised))
 
 
 def test_rows_too_long_for_registers_run_another_way(tmp_path: Path) -> None:
@@ -193,11 +199,9 @@ def test_a_join_that_spills_what_it_saves_comes_apart() -> None:
     text, options = QKV.replace("float[N", "float[32"), {"disable": ("horizontal-joins",)}
     model = onnx.parser.parse_model(HEAD.replace('"" : 17', '"" : 20') + text)
     apart = optimise(model, Options(verify=False, target="H200", database=False, **options))  # type: ignore[arg-type]
-    costs = CostModel(apart.ledger, apart.profile)
-    view, objective = apart.canonical.graph, Options().objective
-    together = joined(apart.plan, view, costs, objective)
+    together = joined(apart.plan, context(apart))
     assert len(together.fusions) < len(apart.plan.fusions)
-    said = {size: joined(apart.plan, view, costs, objective, Spills(view, costs, objective, Said({"together": size})))
+    said = {size: joined(apart.plan, context(apart).knowing(None, Said({"together": size})))
             for size in (0, 30_000, 1_000_000)}
     assert len(said[0].fusions) == len(together.fusions)
     assert all(f.compiled is not None for f in said[0].fusions if f.kernel.schedule == "together")

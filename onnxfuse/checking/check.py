@@ -18,10 +18,12 @@ from onnxfuse.graph.model import Node
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import DEFAULT_TARGET, region_of
 from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.plan import make_plan
+from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.search import searched
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
@@ -123,11 +125,10 @@ class Computer:
         """What the rule fuses in the example, whether or not that gains anything; for other kinds of rules, what the
         planner chooses."""
         view = canonicalise(graph, self.rules.canonical).graph
-        ledger = Ledger(graph, bind(graph, example.dims))
-        profile = find_profile(DEFAULT_TARGET)
+        costs = CostModel(Ledger(graph, bind(graph, example.dims)), find_profile(DEFAULT_TARGET))
         if not isinstance(rule, FuseRule):
-            return list(make_plan(graph, view, self.rules, ledger, profile, Objective(least_gain=0.0)).fusions)
-        maker = Maker(graph, view, CostModel(ledger, profile))
+            return list(searched(Plan(), Context(view, self.rules, costs, Objective(least_gain=0.0))).fusions)
+        maker = Maker(graph, view, costs)
         found: list[Fusion] = []
         taken: set[Node] = set()
         for one in match(rule, view, forbidden=self.rules.conditions).matches:

@@ -285,8 +285,9 @@ def _has_rows(lowered: Lowered) -> bool:
 
 
 def makers_of(graph: Graph, view: Graph, costs: CostModel) -> dict[Place, Maker]:
-    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it."""
-    return {each.place: Maker(each, of_each, costs)
+    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it.  They share kernels."""
+    kernels: dict[Hashable, Kernel] = {}
+    return {each.place: Maker(each, of_each, costs, _kernels=kernels)
             for each, of_each in zip(graph.walk(), view.walk(), strict=True)}
 
 

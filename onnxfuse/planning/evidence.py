@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from onnxfuse.graph.model import Graph, Place
+from onnxfuse.graph.model import Place
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.planning.candidates import Fusion, Maker, makers_of
+from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
-from onnxfuse.planning.plan import Plan, judged
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES, Choice, Kernel, make_kernel
 
@@ -55,42 +54,25 @@ class Evidence(Protocol):
         ...
 
 
-def settled(plan: Plan, view: Graph, costs: CostModel, evidence: Evidence, *, choices: bool = True) -> Plan:
-    """A plan after what was measured.
+@dataclass
+class Measured:
+    """What measurements make of fusions.  Kernels of a user's own are not weighed.
 
-    A region that was measured slower than the runtime's own nodes is left out.  Kernels of a user's own are not
-    weighed.
-
-    Args:
-        view: the canonical view that the plan was made of.
-        costs: of the model's graph.
-        choices: whether tuned schedules are taken over: they hold near the planned sizes, and would be in the way of
-            variants for others.
+    Attributes:
+        makers: of the model's fusions; costs: of its graph.
+        choices: whether tuned schedules are taken over.
     """
-    return judged(plan, judge_by(view, costs, evidence, choices=choices))
 
-
-def judge_by(
-    view: Graph, costs: CostModel, evidence: Evidence, *, choices: bool = True
-) -> Callable[[Fusion], Fusion | Refusal]:
-    """What measurements make of one fusion: its best kernel and its times, or why it is left to the runtime.
-
-    Args: as ``settled`` takes them.
-    """
-    makers = makers_of(costs.ledger.graph, view, costs)
-    return _Court(makers, costs, evidence, choices, Identities(costs.ledger.graph, costs.ledger.sizes)).settled
-
-
-@dataclass(frozen=True)
-class _Court:
     makers: Mapping[Place, Maker]
     costs: CostModel
     evidence: Evidence
-    choices: bool
-    identities: Identities
-    known: dict[tuple[Identity, str, LaunchPlan], tuple[Kernel, Times | None]] = field(default_factory=dict)
+    choices: bool = True
 
-    def settled(self, fusion: Fusion) -> Fusion | Refusal:
+    def __post_init__(self) -> None:
+        self.identities = Identities(self.costs.ledger.graph, self.costs.ledger.sizes)
+        self.known: dict[tuple[Identity, str, LaunchPlan], tuple[Kernel, Times | None]] = {}
+
+    def revision(self, fusion: Fusion) -> Fusion | Refusal:
         """A fusion with its best kernel and its times, or why it is left to the runtime."""
         schedule = fusion.kernel.schedule
         lowered = self.makers[fusion.nodes[0].place].tensors_of(fusion) if schedule in SCHEDULES else None

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from onnxfuse.graph.model import Graph, Node, Place, Value
+from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.graph.sizes import elements_of
-from onnxfuse.planning.candidates import Fusion, Maker, makers_of
-from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.context import Context
+from onnxfuse.planning.cost import RegionCost
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
 from onnxfuse.planning.limits import inefficient, too_large
 from onnxfuse.planning.memory import peak_memory
@@ -74,29 +75,24 @@ LEAST_SHARED = 0.1
 """Share of two regions' bytes that both read, from which one loop for both is tried."""
 
 
-def joined(plan: Plan, view: Graph, costs: CostModel, objective: Objective, spills: Spills | None = None) -> Plan:
-    """A plan with its independent regions joined where that is predicted to gain.
-
-    Args:
-        plan: its regions are joined with one another, and with what was not worth a kernel of its own.
-        view, costs, objective: what the plan was made of.
-        spills: judges joins by what the compiler makes of them.
-    """
-    placement, shares = place(view), shares_of(plan)
+def joined(plan: Plan, context: Context) -> Plan:
+    """A plan with its independent regions joined where that is predicted to gain: with one another, and with what was
+    not worth a kernel of its own."""
+    placement, shares = place(context.view), shares_of(plan)
     changed: dict[Place, Share] = {}
     joins: list[Piece] = []
     refusals: list[Refusal] = []
-    for at, maker in makers_of(costs.ledger.graph, view, costs).items():
+    for at, maker in context.makers.items():
         share = shares.get(at)
         if share is None:
             continue  # nothing is fused there, and nothing gains too little
-        found, more = _Joiner(maker, placement, objective, spills).joins(share)
+        found, more = _Joiner(maker, placement, context.objective, context.spills).joins(share)
         refusals += more
         if found:
             joins += found
             changed[at] = with_joins(share, found)
     plan = replace(plan, refusals=(*not_in(joins, plan.refusals), *refusals))
-    return put_together(plan, costs.ledger.graph, changed) if changed else plan
+    return put_together(plan, context.graph, changed) if changed else plan
 
 
 @dataclass(eq=False)
@@ -366,7 +362,7 @@ class _Joiner:
         """A join as the compiler makes it, or None where it is not worth it as that: parts share registers."""
         if self.spills is None:
             return fusion
-        found = self.spills.judge(fusion)
+        found = self.spills.revision(fusion)
         return found if isinstance(found, Fusion) and self._gains(found.cost, parts, saved) else None
 
     def _exceeds(self, fusion: Fusion) -> Refusal | None:

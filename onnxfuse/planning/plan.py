@@ -1,47 +1,22 @@
-"""Which regions to fuse.
-
-    named matches ─▶ groups ─ grow ─▶ candidates (weighing) ─ select ─▶ kernels ─▶ plan
-                                           ▲                              │ no kernel: its parts are weighed
-                                           └──────────────────────────────┘
-
-Matches of fuse rules come first, as named groups; then all groups grow (``grow``).  Each group is weighed, and so is
-what may stand in its place (``weighing``).  Of candidates that conflict the best set is taken (``selection``) by what
-the strategy values (``objective``).  Whatever is not taken is a refusal, and every region that was weighed a record.
-"""
+"""A plan: which regions are fused, and which came near."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxfuse.errors import ModelError
-from onnxfuse.graph.binding import bind
-from onnxfuse.graph.bodies import is_idle
-from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.operators.removed import gives_back
-from onnxfuse.planning.borders import Borders
+from onnxfuse.graph.model import Node
 from onnxfuse.planning.candidates import Fusion, Maker
-from onnxfuse.planning.cost import CostModel, RegionCost
-from onnxfuse.planning.facts import Facts, node_facts
-from onnxfuse.planning.grow import Group, Growth, admitting
-from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.layout import beside_convolutions
-from onnxfuse.planning.legality import check_nodes, is_convex
-from onnxfuse.planning.objective import LEAST_GAIN, Objective
-from onnxfuse.planning.selection import Candidate, joint_cycles, select
-from onnxfuse.planning.traffic import Ledger, shared
-from onnxfuse.planning.weighing import Considered, Scales, Weighed, connected, ordered
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.facts import Facts
+from onnxfuse.planning.traffic import shared
+from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
-from onnxfuse.rules import FuseRule, Match, Prohibitions, RuleSet, find_matches, prohibitions
-
-__all__ = ["LEAST_GAIN", "Considered", "Objective", "Plan", "judged", "make_plan", "together"]
-
-MOST_ROUNDS = 3
-"""How often what the chosen regions leave may grow anew."""
+from onnxfuse.rules import Prohibitions
 
 
 @dataclass(frozen=True, eq=False)
-class Grounds:
+class SearchSpace:
     """What the regions of one graph were chosen from.
 
     Attributes:
@@ -64,14 +39,14 @@ class Plan:
         refusals: everything that came near and was not fused, each once.
         candidates: number of regions for which there was a kernel.
         considered: every region that was weighed, in graph order of their first nodes.
-        grounds: what the regions of each graph were chosen from.
+        spaces: what the regions of each graph were chosen from.
     """
 
-    fusions: tuple[Fusion, ...]
-    refusals: tuple[Refusal, ...]
-    candidates: int
+    fusions: tuple[Fusion, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    candidates: int = 0
     considered: tuple[Considered, ...] = ()
-    grounds: tuple[Grounds, ...] = field(default=(), compare=False, repr=False)
+    spaces: tuple[SearchSpace, ...] = field(default=(), compare=False, repr=False)
 
 
 def together(fusions: Sequence[Fusion], lost: Collection[int]) -> set[int]:
@@ -93,9 +68,9 @@ def together(fusions: Sequence[Fusion], lost: Collection[int]) -> set[int]:
     return found
 
 
-def judged(plan: Plan, judge: Callable[[Fusion], Fusion | Refusal]) -> Plan:
-    """A plan whose fusions are as a judge makes them, those left out that it refuses, and what goes with these."""
-    found = [judge(fusion) for fusion in plan.fusions]
+def revised(plan: Plan, revision: Callable[[Fusion], Fusion | Refusal]) -> Plan:
+    """A plan whose fusions are as a revision makes them, those left out that it refuses, and what goes with these."""
+    found = [revision(fusion) for fusion in plan.fusions]
     lost = together(plan.fusions, [place for place, each in enumerate(found) if isinstance(each, Refusal)])
     refusals: dict[tuple[Node, ...], Refusal] = {}
     for place in sorted(lost):
@@ -113,294 +88,3 @@ def judged(plan: Plan, judge: Callable[[Fusion], Fusion | Refusal]) -> Plan:
     return replace(plan, fusions=fusions, refusals=(*plan.refusals, *refusals.values()), considered=considered)
 
 
-def make_plan(
-    graph: Graph,
-    view: Graph,
-    rules: RuleSet,
-    ledger: Ledger,
-    profile: Profile,
-    objective: Objective | None = None,
-) -> Plan:
-    """Plan the fusion of a graph.
-
-    Args:
-        graph: the model's graph; view: its canonical view.
-        rules: the rules in force.
-        ledger: traffic of ``graph`` at the sizes to plan for.
-        profile: the GPU to plan for.
-        objective: what the plan is to be good at; predicted time where None.
-    """
-    objective = objective or Objective()
-    costs = CostModel(ledger, profile)
-    nearby = _nearby(costs, objective)
-    # A region never spans a body's border: every body is planned by itself, but for those that never run.
-    idle = {each.place for each in graph.walk() if is_idle(each)}
-    plans = [
-        _Planner(each, of_each, rules, costs, nearby, objective).plan()
-        for each, of_each in zip(graph.walk(), view.walk(), strict=True)
-        if not any(each.place[:depth] in idle for depth in range(1, len(each.place) + 1))
-    ]
-    return Plan(
-        tuple(fusion for plan in plans for fusion in plan.fusions),
-        tuple(dict.fromkeys(refusal for plan in plans for refusal in plan.refusals)),
-        sum(plan.candidates for plan in plans),
-        tuple(record for plan in plans for record in plan.considered),
-        tuple(grounds for plan in plans for grounds in plan.grounds),
-    )
-
-
-def _nearby(costs: CostModel, objective: Objective) -> dict[str, CostModel]:
-    """The model's costs at the further sizes that the objective asks for, by their text."""
-    ledger = costs.ledger
-    found = {}
-    for sizes in spread(ledger.graph, ledger.sizes, objective.spread):
-        try:
-            there = bind(ledger.graph, sizes)
-        except ModelError:
-            continue  # so small that a kernel does not fit: nobody runs the model there
-        text = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        found[text] = CostModel(Ledger(ledger.graph, there, ledger.placement), costs.profile, costs.groups)
-    return found
-
-
-class _Planner:
-    def __init__(
-        self, graph: Graph, view: Graph, rules: RuleSet, costs: CostModel, nearby: Mapping[str, CostModel],
-        objective: Objective,
-    ) -> None:
-        self.view = view
-        self.rules = rules
-        ledger = costs.ledger
-        self.maker = Maker(graph, view, costs)
-        self.forbidden: Prohibitions = prohibitions(view, rules)
-        self.facts: dict[Node, Facts] = {}
-        self.refusals: list[Refusal] = []
-        self.custom: list[Fusion] = []
-        self.overlapping: list[Match] = []
-        placement = Ledger(view, ledger.sizes).placement
-        left = {node for found in self.forbidden.found if not found.unless for node in found.leave}
-        for node in view.nodes:
-            facts = node_facts(node, view, placement)
-            if gives_back(node):
-                continue  # it costs nothing where it is, and its readers read that operand
-            if node.dead and isinstance(facts, Facts):
-                facts = Refusal("unused", "nothing reads what it computes", node.label)
-            if isinstance(facts, Facts) and node not in left:
-                self.facts[node] = facts
-            elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "on-host"):
-                self.refusals.append(facts)
-        if objective.channels_last:
-            for refusal, node in beside_convolutions(view, self.facts):
-                self.refusals.append(refusal)
-                del self.facts[node]
-        self.growth = Growth(view, self.facts, rules, ledger.sizes)
-        self.maker.nearby = tuple(costs.ledger.sizes for costs in nearby.values())
-        self.scales = Scales(self.maker, objective, self.facts, rules, self.forbidden, nearby)
-
-    def plan(self) -> Plan:
-        self._seed()
-        groups = self._grown(self.growth)
-        self._offer_overlapping()
-        self._offer_unions(groups)
-        chosen = self._select()
-        for _ in range(MOST_ROUNDS):
-            if not self._offer_rest(groups, chosen):
-                break
-            chosen = self._select()
-        self._take_in_borders(chosen)
-        # A user who brings a kernel has decided: it is not weighed.
-        fusions = self.custom + [weighed.fusion for weighed in chosen if weighed.fusion is not None]
-        fusions.sort(key=lambda fusion: fusion.nodes[0].index)
-        refusals = dict.fromkeys(self.refusals + self.scales.refusals)
-        candidates = self.scales.weighed + len(self.custom)
-        grounds = Grounds(self.maker, self.facts, self.forbidden, self.scales.nearby)
-        return Plan(tuple(fusions), tuple(refusals), candidates, self._considered(chosen), (grounds,))
-
-    def _seed(self) -> None:
-        """Named groups from fuse rules, largest matches first; every other node that a grow rule lists alone."""
-        matches, near = find_matches(self.view, self.rules)
-        self.refusals += near
-        for match in sorted(matches, key=lambda match: (-len(match.nodes), match.nodes[0].index)):
-            refusal = self._seed_match(match)
-            if refusal is not None:
-                self.refusals.append(refusal)
-        listed = frozenset().union(*(rule.operators for rule in self.rules.grow))
-        for node in self.facts:
-            if node not in self.growth.group and (node.domain, node.op) in listed:
-                self.growth.seed([node])
-
-    def _grown(self, growth: Growth) -> list[Group]:
-        """The groups that grow from the seeds, in graph order, each weighed."""
-        growth.grow()
-        self.refusals += growth.refusals
-        groups = sorted(
-            {id(group): group for group in growth.group.values()}.values(),
-            key=lambda group: min(node.index for node in group.nodes),
-        )
-        for group in groups:
-            self.scales.offer(group.nodes, group.rule.id if group.rule is not None else None)
-        return groups
-
-    def _offer_rest(self, groups: Sequence[Group], chosen: Sequence[Weighed]) -> bool:
-        """What is left of groups that were not taken whole grows anew; whether there is anything new to choose from.
-
-        A second optimisation of the result would find it, and find nothing after this.
-        """
-        fixed = [each.members for each in chosen] + [frozenset(fusion.view) for fusion in self.custom]
-        taken = frozenset().union(*fixed)
-        if not any(sum(not self.facts[node].view for node in group.nodes - taken) > 1
-                   for group in groups if group.nodes & self.facts.keys()):
-            return False
-        rest = {node: facts for node, facts in self.facts.items() if node not in taken and node in self.growth.group}
-        growth = Growth(self.view, rest, self.rules, self.growth.sizes)
-        for members in fixed:
-            growth.contraction.contract(members)
-        for node in rest:
-            growth.seed([node])
-        known = len(self.scales.pool)
-        self._grown(growth)
-        return len(self.scales.pool) > known
-
-    def _seed_match(self, match: Match) -> Refusal | None:
-        rule = match.rule.id
-        for node in match.nodes:
-            if node not in self.facts:
-                return Refusal("not-fusable", f"{node.qualified_op} cannot be part of a region here", node.label, rule)
-        refusal = self.forbidden.refuses(match.nodes)
-        if refusal is not None:
-            return refusal
-        assert isinstance(match.rule, FuseRule)
-        taken = next((node for node in match.nodes if node in self.growth.group), None)
-        if taken is not None:
-            if match.rule.kernel is None:
-                self.overlapping.append(match)
-            return Refusal("already-fused", f"{taken.label} belongs to another match", taken.label, rule)
-        if match.rule.kernel is not None:
-            return self._take_custom(match)
-        lowered = self.maker.lowered(match.nodes)
-        if isinstance(lowered, Refusal):
-            return lowered
-        names = {value: name for name, value in match.bindings.items() if isinstance(value, Value)}
-        seeded = self.growth.seed(match.nodes, match.rule, names)
-        return seeded if isinstance(seeded, Refusal) else None
-
-    def _take_custom(self, match: Match) -> Refusal | None:
-        """A rule with a kernel of the user's own: the region is what the pattern says, and does not grow."""
-        fusion = check_nodes(match.nodes, self.maker.graph.opset) or self.maker.custom(match)
-        if isinstance(fusion, Refusal):
-            return fusion
-        refusal = self.growth.contraction.contract(match.nodes) if len(match.nodes) > 1 else None
-        if refusal is None:
-            self.custom.append(fusion)
-            for node in match.nodes:
-                self.facts.pop(node, None)
-        return refusal
-
-    def _offer_overlapping(self) -> None:
-        """Matches that lost their nodes to others: they, and what they would leave of those, where that is better."""
-        for match in self.overlapping:
-            if any(node not in self.facts for node in match.nodes):
-                continue
-            members = set(match.nodes)
-            groups = [group for node in match.nodes if (group := self.growth.group.get(node)) is not None]
-            touched = {id(group): group for group in groups}.values()
-            rest = [part for group in touched for part in connected(group.nodes - members)]
-            instead = self.scales.worth(members) + sum(self.scales.worth(part) for part in rest)
-            if instead > sum(self.scales.worth(group.nodes) for group in touched):
-                self.scales.offer(members, match.rule.id)
-                for part in rest:
-                    self.scales.offer(part, None)
-
-    def _offer_unions(self, groups: list[Group]) -> None:
-        """Neighbours that stayed apart because rules named them, where a grow rule would have joined them.  As a whole
-        they may be no better than apart, and be better cut elsewhere: that is weighed with them."""
-        pairs: dict[tuple[int, int], tuple[Group, Group]] = {}
-        for group in groups:
-            for node in ordered(group.nodes):
-                for value in node.outputs:
-                    for reader in value.consumers if value is not None else ():
-                        other = self.growth.group.get(reader)
-                        if other is not None and other is not group and (group.rule or other.rule):
-                            pairs[id(group), id(other)] = group, other
-        for first, second in pairs.values():
-            if first.rows is not None and second.rows is not None and first.rows != second.rows:
-                continue
-            members = first.nodes | second.nodes
-            if admitting(self.rules, members) and not is_convex(members):
-                self.scales.offer(members, None)
-
-    def _select(self) -> list[Weighed]:
-        """The best of the pool, every one with its kernel."""
-        while True:
-            pool = list(self.scales.pool)
-            candidates = [Candidate(frozenset(node.index for node in each.members), each.worth) for each in pool]
-            found = select(candidates, lambda places: self._cycles(pool, places))  # noqa: B023
-            chosen = [pool[place] for place in found.chosen]
-            # Kernels of all of them, so that the rounds are few; each round strikes one from the pool at least.
-            made = [each.fusion is not None or self.scales.make(each) for each in chosen]
-            if all(made):
-                return chosen
-
-    def _take_in_borders(self, chosen: Sequence[Weighed]) -> None:
-        """Views beside the chosen regions that cost less inside."""
-        taken = {node for each in chosen for node in each.members} | {n for each in self.custom for n in each.view}
-        borders = Borders(self.maker, self.facts, self.forbidden, self.growth.group.keys(), taken)
-        for each in sorted(chosen, key=lambda each: each.region.view[0].index):
-            if each.fusion is not None:
-                each.region = each.fusion = borders.widened(each.fusion)
-
-    def _cycles(self, pool: Sequence[Weighed], places: Sequence[int]) -> list[frozenset[int]]:
-        """Those of the places whose regions close a cycle, perhaps with regions of kernels that a user brought."""
-        fixed = [fusion.view for fusion in self.custom]
-        found = joint_cycles(self.view, [*fixed, *(pool[place].members for place in places)])
-        barred = [frozenset(places[group - len(fixed)] for group in each if group >= len(fixed)) for each in found]
-        return [each for each in barred if each]
-
-    def _considered(self, chosen: Sequence[Weighed]) -> tuple[Considered, ...]:
-        """Every region that was weighed and what became of it."""
-        holder = {node: each for each in chosen for node in each.members}
-        taken = set(map(id, chosen))
-        records = list(self.scales.records)
-        for fusion in self.custom:
-            records.append(
-                Considered(fusion.view, fusion.rule, fusion.cost, "chosen", "Its rule brings a kernel of its own.", "")
-            )
-        for each in self.scales.pool:
-            region = each.region
-            if id(each) in taken:
-                records.append(Considered(region.view, region.rule, region.cost, "chosen", _gains(region.cost), ""))
-            else:
-                winners = {id(found): found for node in each.members if (found := holder.get(node)) is not None}
-                records.append(_lost(region.view, region.rule, region.cost, list(winners.values())))
-        for whole, part, cost in self.scales.splits:
-            winner = holder.get(min(part, key=lambda node: node.index))
-            if winner is not None and winner.members == whole:
-                records.append(_lost(ordered(part), self.scales.rule_of(part), cost, [winner]))
-        return tuple(sorted(records, key=lambda record: (record.nodes[0].index, -len(record.nodes))))
-
-
-def spread(graph: Graph, sizes: Mapping[str, int], factors: Sequence[float]) -> list[dict[str, int]]:
-    """The planned sizes of the inputs' symbols, multiplied; a size is 1 at least."""
-    names = dict.fromkeys(name for value in graph.inputs for size in value.shape or () for name in sorted(size.symbols))
-    return [
-        {name: max(1, round(sizes[name] * factor)) for name in names if name in sizes} for factor in factors if names
-    ]
-
-
-def _gains(cost: RegionCost) -> str:
-    return (
-        f"It is predicted to run {cost.estimated_speedup:.2f}x as fast and to save {cost.seconds_saved * 1e6:.1f} µs "
-        f"and {round((cost.bytes_before - cost.bytes_after) * cost.executions):,} bytes a run."
-    )
-
-
-def _lost(nodes: tuple[Node, ...], rule: str, cost: RegionCost, winners: Sequence[Weighed]) -> Considered:
-    """A region that others stand in the way of: those that hold nodes of it, or close a cycle with it."""
-    saved = f"It would save {cost.seconds_saved * 1e6:.1f} µs a run"
-    if not winners:
-        return Considered(nodes, rule, cost, "lost", f"{saved}, but closes a cycle with regions that save more.", "")
-    best = max(winners, key=lambda each: each.worth)
-    more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
-    total = sum(each.region.cost.seconds_saved for each in winners) * 1e6
-    reason = f"{saved}; the region of {best.label}{more}, with the same nodes, {total:.1f} µs."
-    return Considered(nodes, rule, cost, "lost", reason, best.label)

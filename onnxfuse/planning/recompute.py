@@ -15,22 +15,21 @@ can come of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.planning.candidates import Fusion
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import admitting
 from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.plan import Grounds, Plan
+from onnxfuse.planning.plan import Plan, SearchSpace
 from onnxfuse.planning.shares import Share, put_together, shares_of
 from onnxfuse.planning.sketches import Part, Sketch, Sketches
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
-from onnxfuse.rules import RuleSet
 from onnxfuse.schedules import SCHEDULES
 
 STAGE = "recompute"
@@ -48,33 +47,24 @@ BETTER = 0.98
 MOST_READERS = 8
 """Regions that compute a value again."""
 
-Judge = Callable[[Fusion], Fusion | Refusal]
-"""Told a fusion; returns it with the kernel and the times that measurements give it, or why the runtime is better."""
 
-
-def recomputed(
-    plan: Plan, rules: RuleSet, costs: CostModel, objective: Objective, judge: Judge | None = None, *,
-    eager: bool = False,
-) -> Plan:
+def recomputed(plan: Plan, context: Context) -> Plan:
     """A plan in which values are computed again where that costs less than to write and read them.
 
     Args:
         plan: its regions share no node.
-        rules: the rules in force; costs: of the model's graph; objective: what the plan is to be good at.
-        judge: what was measured, if anything.
-        eager: take also what is predicted to cost a little more, to measure it.
     """
     shares = shares_of(plan)
     changed: dict[Place, Share] = {}
     told: list[Considered] = []
-    for grounds in plan.grounds:
-        place = grounds.maker.graph.place
-        stage = _Stage(shares.get(place, Share()), grounds, rules, costs, objective, judge, eager)
+    for space in plan.spaces:
+        place = space.maker.graph.place
+        stage = _Stage(shares.get(place, Share()), space, context)
         share = stage.planned()
         if share is not None:
             changed[place] = share
         told += stage.records.values()
-    return put_together(plan, costs.ledger.graph, changed, told)
+    return put_together(plan, context.graph, changed, told)
 
 
 @dataclass(frozen=True)
@@ -95,17 +85,14 @@ class _Stage:
     """One graph."""
 
     share: Share
-    grounds: Grounds
-    rules: RuleSet
-    costs: CostModel
-    objective: Objective
-    judge: Judge | None
-    eager: bool
+    space: SearchSpace
+    context: Context
     records: dict[tuple[str, ...], Considered] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.maker, self.facts = self.grounds.maker, self.grounds.facts
-        self.sketches = Sketches(self.grounds, self.costs)
+        self.maker, self.facts = self.space.maker, self.space.facts
+        self.rules, self.costs, self.objective = self.context.rules, self.context.costs, self.context.objective
+        self.sketches = Sketches(self.space, self.costs)
 
     def planned(self) -> Share | None:
         """The graph's share of the plan with its values computed again where that is better; None where it is as it
@@ -253,7 +240,7 @@ class _Stage:
             return None
         before = sum(self._seconds(each, self.costs) for each in gone)
         after = sum(self.costs.kernel_seconds(each.fused, each.flops) for each in sketches) * self._runs(part)
-        near = NEAR if self.eager or self.judge is not None else 1.0
+        near = NEAR if self.context.eager or self.context.measured is not None else 1.0
         if after >= before * near or (near == 1.0 and not self._gains(before, after, gone, sketches)):
             self._tell(part, readers, before, after)
             return None
@@ -301,7 +288,7 @@ class _Stage:
         """Whether rules and limits admit all of them."""
         profile = self.costs.profile
         return all(
-            self.grounds.forbidden.refuses(each.view) is None
+            self.space.forbidden.refuses(each.view) is None
             and (not each.again or admitting(self.rules, set(each.view)) is not None)
             and too_many(operators(each.view, self.facts), profile, "", "") is None
             for each in sketches
@@ -316,8 +303,8 @@ class _Stage:
             rule = own.rule if own is not None else grown.id if grown is not None else "grow"
             region = self.maker.region(sketch.view, rule, sketch.outputs)
             fusion = region if isinstance(region, Refusal) else self.maker.with_kernel(*region)
-            if isinstance(fusion, Fusion) and self.judge is not None:
-                fusion = self.judge(fusion)
+            if isinstance(fusion, Fusion) and self.context.measured is not None:
+                fusion = self.context.measured(fusion)
             if isinstance(fusion, Refusal):
                 return fusion
             refusal = self._refused(fusion)
@@ -337,10 +324,10 @@ class _Stage:
         """Whether parts with their kernels are better than those that they stand for: as measured, else as predicted;
         and lose at no further size that matters."""
         if any(sum(self._seconds(each, costs) for each in come) > sum(self._seconds(each, costs) for each in gone)
-               for costs in self.grounds.nearby.values()):
+               for costs in self.space.nearby.values()):
             return False
         rest = next((each for each in come if not set(each.outputs).isdisjoint(part.outputs)), None)
-        if rest is not None and rest.fusion is not None and not self.eager:
+        if rest is not None and rest.fusion is not None and not self.context.eager:
             label = rest.view[0].label
             if self.objective.refuses(rest.fusion.cost, len(rest.fusion.nodes), label, rest.fusion.rule) is not None:
                 return False
@@ -351,7 +338,7 @@ class _Stage:
         if all(len(found) == len(side) for found, side in zip(known, times, strict=True)):
             if sum(known[1]) < BETTER * sum(known[0]):
                 return True
-        elif self._gains(before, after, gone, come) or (self.eager and after < NEAR * before):
+        elif self._gains(before, after, gone, come) or (self.context.eager and after < NEAR * before):
             return True
         self._tell(part, readers, before, after)
         return False

@@ -12,7 +12,7 @@ from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import copied
-from onnxfuse.planning.plan import Grounds
+from onnxfuse.planning.plan import SearchSpace
 from onnxfuse.planning.traffic import Fused
 
 MOST_OPERATORS = 8
@@ -75,7 +75,7 @@ class Sketch:
 class Sketches:
     """Makes sketches in one graph, from what its regions were chosen from; ``costs`` are those of the model."""
 
-    grounds: Grounds
+    space: SearchSpace
     costs: CostModel
 
     def cone(self, part: Part, value: Value, kept: Collection[Value]) -> tuple[Node, ...] | None:
@@ -91,16 +91,16 @@ class Sketches:
                 return None
             found.add(node)
             waiting += [each for each in node.reads() if each not in kept]
-        if sum(not self.grounds.facts[node].view for node in found) > MOST_OPERATORS:
+        if sum(not self.space.facts[node].view for node in found) > MOST_OPERATORS:
             return None
         return tuple(sorted(found, key=lambda node: node.index))
 
     def _is_cheap(self, node: Node) -> bool:
-        facts = self.grounds.facts.get(node)
+        facts = self.space.facts.get(node)
         return (
             facts is not None and facts.rows is None and not facts.transposes and not node.captures
             and sum(value is not None for value in node.outputs) == 1
-            and all(classify(original, self.grounds.maker.graph) in CHEAP or original.op == "Constant"
+            and all(classify(original, self.space.maker.graph) in CHEAP or original.op == "Constant"
                     for original in node.originals)
         )
 
@@ -132,7 +132,7 @@ class Sketches:
         return Sketch(part, view, kept, (), self._fused(view, reads, kept), part.flops)
 
     def _fused(self, view: Sequence[Node], reads: Iterable[Value], outputs: Iterable[Value]) -> Fused:
-        values = self.grounds.maker.graph.values
+        values = self.space.maker.graph.values
         return Fused(self.originals(view), tuple(values[value.name] for value in dict.fromkeys(reads)),
                      tuple(values[value.name] for value in outputs))
 

@@ -13,12 +13,11 @@ from math import prod
 from typing import Any, Protocol
 
 from onnxfuse.errors import KernelError
-from onnxfuse.graph.model import Graph
+from onnxfuse.graph.model import Place
 from onnxfuse.graph.sizes import bytes_of, shape_of
-from onnxfuse.planning.candidates import Fusion, makers_of
+from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.plan import Plan, judged
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES, USER, Kernel, make_kernel, named
@@ -76,7 +75,7 @@ class _Way:
     spilled: int
     again: int
     threads: int
-    abreast: int
+    resident: int
 
     @property
     def moved(self) -> int:
@@ -91,19 +90,18 @@ class _Way:
 
 
 class Spills:
-    """Judges the fusions of one model by what the compiler makes of their kernels."""
+    """What the compiler makes of the kernels of one model's fusions."""
 
-    def __init__(self, view: Graph, costs: CostModel, objective: Objective, compiled: Compiled) -> None:
-        """Args: ``view`` the canonical view that fusions are made of; ``costs`` of the model's graph."""
-        self.makers = makers_of(costs.ledger.graph, view, costs)
-        self.costs, self.objective, self.compiled = costs, objective, compiled
+    def __init__(self, makers: Mapping[Place, Maker], costs: CostModel, objective: Objective, compiled: Compiled
+                 ) -> None:
+        """Args: ``makers`` of the model's fusions; ``costs`` of its graph."""
+        self.makers, self.costs, self.objective, self.compiled = makers, costs, objective, compiled
 
-    def settled(self, plan: Plan) -> Plan:
-        """A plan after what the compiler made of its kernels, which are compiled all at once."""
-        self.compiled.figures([named(kernel) for kernel in {id(f.kernel): f.kernel for f in plan.fusions}.values()])
-        return judged(plan, self.judge)
+    def compile(self, fusions: Sequence[Fusion]) -> None:
+        """Compile the kernels of many fusions at once."""
+        self.compiled.figures([named(kernel) for kernel in {id(f.kernel): f.kernel for f in fusions}.values()])
 
-    def judge(self, fusion: Fusion) -> Fusion | Refusal:
+    def revision(self, fusion: Fusion) -> Fusion | Refusal:
         """The fusion with the kernel that spills the least, its predicted time with what is spilled, and what was read
         back; or why it is left to the runtime."""
         (own,) = self._ways(fusion, [fusion.kernel])
@@ -137,7 +135,7 @@ class Spills:
         others = [make_kernel(lowered, fusion.rule, schedule, self.costs.ledger.sizes, choice)
                   for choice in fusion.kernel.choices]
         ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel)])
-        wide = (way for way in ways if isinstance(way, _Way) and way.abreast * FEWER >= own.abreast)
+        wide = (way for way in ways if isinstance(way, _Way) and way.resident * FEWER >= own.resident)
         best = min(wide, key=lambda way: way.order, default=own)
         return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own
 
@@ -154,7 +152,7 @@ class Spills:
         """``text``: the kernel by the names that it was compiled under."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
         shapes = [shape for value in fusion.tensors if (shape := shape_of(value, sizes)) is not None]
-        steps, spilled, again, most, abreast = text.plan.variants[0].steps, 0, 0, 0, 0
+        steps, spilled, again, most, resident = text.plan.variants[0].steps, 0, 0, 0, 0
         if len(shapes) == len(fusion.tensors):
             variant, evaluate = chosen_variant(text.plan, shapes, profile.sm, profile.multiprocessors)
             steps = variant.steps
@@ -164,9 +162,9 @@ class Spills:
                 # What only a run knows counts as 1.
                 threads, blocks = (prod(evaluate(size) or 1 for size in part) for part in (step.block, step.grid))
                 spilled += figures[step.kernel].spilled_bytes * threads * blocks
-                most, abreast = max(most, threads), max(abreast, threads * blocks)
+                most, resident = max(most, threads), max(resident, threads * blocks)
         largest = max((figures[step.kernel] for step in steps), key=lambda each: (each.spilled_bytes, each.registers))
-        return _Way(kernel, largest, spilled, again, most, abreast)
+        return _Way(kernel, largest, spilled, again, most, resident)
 
     def _seconds(self, nbytes: int) -> float:
         """Seconds that bytes through the second-level cache take."""

@@ -81,7 +81,7 @@ class Weighed:
 
 
 @dataclass
-class Scales:
+class CandidatePool:
     """Weighs regions of one graph and keeps what may be chosen (``pool``), what was refused, and every verdict.
 
     Attributes:

@@ -17,7 +17,7 @@ from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel, RegionCost
 from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.plan import Considered
+from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
     Explanation,

@@ -10,9 +10,9 @@ from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.facts import node_facts
 from onnxfuse.planning.placement import Kind, Placement
-from onnxfuse.planning.plan import Considered
 from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import prohibitions
 

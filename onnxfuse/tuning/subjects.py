@@ -9,7 +9,8 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.measurements import text_of
 from onnxfuse.measuring.database import DEFAULT
 from onnxfuse.pipeline import Optimised
-from onnxfuse.planning.candidates import Fusion, Maker, makers_of
+from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.refusal import Refusal
@@ -55,7 +56,8 @@ class Subject:
 
 def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
     """The distinct regions of a plan, those that take longest first, and why others cannot be measured."""
-    makers = makers_of(optimised.graph, optimised.canonical.graph, CostModel(optimised.ledger, optimised.profile))
+    costs = CostModel(optimised.ledger, optimised.profile)
+    makers = Context(optimised.canonical.graph, optimised.rules, costs).makers
     identities = Identities(optimised.graph, optimised.ledger.sizes)
     found: dict[Identity, list[tuple[Fusion, Lowered]]] = {}
     refusals = []

@@ -22,10 +22,11 @@ from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.pipeline import Optimised, Options, Tell, load, optimise, silent
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.evidence import settled
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import STAGE
+from onnxfuse.planning.passes import measured
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
@@ -288,7 +289,7 @@ def _verdicts(optimised: Optimised, found: Measurements) -> dict[int, str]:
     """By the id of a fusion of the plan: why it is left to ONNX Runtime."""
     costs = CostModel(optimised.ledger, optimised.profile)
     plan = replace(optimised.plan, refusals=())
-    after = settled(plan, optimised.canonical.graph, costs, found)
+    after = measured(plan, Context(optimised.canonical.graph, optimised.rules, costs).knowing(found, None))
     reasons = {refusal.node: refusal.message for refusal in after.refusals}
     kept = {fusion.view for fusion in after.fusions}
     return {id(fusion): reasons[fusion.nodes[0].label] for fusion in plan.fusions if fusion.view not in kept}

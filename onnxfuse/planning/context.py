@@ -1,0 +1,60 @@
+"""What every pass of the planner works with, made once a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from onnxfuse.graph.model import Graph, Place
+from onnxfuse.planning.candidates import Fusion, Maker, makers_of
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.evidence import Evidence, Measured
+from onnxfuse.planning.objective import Objective
+from onnxfuse.planning.spills import Compiled, Spills
+from onnxfuse.refusal import Refusal
+from onnxfuse.rules import RuleSet
+
+Revision = Callable[[Fusion], Fusion | Refusal]
+"""A fusion as something that is known of it makes it, or why it is left to the runtime."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A model to plan for, and what is known beside it.
+
+    Attributes:
+        view: the canonical view of the costs' graph.
+        rules: in force; costs: at the planned sizes, on the GPU to plan for; objective: what the plan is to be good at.
+        eager: take also what is predicted to cost a little more, to measure it.
+        measured: what measurements make of a fusion; None where nothing was measured.
+        spills: what the compiler makes of one; None where nothing is compiled.
+    """
+
+    view: Graph
+    rules: RuleSet
+    costs: CostModel
+    objective: Objective = field(default_factory=Objective)
+    eager: bool = False
+    measured: Revision | None = None
+    spills: Spills | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The model's graph."""
+        return self.costs.ledger.graph
+
+    @cached_property
+    def makers(self) -> dict[Place, Maker]:
+        """Makes the fusions of each graph, by place; equal regions of all of them share their kernels."""
+        return makers_of(self.graph, self.view, self.costs)
+
+    def knowing(self, evidence: Evidence | None, compiled: Compiled | None) -> Context:
+        """The same with what was measured on the GPU, and what its compiler makes of kernels."""
+        # A tuned choice holds near the planned sizes, and would be in the way of variants for others.
+        choices = not self.objective.spread
+        return replace(
+            self,
+            measured=None if evidence is None else Measured(self.makers, self.costs, evidence, choices).revision,
+            spills=None if compiled is None else Spills(self.makers, self.costs, self.objective, compiled),
+        )

@@ -1,0 +1,51 @@
+"""The planner's passes, in their order: each makes a plan of the one before.
+
+    searched     which regions to fuse, and their kernels (``search``)
+    measured     tuned kernels; what was measured slower is left out (``evidence``)
+    recomputed   values computed again where that costs less than to write and read them (``recompute``)
+    compiled     kernels that spill run another way (``spills``)
+    joined       independent regions in one launch (``horizontal``)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxfuse.planning.context import Context
+from onnxfuse.planning.horizontal import STAGE as HORIZONTAL_JOINS
+from onnxfuse.planning.horizontal import joined
+from onnxfuse.planning.plan import Plan, revised
+from onnxfuse.planning.recompute import STAGE as RECOMPUTE
+from onnxfuse.planning.recompute import recomputed
+from onnxfuse.planning.search import searched
+
+Pass = Callable[[Plan, Context], Plan]
+
+
+def measured(plan: Plan, context: Context) -> Plan:
+    """A plan after what was measured: a region that was measured slower than the runtime's own nodes is left out."""
+    return plan if context.measured is None else revised(plan, context.measured)
+
+
+def compiled(plan: Plan, context: Context) -> Plan:
+    """A plan after what the compiler made of its kernels, which are compiled all at once."""
+    if context.spills is None:
+        return plan
+    context.spills.compile(plan.fusions)
+    return revised(plan, context.spills.revision)
+
+
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("search", searched), ("measurements", measured), (RECOMPUTE, recomputed), ("spills", compiled),
+    (HORIZONTAL_JOINS, joined),
+)
+"""By the names under which ``--disable`` leaves a stage out, where it may."""
+
+
+def planned(context: Context) -> Plan:
+    """The plan for a model."""
+    plan = Plan()
+    for name, each in PASSES:
+        if name not in context.rules.disabled:
+            plan = each(plan, context)
+    return plan
