@@ -97,3 +97,14 @@ def test_folders_are_listed_in_the_order_of_the_data() -> None:
     stages = [folder for folder in folders if (ROOT / "onnxfuse" / folder).is_dir()]
     assert stages == ["graph", "ir", "operators", "folding", "rules", "planning", "lowering", "schedules", "rewriting",
                       "verifying", "reporting", "runtime", "measuring", "tuning", "debugging", "cli"]
+
+
+def test_the_ways_of_changes_lead_to_files_that_are_there() -> None:
+    """And none takes more than four files of the package."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    ways = [part for part in text.split("\n\n") if part.startswith("**")]
+    assert len(ways) >= 5
+    for way in ways:
+        named = re.findall(r"`((?:onnxfuse|rules|tests)/[^`]*)`", way)
+        assert named and all((ROOT / name).exists() for name in named), way
+        assert len({name for name in named if name.startswith("onnxfuse/") and not name.endswith("/")}) <= 4, way
