@@ -195,3 +195,17 @@ def test_labels_stay_distinct_where_names_are_not() -> None:
     labels = [body.label for body, _ in graphs_of(made) if body is not None]
     assert labels == ["If -> p/else_branch", "If -> p/then_branch", "If -> q/else_branch", "If -> q/then_branch"]
     assert labels == [each.body.label for each in load_graph(made).walk() if each.body is not None]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_in_bodies_do_not_hang_on_onnx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are so many bodies that onnx is not asked, their types and sizes are known all the same."""
+    def known() -> list[tuple[object, ...]]:
+        graph = load_graph(MODELS[name]())
+        return [(part.place, each, value.dtype, value.shape) for part in graph.walk()
+                for each, value in part.values.items()]
+
+    asked = known()
+    monkeypatch.setattr("onnxfuse.graph.build.MOST_SEEN", 0)
+    monkeypatch.setattr("onnx.shape_inference.infer_shapes", None)
+    assert known() == asked

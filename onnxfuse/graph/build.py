@@ -7,7 +7,8 @@ stop it.  What it leaves out (tensor attributes, captured names, element types) 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -26,7 +27,7 @@ from onnxfuse.graph.dims import Dim, dim, parse, symbol
 from onnxfuse.graph.inference import infer_model
 from onnxfuse.graph.load import LoadedModel, from_proto
 from onnxfuse.graph.model import Body, Graph, Node, Shape, Value
-from onnxfuse.graph.order import OWNERS, bodies_in, bodies_of, local_names, subgraphs
+from onnxfuse.graph.order import OWNERS, Scope, bodies_in, bodies_of, graphs_of, local_names, subgraphs
 from onnxfuse.graph.sequence import captures, sequence
 
 _PLAIN = (
@@ -39,6 +40,9 @@ OVERRIDABLE = 4
 
 MOST_FUNCTIONS = 4096
 """Functions that onnx infers a model with: its time grows with their square."""
+
+MOST_SEEN = 1 << 25
+"""Bodies times nodes of the main graph up to which onnx infers a model: for each body it copies all that is known."""
 
 _UNKNOWN_SIZES = ("", "?", "None", "none", "-1", "unk", "unknown")
 
@@ -67,7 +71,7 @@ class _Source:
     folder: Path | None
 
 
-def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] | None = None,
+def _build(graph: onnx.GraphProto, source: _Source, around: ChainMap[str, Value] | None = None,
            body: Body | None = None, owner: Node | None = None) -> Graph:
     """One graph and the bodies in it.
 
@@ -79,8 +83,9 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
     values = _values(graph, proto.ir_version if body is None else OVERRIDABLE, source.folder)
     if around:
         values |= _captured(graph, values, around)
-    known = {**(around or {}), **values}
-    taken = {*known, *(name for node in graph.node for name in node.output if name)}
+    # What is known around stays where it is: a copy for each body would be work of the bodies times the names.
+    known = around.new_child(dict(values)) if around is not None else ChainMap(dict(values))
+    taken = Scope({name for node in graph.node for name in node.output if name}, known)
     nodes: list[Node] = []
     bodies: list[Graph] = []
     inside: dict[int, list[tuple[Body, onnx.GraphProto]]] = {}
@@ -136,10 +141,10 @@ def _build(graph: onnx.GraphProto, source: _Source, around: Mapping[str, Value] 
     )
 
 
-def _hides(graph: onnx.GraphProto, around: Collection[str]) -> bool:
+def _hides(graph: onnx.GraphProto, around: Container[str]) -> bool:
     """Whether a body gives a name of the graphs around to a value of its own, which ONNX forbids: it stays closed."""
     own = local_names(graph).union(*(node.output for node in graph.node))
-    return not own.isdisjoint(around) or any(
+    return any(name in around for name in own) or any(
         _hides(inner, around) for node in graph.node for _, inner in bodies_of(node)
     )
 
@@ -367,8 +372,9 @@ def _input_symbols(inputs: Iterable[onnx.ValueInfoProto]) -> frozenset[str]:
 
 def _infer(proto: onnx.ModelProto) -> Iterable[onnx.ValueInfoProto]:
     """onnx's whole-model inference, on a copy whose large initialisers have turned into inputs; nothing of a model with
-    so many functions that it would take long."""
-    if len(proto.functions) > MOST_FUNCTIONS:
+    so many functions or bodies that it would take long."""
+    bodies = sum(1 for _ in graphs_of(proto)) - 1
+    if len(proto.functions) > MOST_FUNCTIONS or bodies * len(proto.graph.node) > MOST_SEEN:
         return []
     copy = onnx.ModelProto(ir_version=max(proto.ir_version, 4))
     copy.opset_import.extend(proto.opset_import)

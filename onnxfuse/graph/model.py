@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,10 +230,12 @@ class Graph:
         """
         if body is None:
             return self
-        for found in self.walk():
-            if found.body is not None and found.body.label == body.label:
-                return found
-        raise KeyError(body.label)
+        return self._parts[body.label]
+
+    @cached_property
+    def _parts(self) -> Mapping[str, Graph]:
+        """The bodies by label, of several of one label the first."""
+        return {found.body.label: found for found in reversed(list(self.walk())) if found.body is not None}
 
     @property
     def opset(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -106,6 +106,25 @@ def captured_names(node: onnx.NodeProto) -> list[str]:
     return list(found)
 
 
+class Scope:
+    """Names that a graph may read: its own and those of the graphs around it, which stay in their collections, for a
+    set of all of them in each body would be work of the bodies times the names."""
+
+    def __init__(self, *layers: Container[str]) -> None:
+        self._layers = layers
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in layer for layer in self._layers)
+
+    def inside(self, own: Container[str]) -> Scope:
+        """With what one more graph defines, as it does so."""
+        return Scope(own, *self._layers)
+
+
+NOTHING = Scope()
+"""What may be read where nothing is around."""
+
+
 def local_names(graph: onnx.GraphProto) -> set[str]:
     """Names of a graph's inputs and initialisers."""
     names = {value.name for value in graph.input}
@@ -130,19 +149,19 @@ def in_order(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
 
     The model itself where all are sorted; else a copy.  Nodes of a cycle stay where they are.
     """
-    if _is_sorted(model.graph.node, model.graph, frozenset()) and all(
-            _is_sorted(function.node, None, frozenset()) for function in model.functions):
+    if _is_sorted(model.graph.node, model.graph, NOTHING) and all(
+            _is_sorted(function.node, None, NOTHING) for function in model.functions):
         return model, ()
     result = onnx.ModelProto()
     result.CopyFrom(model)
     found: list[str] = []
-    _sort(result.graph.node, result.graph, frozenset(), "the main graph", found)
+    _sort(result.graph.node, result.graph, NOTHING, "the main graph", found)
     for function in result.functions:
-        _sort(function.node, None, frozenset(), f"function '{function.name}'", found)
+        _sort(function.node, None, NOTHING, f"function '{function.name}'", found)
     return result, tuple(dict.fromkeys(found))
 
 
-def _is_sorted(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto | None, outer: frozenset[str]) -> bool:
+def _is_sorted(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto | None, outer: Scope) -> bool:
     """Whether every node, in subgraphs too, stands after those whose results it reads."""
     later = {name for node in nodes for name in node.output if name and name not in outer}
     if graph is not None:
@@ -161,7 +180,7 @@ def _is_sorted(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto | None, o
     return True
 
 
-def _sort(items: Any, graph: onnx.GraphProto | None, outer: frozenset[str], about: str, found: list[str]) -> None:
+def _sort(items: Any, graph: onnx.GraphProto | None, outer: Scope, about: str, found: list[str]) -> None:
     """Sort a list of nodes in place, those of subgraphs first, and note what was not sorted."""
     nodes = list(items)
     scope = _scope(nodes, graph, outer)
@@ -180,7 +199,7 @@ def _sort(items: Any, graph: onnx.GraphProto | None, outer: frozenset[str], abou
         items.sort(key=lambda _: next(keys))  # sort asks once an item, in order
 
 
-def _needs(nodes: Sequence[onnx.NodeProto], given: Collection[str], outer: Collection[str]) -> list[list[int]]:
+def _needs(nodes: Sequence[onnx.NodeProto], given: Collection[str], outer: Container[str]) -> list[list[int]]:
     """Of each node the places of those whose results it reads, in its bodies too, itself among them.
 
     Args:
@@ -195,10 +214,10 @@ def _needs(nodes: Sequence[onnx.NodeProto], given: Collection[str], outer: Colle
     ]
 
 
-def _scope(nodes: Iterable[onnx.NodeProto], graph: onnx.GraphProto | None, outer: frozenset[str]) -> frozenset[str]:
+def _scope(nodes: Iterable[onnx.NodeProto], graph: onnx.GraphProto | None, outer: Scope) -> Scope:
     """Names that subgraphs of these nodes may read."""
     own = local_names(graph) if graph is not None else set()
-    return outer.union(own, (name for node in nodes for name in node.output))
+    return outer.inside(own.union(name for node in nodes for name in node.output))
 
 
 def contracted(
@@ -226,7 +245,7 @@ def contracted(
     return order, sorted(set(items) - set(order))
 
 
-def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str] = frozenset()) -> None:
+def check_order(graph: onnx.GraphProto, place: str | None, outer: Scope = NOTHING) -> None:
     """Check a graph and its subgraphs, whose nodes ``in_order`` has sorted.
 
     Args:
@@ -238,7 +257,7 @@ def check_order(graph: onnx.GraphProto, place: str | None, outer: frozenset[str]
     """
     _check_unique(graph, place)
     _check_nodes(graph.node, local_names(graph), place, outer)
-    _check_outputs([value.name for value in graph.output], graph.node, local_names(graph) | outer, place)
+    _check_outputs([value.name for value in graph.output], graph.node, outer.inside(local_names(graph)), place)
 
 
 def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
@@ -258,7 +277,7 @@ def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
                     f"The function '{function.name}' has two inputs or outputs of one name, or stands twice.",
                     place=where, remedy="Export the model again.")
         known[key] = function
-        _check_nodes(function.node, set(function.input), where, frozenset())
+        _check_nodes(function.node, set(function.input), where, NOTHING)
         _check_outputs(function.output, function.node, set(function.input), where)
     calls = {
         key: [called for node in all_nodes(function.node) if (called := _called(node)) in known]
@@ -294,7 +313,7 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from all_nodes(graph.node)
 
 
-def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str | None, outer: frozenset[str]) -> None:
+def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str | None, outer: Scope) -> None:
     """Check what nodes read and compute, ``defined`` before them."""
     given = frozenset(defined)
     computed = {name for node in nodes for name in node.output if name}
@@ -305,7 +324,7 @@ def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str 
             if name and name not in defined and name not in outer:
                 if name not in computed:
                     for inner in subgraphs(node):  # whose own fault it may be
-                        check_order(inner, place, outer | defined | computed)
+                        check_order(inner, place, outer.inside(defined | computed))
                     raise ModelError(
                         f"Node '{label(node)}' reads '{name}', which nothing computes.", place=where,
                         remedy="Export the model again.",
@@ -329,12 +348,12 @@ def _check_nodes(nodes: Sequence[onnx.NodeProto], defined: set[str], place: str 
             if name:
                 defined.add(name)
         if captured or any(True for _ in subgraphs(node)):
-            scope = outer | defined
+            scope = outer.inside(defined)
             for inner in subgraphs(node):
                 check_order(inner, place, scope)
 
 
-def _check_outputs(outputs: Iterable[str], nodes: Iterable[onnx.NodeProto], given: Collection[str],
+def _check_outputs(outputs: Iterable[str], nodes: Iterable[onnx.NodeProto], given: Container[str],
                    place: str | None) -> None:
     made = {name for node in nodes for name in node.output}
     for name in outputs:

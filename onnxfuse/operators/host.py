@@ -47,6 +47,9 @@ class Host:
 
 _known: WeakKeyDictionary[Graph, Host] = WeakKeyDictionary()
 
+_folded: WeakKeyDictionary[Value, bool] = WeakKeyDictionary()
+"""Of values that bodies read from outside: many bodies may read what one long chain computes."""
+
 
 def host(graph: Graph) -> Host:
     """What runs and lies on the host, computed once a graph."""
@@ -88,12 +91,21 @@ def _find(graph: Graph) -> Host:
 
 def _is_folded(value: Value | None) -> bool:
     """Whether a value that a body reads from outside is computed once, when the session is created."""
-    waiting, seen = [value], set()
+    if value is None:
+        return False
+    if value not in _folded:
+        _folded[value] = _is_computed_once(value)
+    return _folded[value]
+
+
+def _is_computed_once(value: Value) -> bool:
+    waiting: list[Value | None] = [value]
+    seen: set[Value] = set()
     while waiting:
         here = waiting.pop()
-        if here is None:
+        if here is None or _folded.get(here) is False:
             return False
-        if here in seen or here.is_constant:
+        if here in seen or here.is_constant or here in _folded:
             continue
         seen.add(here)
         node = here.producer

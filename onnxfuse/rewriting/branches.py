@@ -20,7 +20,7 @@ from onnxfuse.graph.model import Place
 from onnxfuse.graph.order import STANDARD_DOMAINS, local_names, subgraphs
 from onnxfuse.rewriting.index import reads_of
 from onnxfuse.rewriting.metadata import packed, unpacked
-from onnxfuse.rewriting.names import unlike
+from onnxfuse.rewriting.names import Names
 from onnxfuse.rewriting.order import put_back, sort_nodes
 from onnxfuse.rewriting.origin import first_output
 
@@ -72,7 +72,7 @@ def with_branches(model: onnx.ModelProto, taken: Taken) -> tuple[onnx.ModelProto
               if ((position, ""),) in taken and _can_go(node, taken[(position, ""),])}
     if not chosen:
         return None
-    names = _Names(model)
+    names = _Outside(model)
     coming = {position: _Arrivals() for position in chosen}
     for position in sorted(chosen):
         _unwrap(graph.node[position], ((position, ""),), taken, names, coming[position])
@@ -129,14 +129,14 @@ def without_branches(graph: onnx.GraphProto, record: BranchRecord) -> None:
     sort_nodes(graph)
 
 
-class _Names:
+class _Outside:
     """Names of the model's values and the main graph's nodes, and for what comes out of branches names of its own."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.defined: Counter[str] = Counter()
         self._define(model.graph)
-        self.taken = set(self.defined)
-        self.nodes = {node.name for node in model.graph.node}
+        self.values = Names(frozenset(self.defined))
+        self.nodes = Names({node.name for node in model.graph.node})
         self.outputs = {info.name for info in model.graph.output}
         self.stated = {info.name for info in model.graph.value_info}
 
@@ -149,17 +149,12 @@ class _Names:
 
     def outside(self, name: str) -> str:
         """What a value of a branch is called outside."""
-        if self.defined[name] == 1:
-            return name
-        name = unlike(name, self.taken)
-        self.taken.add(name)
-        return name
+        return name if self.defined[name] == 1 else self.values.give(name)
 
     def rename(self, node: onnx.NodeProto) -> None:
         """Call a node outside as no other node of the main graph is called, whose names the runtime wants distinct."""
         if node.name:
-            node.name = unlike(node.name, self.nodes)
-            self.nodes.add(node.name)
+            node.name = self.nodes.give(node.name)
 
 
 def _can_go(node: onnx.NodeProto, branch: str) -> bool:
@@ -169,7 +164,7 @@ def _can_go(node: onnx.NodeProto, branch: str) -> bool:
             and len(body.output) >= len(node.output))
 
 
-def _unwrap(owner: onnx.NodeProto, place: Place, taken: Taken, names: _Names, coming: _Arrivals) -> None:
+def _unwrap(owner: onnx.NodeProto, place: Place, taken: Taken, names: _Outside, coming: _Arrivals) -> None:
     """Add what the branch taken holds, under the names that it has outside, and what is in it likewise."""
     branch = taken[place]
     body = onnx.GraphProto()
@@ -200,7 +195,7 @@ def _unwrap(owner: onnx.NodeProto, place: Place, taken: Taken, names: _Names, co
         coming.weights.append(tensor)
     for info in body.value_info:
         name = renamed.get(info.name, "")
-        if name and name not in names.stated | names.outputs:
+        if name and name not in names.stated and name not in names.outputs:
             names.stated.add(name)
             info.name = name
             coming.infos.append(info)
@@ -263,10 +258,10 @@ def _unread_weights(model: onnx.ModelProto, coming: Mapping[int, _Arrivals], dea
     after = {name for position, node in enumerate(graph.node) if position not in coming and position not in dead
              for name in reads_of(node)}
     after |= {name for arrivals in coming.values() for node in arrivals.nodes for name in reads_of(node)}
-    borders = {info.name for info in (*graph.input, *graph.output)}
-    bound = {entry.value for note in graph.quantization_annotation for entry in note.quant_parameter_tensor_names}
+    after |= {info.name for info in (*graph.input, *graph.output)}
+    after |= {entry.value for note in graph.quantization_annotation for entry in note.quant_parameter_tensor_names}
     return {
         place for place, tensor in enumerate(graph.initializer)
-        if tensor.name in before - after and tensor.name not in borders | bound
+        if tensor.name in before and tensor.name not in after
         and not is_external(tensor) and tensor_bytes(tensor) <= SMALL_BYTES
     }

@@ -37,7 +37,7 @@ from onnxfuse.rewriting.metadata import (
     packed,
     to_json,
 )
-from onnxfuse.rewriting.names import NamePool, node_name
+from onnxfuse.rewriting.names import NamePool, Names, node_stem
 from onnxfuse.rewriting.order import rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.region import FusedRegion
@@ -158,7 +158,7 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         function.name = op
     sites = [replace(site, stands=stands) for place, here in _by_place(sites).items()
              for site, stands in _with_standing(indexes[place], here)]
-    names = _names(model, indexes, sites)
+    names = Names(_names(model, indexes, sites))
     placed: list[Placed] = []
     by_place, symbols = _by_place(sites), symbol_names(model)
     # To reorder a graph moves its nodes, and with them the bodies inside.
@@ -203,7 +203,7 @@ def _by_place(sites: Iterable[_Site]) -> dict[Place, list[_Site]]:
     return found
 
 
-def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], names: set[str],
+def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], names: Names,
            symbols: frozenset[str]) -> list[Placed]:
     """Put fused nodes into one graph of the copy of the model that ``index`` is of."""
     gone: _Gone = {}
@@ -232,8 +232,7 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
     placed: list[Placed] = []
     for site in sites:
         own = sorted(position for position in site.nodes if len(gone.get(position, ())) == 1)
-        name = node_name([index.nodes[position] for position in own], site.region.rule, names)
-        names.add(name)
+        name = names.give(node_stem([index.nodes[position] for position in own], site.region.rule))
         fresh = [v for v in site.region.outputs if v.name not in index.infos and v.name not in index.outputs]
         record = _record(index, site, gone, origin, unread, tuple(value.name for value in fresh))
         graph.node.append(_node(site, name, record))

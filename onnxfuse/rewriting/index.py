@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import onnx
 
 from onnxfuse.graph.model import Place
 from onnxfuse.graph.order import STANDARD_DOMAINS, all_nodes, captured_names, subgraphs
+from onnxfuse.lowering import launch
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,13 @@ class ModelIndex:
         for place in sorted({each[:depth] for each in places for depth in range(len(each) + 1)}, key=len):
             found[place] = ModelIndex.of(model, place, found.get(place[:-1]))
         return found
+
+    @cached_property
+    def functions(self) -> Mapping[str, onnx.FunctionProto]:
+        """The model's functions that are bodies of fused nodes, by name, looked up once for all its graphs."""
+        if self.around is not None:
+            return self.around.functions
+        return {entry.name: entry for entry in self.model.functions if entry.domain == launch.DOMAIN}
 
     def has_subgraph(self, position: int) -> bool:
         """Whether a node holds a graph in an attribute."""

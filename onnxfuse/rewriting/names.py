@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -53,19 +53,29 @@ class NamePool:
         return self.names[key], True
 
 
-def node_name(replaced: Sequence[onnx.NodeProto], rule: str, used: Collection[str]) -> str:
-    """A name for the node that replaces others: the first one's name and the rule; unlike every name in ``used``."""
+class Names:
+    """Names that are taken, and new ones that are unlike them and one another."""
+
+    def __init__(self, *taken: Container[str]) -> None:
+        self._taken = taken
+        self._given: set[str] = set()
+        self._following: dict[str, int] = {}
+
+    def give(self, stem: str) -> str:
+        """``stem``, or ``stem_2`` and so on where that is taken; it is from now on."""
+        # What was taken stays so: the next one need not look at the numbers before again.
+        name, number = stem, self._following.get(stem, 2)
+        while name in self._given or any(name in taken for taken in self._taken):
+            name, number = f"{stem}_{number}", number + 1
+        self._following[stem] = number
+        self._given.add(name)
+        return name
+
+
+def node_stem(replaced: Sequence[onnx.NodeProto], rule: str) -> str:
+    """What the name of a node that replaces others begins with: the first one's name and the rule."""
     first = next((node.name for node in replaced if node.name), replaced[0].op_type)
-    stem = f"{first}.{rule}" if rule else f"{first}.fused"
-    return unlike(stem, used)
-
-
-def unlike(stem: str, used: Collection[str]) -> str:
-    """``stem``, or ``stem_2`` and so on where that is taken."""
-    name, number = stem, 2
-    while name in used:
-        name, number = f"{stem}_{number}", number + 1
-    return name
+    return f"{first}.{rule}" if rule else f"{first}.fused"
 
 
 def _identity(body: onnx.FunctionProto) -> bytes:

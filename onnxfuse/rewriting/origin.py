@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -40,7 +40,7 @@ class Origin:
             ModelError: the records in the model cannot be read.
         """
         graph = index.graph
-        fused = fused_nodes(graph, pooled(index.model))
+        fused = fused_nodes(graph, index.functions)
         record = model_record(notes_of(index.model, index.place))
         if record is None:
             known = not fused
@@ -77,13 +77,8 @@ class Origin:
         return Origin(record, nodes, initializers, infos, fused)
 
 
-def pooled(model: onnx.ModelProto) -> frozenset[str]:
-    """Names of the model's functions that are bodies of fused nodes."""
-    return frozenset(e.name for e in model.functions if e.domain == launch.DOMAIN and POOLED.fullmatch(e.name))
-
-
-def fused_nodes(graph: onnx.GraphProto, functions: Collection[str]) -> dict[int, FusedRecord]:
-    """Records of the nodes of a graph that stand for one of these functions, by position.
+def fused_nodes(graph: onnx.GraphProto, functions: Container[str]) -> dict[int, FusedRecord]:
+    """Records of the nodes of a graph that stand for one of these functions of our domain, by position.
 
     A node whose record another tool dropped has an empty one.
 
@@ -92,7 +87,7 @@ def fused_nodes(graph: onnx.GraphProto, functions: Collection[str]) -> dict[int,
     """
     found = {}
     for position, node in enumerate(graph.node):
-        if node.domain == launch.DOMAIN and node.op_type in functions:
+        if node.domain == launch.DOMAIN and node.op_type in functions and POOLED.fullmatch(node.op_type):
             text = next((entry.s.decode("utf-8", "replace") for entry in node.attribute if entry.name == KEY), None)
             found[position] = FusedRecord("", "") if text is None else fused_record(text, f"node {node.name!r}")
     return found

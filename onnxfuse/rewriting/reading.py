@@ -13,7 +13,7 @@ from onnxfuse.graph.model import Body
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.metadata import NodeRecord
-from onnxfuse.rewriting.origin import fused_nodes, pooled
+from onnxfuse.rewriting.origin import fused_nodes
 
 IMAGE = "image_"
 
@@ -73,7 +73,7 @@ def read_fused(model: onnx.ModelProto) -> tuple[FusedNode, ...]:
     Raises:
         ModelError: a node's plan or record is damaged or of another release.
     """
-    functions = pooled(model)
+    functions = {entry.name for entry in model.functions if entry.domain == launch.DOMAIN}
     return tuple(node for body, graph in graphs_of(model) for node in _of_graph(graph, functions, body))
 
 

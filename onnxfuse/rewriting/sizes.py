@@ -29,7 +29,7 @@ from onnxfuse.lowering import launch
 from onnxfuse.rewriting.branches import SMALL_BYTES, BranchRecord, Entry, with_branches, without_branches
 from onnxfuse.rewriting.index import ModelIndex, reads_of
 from onnxfuse.rewriting.metadata import packed, unpacked, unreadable
-from onnxfuse.rewriting.names import unlike
+from onnxfuse.rewriting.names import Names
 from onnxfuse.rewriting.order import put_back, rearrange, sort_nodes
 from onnxfuse.rewriting.origin import first_output
 from onnxfuse.typed import typed
@@ -225,15 +225,14 @@ class _Constants:
     """An initialiser for each distinct constant."""
 
     def __init__(self, graph: onnx.GraphProto, taken: set[str]) -> None:
-        self.graph, self.taken = graph, taken
+        self.graph, self.values = graph, Names(taken)
         self.names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def name(self, array: np.ndarray) -> str:
         """Name of the constant with these contents."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.names:
-            name = self.names[key] = unlike(f"sizes_{'_'.join(map(str, array.reshape(-1)))}", self.taken)
-            self.taken.add(name)
+            name = self.names[key] = self.values.give(f"sizes_{'_'.join(map(str, array.reshape(-1)))}")
             self.graph.initializer.append(numpy_helper.from_array(array, name))
         return self.names[key]
 

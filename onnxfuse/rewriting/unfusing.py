@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -12,7 +13,7 @@ from onnx import helper
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Place
-from onnxfuse.graph.order import all_nodes, graphs_of
+from onnxfuse.graph.order import NOTHING, Scope, all_nodes, graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of
@@ -29,7 +30,7 @@ from onnxfuse.rewriting.metadata import (
     unpacked,
     unreadable,
 )
-from onnxfuse.rewriting.names import unlike
+from onnxfuse.rewriting.names import Names
 from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.settled import unsettle
@@ -72,26 +73,27 @@ def unfuse(
     chosen = {place for place, part in parts.items() if part.chosen}
     around_chosen = {inner[:depth] for inner in chosen for depth in range(len(inner) + 1)}
     marked = {place for place in around_chosen if any(entry.key == KEY for entry in notes_of(model, place))}
-    taken = {place: frozenset(_takers(part.chosen.values())) for place, part in parts.items()}
+    back = {place: frozenset(_takers(part.chosen.values())).union(entry.name for entry in part.origin.record.idle)
+            for place, part in parts.items()}
+    above = _above_fused(parts)
     result = onnx.ModelProto()
     result.CopyFrom(model)
     # To put nodes back moves others, and with them the bodies inside: the innermost first.
     for place in sorted(chosen | marked, key=lambda place: (-len(place), place)):
         index, origin, wanted = (part := parts[place]).index, part.origin, part.chosen
-        around = [parts[place[:depth]] for depth in range(len(place))]
-        coming = set().union(*(taken[outer.index.place] for outer in around))
-        coming |= {entry.name for each in (*around, part) for entry in each.origin.record.idle}
+        idle = frozenset(entry.name for entry in origin.record.idle)
+        coming = Scope(idle, *(back[place[:depth]] for depth in range(len(place))))
         graph = graph_at(result, place)
         part.restored = restored = _expand(index, wanted, origin.fused.values(), coming)
         _wake(restored, origin.record.idle)
         if len(wanted) < len(origin.fused):
             left = {place: record for place, record in origin.fused.items() if place not in wanted}
-            _forget(graph, restored, left, _functions(model))
+            _forget(graph, restored, left, index.functions)
         _place_nodes(graph, index, origin, wanted, restored)
         _place_weights(graph, origin, restored)
         _place_infos(graph, index, origin, wanted, restored)
         if place:
-            _remember(graph.metadata_props, part, len(wanted) == len(origin.fused) and not _below(parts, place))
+            _remember(graph.metadata_props, part, len(wanted) == len(origin.fused) and place not in above)
     if chosen:
         last = all(len(part.chosen) == len(part.origin.fused) for part in parts.values())
         _remember(result.metadata_props, parts[()], last)
@@ -102,12 +104,10 @@ def unfuse(
     return result
 
 
-def _below(parts: Mapping[Place, _Part], place: Place) -> bool:
-    """Whether a body in a body still holds a fused node."""
-    return any(
-        len(part.chosen) < len(part.origin.fused)
-        for inner, part in parts.items() if len(inner) > len(place) and inner[:len(place)] == place
-    )
+def _above_fused(parts: Mapping[Place, _Part]) -> set[Place]:
+    """Graphs with a body in them that still holds a fused node."""
+    return {inner[:depth] for inner, part in parts.items() if len(part.chosen) < len(part.origin.fused)
+            for depth in range(len(inner))}
 
 
 def _wake(restored: _Restored, idle: Sequence[IdleRecord]) -> None:
@@ -188,33 +188,25 @@ def _unplaced(constant: ConstantRecord) -> ConstantRecord:
 class _Names:
     """Names of values that are taken, and constants that a body has given back already."""
 
-    def __init__(self, index: ModelIndex, coming: Collection[str] = ()) -> None:
+    def __init__(self, index: ModelIndex, coming: Scope = NOTHING) -> None:
         """``coming``: constants that come back into the graphs around."""
-        self.values = set(coming)
-        self.coming = frozenset(coming)
+        self.coming = coming
+        layers: list[Container[str]] = [coming]
         here: ModelIndex | None = index
         while here is not None:
-            self.values |= {*here.producer, *here.inputs, *here.outputs, *here.initializers}
-            self.values |= {sparse.values.name for sparse in here.graph.sparse_initializer}
+            layers += [here.producer, here.inputs, here.outputs, here.initializers]
+            layers.append({sparse.values.name for sparse in here.graph.sparse_initializer})
             here = here.around
-        self.nodes = {node.name for node in index.nodes}
+        self.values = Names(*layers)
+        self.nodes = Names({node.name for node in index.nodes})
         self.constants: dict[str, bytes] = {}
         self.shared: dict[tuple[str, bytes], str] = {}
         """Names of values that several fused nodes compute, by their names in the original and what computes them."""
 
-    def value(self, stem: str) -> str:
-        name = unlike(stem, self.values)
-        self.values.add(name)
-        return name
-
-    def node(self, stem: str) -> str:
-        name = unlike(stem, self.nodes)
-        self.nodes.add(name)
-        return name
 
 
 def _expand(
-    index: ModelIndex, fused: Mapping[int, FusedRecord], records: Iterable[FusedRecord], coming: Collection[str]
+    index: ModelIndex, fused: Mapping[int, FusedRecord], records: Iterable[FusedRecord], coming: Scope
 ) -> _Restored:
     """What the fused nodes turn into.
 
@@ -222,7 +214,6 @@ def _expand(
         records: those of all fused nodes of the graph.
         coming: names of constants that come back into the graphs around it.
     """
-    functions = _functions(index.model)
     names = _Names(index, coming)
     restored = _Restored()
     records = list(records)
@@ -230,7 +221,7 @@ def _expand(
     common = {record.values[formal].name for record in records for formal in record.again if formal in record.values}
     for position, record in fused.items():
         call = index.nodes[position]
-        function = functions[call.op_type]
+        function = index.functions[call.op_type]
         _check_fits(call, function, record)
         actuals = dict(zip(function.input, (*call.input, *[""] * len(function.input)), strict=False))
         actuals |= dict(zip(function.output, call.output, strict=False))
@@ -261,7 +252,7 @@ def _expand(
                 names.shared[key] = restored.shared[key[0]] = actuals[formal]
             dress(node, notes)
             if node.name and not notes.twins:
-                node.name = names.node(node.name)
+                node.name = names.nodes.give(node.name)
             restored.nodes.append((position, notes.position, node))
     return restored
 
@@ -285,11 +276,6 @@ def _check_fits(call: onnx.NodeProto, function: onnx.FunctionProto, record: Fuse
     )
     if not fits:
         raise unreadable(f"node {call.name!r}", "it does not fit the function that the node calls")
-
-
-def _functions(model: onnx.ModelProto) -> dict[str, onnx.FunctionProto]:
-    """The bodies of fused nodes, by name."""
-    return {entry.name: entry for entry in model.functions if entry.domain == launch.DOMAIN}
 
 
 def _content(node: onnx.NodeProto, actuals: Mapping[str, str]) -> bytes:
@@ -339,7 +325,7 @@ def _give_back(
     if there or names.constants.get(constant.name) == contents:
         actuals[formal] = constant.name
         return True
-    actuals[formal] = name = names.value(constant.name)
+    actuals[formal] = name = names.values.give(constant.name)
     names.constants[name] = contents
     restored.constants.add(name)
     if constant.node is not None:
@@ -388,7 +374,8 @@ def _node(
     for formal in node.output:
         if formal and not actuals.get(formal):
             inner = record.values.get(formal)
-            actuals[formal] = names.value(f"{call.name or call.op_type}.{formal}" if inner is None else inner.name)
+            stem = f"{call.name or call.op_type}.{formal}" if inner is None else inner.name
+            actuals[formal] = names.values.give(stem)
         if formal in record.values and formal not in record.constants:
             _restore_info(restored, record.values[formal], actuals[formal])
     node.input[:] = [actuals[formal] if formal else "" for formal in node.input]
@@ -450,7 +437,8 @@ def _place_infos(
         if info.name in added:
             del graph.value_info[place]
         else:
-            final.insert(0, origin.infos[place] if place in origin.infos else later + place)
+            final.append(origin.infos[place] if place in origin.infos else later + place)
+    final.reverse()
     for wanted, info in restored.infos:
         graph.value_info.append(info)
         final.append(wanted)
@@ -481,15 +469,15 @@ def _unmark(result: onnx.ModelProto, parts: Mapping[Place, _Part]) -> None:
     """Remove functions that nothing calls any more and our import of the domain; restore the IR version."""
     record = parts[()].origin.record
     expanded = {part.index.nodes[position].op_type for part in parts.values() for position in part.chosen}
+    calls = _calls([*result.graph.node, *(node for entry in result.functions for node in entry.node)])
     for place in reversed(range(len(result.functions))):
         function = result.functions[place]
-        others = [node for i, entry in enumerate(result.functions) if i != place for node in entry.node]
         if function.domain == launch.DOMAIN and function.name in expanded:
-            calls = all_nodes(iter([*result.graph.node, *others]))
-            if not any(node.domain == launch.DOMAIN and node.op_type == function.name for node in calls):
+            own = _calls(function.node)
+            if calls[function.name] == own[function.name]:
+                calls.subtract(own)
                 del result.functions[place]
-    nodes = all_nodes(iter([*result.graph.node, *(node for entry in result.functions for node in entry.node)]))
-    left = any(node.domain == launch.DOMAIN for node in nodes)
+    left = any(count > 0 for count in calls.values())
     for place in reversed(range(len(result.opset_import))):
         if record.opset_added and not left and result.opset_import[place].domain == launch.DOMAIN:
             del result.opset_import[place]
@@ -500,6 +488,11 @@ def _unmark(result: onnx.ModelProto, parts: Mapping[Place, _Part]) -> None:
             info = unpacked(text, onnx.ValueInfoProto())
             if info.name in held and place <= len(result.graph.input):
                 result.graph.input.insert(place, info)
+
+
+def _calls(nodes: Iterable[onnx.NodeProto]) -> Counter[str]:
+    """How often nodes, and those in their subgraphs, call each operator of our domain."""
+    return Counter(node.op_type for node in all_nodes(nodes) if node.domain == launch.DOMAIN)
 
 
 def _with_places(record: ModelRecord, restored: _Restored) -> ModelRecord:
