@@ -34,7 +34,7 @@ from onnxfuse.measuring.machine import find_machine, start_provider
 from onnxfuse.measuring.runner import Runner
 from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.traffic import chosen_variant, fused
+from onnxfuse.planning.traffic import chosen_variant
 
 WARM_UP = 5
 """Runs before the profiler looks."""
@@ -118,7 +118,7 @@ def regions_of(optimised: Optimised) -> tuple[Region, ...]:
     for placed in optimised.rewritten.placed:
         region = optimised.regions[placed.region]
         plan = LaunchPlan.from_json(region.plan)
-        counted = fused(region, ledger.sizes, profile.sm, profile.multiprocessors)
+        counted = optimised.plan.fusions[placed.region].fused
         traffic = ledger.region(counted.nodes, counted.inputs, counted.outputs, counted.kernels, counted.scratch)
         found.append(Region(
             placed.node, region.rule, region.schedule,

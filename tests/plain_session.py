@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import onnx
 import onnxruntime
 
@@ -20,3 +24,25 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession | None:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except ABSENT:
         return None
+
+
+LIVES = (1, 25)
+"""Releases of ONNX Runtime before this one end the process on some of the models that it should refuse."""
+
+ASK = """
+import sys, onnxruntime
+onnxruntime.InferenceSession(sys.stdin.buffer.read(), providers=["CPUExecutionProvider"])
+"""
+
+
+def is_refused(model: onnx.ModelProto, words: str) -> bool:
+    """Whether ONNX Runtime makes no session of a model, and says one of these words of it; an old one may end its
+    process instead, which is another then."""
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < LIVES:
+        done = subprocess.run([sys.executable, "-c", ASK], input=model.SerializeToString(), capture_output=True)
+        return done.returncode != 0
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception as error:  # of any of the runtime's kinds
+        return re.search(words, str(error), re.IGNORECASE) is not None
+    return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +139,18 @@ def test_deployment_needs_the_runtime_alone() -> None:
 def test_help_is_light() -> None:
     script = "from onnxfuse.cli import main\ntry:\n    main(['optimize', '--help'])\nexcept SystemExit: pass"
     assert not loaded(script) & HEAVY
+
+
+SCRIPTS = sorted(path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_scripts_import_is_there(path: Path) -> None:
+    """What needs a GPU, or takes long, no test runs: it must not go stale unseen."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "onnxfuse":
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                found = hasattr(module, alias.name) or (
+                    hasattr(module, "__path__") and importlib.util.find_spec(f"{node.module}.{alias.name}"))
+                assert found, f"{node.module} has no {alias.name}"

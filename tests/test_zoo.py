@@ -32,7 +32,7 @@ from zoo_models import (
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.plan import LEAST_GAIN
+from onnxfuse.planning.objective import LEAST_GAIN
 from onnxfuse.reporting import report_of
 from onnxfuse.reporting.report import as_json
 from onnxfuse.resources import rules_folder

@@ -115,7 +115,7 @@ def _planted(optimised: Any, runner: Any) -> tuple[list[str], int]:
     from onnxfuse.rewriting import read_fused
     from onnxfuse.verifying.capture import capture
     from onnxfuse.verifying.nodes import NodeVerifier
-    from onnxfuse.verifying.runs import make_run, shrunk
+    from onnxfuse.verifying.runs import Recipe, shrunk
     from onnxfuse.verifying.sharing import sharing
 
     rewritten = optimised.rewritten
@@ -126,7 +126,7 @@ def _planted(optimised: Any, runner: Any) -> tuple[list[str], int]:
     verifier = NodeVerifier(rewritten.model, runner)
     missed = []
     with sharing(optimised.loaded, optimised.model) as (original, _):
-        run = make_run(optimised.graph, shrunk(optimised.ledger, optimised.ledger.sizes)[-1], 0)
+        run = Recipe(shrunk(optimised.ledger, optimised.ledger.sizes)[-1]).make(optimised.graph)
         sizes = {**optimised.ledger.sizes, **run.about.sizes}
         for taken in capture(list(firsts.values()), optimised.loaded, optimised.graph, original, run, sizes,
                              runner.providers):
