@@ -457,7 +457,7 @@ def test_messages_speak_of_the_inputs_of_the_whole() -> None:
     assert Check("s1 0 ==", "axis 0 of input 1 is not 0 as the model states") in both.plan.checks
 
 
-@pytest.mark.parametrize("change", ["steps", "grid", "gridDim", "shared"])
+@pytest.mark.parametrize("change", ["steps", "grid", "cluster", "dependent", "gridDim", "shared"])
 def test_kernels_that_cannot_share_a_launch(change: str) -> None:
     plan, source = copying()
     variant = plan.variants[0]
@@ -465,6 +465,9 @@ def test_kernels_that_cannot_share_a_launch(change: str) -> None:
         plan = replace(plan, variants=(replace(variant, steps=variant.steps * 2),))
     elif change == "grid":
         plan = replace(plan, variants=(replace(variant, steps=(replace(variant.steps[0], grid=("1", "s0", "1")),)),))
+    elif change in ("cluster", "dependent"):
+        step = replace(variant.steps[0], **{change: ("1", "1", "1") if change == "cluster" else True})
+        plan = replace(plan, variants=(replace(variant, steps=(step,)),))
     elif change == "gridDim":
         source = source.replace("if (place < s0) held", "if (place < s0 && gridDim.x) held")
     parts = [part(plan, source), part(*copying(128), inputs=(1,), outputs=(1,))]

@@ -20,6 +20,9 @@ from onnxfuse.runtime import cache
 
 NATIVE = Path(scenarios.__file__).parent
 
+OLD_DRIVER = "fake_cuda_old"
+"""A stand-in without the entries that came with CUDA 11.8 and 12."""
+
 OLDEST = os.environ.get("ONNXFUSE_OLDEST_PYTHON")
 """A Python that has NumPy and ONNX Runtime 1.20: the scenarios run there too."""
 
@@ -28,10 +31,11 @@ OLDEST = os.environ.get("ONNXFUSE_OLDEST_PYTHON")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built stand-in beside the models."""
     folder = tmp_path_factory.mktemp("native")
-    for name in ("fake_cuda", "fake_profiler"):
+    for source, *flags, name in (("fake_cuda", "fake_cuda"), ("fake_cuda", "-DOLD_DRIVER", OLD_DRIVER),
+                                 ("fake_profiler", "fake_profiler")):
         subprocess.run(
-            ["g++", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC",
-             str(NATIVE / f"{name}.c"), "-o", str(folder / f"{name}.so")],
+            ["g++", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", *flags,
+             str(NATIVE / f"{source}.c"), "-o", str(folder / f"{name}.so")],
             check=True,
         )
     write(folder)
@@ -56,9 +60,10 @@ def test_scenario(name: str, python: str, stand_in: Path, tmp_path: Path) -> Non
         kept = cache.Cache(tmp_path, "nvrtc-1.0")
         for entry in (cache.key(ADD_ONE, (), "sm_90a"), f"sm_90a-{0:064}.cubin"):
             kept.write(entry, IMAGE)
+    library = stand_in.with_name(f"{OLD_DRIVER}.so") if name == "old_driver" else stand_in
     done = subprocess.run(
         [python, str(NATIVE / "scenarios.py"), name], capture_output=True, text=True, timeout=120,
-        env=environment(stand_in, tmp_path),
+        env=environment(library, tmp_path),
     )
     assert done.returncode == 0, done.stderr
     if name == "statistics_at_exit":

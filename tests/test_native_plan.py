@@ -9,6 +9,7 @@ import time
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -66,9 +67,18 @@ def python(plan: LaunchPlan, situation: Situation) -> dict[str, Any]:
         grid = [situation.evaluate(size) for size in step.grid]
         if 0 in grid:
             return None
+        more: dict[str, Any] = {"dependent": True} if step.dependent else {}
+        if step.cluster is not None:
+            more["cluster"] = [situation.evaluate(size) for size in step.cluster]
+            if not 1 <= prod(more["cluster"]) <= 8:
+                raise ValueError(f"a cluster of {'x'.join(map(str, more['cluster']))} blocks; it has 1 to 8")
+            if any(size % along for size, along in zip(grid, more["cluster"], strict=True)):
+                sizes, cluster = ("x".join(map(str, each)) for each in (grid, more["cluster"]))
+                raise ValueError(f"the grid {sizes} of a launch is no multiple of its cluster {cluster}")
         return {
             "kernel": step.kernel, "grid": grid, "block": [situation.evaluate(size) for size in step.block],
             "shared": situation.evaluate(step.shared), "args": [argument(text) for text in step.arguments],
+            **more,
         }
 
     used = {text for step in variant.steps for text in step.arguments}
@@ -115,8 +125,9 @@ EARLY, WITHIN = expressions([*BEFORE, "s0", "s1"]), LATE.map(positive)
 ARGUMENTS = st.lists(st.sampled_from(["i0", "i1", "o0", "t0", "t1"]) | WITHIN.map("i32:{}".format)
                      | LATE.map("i64:{}".format), max_size=4).map(tuple)
 THREE = st.tuples(WITHIN, WITHIN, WITHIN)
-STEPS = st.lists(st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), THREE, THREE, ARGUMENTS, WITHIN),
-                 max_size=2).map(tuple)
+CLUSTERS = st.none() | st.tuples(*[st.sampled_from(["1", "1", "2", "4", "i0.0", "s0 1000 %"])] * 3)
+STEPS = st.lists(st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), THREE, THREE, ARGUMENTS, WITHIN, CLUSTERS,
+                           st.booleans()), max_size=2).map(tuple)
 ALIGNMENTS = st.sampled_from(["i0.addr 16 % 0 ==", "i1.addr 2 % 0 ==", "o0.addr 4 % 0 ==", "o0.addr 3 % 0 ==",
                               "o0.addr 8 % 1 ==", "i0.addr 512 % 0 =="])
 GUARDED = st.lists(st.builds(Variant, st.just("guarded"), STEPS,
@@ -271,8 +282,20 @@ STEP = {"kernel": "k", "grid": ["1"] * 3, "block": ["1"] * 3, "shared": "0", "ar
 
 
 @pytest.mark.parametrize(("plan", "message"), [
-    (changed(version=2), "the launch plan has version 2; this library reads 1: install the release of onnxfuse that "
-                         "wrote the model, or a newer one"),
+    (changed(version=3), "the launch plan has version 3; this library reads 1 and 2: install the release of onnxfuse "
+                         "that wrote the model, or a newer one"),
+    *((changed(variants=[{"name": "v", "guards": [], "steps": [STEP | {"cluster": ["1"] * 3} | more]}], **version),
+       text) for version, more, text in (
+          ({}, {}, "a launch plan of version 1 that asks for what version 2 has"),
+          ({"version": 2}, {"dependent": 1}, "'dependent' is neither true nor false"),
+          ({"version": 2}, {"cluster": ["2"]}, "'cluster' of a step has 1 sizes, not 3"),
+          ({"version": 2}, {"cluster": ["3", "3", "1"]}, "a cluster of 3x3x1 blocks; it has 1 to 8"),
+          ({"version": 2}, {"cluster": ["1", "0", "1"]}, "a cluster of 1x0x1 blocks; it has 1 to 8"),
+          ({"version": 2}, {"cluster": ["2147483647"] * 3},
+           "a cluster of 2147483647x2147483647x2147483647 blocks; it has 1 to 8"),
+          ({"version": 2}, {"cluster": ["1", "-1", "1"]}, "the cluster of a launch is -1"),
+          ({"version": 2}, {"cluster": ["1", "2", "1"]},
+           "the grid 1x1x1 of a launch is no multiple of its cluster 1x2x1"))),
     (changed(checks=None), "'checks' is missing"),
     (changed(inputs="1"), "'inputs' is no integer"),
     (changed(inputs=-1), "'inputs' is -1"),

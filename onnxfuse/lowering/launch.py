@@ -21,6 +21,17 @@ by zero gives 0.
 
 Arguments of a kernel: ``i0`` a tensor input's address, ``o0`` an output's, ``t0`` a scratch buffer's,
 ``i32:EXPR`` and ``i64:EXPR`` integers.  A step whose grid has a zero size is skipped.
+
+A step may ask for more than a grid, which GPUs have from sm_90 on:
+
+- ``cluster``: sizes of its thread block clusters.  A cluster has 8 blocks at most; the grid is a multiple of it.
+- ``dependent``: programmatic dependent launch, so that the kernel may begin before the one before it on the stream
+  ends, which may be another node's.  It must wait (``griddepcontrol.wait``) before it touches memory that an earlier
+  kernel reads or writes, scratch included; only what no run writes, such as weights, may it read before.
+
+The library refuses to create a session on a GPU without them where a variant that could run there asks for them: such a
+variant has the guard ``90 sm <=``, or the plan is for those GPUs alone.  A plan that asks for any of this is written as
+version 2, which earlier libraries refuse; every other plan is of version 1, byte for byte as before.
 """
 
 from __future__ import annotations
@@ -32,7 +43,8 @@ from dataclasses import dataclass, field
 from onnxfuse.bounded import parse_json
 from onnxfuse.graph.dims import OPERATIONS, Dim
 
-VERSION = 1
+VERSION, EXTENDED = 1, 2
+"""Versions of a plan as JSON: what every release reads, and what the module's text tells of it."""
 
 HOST_INPUTS = 8
 """Optional leading inputs in host memory that every fused node has before its tensor inputs."""
@@ -53,6 +65,39 @@ class Step:
     block: tuple[str, str, str]
     arguments: tuple[str, ...]
     shared: str = "0"
+    cluster: tuple[str, str, str] | None = None
+    dependent: bool = False
+
+    @property
+    def extended(self) -> bool:
+        """Whether it asks for more than a plan of version 1 can."""
+        return self.cluster is not None or self.dependent
+
+    def raw(self) -> dict[str, object]:
+        """As JSON data."""
+        out: dict[str, object] = {
+            "kernel": self.kernel, "grid": list(self.grid), "block": list(self.block), "shared": self.shared,
+            "args": list(self.arguments),
+        }
+        if self.cluster is not None:
+            out["cluster"] = list(self.cluster)
+        if self.dependent:
+            out["dependent"] = True
+        return out
+
+    @staticmethod
+    def read(raw: Mapping[str, object]) -> Step:
+        """The step that ``raw`` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        cluster = _three(raw["cluster"]) if "cluster" in raw else None
+        dependent = raw.get("dependent", False)
+        if not isinstance(dependent, bool):
+            raise TypeError(f"{dependent!r} is neither true nor false")
+        return Step(_text(raw["kernel"]), _three(raw["grid"]), _three(raw["block"]), _texts(raw["args"]),
+                    _text(raw["shared"]), cluster, dependent)
 
 
 @dataclass(frozen=True)
@@ -94,11 +139,16 @@ class LaunchPlan:
     scratch: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
+    @property
+    def version(self) -> int:
+        """The version that it is written as."""
+        return EXTENDED if any(step.extended for variant in self.variants for step in variant.steps) else VERSION
+
     def to_json(self) -> str:
         """The plan as one line of JSON."""
         return json.dumps(
             {
-                "version": VERSION,
+                "version": self.version,
                 "region": self.region,
                 "inputs": self.inputs,
                 "symbols": list(self.symbols),
@@ -110,16 +160,7 @@ class LaunchPlan:
                     {
                         "name": variant.name,
                         "guards": list(variant.guards),
-                        "steps": [
-                            {
-                                "kernel": s.kernel,
-                                "grid": list(s.grid),
-                                "block": list(s.block),
-                                "shared": s.shared,
-                                "args": list(s.arguments),
-                            }
-                            for s in variant.steps
-                        ],
+                        "steps": [step.raw() for step in variant.steps],
                     }
                     for variant in self.variants
                 ],
@@ -136,9 +177,10 @@ class LaunchPlan:
         """
         try:
             raw = parse_json(text)
-            if raw["version"] != VERSION:
-                raise ValueError(f"launch plan of version {raw['version']}; this release reads {VERSION}")
-            return LaunchPlan(
+            if raw["version"] not in (VERSION, EXTENDED):
+                raise ValueError(
+                    f"launch plan of version {raw['version']}; this release reads {VERSION} and {EXTENDED}")
+            plan = LaunchPlan(
                 _text(raw["region"]),
                 _number(raw["inputs"]),
                 _texts(raw["symbols"]),
@@ -147,11 +189,7 @@ class LaunchPlan:
                 tuple(
                     Variant(
                         _text(variant["name"]),
-                        tuple(
-                            Step(_text(s["kernel"]), _three(s["grid"]), _three(s["block"]), _texts(s["args"]),
-                                 _text(s["shared"]))
-                            for s in variant["steps"]
-                        ),
+                        tuple(map(Step.read, variant["steps"])),
                         _texts(variant["guards"]),
                     )
                     for variant in raw["variants"]
@@ -159,8 +197,11 @@ class LaunchPlan:
                 _texts(raw["scratch"]),
                 _texts(raw["options"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a launch plan: {error}") from error
+        if plan.version > raw["version"]:
+            raise ValueError(f"a launch plan of version {raw['version']} that asks for what version {EXTENDED} has")
+        return plan
 
 
 def _text(value: object) -> str:

@@ -75,7 +75,7 @@ def _fits(variant: Variant, entries: dict[str, _Entry]) -> bool:
     (step,) = variant.steps
     entry = entries.get(step.kernel)
     return (
-        entry is not None and len(entry.parameters) == len(step.arguments)
+        entry is not None and not step.extended and len(entry.parameters) == len(step.arguments)
         and step.grid[1:] == ("1", "1") and step.block == (str(entry.threads), "1", "1") and entry.threads % 32 == 0
         and not any(argument.startswith("t") for argument in step.arguments)
     )

@@ -16,7 +16,7 @@ const int onnxfuse_host_memory = 1;
 /* What tests set and read. */
 int fake_major = 9, fake_minor = 0, fake_pools = 1, fake_launch_error = 0, fake_allocate_error = 0, fake_modules = 0;
 long fake_launches = 0, fake_allocated = 0, fake_shared_attribute = 0;
-unsigned fake_last[7];
+unsigned fake_last[7], fake_last_cluster[3], fake_last_dependent = 0;
 static pthread_mutex_t last_mutex = PTHREAD_MUTEX_INITIALIZER;
 int fake_dry = 0; /* launches read the arguments and compute nothing */
 int fake_reached = 1, fake_capturing = 0, fake_event_error = 0, fake_events = 0;
@@ -137,14 +137,15 @@ Result cuFuncSetAttribute(void* function, int attribute, int value) {
   __atomic_store_n(&fake_shared_attribute, attribute == 8 ? value : -1, __ATOMIC_SEQ_CST);
   return kOk;
 }
-Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                      unsigned shared, void* stream, void** arguments, void** extra) {
-  (void)stream;
-  if (extra != NULL || current == NULL || gx * gy * gz == 0 || bx * by * bz == 0) return kInvalidValue;
+/* The sizes of a launch: grid, block, shared memory. */
+static Result launch(void* function, const unsigned* sizes, void** arguments) {
+  if (current == NULL) return kInvalidValue;
+  for (int i = 0; i < 6; ++i) {
+    if (sizes[i] == 0) return kInvalidValue;
+  }
   if (fake_launch_error != 0) return fake_launch_error;
-  const unsigned sizes[7] = {gx, gy, gz, bx, by, bz, shared};
   pthread_mutex_lock(&last_mutex);
-  memcpy(fake_last, sizes, sizeof sizes);
+  memcpy(fake_last, sizes, sizeof fake_last);
   pthread_mutex_unlock(&last_mutex);
   uint64_t value;
   for (size_t i = 0; ((Function)function)->parameters[i] != 0; ++i) {
@@ -155,6 +156,35 @@ Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, uns
   __atomic_add_fetch(&fake_launches, 1, __ATOMIC_SEQ_CST);
   return kOk;
 }
+Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                      unsigned shared, void* stream, void** arguments, void** extra) {
+  (void)stream;
+  const unsigned sizes[7] = {gx, gy, gz, bx, by, bz, shared};
+  return extra != NULL ? kInvalidValue : launch(function, sizes, arguments);
+}
+#ifndef OLD_DRIVER
+typedef struct { int id; char unused[4]; unsigned value[16]; } Attribute;
+typedef struct { unsigned sizes[7]; void* stream; const Attribute* attributes; unsigned count; } Configuration;
+Result cuLaunchKernelEx(const Configuration* asked, void* function, void** arguments, void** extra) {
+  if (extra != NULL || fake_major < 9) return kInvalidValue;
+  unsigned cluster[3] = {1, 1, 1}, dependent = 0;
+  for (unsigned i = 0; i < asked->count; ++i) {
+    const Attribute* attribute = &asked->attributes[i];
+    if (attribute->id == 4) memcpy(cluster, attribute->value, sizeof cluster);
+    else if (attribute->id == 6 && attribute->value[0] == 1) dependent = 1;
+    else return kInvalidValue;
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    if (cluster[axis] == 0 || asked->sizes[axis] % cluster[axis] != 0) return kInvalidValue;
+  }
+  if (cluster[0] * cluster[1] * cluster[2] > 8) return kInvalidValue;
+  pthread_mutex_lock(&last_mutex);
+  memcpy(fake_last_cluster, cluster, sizeof cluster);
+  fake_last_dependent = dependent;
+  pthread_mutex_unlock(&last_mutex);
+  return launch(function, asked->sizes, arguments);
+}
+#endif
 Result cuMemPoolCreate(void** pool, const void* properties) {
   const int* fields = properties;
   *pool = (void*)1;

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fused_models
 import kernel_harness
+import launch_models
 from native.stand_in import IMAGE, image
 
 from onnxfuse.lowering.launch import LaunchPlan
@@ -51,7 +52,8 @@ def seeds(images: dict[str, bytes]) -> list[Seed]:
     images["stand_in"] = IMAGE
     images["undeclared"] = image()
     out += [Seed(make().plan, "stand_in", [[5]]) for make in
-            (fused_models.add_one, fused_models.add_aligned, fused_models.add_two)]
+            (fused_models.add_one, fused_models.add_aligned, fused_models.add_two, launch_models.clustered,
+             launch_models.through_scratch)]
     out.append(Seed(fused_models.add_host().plan, "stand_in", [[5]], [[5, 3]]))
     (plan,) = (each.s for each in fused_models.undeclared().graph.node[0].attribute if each.name == "plan")
     out.append(Seed(LaunchPlan.from_json(plan.decode()), "undeclared", [[3, 5]]))

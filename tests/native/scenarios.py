@@ -14,10 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from native import kernel_scenarios, statistics_scenarios
+from native import kernel_scenarios, launch_scenarios, statistics_scenarios
 
 SCENARIOS = {
-    function.__name__: function for function in (*kernel_scenarios.SCENARIOS, *statistics_scenarios.SCENARIOS)
+    function.__name__: function
+    for module in (kernel_scenarios, launch_scenarios, statistics_scenarios) for function in module.SCENARIOS
 }
 
 if __name__ == "__main__":

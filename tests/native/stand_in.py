@@ -48,6 +48,7 @@ def write(folder: Path) -> None:
     """Write the models that the scenarios read."""
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
     import fused_models as make
+    import launch_models as launches
 
     embedded = {"sm_90": IMAGE}
 
@@ -71,6 +72,9 @@ def write(folder: Path) -> None:
         "few": make.chain(with_arguments("i0", "o0"), 1),
         "many": make.chain(with_arguments("i0", "o0", "i64:s0", "i64:s0"), 1),
         "scratch": make.chain(make.Fused(**{**vars(make.add_two()), **with_image}), 3),
+        "clustered": make.chain(launches.clustered({"sm_80": IMAGE, "sm_90": IMAGE}), 3),
+        "clustered_only": make.chain(launches.clustered({"sm_80": IMAGE}, guarded=False), 1),
+        "clustered_scratch": make.chain(launches.through_scratch(embedded), 2),
         "bodies": make.bodies(make.add_one(embedded)),
         "bodies_torn": make.bodies(make.add_one({"sm_90": b"\x7fELF"})),
         "quantized": make.quantized(make.add_one(embedded)),

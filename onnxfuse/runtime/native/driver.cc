@@ -75,6 +75,7 @@ Driver::Driver() {
   find(&error_text, "cuGetErrorString");
   function_load = reinterpret_cast<decltype(function_load)>(dlsym(library, "cuFuncLoad"));
   parameter_info = reinterpret_cast<decltype(parameter_info)>(dlsym(library, "cuFuncGetParamInfo"));
+  launch_extended = reinterpret_cast<decltype(launch_extended)>(dlsym(library, "cuLaunchKernelEx"));
   host_memory = dlsym(library, "onnxfuse_host_memory") != nullptr;
   check(init(0), "start the NVIDIA driver");
 }

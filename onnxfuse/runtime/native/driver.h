@@ -56,6 +56,8 @@ struct Driver {
   Result (*set_function_attribute)(Function function, int attribute, int value);
   Result (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared, Stream stream, void** arguments, void** extra);
+  Result (*launch_extended)(const void* configuration, Function function, void** arguments,
+                            void** extra);  // null before CUDA 11.8
   Result (*pool_create)(Pool* pool, const void* properties);
   Result (*pool_set)(Pool pool, int attribute, void* value);
   Result (*allocate)(Address* address, size_t size, Pool pool, Stream stream);

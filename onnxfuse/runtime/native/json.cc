@@ -194,6 +194,11 @@ const std::string& Json::text(const char* what) const {
   return text_;
 }
 
+bool Json::boolean(const char* what) const {
+  if (kind_ != Kind::kBoolean) throw Error(std::string(what) + " is neither true nor false");
+  return integer_ != 0;
+}
+
 const std::vector<Json>& Json::list(const char* what) const {
   if (kind_ != Kind::kList) throw Error(std::string(what) + " is no list");
   return list_;

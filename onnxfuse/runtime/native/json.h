@@ -25,6 +25,7 @@ class Json {
 
   // Each throws Error where the value is of another kind; `what` names the value in the message.
   int64_t integer(const char* what) const;
+  bool boolean(const char* what) const;
   const std::string& text(const char* what) const;
   const std::vector<Json>& list(const char* what) const;
   const Json& member(const char* key) const;

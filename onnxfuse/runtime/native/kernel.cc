@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "json.h"
+#include "launch.h"
 #include "ranges.h"
 #include "sha256.h"
 #include "texts.h"
@@ -229,18 +230,7 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now, NodeStatistics:
       }
     }
     if (call != nullptr) call->start();
-    const Geometry& size = launch.size;
-    const Result result =
-        driver.launch(program_->functions[chosen][s], size.grid[0], size.grid[1], size.grid[2], size.block[0],
-                      size.block[1], size.block[2], size.shared, stream, launch.arguments.data(), nullptr);
-    if (result != 0) {
-      const auto three = [](const uint32_t* n) {
-        return std::to_string(n[0]) + "x" + std::to_string(n[1]) + "x" + std::to_string(n[2]);
-      };
-      driver.fail(result, ("launch the kernel '" + step.kernel + "' with grid " + three(size.grid) + ", block " +
-                           three(size.block) + " and " + std::to_string(size.shared) + " bytes of shared memory")
-                              .c_str());
-    }
+    launch_kernel(driver, step, launch.size, program_->functions[chosen][s], stream, launch.arguments.data());
   }
   if (call != nullptr) call->stop();
 }

@@ -11,7 +11,10 @@
 namespace onnxfuse {
 namespace {
 
-constexpr int64_t kVersion = 1;
+// What every release reads, and the version that asks for what onnxfuse/lowering/launch.py tells of it.
+constexpr int64_t kVersion = 1, kExtended = 2;
+// Blocks of a cluster that every GPU with clusters takes; more need a kernel that is set up for it.
+constexpr uint64_t kMostCluster = 8;
 constexpr int64_t kMostType = 63, kStringType = 8;  // of onnx.TensorProto.DataType; kernels write no strings
 
 // Throws Error where there are more than a launch plan may have.
@@ -78,6 +81,9 @@ Step parse_step(const Json& json, const Scope& scope, size_t scratch, Reads* rea
   three("grid", out.grid);
   three("block", out.block);
   out.shared = Expression(json.member("shared").text("'shared'"), scope, reads);
+  out.clustered = json.find("cluster") != nullptr;
+  if (out.clustered) three("cluster", out.cluster);
+  if (const Json* dependent = json.find("dependent")) out.dependent = dependent->boolean("'dependent'");
   for (const Json& text : items(json, "args", Most::kArguments, "arguments of a kernel")) {
     out.arguments.push_back(parse_argument(text.text("'args'"), scope, scratch, reads));
     const Argument::Kind kind = out.arguments.back().kind;
@@ -106,13 +112,39 @@ uint32_t unsigned_size(int64_t size, const char* what) {
   return static_cast<uint32_t>(size);
 }
 
+// What the driver would refuse with no word on why.
+void check_cluster(const Geometry& size) {
+  uint64_t blocks = 1;
+  for (const uint32_t along : size.cluster) {
+    blocks = std::min(blocks, kMostCluster + 1) * along;  // stays in 64 bits
+  }
+  if (blocks == 0 || blocks > kMostCluster) {
+    throw Error("a cluster of " + dimensions(size.cluster) + " blocks; it has 1 to " + std::to_string(kMostCluster));
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    if (size.grid[axis] % size.cluster[axis] == 0) continue;
+    throw Error("the grid " + dimensions(size.grid) + " of a launch is no multiple of its cluster " +
+                dimensions(size.cluster));
+  }
+}
+
 }  // namespace
+
+std::string dimensions(const uint32_t (&sizes)[3]) {
+  return std::to_string(sizes[0]) + "x" + std::to_string(sizes[1]) + "x" + std::to_string(sizes[2]);
+}
 
 bool Step::geometry(const Situation& situation, Geometry* out) const {
   for (int axis = 0; axis < 3; ++axis) out->grid[axis] = unsigned_size(grid[axis].evaluate(situation), "the grid");
   if (out->grid[0] == 0 || out->grid[1] == 0 || out->grid[2] == 0) return false;
   for (int axis = 0; axis < 3; ++axis) out->block[axis] = unsigned_size(block[axis].evaluate(situation), "the block");
   out->shared = unsigned_size(shared.evaluate(situation), "the shared memory");
+  if (clustered) {
+    for (int axis = 0; axis < 3; ++axis) {
+      out->cluster[axis] = unsigned_size(cluster[axis].evaluate(situation), "the cluster");
+    }
+    check_cluster(*out);
+  }
   return true;
 }
 
@@ -128,9 +160,10 @@ Plan Plan::parse(std::string_view text) {
   limit(text.size(), Most::kBytes, "bytes");
   const Json json = Json::parse(text);
   const int64_t version = json.member("version").integer("'version'");
-  if (version != kVersion) {
+  if (version != kVersion && version != kExtended) {
     throw Error("the launch plan has version " + std::to_string(version) + "; this library reads " +
-                std::to_string(kVersion) + ": install the release of onnxfuse that wrote the model, or a newer one");
+                std::to_string(kVersion) + " and " + std::to_string(kExtended) +
+                ": install the release of onnxfuse that wrote the model, or a newer one");
   }
   Plan plan;
   plan.region = words(json.member("region"), "'region'");
@@ -180,6 +213,10 @@ Plan Plan::parse(std::string_view text) {
     for (const Json& json_step : json_steps) {
       variant.steps.push_back(parse_step(json_step, scope, plan.scratch.size(), &plan.reads));
       const Step& step = variant.steps.back();
+      if (step.extended() && version < kExtended) {
+        throw Error("a launch plan of version " + std::to_string(version) + " that asks for what version " +
+                    std::to_string(kExtended) + " has");
+      }
       for (const Argument& argument : step.arguments) {
         if (argument.kind == Argument::Kind::kScratch) used[argument.index] = true;
       }

@@ -22,16 +22,25 @@ struct Geometry {
   uint32_t grid[3];
   uint32_t block[3];
   uint32_t shared;
+  uint32_t cluster[3];  // where the step has one
 };
+
+// "2x1x1"
+std::string dimensions(const uint32_t (&sizes)[3]);
 
 struct Step {
   std::string kernel;
   Expression grid[3];
   Expression block[3];
   Expression shared;
+  bool clustered = false;
+  Expression cluster[3];  // where `clustered`
+  bool dependent = false;  // it may begin before the kernel before it on the stream ends
   std::vector<Argument> arguments;
   std::vector<uint32_t> addresses;  // which of the arguments are addresses
 
+  // Whether its launch has attributes, which GPUs before sm_90 do not take.
+  bool extended() const { return clustered || dependent; }
   // False where the grid is empty and nothing is to be launched.
   bool geometry(const Situation& situation, Geometry* out) const;
 };

@@ -203,7 +203,9 @@ std::string describe(const Step& step, const Prepared::Launch& launch) {
   };
   return "{\"kernel\":" + quoted(step.kernel) + ",\"grid\":" + list(launch.size.grid, number) +
          ",\"block\":" + list(launch.size.block, number) + ",\"shared\":" + number(launch.size.shared) +
-         ",\"args\":" + list(step.arguments, argument) + "}";
+         ",\"args\":" + list(step.arguments, argument) +
+         (step.clustered ? ",\"cluster\":" + list(launch.size.cluster, number) : "") +
+         (step.dependent ? ",\"dependent\":true" : "") + "}";
 }
 
 std::string evaluate_run(const Plan& plan, const Json& run, Prepared* prepared) {

@@ -13,6 +13,7 @@ namespace {
 // CUfunction_attribute: dynamic and static shared memory of a block, in bytes.
 constexpr int kStaticShared = 1, kLargestDynamicShared = 8;
 constexpr Result kInvalidValue = 1;
+constexpr int kExtendedCapability = 90;
 
 // These are never destroyed: sessions may end after the library's statics.
 std::mutex& mutex = *new std::mutex;
@@ -59,9 +60,30 @@ void check_arguments(const Driver& driver, Function function, const Step& step) 
               " parameters than the " + std::to_string(step.arguments.size()) + " arguments of the launch plan");
 }
 
+// Throws Error where a variant that may run on this GPU asks for what the GPU or its driver does not have.
+void check_gpu(const Plan& plan, const Device& device) {
+  for (const Variant& variant : plan.variants) {
+    for (const Step& step : variant.steps) {
+      if (!step.extended()) continue;
+      const std::string which = "the variant '" + excerpt(variant.name) + "' of the launch plan asks for " +
+                                (step.clustered ? "clusters" : "a dependent launch");
+      if (device.capability() < kExtendedCapability) {
+        throw Error(which + ", which GPUs have from sm_" + std::to_string(kExtendedCapability) + " on, and " +
+                    device.gpu.name + " is sm_" + std::to_string(device.capability()) +
+                    ": use the model on a newer GPU, or fuse it again for this one");
+      }
+      if (device.driver.launch_extended == nullptr) {
+        throw Error("the NVIDIA driver is too old: " + which +
+                    ", and it has no cuLaunchKernelEx; CUDA 12 needs driver 525 or newer");
+      }
+    }
+  }
+}
+
 Plan read_plan(const std::string& text, const Device& device) {
   Plan plan = Plan::parse(text);
   plan.specialise(device.capability(), device.gpu.multiprocessors);
+  check_gpu(plan, device);
   return plan;
 }
 
