@@ -197,7 +197,7 @@ def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
             guards += (f"{count} {layout.rows + 1} <",)
         index = "int" if layout.bits == 32 else "long long"
         used = work.used(text)
-        call = f"{text.name}<{layout.width}, {layout.threads}, {max(layout.items, 1)}, {index}>"
+        call = f"{text.name}<{layout.width}, {layout.threads}, {layout.block}, {max(layout.items, 1)}, {index}>"
         if all(layout.name != variant.name for variant in ways.variants):
             ways.kernels.append(signature.entry(layout.name, call, used, index, layout.block))
         grid = f"{count} {layout.block // layout.threads} ceil"
@@ -211,8 +211,8 @@ def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
 
 def _function(text: Text, signature: Signature, used: str) -> str:
     return (
-        f"template <int width, int threads, int items, typename idx> __device__ __forceinline__ void {text.name}("
-        f"{signature.parameters(used, 'idx')}) {{\n{text.body}}}\n"
+        "template <int width, int threads, int block, int items, typename idx> __device__ __forceinline__ void "
+        f"{text.name}({signature.parameters(used, 'idx')}) {{\n{text.body}}}\n"
     )
 
 

@@ -15,8 +15,8 @@ _EARLY = "early"
 
 
 def row_text(frame: Frame, keep: bool) -> Text:
-    """The body of a row kernel over the template's ``width``, ``threads``, ``items`` and ``idx``, with kept values in
-    registers or streaming."""
+    """The body of a row kernel over the template's ``width``, ``threads`` (of a row), ``block`` (threads of a block),
+    ``items`` and ``idx``, with kept values in registers or streaming."""
     return _RowText(frame, keep).text()
 
 
@@ -32,7 +32,7 @@ class _RowText(PhaseText):
         """The whole body."""
         lines = [
             "  const int lane = threadIdx.x % threads;",
-            "  const idx given = (idx)blockIdx.x * (blockDim.x / threads) + threadIdx.x / threads;",
+            "  const idx given = (idx)blockIdx.x * (block / threads) + threadIdx.x / threads;",
             # Threads past the last row go along, because the lanes of a warp reduce together, and write nothing.
             f"  const bool live = given < {self.frame.count};",
             f"  const idx row = live ? given : {self.frame.count} - 1;",

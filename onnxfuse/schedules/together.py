@@ -29,7 +29,7 @@ LIGHT = frozenset({"pointwise", "rows"})
 
 _ENTRY = re.compile(r'extern "C" __global__ void __launch_bounds__\((\d+), (\d+)\)\n(\w+)\(([^)]*)\) \{')
 _PLACED = re.compile(r"([ioh])(\d+)(\..+)?")
-_OF_THE_GRID = re.compile(r"\bgridDim\b|\bblockIdx\.[yz]\b")
+_OF_THE_GRID = re.compile(r"\bgridDim\b|\bblockDim\b|\bblockIdx\.[yz]\b")
 _SYMBOL = re.compile(r"s\d+")
 
 
@@ -60,7 +60,7 @@ class _Entry:
 
 def usable(kernel: Kernel) -> tuple[int, ...]:
     """Variants, by place, that can be a part's; empty where the last one, which runs anything, cannot, or the text
-    looks at what the whole has of its own: the grid's size and its other axes."""
+    looks at what the whole has of its own: the grid's size and its other axes, the block's size."""
     if _OF_THE_GRID.search(_split(kernel.source)[1]):
         return ()
     entries = _entries(kernel.source)
@@ -209,7 +209,7 @@ class _Whole:
             inside = [f"(int)blockIdx.x < {parameter(f'i32:{grid}', 'const int')}"] if len(set(grids)) > 1 else []
             inside += [f"threadIdx.x < {entry.threads}"] if entry.threads < most else []
             where = f"if ({' && '.join(inside)}) " if inside else ""
-            call = f"{self._space(number, entry.threads)}::{step.kernel}({', '.join(arguments)});"
+            call = f"{self._space(number)}::{step.kernel}({', '.join(arguments)});"
             cases.append(f"    case {number}: {where}{call} break;\n")
         text = (
             f'extern "C" __global__ void __launch_bounds__({most}, {min(entry.blocks for entry in entries)})\n'
@@ -225,10 +225,9 @@ class _Whole:
         label = ", ".join(dict.fromkeys(variant.name for variant in chosen))
         return Variant(f"{name}: {label}", (launch,), tuple(guards)), text
 
-    def _space(self, number: int, threads: int) -> str:
-        """The namespace of a part's functions for blocks of ``threads``: the block at hand may have more."""
-        text = re.sub(r"\bblockDim\.x\b", f"{threads}u", self.bodies[number][1])
-        return self.spaces.setdefault(text, f"part{len(self.spaces)}")
+    def _space(self, number: int) -> str:
+        """The namespace of a part's functions."""
+        return self.spaces.setdefault(self.bodies[number][1], f"part{len(self.spaces)}")
 
     def _argument(self, argument: str, number: int) -> str:
         kind, colon, text = argument.partition(":")
