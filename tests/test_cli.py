@@ -308,8 +308,10 @@ def test_interrupt_is_clean(tmp_path: Path) -> None:
     onnx.save(encoder(), path)
     # The verification waits on a pipe as if it took long; the signal comes while it does.
     ready = tmp_path / "ready"
+    # A shell that runs the tests in its background has their processes ignore interrupts.
     script = (
-        "import sys, time, pathlib, onnxfuse.pipeline as pipeline\n"
+        "import signal, sys, time, pathlib, onnxfuse.pipeline as pipeline\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*_):\n"
         f"    pathlib.Path({str(ready)!r}).touch()\n"
         "    time.sleep(600)\n"

@@ -15,7 +15,7 @@ import pytest
 from emulated import EmulatedRunner
 from emulator import run_plan
 
-from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
@@ -26,7 +26,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.runtime.compile import compile_cubin
 from onnxfuse.schedules import Kernel
-from onnxfuse.schedules.kernel import header
+from onnxfuse.schedules.source import Function, Given, Parameter, Source, header
 from onnxfuse.schedules.together import Part, together
 from onnxfuse.verifying.nodes import NodeVerifier
 
@@ -410,38 +410,38 @@ def test_predicted_time_is_what_both_move_in_one_launch() -> None:
 # The schedule
 
 
-def part(plan: LaunchPlan, source: str, **places: tuple[int, ...]) -> Part:
+def part(plan: LaunchPlan, source: Source, **places: tuple[int, ...]) -> Part:
     """A part whose first variant is planned."""
     given = {"inputs": (0,), "hosts": (), "outputs": (0,), **places}
     return Part(Kernel("rows", source, plan), 0, **given)  # type: ignore[arg-type]
 
 
-COPY = """extern "C" __global__ void __launch_bounds__(64, 1)
-copy(const float* __restrict__ i0, float* __restrict__ o0, const int s0) {
-  __shared__ float held[64];
-  const int place = blockIdx.x * 64 + threadIdx.x;
+COPY = """  __shared__ float held[threads];
+  const idx place = (idx)blockIdx.x * threads + threadIdx.x;
   if (place < s0) held[threadIdx.x] = i0[place];
   __syncthreads();
   if (place < s0) o0[place] = held[threadIdx.x];
-}
 """
 
 
-def copying(threads: int = 64, **changes: object) -> tuple[LaunchPlan, str]:
-    step = Step("copy", (f"s0 {threads} ceil", "1", "1"), (str(threads), "1", "1"), ("i0", "o0", "i32:s0"))
+def copying(threads: int = 64, **changes: object) -> tuple[LaunchPlan, Source]:
+    parameters = (
+        Parameter("const float* __restrict__", "i0", "i0"), Parameter("float* __restrict__", "o0", "o0"),
+        Parameter("const {index}", "s0", "i{bits}:s0"),
+    )
+    function = Function("copy_all", ("threads",), parameters, COPY)
+    entry = function.entry("copy", (threads,), 32, threads)
     plan = LaunchPlan(
         "copy", 1, ("i0.0",), (Check("0 s0 <=", "axis 0 of input 0 is not 0 as the model states"),),
-        (Output(1, ("s0",)),), (Variant("all", (step,)),),
+        (Output(1, ("s0",)),), (Variant("all", (entry.step(f"s0 {threads} ceil"),)),),
     )
-    return replace(plan, **changes), COPY.replace("64", str(threads))  # type: ignore[arg-type]
+    return replace(plan, **changes), Source(("onnxfuse",), "copy", (function,), (entry,))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sizes", [(100, 100), (1000, 10), (0, 70), (1, 129)])
 def test_blocks_and_threads_past_a_part_end_at_once(sizes: tuple[int, int]) -> None:
     """Barriers hold with the threads of the part alone; parts may be empty.  float32, bit for bit."""
-    plan, source = copying(64)
-    source = source.replace("blockIdx.x * 64", "blockIdx.x * blockDim.x")
-    both = together([part(plan, source), part(*copying(128), inputs=(1,), outputs=(1,))], "both", 2)
+    both = together([part(*copying(64)), part(*copying(128), inputs=(1,), outputs=(1,))], "both", 2)
     assert isinstance(both, Kernel)
     given = [np.arange(size, dtype=np.float32) for size in sizes]
     for order in ("forward", "backward"):
@@ -457,7 +457,7 @@ def test_messages_speak_of_the_inputs_of_the_whole() -> None:
     assert Check("s1 0 ==", "axis 0 of input 1 is not 0 as the model states") in both.plan.checks
 
 
-@pytest.mark.parametrize("change", ["steps", "grid", "cluster", "dependent", "gridDim", "shared"])
+@pytest.mark.parametrize("change", ["steps", "grid", "cluster", "dependent", "given", "shared"])
 def test_kernels_that_cannot_share_a_launch(change: str) -> None:
     plan, source = copying()
     variant = plan.variants[0]
@@ -468,9 +468,10 @@ def test_kernels_that_cannot_share_a_launch(change: str) -> None:
     elif change in ("cluster", "dependent"):
         step = replace(variant.steps[0], **{change: ("1", "1", "1") if change == "cluster" else True})
         plan = replace(plan, variants=(replace(variant, steps=(step,)),))
-    elif change == "gridDim":
-        source = source.replace("if (place < s0) held", "if (place < s0 && gridDim.x) held")
     parts = [part(plan, source), part(*copying(128), inputs=(1,), outputs=(1,))]
+    if change == "given":
+        # It may look at what the whole has of its own: the grid's size, the block's.
+        parts[0] = replace(parts[0], kernel=replace(parts[0].kernel, code=Given(source.text)))
     if change == "shared":
         # Of two tiles of one block the second may not fit.
         parts = [replace(one, kernel=replace(one.kernel, schedule="tiled")) for one in parts]

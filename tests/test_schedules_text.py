@@ -15,7 +15,8 @@ from reference import difference, tolerance
 
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.runtime.compile import compile_cubin
-from onnxfuse.schedules.kernel import INDEX_LIMIT, header
+from onnxfuse.schedules.kernel import INDEX_LIMIT
+from onnxfuse.schedules.source import Source, header
 
 SAMPLES = {
     "bias": "g (float16[B,S,768] x, float16[768] b) => (float16[B,S,768] y) { y = Add(x, b) }",
@@ -96,6 +97,15 @@ def test_texts_name_nothing_of_the_model() -> None:
     mixed = make("g (float[Z,A] x, float[A] b) => (float[Z,A] y) { a = Add(x, b) y = Softmax(a) }").kernel
     plain = make("g (float[A,Z] x, float[Z] b) => (float[A,Z] y) { a = Add(x, b) y = Softmax(a) }").kernel
     assert mixed.source == plain.source and mixed.plan.variants == plain.plan.variants
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_only_sizes_that_are_used_are_parameters(name: str) -> None:
+    code = make(SAMPLES[name]).kernel.code
+    assert isinstance(code, Source)
+    text = "".join(function.body for function in code.functions)
+    sizes = {each.name for function in code.functions for each in function.parameters if each.name.startswith("s")}
+    assert sizes == set(re.findall(r"\bs\d+\b", text))
 
 
 def test_texts_are_the_same_each_time() -> None:

@@ -12,6 +12,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, postfix
 from onnxfuse.rules.kernels import axes
 from onnxfuse.schedules import USER, Kernel
+from onnxfuse.schedules.source import Given
 
 
 def custom_kernel(match: Match) -> tuple[Kernel, tuple[Value, ...], tuple[Value, ...]] | Refusal:
@@ -69,7 +70,7 @@ def custom_kernel(match: Match) -> tuple[Kernel, tuple[Value, ...], tuple[Value,
         ),
         (Variant("user", (step,)),),
     )
-    kernel = Kernel(USER, spec.source, plan)
+    kernel = Kernel(USER, Given(spec.source), plan)
     return kernel, tuple(values[name] for name in spec.inputs), tuple(outputs)
 
 

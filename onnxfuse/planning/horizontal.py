@@ -110,7 +110,7 @@ class _Launch:
 
     def runs(self, kernel: Kernel) -> bool:
         """Whether one of its parts has this kernel."""
-        return any(part.fusion.kernel.source == kernel.source for part in self.parts)
+        return any(part.fusion.kernel.code == kernel.code for part in self.parts)
 
     @property
     def saved(self) -> float:

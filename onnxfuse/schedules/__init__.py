@@ -10,6 +10,7 @@ tiled.py       maps and views between tensors that lie transposed; tiled_text.py
 text.py        scalar expressions as C++
 together.py    several independent regions, each with its own schedule's kernel, in one launch
 choice.py      what tuning may change
+source.py      a kernel's text as data: functions, entries and their parameters
 kernel.py      what schedules share
 cuda/          headers that every kernel's text begins with
 """

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from math import log2
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
-from onnxfuse.lowering.launch import Step, Variant
+from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.pull import Reduced
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, fits_narrow
-from onnxfuse.schedules.phases import Frame, PhaseText, Text
+from onnxfuse.schedules.phases import Frame, PhaseText
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Ways, Work
+from onnxfuse.schedules.source import Body, Function
 
 ACROSS = {1: 128, 2: 64, 4: 32, 8: 32, 16: 16, 32: 8, 64: 8, 128: 8}
 """Threads side by side, by the threads that share a column: whole sectors, and little shared memory."""
@@ -68,9 +69,9 @@ def column_ways(work: Work, splits: bool = False) -> Ways:
     Args:
         splits: whether splitting columns is planned, and these are what else there is.
     """
-    extent, signature = work.extent, work.signature
+    extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
-    texts = {keep: ColumnText(work.frame, keep).text() for keep in (True, False)}
+    functions = {keep: _function(work, keep) for keep in (True, False)}
     layouts = _layouts(work)
     others: list[Shape] = []
     if fits_narrow(work.lowered):
@@ -83,25 +84,22 @@ def column_ways(work: Work, splits: bool = False) -> Ways:
     ways = Ways(choice=choice, choices=tuple(offered))
     for layout in layouts:
         keep = layout.items > 0
-        text, index = texts[keep], "int" if layout.bits == 32 else "long long"
         guards = () if layout.bits == 64 else work.aligned if layout.width > 1 else work.narrow
         if keep and extent.length.value is None:
             guards += (f"{length} {layout.deep * layout.items + 1} <",)
-        call = f"{text.name}<{layout.width}, {layout.deep}, {layout.across}, {max(layout.items, 1)}, {index}>"
-        used = work.used(text)
-        ways.kernels.append(signature.entry(layout.name, call, used, index, layout.threads))
-        grid = f"{count} {layout.across * layout.width} ceil"
-        step = Step(
-            layout.name, (grid, "1", "1"), (str(layout.threads), "1", "1"), signature.arguments(used, layout.bits)
-        )
-        ways.variants.append(Variant(layout.name, (step,), guards))
-    for keep in sorted({layout.items > 0 for layout in layouts}, reverse=True):
-        parameters = signature.parameters(work.used(texts[keep]), "idx")
-        ways.functions.append(
-            "template <int width, int deep, int across, int items, typename idx> __device__ __forceinline__ void "
-            f"{texts[keep].name}({parameters}) {{\n{texts[keep].body}}}\n"
-        )
+        settings = (layout.width, layout.deep, layout.across, max(layout.items, 1))
+        entry = functions[keep].entry(layout.name, settings, layout.bits, layout.threads)
+        ways.entries.append(entry)
+        ways.variants.append(
+            Variant(layout.name, (entry.step(f"{count} {layout.across * layout.width} ceil"),), guards))
+    ways.functions = [functions[keep] for keep in sorted({layout.items > 0 for layout in layouts}, reverse=True)]
     return ways
+
+
+def _function(work: Work, keep: bool) -> Function:
+    body = ColumnText(work.frame, keep).text()
+    name = "columns_in_registers" if keep else "columns_streaming"
+    return Function(name, ("width", "deep", "across", "items"), work.signature.parameters(body.sizes), body.text)
 
 
 def side_by_side(deep: int, count: int | None, width: int) -> int:
@@ -215,14 +213,14 @@ class ColumnText(ColumnPhases):
     def __init__(self, frame: Frame, keep: bool) -> None:
         super().__init__(frame, keep)
 
-    def text(self) -> Text:
+    def text(self) -> Body:
         """The whole body."""
         lines = [*self.opening(), *self.columns("(idx)blockIdx.x")]
         for phase in range(self.phases.count):
             self.phase = phase
             lines += self.phase_lines()
         lines += self.row_outputs()
-        return Text("columns_in_registers" if self.keep else "columns_streaming", "\n".join(lines) + "\n")
+        return self.body(lines)
 
     def head(self) -> list[str]:
         """A thread has every ``deep``-th element."""

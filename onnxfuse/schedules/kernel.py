@@ -6,8 +6,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.scalars import BOOL, TYPES
@@ -16,6 +14,7 @@ from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, express
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
 from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.source import Given, Source
 from onnxfuse.schedules.text import Lanes
 
 INDEX_LIMIT = 2**31 - 2**22
@@ -36,7 +35,7 @@ class Kernel:
 
     Attributes:
         schedule: name of the schedule that made it.
-        source: CUDA text, whole.
+        code: its text, as data or as a rule gives it.
         plan: how it is launched.
         scattered: inputs (by place) that neighbouring threads read far apart, so that most of every memory
             transaction is wasted.
@@ -46,103 +45,31 @@ class Kernel:
     """
 
     schedule: str
-    source: str
+    code: Source | Given
     plan: LaunchPlan
     scattered: tuple[int, ...] = ()
     choice: Choice | None = None
     choices: tuple[Choice, ...] = ()
     phases: int = 1
 
-
-@cache
-def header(name: str = "onnxfuse") -> str:
-    """A header, without its comments; every kernel's text begins with the one called "onnxfuse"."""
-    text = files("onnxfuse.schedules").joinpath(f"cuda/{name}.cuh").read_text(encoding="utf-8")
-    lines = (re.sub(r"\s*//.*$", "", line) for line in text.splitlines())
-    return "\n".join(line for line in lines if line.strip()) + "\n"
+    @property
+    def source(self) -> str:
+        """CUDA text, whole."""
+        return self.code.text
 
 
 def named(kernel: Kernel) -> Kernel:
     """The kernel with entry names that show in a profile: the rule, then what tells one text from another.  A kernel
     of the user's own keeps its name."""
-    if kernel.schedule == USER:
+    if isinstance(kernel.code, Given):
         return kernel
-    region, text = re.sub(r"[^A-Za-z0-9]+", "_", kernel.plan.region), hashlib.sha256(kernel.source.encode()).hexdigest()
-    prefix = f"{region}_{text[:6]}"
-    entries = {step.kernel for variant in kernel.plan.variants for step in variant.steps}
-    source = re.sub(rf"\b({'|'.join(sorted(entries))})\(", rf"{prefix}_\1(", kernel.source)
+    region = re.sub(r"[^A-Za-z0-9]+", "_", kernel.plan.region)
+    prefix = f"{region}_{hashlib.sha256(kernel.source.encode()).hexdigest()[:6]}"
     variants = tuple(
         replace(variant, steps=tuple(replace(step, kernel=f"{prefix}_{step.kernel}") for step in variant.steps))
         for variant in kernel.plan.variants
     )
-    return replace(kernel, source=source, plan=replace(kernel.plan, variants=variants))
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A further parameter of a kernel: its declaration, in which ``{index}`` is the type of an index, its name, and
-    the launch plan's argument, in which ``{bits}`` are that type's."""
-
-    declaration: str
-    name: str
-    argument: str
-
-
-@dataclass
-class Signature:
-    """The parameters of a region's kernels: pointers, then the sizes that the text uses, then ``more``."""
-
-    lowered: Lowered
-    more: tuple[Parameter, ...] = ()
-
-    @property
-    def sizes(self) -> dict[str, str]:
-        """Text of each size symbol: the name of its parameter, which is its name in the plan too."""
-        return dict(self.lowered.binding.symbols)
-
-    def pointers(self) -> list[tuple[str, str]]:
-        """(declaration, argument) of every input and output."""
-        program = self.lowered.program
-        inputs = [
-            (f"const {TYPES[tensor.dtype].storage}* __restrict__ i{place}", f"i{place}")
-            for place, tensor in enumerate(program.inputs)
-        ]
-        outputs = [
-            (f"{TYPES[tensor.dtype].storage}* __restrict__ o{place}", f"o{place}")
-            for place, tensor in enumerate(program.outputs)
-        ]
-        return inputs + outputs
-
-    def used_sizes(self, text: str) -> list[str]:
-        """Parameters of sizes that a text mentions, in the plan's order."""
-        mentioned = set(re.findall(r"\bs\d+\b", text))
-        return [name for name in dict.fromkeys(self.sizes.values()) if name in mentioned]
-
-    def parameters(self, text: str, index: str) -> str:
-        """The parameter list of a function with this body, sizes of type ``index``."""
-        return ", ".join(
-            [declaration for declaration, _ in self.pointers()]
-            + [f"const {index} {name}" for name in self.used_sizes(text)]
-            + [more.declaration.format(index=index) for more in self.more]
-        )
-
-    def names(self, text: str) -> str:
-        """The argument list for passing the parameters on."""
-        names = [name for _, name in self.pointers()] + self.used_sizes(text) + [more.name for more in self.more]
-        return ", ".join(names)
-
-    def arguments(self, text: str, bits: int) -> tuple[str, ...]:
-        """The plan's arguments."""
-        sizes = [f"i{bits}:{name}" for name in self.used_sizes(text)]
-        more = [more.argument.format(bits=bits) for more in self.more]
-        return tuple([name for _, name in self.pointers()] + sizes + more)
-
-    def entry(self, name: str, call: str, text: str, index: str, threads: int, blocks: int = 1) -> str:
-        """A kernel that calls a templated body."""
-        return (
-            f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})\n'
-            f"{name}({self.parameters(text, index)}) {{\n  {call}({self.names(text)});\n}}\n"
-        )
+    return replace(kernel, code=kernel.code.prefixed(prefix), plan=replace(kernel.plan, variants=variants))
 
 
 def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Variant]) -> LaunchPlan:

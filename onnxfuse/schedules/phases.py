@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, children
 from onnxfuse.schedules.kernel import walk
-from onnxfuse.schedules.text import Lanes, Scope, Writer
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,6 @@ class Output:
     whole: bool
     place: Dim
     staged: bool = False
-
-
-@dataclass(frozen=True)
-class Text:
-    """Name and body of a templated device function."""
-
-    name: str
-    body: str
 
 
 class Phases:
@@ -134,8 +127,8 @@ class Frame:
 
     Attributes:
         lanes: along the elements of a row, or across rows.
-        sizes: text of each size symbol.
-        count, length: texts of the number of rows and of their elements.
+        sizes: name of each size symbol.
+        count, length: texts of the number of rows and of their elements, with the sizes that these name.
     """
 
     phases: Phases
@@ -143,6 +136,7 @@ class Frame:
     sizes: Mapping[str, str]
     count: str
     length: str
+    bounds: frozenset[str]
 
 
 class PhaseText(ABC):
@@ -162,7 +156,8 @@ class PhaseText(ABC):
         self.names: dict[Scalar, str] = {}
         self.arrays: dict[Scalar, str] = {}
         self.phase = 0
-        self.writer = Writer(frame.lanes, frame.sizes, self.known)
+        self.sizes = Sizes(frame.sizes)
+        self.writer = Writer(frame.lanes, self.sizes, self.known)
 
     # ---- What subclasses say. ----
 
@@ -185,6 +180,10 @@ class PhaseText(ABC):
         return [f"{self.live}of::store({place}, of::pack<{TYPES[output.dtype].storage}>({name}));"]
 
     # ---- What they share. ----
+
+    def body(self, lines: Iterable[str]) -> Body:
+        """The whole text."""
+        return Body("\n".join(lines) + "\n", self.frame.bounds | self.sizes.used)
 
     def known(self, scalar: Scalar) -> str | None:
         """Text of a reduction's result, or of a value kept by an earlier phase."""

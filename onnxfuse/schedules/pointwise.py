@@ -18,16 +18,14 @@ from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.launch import Step, Variant, expression
+from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
-    Signature,
     fits_narrow,
-    header,
     is_vector,
     make_plan,
     moving_loads,
@@ -36,7 +34,8 @@ from onnxfuse.schedules.kernel import (
     vector_guards,
     widest,
 )
-from onnxfuse.schedules.text import Lanes, Scope, Writer
+from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
+from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer
 
 THREADS = 256
 
@@ -58,10 +57,10 @@ def pointwise_kernel(
         return stopped.refusal
     width = widest((1, 2, 4, 8), [dtype for loop in loops for dtype in loop.dtypes])
     signature = Signature(lowered)
-    lanes = [loop.lanes(puller, width) for loop in loops]
-    texts = [_Text.of(loop, each, signature) for loop, each in zip(loops, lanes, strict=True)]
-    used = " ".join(f"{text.body} {text.size}" for text in texts)
-    source = [header(), f"// {rule}: {', '.join(lowered.program.operators)}\n", *_functions(signature, used, texts)]
+    lanes, sizes_used = [loop.lanes(puller, width) for loop in loops], Sizes(signature.sizes)
+    texts = [_Text.of(loop, each, lowered, sizes_used) for loop, each in zip(loops, lanes, strict=True)]
+    *functions, whole = _functions(signature.parameters(sizes_used.used), texts)
+    entries: list[Entry] = []
     needed = dict.fromkeys(guard for loop, each in zip(loops, lanes, strict=True)
                            for guard in vector_guards(lowered, each, loop.vectors(lowered, each)))
     counts, variants = [expression(loop.total, lowered.binding.symbols) for loop in loops], []
@@ -70,16 +69,16 @@ def pointwise_kernel(
     choice, first = told(choice, offered)
     odd = any(each.multiples for each in lanes)
     for shape, guards in _shapes(lowered, width, tuple(needed), first, odd):
-        index = "int" if shape.bits == 32 else "long long"
-        call = f"pointwise<{shape.width}, {shape.block}, {shape.vectors}, {index}>"
-        source.append(signature.entry(shape.name, call, used, index, shape.block))
+        entry = whole.entry(shape.name, (shape.width, shape.block, shape.vectors), shape.bits, shape.block)
+        entries.append(entry)
         grid = " ".join([f"{count} {shape.elements} ceil" for count in counts] + ["+"] * (len(counts) - 1))
-        step = Step(shape.name, (grid, "1", "1"), (str(shape.block), "1", "1"), signature.arguments(used, shape.bits))
-        variants.append(Variant(shape.words, (step,), guards))
+        variants.append(Variant(shape.words, (entry.step(grid),), guards))
     plan = make_plan(lowered, rule, puller, variants)
+    comment = f"{rule}: {', '.join(lowered.program.operators)}"
+    source = Source(("onnxfuse",), comment, (*functions, whole), tuple(entries))
     scattered = {place for loop in loops
                  for place in scattered_inputs(loop.loads, {2: loop.lanes(puller, 2)})}
-    return Kernel("pointwise", "".join(source), plan, tuple(sorted(scattered)), choice, tuple(offered))
+    return Kernel("pointwise", source, plan, tuple(sorted(scattered)), choice, tuple(offered))
 
 
 @dataclass(frozen=True)
@@ -228,14 +227,14 @@ class _Text:
     whole: bool
 
     @classmethod
-    def of(cls, loop: _Loop, lanes: Lanes, signature: Signature) -> _Text:
-        """The text of a loop."""
-        place, outputs = loop.base.removeprefix("@"), signature.lowered.program.outputs
+    def of(cls, loop: _Loop, lanes: Lanes, lowered: Lowered, sizes: Sizes) -> _Text:
+        """The text of a loop; ``sizes`` notes what it uses."""
+        place, outputs = loop.base.removeprefix("@"), lowered.program.outputs
         stores = [Store(index, outputs[index].dtype, root, f"o{index} + {place}")
                   for index, root in zip(loop.outputs, loop.roots, strict=True)]
-        lines = vector_lines(Writer(lanes, signature.sizes), stores)
+        lines = vector_lines(Writer(lanes, sizes), stores)
         body = "".join(f"{line}\n" if line.startswith("#") else f"  {line}\n" for line in lines)
-        size = Writer(lanes, signature.sizes).size(loop.total)
+        size = Writer(lanes, sizes).size(loop.total)
         return cls(place, body, size, loop.total.multiple_of() % lanes.width == 0)
 
     @property
@@ -257,13 +256,12 @@ class _Text:
         )
 
 
-def _functions(signature: Signature, used: str, texts: Sequence[_Text]) -> list[str]:
+def _functions(parameters: tuple[Parameter, ...], texts: Sequence[_Text]) -> list[Function]:
     """The body of each loop at a place, and a function whose threads run them, the blocks of one loop after those of
     the other."""
-    parameters, names = signature.parameters(used, "idx"), signature.names(used)
+    names = ", ".join(each.name for each in parameters)
     functions = [
-        f"template <int width, typename idx> __device__ __forceinline__ void {text.function}("
-        f"{parameters}, const idx {text.place}) {{\n{text.body}}}\n"
+        Function(text.function, ("width",), (*parameters, Parameter("const {index}", text.place)), text.body)
         for text in texts
     ]
     *before, last = texts
@@ -273,11 +271,8 @@ def _functions(signature: Signature, used: str, texts: Sequence[_Text]) -> list[
         for text in before
     )
     loops += last.at_each(names, "block" if before else "(idx)blockIdx.x")
-    return [
-        *functions,
-        "template <int width, int threads, int items, typename idx> __device__ __forceinline__ void pointwise("
-        f"{parameters}) {{\n{'  idx block = blockIdx.x;' + chr(10) if before else ''}{loops}}}\n",
-    ]
+    opening = "  idx block = blockIdx.x;\n" if before else ""
+    return [*functions, Function("pointwise", ("width", "threads", "items"), parameters, f"{opening}{loops}")]
 
 
 def elements(lowered: Lowered) -> Dim | Refusal:

@@ -22,7 +22,6 @@ from onnxfuse.lowering.pull import Load, Puller, Reduced, Rows
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import (
-    Signature,
     divides,
     is_vector,
     moving_loads,
@@ -33,8 +32,9 @@ from onnxfuse.schedules.kernel import (
     widest,
 )
 from onnxfuse.schedules.layouts import reached
-from onnxfuse.schedules.phases import Frame, Output, Phases, Text
-from onnxfuse.schedules.text import Lanes, Writer
+from onnxfuse.schedules.phases import Frame, Output, Phases
+from onnxfuse.schedules.source import Entry, Function, Signature
+from onnxfuse.schedules.text import Lanes, Sizes, Writer
 
 KEPT_LIMIT = 32
 """Elements of a row that a thread keeps in registers, at most; more of them cost occupancy."""
@@ -122,21 +122,17 @@ class Work:
         """A size as the launch plan writes it."""
         return expression(size, self.lowered.binding.symbols)
 
-    def used(self, text: Text) -> str:
-        """All that a text reads, for finding out which sizes it needs."""
-        return f"{text.body} {self.frame.count} {self.frame.length}"
-
 
 @dataclass
 class Ways:
-    """Variants that a schedule offers: device functions, kernels that call them, and how they are launched.
+    """Variants that a schedule offers: device functions, entries that call them, and how they are launched.
 
     ``choice`` is what the first variant was told to be, None where the schedule chose; ``choices`` are what it could
     be told.
     """
 
-    functions: list[str] = field(default_factory=list)
-    kernels: list[str] = field(default_factory=list)
+    functions: list[Function] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     variants: list[Variant] = field(default_factory=list)
     scratch: list[str] = field(default_factory=list)
     choice: Choice | None = None
@@ -277,9 +273,10 @@ def _vectorised(
     lanes._multiple(inner)
     _stores(wide, lanes)
     along = Lanes(puller.space, puller, "@e", "@row", 1) if way.across else lanes
-    sizes = Signature(lowered).sizes
+    sizes = Sizes(Signature(lowered).sizes)
     writer = Writer(lanes, sizes)
-    frame = Frame(Phases(outputs, along), lanes, sizes, writer.size(extent.count), writer.size(extent.length))
+    count, length = writer.size(extent.count), writer.size(extent.length)
+    frame = Frame(Phases(outputs, along), lanes, sizes.names, count, length, frozenset(sizes.used))
     narrow = narrow_guards(lowered)
     vectors = tuple(_vectors(wide, loads, lanes))
     scattered = scattered_inputs(loads, candidates)

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from math import isqrt, log2
 
 from onnxfuse.lowering.binding import in_graph_terms
-from onnxfuse.lowering.launch import Step, Variant
+from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import column_ways
-from onnxfuse.schedules.kernel import STREAM, Kernel, Signature, fits_narrow, header, make_plan
-from onnxfuse.schedules.phases import Text
+from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, make_plan
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Ways, Work, arranged
 from onnxfuse.schedules.rows_text import row_text
+from onnxfuse.schedules.source import Function, Source
 from onnxfuse.schedules.split import Split, split_ways, wants_split
 from onnxfuse.schedules.turned import refuses_staging, turned_ways
 
@@ -142,9 +142,9 @@ def _kernel(work: Work, ways: Ways, name: str, rule: str) -> Kernel:
     """The kernel of a schedule's variants."""
     lowered = work.lowered
     plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
-    comment = f"// {rule}: {', '.join(lowered.program.operators)}\n"
-    names = ["onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else [])]
-    source = "".join([*map(header, names), comment, *ways.functions, *ways.kernels])
+    headers = ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else []))
+    source = Source(
+        headers, f"{rule}: {', '.join(lowered.program.operators)}", tuple(ways.functions), tuple(ways.entries))
     return Kernel(name, source, plan, work.scattered, ways.choice, ways.choices, work.phases.count)
 
 
@@ -156,7 +156,7 @@ def _joined(ways: Ways, split: Split) -> Ways:
     place = first if split.planned else next(streaming, len(ways.variants) - 1)
     return Ways(
         [*ways.functions, *split.ways.functions],
-        [*ways.kernels, *split.ways.kernels],
+        [*ways.entries, *split.ways.entries],
         [*ways.variants[:place], *split.ways.variants, *ways.variants[place:]],
         split.ways.scratch,
         ways.choice or split.ways.choice,
@@ -181,39 +181,33 @@ def _row_ways(work: Work, splits: bool) -> Ways:
 
 def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
     """The variants of these layouts."""
-    extent, signature = work.extent, work.signature
+    extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
-    texts = {keep: row_text(work.frame, keep) for keep in (True, False)}
+    functions = {keep: _function(work, keep) for keep in (True, False)}
     ways = Ways()
     modes: set[bool] = set()
     for layout in layouts:
         keep = layout.items > 0
         modes.add(keep)
-        text = texts[keep]
         guards = () if layout.bits == 64 else work.aligned if layout.width > 1 else work.narrow
         if keep and extent.length.value is None:
             guards += (f"{length} {layout.capacity + 1} <",)
         if layout.rows is not None:
             guards += (f"{count} {layout.rows + 1} <",)
-        index = "int" if layout.bits == 32 else "long long"
-        used = work.used(text)
-        call = f"{text.name}<{layout.width}, {layout.threads}, {layout.block}, {max(layout.items, 1)}, {index}>"
+        settings = (layout.width, layout.threads, layout.block, max(layout.items, 1))
+        entry = functions[keep].entry(layout.name, settings, layout.bits, layout.block)
         if all(layout.name != variant.name for variant in ways.variants):
-            ways.kernels.append(signature.entry(layout.name, call, used, index, layout.block))
-        grid = f"{count} {layout.block // layout.threads} ceil"
-        step = Step(
-            layout.name, (grid, "1", "1"), (str(layout.block), "1", "1"), signature.arguments(used, layout.bits)
-        )
+            ways.entries.append(entry)
+        step = entry.step(f"{count} {layout.block // layout.threads} ceil")
         ways.variants.append(Variant(layout.name, (step,), guards))
-    ways.functions = [_function(texts[keep], signature, work.used(texts[keep])) for keep in sorted(modes, reverse=True)]
+    ways.functions = [functions[keep] for keep in sorted(modes, reverse=True)]
     return ways
 
 
-def _function(text: Text, signature: Signature, used: str) -> str:
-    return (
-        "template <int width, int threads, int block, int items, typename idx> __device__ __forceinline__ void "
-        f"{text.name}({signature.parameters(used, 'idx')}) {{\n{text.body}}}\n"
-    )
+def _function(work: Work, keep: bool) -> Function:
+    body = row_text(work.frame, keep)
+    name = "rows_in_registers" if keep else "rows_streaming"
+    return Function(name, ("width", "threads", "block", "items"), work.signature.parameters(body.sizes), body.text)
 
 
 def _layouts(work: Work) -> list[Shape]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar
-from onnxfuse.schedules.phases import Frame, PhaseText, Text
+from onnxfuse.schedules.phases import Frame, PhaseText
+from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Scope, Writer
 
 EARLY_BYTES = 128
@@ -14,7 +15,7 @@ _EARLY = "early"
 """Stands where the first phase has asked for its own vectors; what is asked for there is known at the end."""
 
 
-def row_text(frame: Frame, keep: bool) -> Text:
+def row_text(frame: Frame, keep: bool) -> Body:
     """The body of a row kernel over the template's ``width``, ``threads`` (of a row), ``block`` (threads of a block),
     ``items`` and ``idx``, with kept values in registers or streaming."""
     return _RowText(frame, keep).text()
@@ -28,7 +29,7 @@ class _RowText(PhaseText):
         self.partials = 0
         self.early: dict[Load, str] = {}
 
-    def text(self) -> Text:
+    def text(self) -> Body:
         """The whole body."""
         lines = [
             "  const int lane = threadIdx.x % threads;",
@@ -44,7 +45,7 @@ class _RowText(PhaseText):
         place = phases.index(_EARLY) if _EARLY in phases else len(phases)
         phases[place:place + 1] = self._early_loads()
         lines += self._early_vectors() + phases + self.row_outputs()
-        return Text("rows_in_registers" if self.keep else "rows_streaming", "\n".join(lines) + "\n")
+        return self.body(lines)
 
     def known(self, scalar: Scalar) -> str | None:
         """Also a vector that was asked for early."""
@@ -98,7 +99,7 @@ class _RowText(PhaseText):
         """Ask for the vectors of later phases right after those of the first, where a thread has registers for them."""
         if not self.early:
             return []
-        writer = Writer(self.frame.lanes, self.frame.sizes)
+        writer = Writer(self.frame.lanes, self.sizes)
         loads = [f"{name}[item] = of::load<width>(i{load.input} + ({writer.index(load.offset)}));"
                  for load, name in self.early.items()]
         inner = [line for scope in Scope for line in writer.lines[scope]]

@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.ir.tensors import Reduce, operands, postorder
 from onnxfuse.lowering.arrangement import arrangement
-from onnxfuse.lowering.launch import Step, Variant
+from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Reduced, Scalar, children
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import WARP, ColumnPhases, longest_kept, side_by_side
-from onnxfuse.schedules.kernel import Parameter, fits_narrow
+from onnxfuse.schedules.kernel import fits_narrow
 from onnxfuse.schedules.phases import Frame, Phases, PhaseText, accumulators
 from onnxfuse.schedules.reduction import Ways, Work
+from onnxfuse.schedules.source import Body, Function, Parameter
 
 
 @dataclass(frozen=True)
@@ -170,39 +171,30 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
     chunks = f"{length} 1 max {chunk} ceil"
     parts = Parts(phases)
     signature = replace(work.signature, more=(
-        Parameter("unsigned char* __restrict__ t0", "t0", "t0"),
-        Parameter("const {index} chunk", "chunk", f"i{{bits}}:{chunk}"),
-        Parameter("const {index} chunks", "chunks", f"i{{bits}}:{chunks}"),
+        Parameter("unsigned char* __restrict__", "t0", "t0"),
+        Parameter("const {index}", "chunk", f"i{{bits}}:{chunk}"),
+        Parameter("const {index}", "chunks", f"i{{bits}}:{chunks}"),
     ))
     ways = Ways(scratch=[f"{count} {chunks} * {parts.bytes} *"])
-    texts = [
-        (_ColumnSplit if form.across else _RowSplit)(work.frame, phase, parts).text() for phase in range(phases.count)
-    ]
-    template = f"template <int width, {'int deep, int across' if form.across else 'int threads'}, typename idx>"
-    for phase, body in enumerate(texts):
-        parameters = signature.parameters(f"{body} {work.frame.count} {work.frame.length}", "idx")
-        ways.functions.append(
-            f"{template} __device__ __forceinline__ void split_{phase}({parameters}) {{\n{body}}}\n"
-        )
+    template = ("width", "deep", "across") if form.across else ("width", "threads")
+    for phase in range(phases.count):
+        body = (_ColumnSplit if form.across else _RowSplit)(work.frame, phase, parts).text()
+        ways.functions.append(Function(f"split_{phase}", template, signature.parameters(body.sizes), body.text))
     wide = [(form.width, 32, work.aligned)] if fits_narrow(work.lowered) else []
     narrow = [(1, 32, work.narrow)] if wide and form.width > 1 and work.aligned != work.narrow else []
     for width, bits, needed in [*wide, *narrow, (1, 64, ())]:
         # A block's columns are as many as its vectors hold: chunks stay the same whatever the vectors are.
         across = form.across * form.width // width if form.across else 0
         steps = []
-        index = "int" if bits == 32 else "long long"
-        for phase, body in enumerate(texts):
-            used = f"{body} {work.frame.count} {work.frame.length}"
+        for phase, function in enumerate(ways.functions):
             name = f"split{phase}_{'columns_' if across else ''}w{width}_{bits}"
             deep = max(form.shape.threads // across, 1) if across else 0
-            share = f"{deep}, {across}" if across else str(form.shape.threads)
+            share = (deep, across) if across else (form.shape.threads,)
             threads = deep * across or form.shape.threads
             least = max(min(form.shape.blocks, MOST_THREADS // threads), 1)
-            ways.kernels.append(
-                signature.entry(name, f"split_{phase}<{width}, {share}, {index}>", used, index, threads, least)
-            )
-            grid = blocks if _is_last(phases, phase) else f"{blocks} {chunks} *"
-            steps.append(Step(name, (grid, "1", "1"), (str(threads), "1", "1"), signature.arguments(used, bits)))
+            entry = function.entry(name, (width, *share), bits, threads, least)
+            ways.entries.append(entry)
+            steps.append(entry.step(blocks if _is_last(phases, phase) else f"{blocks} {chunks} *"))
         label = f"split, {'columns, ' if across else ''}width {width}, {bits}-bit"
         ways.variants.append(Variant(label, tuple(steps), (*guards, *needed)))
         if not needed:
@@ -253,7 +245,7 @@ class _Split(PhaseText):
         self.phase, self.parts = phase, parts
         self.alone = _is_last(self.phases, phase)
 
-    def text(self) -> str:
+    def text(self) -> Body:
         """The whole body of a step."""
         last = self.phase == self.phases.count - 1
         roots = self.phases.roots(self.phase)
@@ -272,7 +264,7 @@ class _Split(PhaseText):
         lines += self.phase_lines()
         if last:
             lines += self.row_outputs()
-        return "\n".join(lines) + "\n"
+        return self.body(lines)
 
     @abstractmethod
     def opening(self) -> list[str]:

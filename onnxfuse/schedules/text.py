@@ -30,6 +30,22 @@ class Scope(IntEnum):
     LANE = 3
 
 
+class Sizes:
+    """What size symbols are called in one text, and which of those names it uses."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+        self.used: set[str] = set()
+
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self.names
+
+    def __getitem__(self, symbol: str) -> str:
+        """The name of a size; it counts as used."""
+        self.used.add(self.names[symbol])
+        return self.names[symbol]
+
+
 @dataclass
 class Lanes:
     """How indices move along the lanes of a vector.
@@ -195,16 +211,15 @@ class Writer:
 
     Args:
         lanes: how indices move.
-        symbols: text by size symbol.
-        dtypes: element type of each input.
+        sizes: names of size symbols; writers of one text share them.
         hook: called before an expression is written; may give its text (for values kept from an earlier phase).
     """
 
     def __init__(
-        self, lanes: Lanes, symbols: Mapping[str, str], hook: Callable[[Scalar], str | None] | None = None
+        self, lanes: Lanes, sizes: Sizes, hook: Callable[[Scalar], str | None] | None = None
     ) -> None:
         self.lanes = lanes
-        self.symbols = symbols
+        self.sizes = sizes
         self.hook = hook
         self.lines: dict[Scope, list[str]] = {scope: [] for scope in Scope}
         self.names: dict[Scope, dict[object, str]] = {scope: {} for scope in Scope}
@@ -233,7 +248,7 @@ class Writer:
 
     def size(self, size: Dim) -> str:
         """A size, or an index of which every variable is already text, as an operand."""
-        text = self._polynomial(size, lambda name: self.symbols[name])
+        text = self._polynomial(size, lambda name: self.sizes[name])
         return text if text.isalnum() else f"({text})"
 
     def index(self, index: Dim, lane: bool = False) -> str:
@@ -258,8 +273,8 @@ class Writer:
 
     def _variable(self, name: str, lane: bool) -> str:
         lanes = self.lanes
-        if name in self.symbols and not lanes.space.is_variable(name):
-            return self.symbols[name]
+        if name in self.sizes and not lanes.space.is_variable(name):
+            return self.sizes[name]
         lane = lane and lanes._moves(name)
         if name in lanes.space.extents and name not in lanes.space.derived and name not in lanes.puller.gathered:
             text = name.removeprefix("@")  # a loop's variable

@@ -17,17 +17,15 @@ from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Tensor
 from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.launch import Step, Variant, expression
+from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
-    Signature,
     divides,
     fits_narrow,
-    header,
     is_scattered,
     is_vector,
     make_plan,
@@ -38,6 +36,7 @@ from onnxfuse.schedules.kernel import (
 )
 from onnxfuse.schedules.layouts import output_coordinates
 from onnxfuse.schedules.pointwise import elements
+from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled_text import THREADS, Target, Work, tiled_text
 
@@ -238,26 +237,22 @@ class _Tiling:
         choice, first = told(choice, offered)
         if first is not None:
             shapes = [(first, needed), *shapes]
-        source = [
-            header(),
-            header("tile"),
-            f"// {rule}: {', '.join(lowered.program.operators)}\n",
-            "template <int batch, int rows, int columns, int tall, int width, typename idx>\n"
-            f"__device__ __forceinline__ void tiled({signature.parameters(body, 'idx')}) {{\n{body}}}\n",
-        ]
+        function = Function(
+            "tiled", ("batch", "rows", "columns", "tall", "width"), signature.parameters(body.sizes), body.text)
+        entries: list[Entry] = []
         variants: list[Variant] = []
         outer, length, inner = (expression(extent, lowered.binding.symbols) for extent in self.extents)
         for shape, guards in shapes:
-            index = "int" if shape.bits == 32 else "long long"
-            numbers = (shape.batch, shape.rows, shape.columns, shape.tall, shape.width)
-            call = f"tiled<{', '.join(map(str, numbers))}, {index}>"
+            settings = (shape.batch, shape.rows, shape.columns, shape.tall, shape.width)
+            entry = function.entry(shape.name, settings, shape.bits, THREADS)
             if all(shape.label != variant.name for variant in variants):
-                source.append(signature.entry(shape.name, call, body, index, THREADS))
+                entries.append(entry)
             grid = f"{outer} {shape.batch} ceil {length} {shape.rows} ceil * {inner} {shape.columns} ceil *"
-            step = Step(shape.name, (grid, "1", "1"), (str(THREADS), "1", "1"), signature.arguments(body, shape.bits))
-            variants.append(Variant(shape.label, (step,), guards))
+            variants.append(Variant(shape.label, (entry.step(grid),), guards))
         plan = make_plan(lowered, rule, self.puller, variants)
-        return Kernel("tiled", "".join(source), plan, self.scattered, choice, tuple(offered))
+        comment = f"{rule}: {', '.join(lowered.program.operators)}"
+        source = Source(("onnxfuse", "tile"), comment, (function,), tuple(entries))
+        return Kernel("tiled", source, plan, self.scattered, choice, tuple(offered))
 
     def _down(self) -> Lanes:
         """Lanes along r: the longest vectors by which every staged tensor can be moved."""

@@ -14,7 +14,8 @@ from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.kernel import is_vector
 from onnxfuse.schedules.pointwise import Store, vector_lines
-from onnxfuse.schedules.text import Lanes, Scope, Writer
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer
 
 THREADS = 256
 
@@ -55,7 +56,7 @@ class Work:
         return [load.dtype for load in self.loads] + [target.dtype for target in self.targets if target.staged]
 
 
-def tiled_text(work: Work, sizes: Mapping[str, str]) -> str:
+def tiled_text(work: Work, sizes: Mapping[str, str]) -> Body:
     """The body of the kernel, over the template's ``batch``, ``rows``, ``columns``, ``tall``, ``width`` and ``idx``."""
     return _TiledText(work, sizes).text()
 
@@ -63,14 +64,14 @@ def tiled_text(work: Work, sizes: Mapping[str, str]) -> str:
 class _TiledText:
     def __init__(self, work: Work, sizes: Mapping[str, str]) -> None:
         self.work = work
-        self.sizes = sizes
+        self.sizes = Sizes(sizes)
         self.tiles = {load: f"tile{place}" for place, load in enumerate(work.loads)}
         self.outgoing = [target for target in work.targets if target.staged]
-        self.compute = Writer(work.across, sizes, self._from_tile)
+        self.compute = Writer(work.across, self.sizes, self._from_tile)
         size = self.compute.size
         self.o, self.r, self.i = (size(extent) for extent in work.extents)
 
-    def text(self) -> str:
+    def text(self) -> Body:
         """All phases."""
         lines = [f"  __shared__ {self._tile(load.dtype)} {name};" for load, name in self.tiles.items()]
         lines += [f"  __shared__ {self._tile(target.dtype)} out{target.index};" for target in self.outgoing]
@@ -85,7 +86,7 @@ class _TiledText:
         lines += self._compute()
         if self.outgoing:
             lines += ["  __syncthreads();", *self._send()]
-        return "\n".join(lines) + "\n"
+        return Body("\n".join(lines) + "\n", frozenset(self.sizes.used))
 
     def _tile(self, dtype: int) -> str:
         return f"of::Tile<{TYPES[dtype].storage}, batch * rows, columns, tall, width>"

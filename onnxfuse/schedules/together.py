@@ -2,7 +2,7 @@
 
     grid = (the most blocks of a part, number of parts)        block = the most threads of a part
 
-Every part keeps the kernel that its own schedule made: its text becomes device functions in a namespace, equal texts
+Every part keeps the kernel that its own schedule made: its functions go into a namespace, those of equal parts into
 one, and an entry calls the part's.  Blocks and threads past a part's own end at once.  A variant of the whole is a
 variant of each part, under the guards of all.
 """
@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from importlib.resources import files
 
-from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.kernel import Kernel, header
+from onnxfuse.schedules.kernel import Kernel
+from onnxfuse.schedules.source import Call, Entry, Given, Parameter, Source
 
 SCHEDULE = "together"
 
@@ -27,9 +26,7 @@ MOST_VARIANTS = 6
 LIGHT = frozenset({"pointwise", "rows"})
 """Schedules whose static shared memory is some hundred bytes; of others a kernel holds one part's at a time."""
 
-_ENTRY = re.compile(r'extern "C" __global__ void __launch_bounds__\((\d+), (\d+)\)\n(\w+)\(([^)]*)\) \{')
 _PLACED = re.compile(r"([ioh])(\d+)(\..+)?")
-_OF_THE_GRID = re.compile(r"\bgridDim\b|\bblockDim\b|\bblockIdx\.[yz]\b")
 _SYMBOL = re.compile(r"s\d+")
 
 
@@ -49,34 +46,23 @@ class Part:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A kernel as a part's text has it: its bounds, and the declarations of its parameters."""
-
-    threads: int
-    blocks: int
-    parameters: tuple[str, ...]
-
-
 def usable(kernel: Kernel) -> tuple[int, ...]:
-    """Variants, by place, that can be a part's; empty where the last one, which runs anything, cannot, or the text
-    looks at what the whole has of its own: the grid's size and its other axes, the block's size."""
-    if _OF_THE_GRID.search(_split(kernel.source)[1]):
+    """Variants, by place, that can be a part's; empty where the last one, which runs anything, cannot, or nothing is
+    known of the text."""
+    if isinstance(kernel.code, Given):
         return ()
-    entries = _entries(kernel.source)
-    found = tuple(place for place, variant in enumerate(kernel.plan.variants) if _fits(variant, entries))
+    found = tuple(place for place, variant in enumerate(kernel.plan.variants) if _fits(variant, kernel.code))
     return found if found and found[-1] == len(kernel.plan.variants) - 1 else ()
 
 
-def _fits(variant: Variant, entries: dict[str, _Entry]) -> bool:
+def _fits(variant: Variant, source: Source) -> bool:
     """Whether a variant is one launch along one axis, without scratch memory."""
     if len(variant.steps) != 1:
         return False
     (step,) = variant.steps
-    entry = entries.get(step.kernel)
+    entry = source.entry(step.kernel)
     return (
-        entry is not None and not step.extended and len(entry.parameters) == len(step.arguments)
-        and step.grid[1:] == ("1", "1") and step.block == (str(entry.threads), "1", "1") and entry.threads % 32 == 0
+        entry is not None and step == entry.step(step.grid[0], shared=step.shared) and entry.threads % 32 == 0
         and not any(argument.startswith("t") for argument in step.arguments)
     )
 
@@ -90,10 +76,8 @@ def share_launch(kernels: Sequence[tuple[Kernel, int]]) -> bool:
 
 
 def _agree(kernels: Sequence[tuple[Kernel, int]]) -> bool:
-    heavy = set()
-    for kernel, place in kernels:
-        if kernel.schedule not in LIGHT and "__shared__" in (text := _split(kernel.source)[1]):
-            heavy.add((text, kernel.plan.variants[place].steps[0].kernel))
+    heavy = {(kernel.code, kernel.plan.variants[place].steps[0].kernel)
+             for kernel, place in kernels if kernel.schedule not in LIGHT}
     return len(heavy) <= 1
 
 
@@ -113,26 +97,24 @@ class _Whole:
         self.parts, self.rule, self.count = parts, rule, outputs
         self.symbols: dict[str, str] = {}
         self.own = [self._symbols_of(part) for part in parts]
-        self.bodies = [_split(part.kernel.source) for part in parts]
-        self.entries = [_entries(part.kernel.source) for part in parts]
-        self.spaces: dict[str, str] = {}
+        self.sources = [part.kernel.code for part in parts if isinstance(part.kernel.code, Source)]
+        self.spaces: dict[Source, str] = {}
 
     def kernel(self) -> Kernel | Refusal:
         """The kernel of all parts."""
         ways = self._ways()
         if not ways:
             return Refusal("no-common-launch", "the regions' kernels cannot share a launch")
-        variants, kernels = [], []
+        variants, entries = [], []
         for number, way in enumerate(ways):
-            variant, text = self._variant(f"together_{number}", way)
+            variant, entry = self._variant(f"together_{number}", way)
             variants.append(variant)
-            kernels.append(text)
-        headers = dict.fromkeys(name for names, _ in self.bodies for name in names)
-        comment = f"// {self.rule}: {len(self.parts)} regions in one launch\n"
-        functions = (
-            f"namespace {space} {{\n{_ENTRY.sub(_as_function, text)}}}\n" for text, space in self.spaces.items()
+            entries.append(entry)
+        headers = dict.fromkeys(name for source in self.sources for name in source.headers)
+        source = Source(
+            tuple(headers), f"{self.rule}: {len(self.parts)} regions in one launch", (), tuple(entries),
+            tuple((space, part) for part, space in self.spaces.items()),
         )
-        source = "".join([*map(header, headers), comment, *functions, *kernels])
         scattered = {part.inputs[place] for part in self.parts for place in part.kernel.scattered}
         phases = max(part.kernel.phases for part in self.parts)
         return Kernel(SCHEDULE, source, self._plan(variants), tuple(sorted(scattered)), phases=phases)
@@ -184,50 +166,38 @@ class _Whole:
         chosen = dict.fromkeys([planned, *others[: MOST_VARIANTS - 2]])
         return [*sorted((way for way in chosen if way != last), key=sum), last]
 
-    def _variant(self, name: str, way: tuple[int, ...]) -> tuple[Variant, str]:
+    def _variant(self, name: str, way: tuple[int, ...]) -> tuple[Variant, Entry]:
         """A variant and its kernel."""
         chosen = [part.kernel.plan.variants[place] for part, place in zip(self.parts, way, strict=True)]
         steps = [variant.steps[0] for variant in chosen]
-        entries = [known[step.kernel] for known, step in zip(self.entries, steps, strict=True)]
+        entries = [entry for source, step in zip(self.sources, steps, strict=True)
+                   if (entry := source.entry(step.kernel)) is not None]
         most = max(entry.threads for entry in entries)
-        names: dict[str, str] = {}
-        declared: list[str] = []
+        taken: dict[str, Parameter] = {}
 
         def parameter(argument: str, kind: str) -> str:
-            if argument not in names:
-                names[argument] = argument if ":" not in argument else f"n{len(names)}"
-                declared.append(f"{kind} {names[argument]}")
-            return names[argument]
+            called = argument if ":" not in argument else f"n{len(taken)}"
+            return taken.setdefault(argument, Parameter(kind, called, argument)).name
 
         grids = [self._moved(step.grid[0], number) for number, step in enumerate(steps)]
-        cases = []
-        for number, (step, entry, grid) in enumerate(zip(steps, entries, grids, strict=True)):
-            arguments = [
-                parameter(self._argument(argument, number), declaration.rpartition(" ")[0])
-                for argument, declaration in zip(step.arguments, entry.parameters, strict=True)
-            ]
+        calls = []
+        for number, (entry, grid) in enumerate(zip(entries, grids, strict=True)):
+            arguments = tuple(parameter(self._argument(each.argument, number), each.kind) for each in entry.parameters)
             inside = [f"(int)blockIdx.x < {parameter(f'i32:{grid}', 'const int')}"] if len(set(grids)) > 1 else []
             inside += [f"threadIdx.x < {entry.threads}"] if entry.threads < most else []
-            where = f"if ({' && '.join(inside)}) " if inside else ""
-            call = f"{self._space(number)}::{step.kernel}({', '.join(arguments)});"
-            cases.append(f"    case {number}: {where}{call} break;\n")
-        text = (
-            f'extern "C" __global__ void __launch_bounds__({most}, {min(entry.blocks for entry in entries)})\n'
-            f"{name}({', '.join(declared)}) {{\n  switch (blockIdx.y) {{\n{''.join(cases)}  }}\n}}\n"
-        )
-        launch = Step(
-            name, (_largest(grids), str(len(self.parts)), "1"), (str(most), "1", "1"), tuple(names),
-            _largest([self._moved(step.shared, number) for number, step in enumerate(steps)]),
-        )
+            calls.append(Call(f"{self._space(number)}::{entry.name}", (), arguments, " && ".join(inside)))
+        whole = Entry(name, most, tuple(taken.values()), tuple(calls), min(entry.blocks for entry in entries))
+        shared = _largest([self._moved(step.shared, number) for number, step in enumerate(steps)])
+        launch = whole.step(_largest(grids), str(len(self.parts)), shared)
         guards = dict.fromkeys(
             self._moved(guard, number) for number, variant in enumerate(chosen) for guard in variant.guards
         )
         label = ", ".join(dict.fromkeys(variant.name for variant in chosen))
-        return Variant(f"{name}: {label}", (launch,), tuple(guards)), text
+        return Variant(f"{name}: {label}", (launch,), tuple(guards)), whole
 
     def _space(self, number: int) -> str:
         """The namespace of a part's functions."""
-        return self.spaces.setdefault(self.bodies[number][1], f"part{len(self.spaces)}")
+        return self.spaces.setdefault(self.sources[number], f"part{len(self.spaces)}")
 
     def _argument(self, argument: str, number: int) -> str:
         kind, colon, text = argument.partition(":")
@@ -255,37 +225,3 @@ def _token(token: str, part: Part, symbols: dict[str, str]) -> str:
     kind, number, rest = placed.groups()
     places = {"i": part.inputs, "h": part.hosts, "o": part.outputs}[kind]
     return f"{kind}{places[int(number)]}{rest or ''}"
-
-
-def _as_function(entry: re.Match[str]) -> str:
-    """A kernel as a device function, which an entry of the whole calls."""
-    _, _, name, parameters = entry.groups()
-    return f"__device__ __forceinline__ void {name}({parameters}) {{"
-
-
-@lru_cache(maxsize=256)
-def _split(source: str) -> tuple[tuple[str, ...], str]:
-    """The headers that a text begins with, and the rest of it."""
-    found = []
-    for name in _headers():
-        if header(name) in source:
-            source = source.replace(header(name), "", 1)
-            found.append(name)
-    return tuple(found), source
-
-
-@cache
-def _headers() -> tuple[str, ...]:
-    """Names of all headers, the one that others build on first."""
-    names = {file.name for file in files("onnxfuse.schedules").joinpath("cuda").iterdir()}
-    stems = (name.removesuffix(".cuh") for name in names if name.endswith(".cuh"))
-    return tuple(sorted(stems, key=lambda stem: (stem != "onnxfuse", stem)))
-
-
-@lru_cache(maxsize=256)
-def _entries(source: str) -> dict[str, _Entry]:
-    """The kernels of a text, by name."""
-    return {
-        name: _Entry(int(threads), int(blocks), tuple(parameters.split(", ")))
-        for threads, blocks, name, parameters in _ENTRY.findall(source)
-    }

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.lowering.launch import Step, Variant
+from onnxfuse.lowering.launch import Variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, divides, fits_narrow, is_vector, vector_guards
 from onnxfuse.schedules.reduction import Ways, Work
+from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
 from onnxfuse.schedules.turned_text import Staging, turned_text
@@ -85,13 +86,13 @@ def _too_many(staging: Staging) -> Refusal:
 
 def turned_ways(work: Work) -> Ways | Refusal:
     """The variants of a region that stages something, or why it has none."""
-    extent, signature = work.extent, work.signature
+    extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
     staging = _staging(work)
     shapes = _shapes(work, staging)
     if shapes is None:
         return _too_many(staging)
-    texts = {keep: turned_text(work.frame, staging, keep) for keep in (True, False)}
+    functions = {keep: _function(work, staging, keep) for keep in (True, False)}
     quickest, needed = shapes[0]
     others = _alternatives(work, staging, quickest) if quickest.columns.bits == 32 else []
     offered = {other.choice: other for other in others}
@@ -102,25 +103,24 @@ def turned_ways(work: Work) -> Ways | Refusal:
     for shape, needed in shapes:
         own = shape.columns
         keep = own.items > 0
-        text, index = texts[keep], "int" if own.bits == 32 else "long long"
         guards = needed
         if keep and extent.length.value is None:
             guards += (f"{length} {own.deep * own.items + 1} <",)
-        numbers = (own.width, own.deep, own.across, max(own.items, 1), shape.turns, shape.wide)
-        call = f"{text.name}<{', '.join(map(str, numbers))}, {index}>"
-        used = work.used(text)
+        settings = (own.width, own.deep, own.across, max(own.items, 1), shape.turns, shape.wide)
+        entry = functions[keep].entry(shape.name, settings, own.bits, own.threads)
         if all(shape.name != variant.name for variant in ways.variants):
-            ways.kernels.append(signature.entry(shape.name, call, used, index, own.threads))
-        grid = f"{count} {own.across * own.width} ceil"
-        step = Step(shape.name, (grid, "1", "1"), (str(own.threads), "1", "1"), signature.arguments(used, own.bits))
-        ways.variants.append(Variant(shape.name, (step,), guards))
-    for keep in sorted({shape.columns.items > 0 for shape, _ in shapes}, reverse=True):
-        parameters = signature.parameters(work.used(texts[keep]), "idx")
-        ways.functions.append(
-            "template <int width, int deep, int across, int items, int turns, int wide, typename idx> "
-            f"__device__ __forceinline__ void {texts[keep].name}({parameters}) {{\n{texts[keep].body}}}\n"
-        )
+            ways.entries.append(entry)
+        ways.variants.append(Variant(shape.name, (entry.step(f"{count} {own.across * own.width} ceil"),), guards))
+    kept = sorted({shape.columns.items > 0 for shape, _ in shapes}, reverse=True)
+    ways.functions = [functions[keep] for keep in kept]
     return ways
+
+
+def _function(work: Work, staging: Staging, keep: bool) -> Function:
+    body = turned_text(work.frame, staging, keep)
+    name, template = "turned_in_registers" if keep else "turned_streaming", (
+        "width", "deep", "across", "items", "turns", "wide")
+    return Function(name, template, work.signature.parameters(body.sizes), body.text)
 
 
 def _staging(work: Work) -> Staging:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.columns import ColumnText
-from onnxfuse.schedules.phases import Frame, Output, Text
+from onnxfuse.schedules.phases import Frame, Output
+from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Lanes, Scope, Writer
 from onnxfuse.schedules.tiled_text import fetch
 
@@ -32,7 +33,7 @@ class Staging:
         return [load.dtype for load in self.loads] + [output.dtype for output in self.outputs]
 
 
-def turned_text(frame: Frame, staging: Staging, keep: bool) -> Text:
+def turned_text(frame: Frame, staging: Staging, keep: bool) -> Body:
     """The body over the template's ``width``, ``deep``, ``across``, ``items``, ``turns`` (of the loop in a chunk),
     ``wide`` (the vectors along a column) and ``idx``, with kept values in registers or streaming."""
     return _TurnedText(frame, staging, keep).text()
@@ -47,7 +48,7 @@ class _TurnedText(ColumnText):
         self.chunks = False
         self.used = False
 
-    def text(self) -> Text:
+    def text(self) -> Body:
         """The whole body."""
         tiles = [(load.dtype, name) for load, name in self.tiles.items()]
         tiles += [(output.dtype, f"out{output.index}") for output in self.staging.outputs]
@@ -64,7 +65,7 @@ class _TurnedText(ColumnText):
             self.phase, self.brought = phase, {}
             lines += self.phase_lines()
         lines += self.row_outputs()
-        return Text("turned_in_registers" if self.keep else "turned_streaming", "\n".join(lines) + "\n")
+        return self.body(lines)
 
     def known(self, scalar: Scalar) -> str | None:
         """Also an element that was brought into shared memory."""
@@ -128,7 +129,7 @@ class _TurnedText(ColumnText):
         """Global to shared memory: all of a thread's loads, then all of its stores."""
         if not self.brought:
             return []
-        writer = Writer(self.staging.down, self.frame.sizes)
+        writer = Writer(self.staging.down, self.sizes)
         fetched = [
             line for load, name in self.brought.items()
             for line in fetch(writer, load, f"{name}_piece[turn]", "wide")
@@ -147,7 +148,7 @@ class _TurnedText(ColumnText):
         """Shared to global memory."""
         if not outputs:
             return []
-        writer = Writer(self.staging.down, self.frame.sizes)
+        writer = Writer(self.staging.down, self.sizes)
         sent = [
             f"of::store(o{output.index} + ({writer.index(output.place)}), "
             f"of::load<wide>(out{output.index}.place(of_block, at)));"

@@ -1,0 +1,218 @@
+"""A kernel's text as data: device functions, the entries that call them, and what each takes.
+
+Schedules write the bodies of functions, in C++; everything else (which parameters a function has, who calls what, the
+names that a profiler shows, several kernels in one text) is structure until ``Source.text`` renders it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib.resources import files
+
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.launch import Step
+from onnxfuse.lowering.lower import Lowered
+
+
+@cache
+def header(name: str = "onnxfuse") -> str:
+    """A header, without its comments; every kernel's text begins with the one called "onnxfuse"."""
+    text = files("onnxfuse.schedules").joinpath(f"cuda/{name}.cuh").read_text(encoding="utf-8")
+    lines = (re.sub(r"\s*//.*$", "", line) for line in text.splitlines())
+    return "\n".join(line for line in lines if line.strip()) + "\n"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function or kernel.
+
+    Attributes:
+        kind: its type, in which ``{index}`` is the type of an index; name: what the body calls it.
+        argument: the launch plan's argument for it, in which ``{bits}`` are those of an index.
+    """
+
+    kind: str
+    name: str
+    argument: str = ""
+
+    def at(self, bits: int) -> Parameter:
+        """The parameter of a kernel with indices of so many bits."""
+        return replace(self, kind=self.kind.format(index=index_type(bits)), argument=self.argument.format(bits=bits))
+
+    @property
+    def declaration(self) -> str:
+        """As a parameter list has it."""
+        return f"{self.kind} {self.name}"
+
+
+def index_type(bits: int) -> str:
+    """The C++ type of an index of 32 or 64 bits."""
+    return "int" if bits == 32 else "long long"
+
+
+@dataclass(frozen=True)
+class Body:
+    """Lines of C++, and the size parameters that they name."""
+
+    text: str
+    sizes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Function:
+    """A device function, a template over ``template`` and over ``idx``, the type of an index."""
+
+    name: str
+    template: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    body: str
+
+    def entry(self, name: str, settings: Sequence[int], bits: int, threads: int, blocks: int = 1) -> Entry:
+        """A kernel that calls it, with these numbers for its template and indices of so many bits; ``threads`` and
+        ``blocks`` as ``Entry`` has them."""
+        call = Call(self.name, (*map(str, settings), index_type(bits)), tuple(each.name for each in self.parameters))
+        return Entry(name, threads, tuple(each.at(bits) for each in self.parameters), (call,), blocks)
+
+    @property
+    def text(self) -> str:
+        """Its definition."""
+        template = ", ".join([*(f"int {name}" for name in self.template), "typename idx"])
+        parameters = ", ".join(each.declaration.format(index="idx") for each in self.parameters)
+        return f"template <{template}> __device__ __forceinline__ void {self.name}({parameters}) {{\n{self.body}}}\n"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function with its template's arguments; ``where`` is a condition under which blocks and threads do
+    it, "" for all."""
+
+    function: str
+    template: tuple[str, ...]
+    arguments: tuple[str, ...]
+    where: str = ""
+
+    @property
+    def text(self) -> str:
+        """The statement."""
+        template = f"<{', '.join(self.template)}>" if self.template else ""
+        condition = f"if ({self.where}) " if self.where else ""
+        return f"{condition}{self.function}{template}({', '.join(self.arguments)});"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel: what it takes, and what it calls.
+
+    Attributes:
+        threads: of a block; blocks: how many of these a multiprocessor is to hold at least.
+        calls: one that every block makes; or several, of which a block makes the one of its second index.
+    """
+
+    name: str
+    threads: int
+    parameters: tuple[Parameter, ...]
+    calls: tuple[Call, ...]
+    blocks: int = 1
+
+    def step(self, grid: str, count: str = "1", shared: str = "0") -> Step:
+        """Its launch over so many blocks, ``count`` times."""
+        arguments = tuple(each.argument for each in self.parameters)
+        return Step(self.name, (grid, count, "1"), (str(self.threads), "1", "1"), arguments, shared)
+
+    @property
+    def _parameters(self) -> str:
+        return ", ".join(each.declaration for each in self.parameters)
+
+    @property
+    def text(self) -> str:
+        """Its definition."""
+        return (
+            f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.blocks})\n'
+            f"{self.name}({self._parameters}) {{\n{self._statements}}}\n"
+        )
+
+    @property
+    def function(self) -> str:
+        """Its definition as a device function, which an entry of several kernels calls."""
+        return f"__device__ __forceinline__ void {self.name}({self._parameters}) {{\n{self._statements}}}\n"
+
+    @property
+    def _statements(self) -> str:
+        if len(self.calls) == 1:
+            return f"  {self.calls[0].text}\n"
+        cases = "".join(f"    case {place}: {call.text} break;\n" for place, call in enumerate(self.calls))
+        return f"  switch (blockIdx.y) {{\n{cases}  }}\n"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a kernel's variants.
+
+    Attributes:
+        headers: those that it begins with; comment: a line for people, which two equal texts need not share.
+        functions, entries: defined in their order.
+        inner: texts of other kernels, with the namespace that holds their functions, their entries among them.
+    """
+
+    headers: tuple[str, ...]
+    comment: str = field(compare=False)
+    functions: tuple[Function, ...]
+    entries: tuple[Entry, ...]
+    inner: tuple[tuple[str, Source], ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        """All of it."""
+        spaces = (f"namespace {name} {{\n{each._as_functions}}}\n" for name, each in self.inner)
+        functions, entries = (each.text for each in self.functions), (each.text for each in self.entries)
+        return "".join([*map(header, self.headers), self._line, *spaces, *functions, *entries])
+
+    @property
+    def _as_functions(self) -> str:
+        return "".join([self._line, *(each.text for each in self.functions), *(each.function for each in self.entries)])
+
+    @property
+    def _line(self) -> str:
+        return f"// {self.comment}\n"
+
+    def entry(self, name: str) -> Entry | None:
+        """The kernel of a name."""
+        return next((each for each in self.entries if each.name == name), None)
+
+    def prefixed(self, prefix: str) -> Source:
+        """The same with other names for its kernels."""
+        return replace(self, entries=tuple(replace(each, name=f"{prefix}_{each.name}") for each in self.entries))
+
+
+@dataclass(frozen=True)
+class Given:
+    """A text that came with a rule; nothing is known of what is in it."""
+
+    text: str
+
+
+@dataclass
+class Signature:
+    """The parameters of a region's functions: pointers, then the sizes that the text uses, then ``more``."""
+
+    lowered: Lowered
+    more: tuple[Parameter, ...] = ()
+
+    @property
+    def sizes(self) -> dict[str, str]:
+        """Text of each size symbol: the name of its parameter, which is its name in the plan too."""
+        return dict(self.lowered.binding.symbols)
+
+    def parameters(self, used: Iterable[str]) -> tuple[Parameter, ...]:
+        """The parameters of what uses these sizes, the sizes in the plan's order."""
+        program, wanted = self.lowered.program, frozenset(used)
+        inputs = (Parameter(f"const {TYPES[tensor.dtype].storage}* __restrict__", f"i{place}", f"i{place}")
+                  for place, tensor in enumerate(program.inputs))
+        outputs = (Parameter(f"{TYPES[tensor.dtype].storage}* __restrict__", f"o{place}", f"o{place}")
+                   for place, tensor in enumerate(program.outputs))
+        sizes = (Parameter("const {index}", name, f"i{{bits}}:{name}")
+                 for name in dict.fromkeys(self.sizes.values()) if name in wanted)
+        return (*inputs, *outputs, *sizes, *self.more)
