@@ -362,6 +362,7 @@ def plan_cost(plan: dict[str, Any] | None, shapes: list[tuple[int, ...] | None])
     variants = plan["variants"]
     chosen = next((v for v in variants if all(value(guard) for guard in v["guards"])), variants[-1])
     used = {argument for step in chosen["steps"] for argument in step["args"]}
+    used |= {one["base"] for place, one in enumerate(plan.get("maps", ())) if f"m{place}" in used}
     scratch = sum(2 * (value(text) or 0) for place, text in enumerate(plan["scratch"]) if f"t{place}" in used)
     return len(chosen["steps"]), scratch
 

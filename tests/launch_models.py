@@ -12,6 +12,7 @@ from dataclasses import replace
 from fused_models import FLOAT, Fused, add_one, add_two, elementwise
 
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant
+from onnxfuse.lowering.tensor_map import TensorMap
 
 CLUSTERED = r"""
 extern "C" __global__ void add_one(const float* x, float* y, long long n) {
@@ -28,6 +29,58 @@ extern "C" __global__ void add_one(const float* x, float* y, long long n) {
 }
 """
 """Adds 1 in clusters of two blocks, and a thousand in others."""
+
+TILED = r"""
+struct alignas(64) TensorMap { unsigned long long opaque[16]; };
+
+// A tile of 256 elements through shared memory, which the tensor memory accelerator fills and empties: its first
+// coordinate is x, and where ROWS, its second is y.
+template <bool ROWS>
+__device__ void add(const TensorMap* in, const TensorMap* out, int x, int y) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ alignas(1024) float tile[256];
+  __shared__ alignas(8) unsigned long long barrier;
+  const unsigned to = __cvta_generic_to_shared(tile), full = __cvta_generic_to_shared(&barrier);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(full) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 1024;" :: "r"(full) : "memory");
+    if constexpr (ROWS)
+      asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                   "[%0], [%1, {%3, %4}], [%2];" :: "r"(to), "l"(in), "r"(full), "r"(x), "r"(y) : "memory");
+    else
+      asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                   "[%0], [%1, {%3}], [%2];" :: "r"(to), "l"(in), "r"(full), "r"(x) : "memory");
+  }
+  for (unsigned done = 0; done == 0;)
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(full) : "memory");
+  tile[threadIdx.x] += 1.0f;
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if constexpr (ROWS)
+      asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+                   :: "l"(out), "r"(to), "r"(x), "r"(y) : "memory");
+    else
+      asm volatile("cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%2}], [%1];"
+                   :: "l"(out), "r"(to), "r"(x) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+#endif
+}
+extern "C" __global__ void add_tiles(const __grid_constant__ TensorMap in, const __grid_constant__ TensorMap out) {
+  add<true>(&in, &out, 0, 8 * blockIdx.x);
+}
+extern "C" __global__ void add_rows(const __grid_constant__ TensorMap in, const __grid_constant__ TensorMap out) {
+  add<false>(&in, &out, 256 * blockIdx.x, 0);
+}
+"""
+"""Adds 1 to tiles of eight rows of 32 elements, and to 256 elements of a vector."""
 
 HOPPER = "90 sm <="
 """The guard of a variant that asks for what GPUs have from sm_90 on."""
@@ -46,6 +99,22 @@ def clustered(images: Mapping[str, bytes] | None = None, guarded: bool = True) -
     if guarded:
         variants.append(Variant("plain", (elementwise("add_one", ("i0", "o0", "i64:s0")),)))
     return replace(plain, plan=replace(plain.plan, region="add-clustered", variants=tuple(variants)))
+
+
+def tiled(images: Mapping[str, bytes] | None = None) -> Fused:
+    """y = x + 1 by tensor maps of rank 2, where rows of 32 are whole, and else of rank 1."""
+    def step(kernel: str, *arguments: str) -> Step:
+        return Step(kernel, ("s0 256 ceil", "1", "1"), ("256", "1", "1"), arguments)
+
+    maps = [
+        *(TensorMap(base, "float32", ("32", "s0 32 //"), ("128",), (32, 8), swizzle=128, promotion=256)
+          for base in ("i0", "o0")),
+        *(TensorMap(base, "float32", ("s0",), (), (256,), fill="nan") for base in ("i0", "o0")),
+    ]
+    variants = (Variant("tiles", (step("add_tiles", "m0", "m1"),), ("s0 32 % 0 ==",)),
+                Variant("vector", (step("add_rows", "m2", "m3"),)))
+    plain = add_one(images, TILED)
+    return replace(plain, plan=replace(plain.plan, region="add-tiled", variants=variants, maps=tuple(maps)))
 
 
 def through_scratch(images: Mapping[str, bytes] | None = None) -> Fused:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from fused_models import add_host, add_two
-from launch_models import CLUSTERED, clustered
+from launch_models import CLUSTERED, TILED, clustered, tiled
 
-from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.lowering.launch import LaunchPlan, Situation
+from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import compile_cubin
 
 ADD = '{"kernel":"add_one","grid":["i0.n 128 ceil 1024 min","1","1"],"block":["128","1","1"],"shared":"0",'
@@ -27,7 +28,7 @@ def test_a_plan_of_version_1_is_written_as_it_always_was() -> None:
     assert LaunchPlan.from_json(WRITTEN) == plan
 
 
-@pytest.mark.parametrize("plan", [add_host().plan, clustered().plan])
+@pytest.mark.parametrize("plan", [add_host().plan, clustered().plan, tiled().plan])
 def test_a_plan_is_read_as_it_was_written(plan: LaunchPlan) -> None:
     assert LaunchPlan.from_json(plan.to_json()) == plan
     assert LaunchPlan.from_json(plan.to_json()).to_json() == plan.to_json()
@@ -61,7 +62,111 @@ def test_wrong_plans_of_the_newer_version(change: dict[str, Any], message: str) 
     assert str(error.value) == message
 
 
+def evaluated(plan: str, size: int) -> dict[str, Any]:
+    """What the library says of a run with one vector of this size.
+
+    Raises:
+        ValueError: the plan is wrong, or the run.
+    """
+    run = {"inputs": [[size]], "hosts": [], "input_addresses": [], "output_addresses": []}
+    situation = json.dumps({"sm": 90, "sms": 132, "runs": [run]})
+    (result,) = json.loads(
+        library.read_checked(library.load().onnxfuse_evaluate_plan, plan.encode(), situation.encode()))
+    if "error" in result:
+        raise ValueError(result["error"])
+    found: dict[str, Any] = result
+    return found
+
+
+def with_map(**members: Any) -> str:
+    """A plan whose first tensor map has these members."""
+    raw = json.loads(tiled().plan.to_json())
+    raw["maps"][0] |= members
+    return json.dumps(raw)
+
+
+CHANNELS = {"sizes": ["16", "4", "s0"], "strides": ["32", "128"], "box": [16, 1, 1], "element_strides": [1, 1, 1],
+            "type": "uint8"}
+
+
+@pytest.mark.parametrize(("members", "message"), [
+    ({"base": "m0"}, "has the base 'm0', which is no address"),
+    ({"base": "i64:4"}, "has the base 'i64:4', which is no address"),
+    ({"type": "float128"}, "has 'type' float128"),
+    ({"sizes": []}, "has 0 sizes; 1 to 5"),
+    ({"sizes": ["1"] * 6}, "has 6 sizes; 1 to 5"),
+    ({"strides": ["128", "128"]}, "has 2 strides for 2 sizes"),
+    ({"box": [32]}, "has 1 of 'box' for 2 sizes"),
+    ({"box": [32, 0]}, "has 0 in 'box'; it is 1 to 256"),
+    ({"box": [32, 257]}, "has 257 in 'box'; it is 1 to 256"),
+    ({"element_strides": [1, 1, 1]}, "has 3 of 'element_strides' for 2 sizes"),
+    ({"element_strides": [1, 9]}, "has 9 in 'element_strides'; it is 1 to 8"),
+    ({"swizzle": 16}, "has 'swizzle' 16"),
+    ({"interleave": 64}, "has 'interleave' 64"),
+    ({"promotion": 1}, "has 'promotion' 1"),
+    ({"fill": "one"}, "has 'fill' one"),
+    ({"interleave": 16}, "with 'interleave' has fewer than 3 sizes"),
+    (CHANNELS | {"interleave": 32}, "with 'interleave' 32 has no 'swizzle' 32"),
+    ({"box": [6, 8]}, "has a box of 24 bytes along its first axis, no multiple of 16"),
+    ({"swizzle": 64}, "has a box of 128 bytes along its first axis, more than its 'swizzle' 64"),
+    ({"type": "int32", "fill": "nan"}, "of integers has 'fill' nan"),
+], ids=str)
+def test_wrong_tensor_maps_are_told_alike_in_both_languages(members: dict[str, Any], message: str) -> None:
+    for read in (LaunchPlan.from_json, lambda text: evaluated(text, 64)):
+        with pytest.raises(ValueError) as error:
+            read(with_map(**members))
+        if members.get("base") != "m0":  # the library names what it does not know
+            assert str(error.value) == f"a tensor map of the launch plan {message}"
+
+
+@pytest.mark.parametrize(("members", "size", "message"), [
+    ({"sizes": ["32", "0"]}, 64, "has the size 0 along axis 1"),
+    ({"sizes": ["-1", "1"]}, 64, "has the size -1 along axis 0"),
+    ({"sizes": ["2147483649", "1"]}, 64, "has the size 2147483649 along axis 0"),
+    ({"strides": ["s0 8 +"]}, 64, "has a stride of 72 bytes along axis 1, no multiple of 16 below 2^40"),
+    ({"strides": ["-16"]}, 64, "has a stride of -16 bytes along axis 1, no multiple of 16 below 2^40"),
+    ({"strides": ["1099511627776"]}, 64,
+     "has a stride of 1099511627776 bytes along axis 1, no multiple of 16 below 2^40"),
+    (CHANNELS | {"interleave": 32, "swizzle": 32, "strides": ["48", "64"]}, 64,
+     "has a stride of 48 bytes along axis 1, no multiple of 32 below 2^40"),
+], ids=str)
+def test_sizes_that_no_tensor_map_has(members: dict[str, Any], size: int, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        evaluated(with_map(**members), size)
+    assert str(error.value) == f"a tensor map of the launch plan {message}"
+
+
+def test_a_tensor_map_has_the_sizes_of_the_run() -> None:
+    plan = tiled().plan
+    for size, variant in ((64, 0), (320, 0), (5, 1), (0, 0)):
+        situation = Situation(((size,),))
+        situation.bind(plan)
+        (launch,) = evaluated(plan.to_json(), size)["steps"]
+        if size == 0:
+            assert launch is None
+            continue
+        maps = plan.maps[2 * variant:2 * variant + 2]
+        assert launch["args"] == [
+            {"base": one.base, "sizes": [situation.evaluate(text) for text in one.sizes],
+             "strides": [situation.evaluate(text) for text in one.strides]} for one in maps
+        ]
+
+
+def test_more_tensor_maps_than_a_plan_may_have() -> None:
+    raw = json.loads(tiled().plan.to_json())
+    raw["maps"] *= 65
+    with pytest.raises(ValueError, match=r"^the launch plan has 260 tensor maps; 256 at most$"):
+        evaluated(json.dumps(raw), 64)
+
+
+def test_scratch_that_a_tensor_map_shows_is_the_variant_s() -> None:
+    plan = tiled().plan
+    plan = replace(plan, scratch=("64", "4 s0 *", "64"), maps=(*plan.maps[:3], replace(plan.maps[3], base="t1")))
+    assert [plan.scratch_of(variant) for variant in plan.variants] == [(), (1,)]
+    assert [evaluated(plan.to_json(), size)["scratch"] for size in (64, 5)] == [[], [20]]
+
+
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
-@pytest.mark.parametrize("source", [CLUSTERED], ids=["clustered"])
+@pytest.mark.parametrize("source", [CLUSTERED, TILED], ids=["clustered", "tiled"])
 def test_kernels_for_the_gpu_compile(source: str, architecture: str) -> None:
     assert compile_cubin(source, architecture)

@@ -20,14 +20,16 @@ quotient rounded up; ``a b bcast`` is b where a is 1, else a; ``c a b sel`` is a
 by zero gives 0.
 
 Arguments of a kernel: ``i0`` a tensor input's address, ``o0`` an output's, ``t0`` a scratch buffer's,
-``i32:EXPR`` and ``i64:EXPR`` integers.  A step whose grid has a zero size is skipped.
+``i32:EXPR`` and ``i64:EXPR`` integers, ``m0`` a tensor map (see below).  A step whose grid has a zero size is skipped.
 
-A step may ask for more than a grid, which GPUs have from sm_90 on:
+A plan may ask for more than grids, which GPUs have from sm_90 on:
 
-- ``cluster``: sizes of its thread block clusters.  A cluster has 8 blocks at most; the grid is a multiple of it.
-- ``dependent``: programmatic dependent launch, so that the kernel may begin before the one before it on the stream
-  ends, which may be another node's.  It must wait (``griddepcontrol.wait``) before it touches memory that an earlier
-  kernel reads or writes, scratch included; only what no run writes, such as weights, may it read before.
+- ``cluster`` of a step: sizes of its thread block clusters.  A cluster has 8 blocks at most; the grid is a multiple
+  of it.
+- ``dependent`` of a step: programmatic dependent launch, so that the kernel may begin before the one before it on the
+  stream ends, which may be another node's.  It must wait (``griddepcontrol.wait``) before it touches memory that an
+  earlier kernel reads or writes, scratch included; only what no run writes, such as weights, may it read before.
+- ``maps`` of the plan: tensor maps, which several steps may take (``onnxfuse.lowering.tensor_map``).
 
 The library refuses to create a session on a GPU without them where a variant that could run there asks for them: such a
 variant has the guard ``90 sm <=``, or the plan is for those GPUs alone.  A plan that asks for any of this is written as
@@ -42,6 +44,8 @@ from dataclasses import dataclass, field
 
 from onnxfuse.bounded import parse_json
 from onnxfuse.graph.dims import OPERATIONS, Dim
+from onnxfuse.lowering import fields
+from onnxfuse.lowering.tensor_map import TensorMap
 
 VERSION, EXTENDED = 1, 2
 """Versions of a plan as JSON: what every release reads, and what the module's text tells of it."""
@@ -92,12 +96,11 @@ class Step:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
-        cluster = _three(raw["cluster"]) if "cluster" in raw else None
-        dependent = raw.get("dependent", False)
-        if not isinstance(dependent, bool):
-            raise TypeError(f"{dependent!r} is neither true nor false")
-        return Step(_text(raw["kernel"]), _three(raw["grid"]), _three(raw["block"]), _texts(raw["args"]),
-                    _text(raw["shared"]), cluster, dependent)
+        cluster = fields.three(raw["cluster"]) if "cluster" in raw else None
+        return Step(
+            fields.text(raw["kernel"]), fields.three(raw["grid"]), fields.three(raw["block"]),
+            fields.texts(raw["args"]), fields.text(raw["shared"]), cluster, fields.truth(raw.get("dependent", False)),
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class Check:
 @dataclass(frozen=True)
 class LaunchPlan:
     """See the module's text.  ``inputs`` counts the tensor inputs, ``region`` names the rule for messages,
-    ``options`` are extra options for the compiler, ``scratch`` holds sizes in bytes."""
+    ``options`` are extra options for the compiler, ``scratch`` holds sizes in bytes, ``maps`` what steps take as
+    ``m0``."""
 
     region: str
     inputs: int
@@ -138,11 +142,19 @@ class LaunchPlan:
     variants: tuple[Variant, ...]
     scratch: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
 
     @property
     def version(self) -> int:
         """The version that it is written as."""
-        return EXTENDED if any(step.extended for variant in self.variants for step in variant.steps) else VERSION
+        extended = self.maps or any(step.extended for variant in self.variants for step in variant.steps)
+        return EXTENDED if extended else VERSION
+
+    def scratch_of(self, variant: Variant) -> tuple[int, ...]:
+        """The scratch buffers that a variant's steps use, as arguments or by tensor maps."""
+        used = {argument for step in variant.steps for argument in step.arguments}
+        used |= {one.base for place, one in enumerate(self.maps) if f"m{place}" in used}
+        return tuple(place for place in range(len(self.scratch)) if f"t{place}" in used)
 
     def to_json(self) -> str:
         """The plan as one line of JSON."""
@@ -156,6 +168,7 @@ class LaunchPlan:
                 "outputs": [{"dtype": output.dtype, "shape": list(output.shape)} for output in self.outputs],
                 "scratch": list(self.scratch),
                 "options": list(self.options),
+                **({"maps": [one.raw() for one in self.maps]} if self.maps else {}),
                 "variants": [
                     {
                         "name": variant.name,
@@ -181,50 +194,30 @@ class LaunchPlan:
                 raise ValueError(
                     f"launch plan of version {raw['version']}; this release reads {VERSION} and {EXTENDED}")
             plan = LaunchPlan(
-                _text(raw["region"]),
-                _number(raw["inputs"]),
-                _texts(raw["symbols"]),
-                tuple(Check(*map(_text, check)) for check in raw["checks"]),
-                tuple(Output(_number(output["dtype"]), _texts(output["shape"])) for output in raw["outputs"]),
+                fields.text(raw["region"]),
+                fields.number(raw["inputs"]),
+                fields.texts(raw["symbols"]),
+                tuple(Check(*map(fields.text, check)) for check in raw["checks"]),
+                tuple(
+                    Output(fields.number(output["dtype"]), fields.texts(output["shape"])) for output in raw["outputs"]
+                ),
                 tuple(
                     Variant(
-                        _text(variant["name"]),
+                        fields.text(variant["name"]),
                         tuple(map(Step.read, variant["steps"])),
-                        _texts(variant["guards"]),
+                        fields.texts(variant["guards"]),
                     )
                     for variant in raw["variants"]
                 ),
-                _texts(raw["scratch"]),
-                _texts(raw["options"]),
+                fields.texts(raw["scratch"]),
+                fields.texts(raw["options"]),
+                tuple(map(TensorMap.read, raw.get("maps", []))),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a launch plan: {error}") from error
         if plan.version > raw["version"]:
             raise ValueError(f"a launch plan of version {raw['version']} that asks for what version {EXTENDED} has")
         return plan
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _texts(values: object) -> tuple[str, ...]:
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r} is no list")
-    return tuple(map(_text, values))
-
-
-def _three(sizes: object) -> tuple[str, str, str]:
-    x, y, z = _texts(sizes)
-    return x, y, z
 
 
 def expression(size: Dim, symbols: Mapping[str, str]) -> str:

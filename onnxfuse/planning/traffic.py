@@ -311,8 +311,7 @@ def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, mult
     whose guards or scratch depend on the contents of host operands is passed over, and the last one is taken then.
     """
     chosen, value = chosen_variant(plan, shapes, sm, multiprocessors)
-    used = {argument for step in chosen.steps for argument in step.arguments}
-    scratch = sum(2 * (value(text) or 0) for place, text in enumerate(plan.scratch) if f"t{place}" in used)
+    scratch = sum(2 * (value(plan.scratch[place]) or 0) for place in plan.scratch_of(chosen))
     return len(chosen.steps), scratch
 
 

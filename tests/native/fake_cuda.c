@@ -19,6 +19,7 @@ long fake_launches = 0, fake_allocated = 0, fake_shared_attribute = 0;
 unsigned fake_last[7], fake_last_cluster[3], fake_last_dependent = 0;
 static pthread_mutex_t last_mutex = PTHREAD_MUTEX_INITIALIZER;
 int fake_dry = 0; /* launches read the arguments and compute nothing */
+int fake_maps = 0, fake_map_error = 0; /* tensor maps that were built */
 int fake_reached = 1, fake_capturing = 0, fake_event_error = 0, fake_events = 0;
 static __thread void* current = NULL;
 static __thread int capture_mode = 0;
@@ -58,10 +59,26 @@ static void add_more(void** a) {
   float* y = *(float**)a[1];
   for (int64_t i = 0; i < *(int64_t*)a[3]; ++i) y[i] = x[i] + *(int32_t*)a[2];
 }
+/* A tensor map of the stand-in; the real one's 128 bytes are the driver's own. */
+typedef struct { char mark[8]; char* address; unsigned type, rank, sizes[5]; uint64_t strides[4]; char rest[48]; } Map;
+_Static_assert(sizeof(Map) == 128, "a tensor map");
+static void add_tiles(void** a) {
+  Map x, y;
+  memcpy(&x, a[0], sizeof x);
+  memcpy(&y, a[1], sizeof y);
+  if (memcmp(x.mark, "the map", 8) != 0 || memcmp(y.mark, "the map", 8) != 0) abort();
+  const unsigned rows = x.rank < 2 ? 1 : x.sizes[1];
+  for (unsigned row = 0; row < rows; ++row) {
+    for (unsigned i = 0; i < x.sizes[0]; ++i) {
+      ((float*)(y.address + row * y.strides[0]))[i] = ((const float*)(x.address + row * x.strides[0]))[i] + 1;
+    }
+  }
+}
 static void nothing(void** a) { (void)a; }
 /* Kernels with the bytes of their parameters; the last stands for all others, which take anything. */
 static const struct Function { const char* name; Kernel run; size_t parameters[5]; } kernels[] = {
-    {"add_one", add_one, {8, 8, 8}}, {"add_more", add_more, {8, 8, 4, 8}}, {"", nothing, {0}}};
+    {"add_one", add_one, {8, 8, 8}}, {"add_more", add_more, {8, 8, 4, 8}},
+    {"add_tiles", add_tiles, {128, 128}}, {"add_rows", add_tiles, {128, 128}}, {"", nothing, {0}}};
 typedef const struct Function* Function;
 enum { kKernels = sizeof kernels / sizeof *kernels };
 
@@ -147,9 +164,9 @@ static Result launch(void* function, const unsigned* sizes, void** arguments) {
   pthread_mutex_lock(&last_mutex);
   memcpy(fake_last, sizes, sizeof fake_last);
   pthread_mutex_unlock(&last_mutex);
-  uint64_t value;
+  char value[128];
   for (size_t i = 0; ((Function)function)->parameters[i] != 0; ++i) {
-    memcpy(&value, arguments[i], ((Function)function)->parameters[i]);
+    memcpy(value, arguments[i], ((Function)function)->parameters[i]);
   }
   if (!fake_dry) ((Function)function)->run(arguments);
   clock_us += 5;
@@ -183,6 +200,32 @@ Result cuLaunchKernelEx(const Configuration* asked, void* function, void** argum
   fake_last_dependent = dependent;
   pthread_mutex_unlock(&last_mutex);
   return launch(function, asked->sizes, arguments);
+}
+/* Refuses what the real one does, as far as its documentation says. */
+Result cuTensorMapEncodeTiled(Map* map, int type, unsigned rank, char* address, const uint64_t* sizes,
+                              const uint64_t* strides, const unsigned* box, const unsigned* element_strides,
+                              int interleave, int swizzle, int promotion, int fill) {
+  static const unsigned bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}, widths[] = {0, 32, 64, 128};
+  if (fake_map_error != 0) return fake_map_error;
+  if ((uintptr_t)map % 64 != 0 || type < 0 || type > 12 || rank < 1 || rank > 5 || fake_major < 9) return kInvalidValue;
+  if (interleave < 0 || interleave > 2 || swizzle < 0 || swizzle > 3 || promotion < 0 || promotion > 3 ||
+      fill < 0 || fill > 1 || (fill == 1 && type < 6) || (interleave != 0 && rank < 3) ||
+      (interleave == 2 && swizzle != 1)) return kInvalidValue;
+  const unsigned aligned = interleave == 2 ? 32 : 16, row = bytes[type] * box[0];
+  if (address == NULL || (uintptr_t)address % aligned != 0) return kInvalidValue;
+  if (interleave == 0 && (row % 16 != 0 || (swizzle != 0 && row > widths[swizzle]))) return kInvalidValue;
+  Map made = {"the map", address, (unsigned)type, rank, {0}, {0}, {0}};
+  for (unsigned axis = 0; axis < rank; ++axis) {
+    if (sizes[axis] < 1 || sizes[axis] > 1u << 31 || box[axis] < 1 || box[axis] > 256 || element_strides[axis] < 1 ||
+        element_strides[axis] > 8) return kInvalidValue;
+    made.sizes[axis] = (unsigned)sizes[axis];
+    if (axis == 0) continue;
+    if (strides[axis - 1] % aligned != 0 || strides[axis - 1] >> 40 != 0) return kInvalidValue;
+    made.strides[axis - 1] = strides[axis - 1];
+  }
+  memcpy(map, &made, sizeof made);
+  __atomic_add_fetch(&fake_maps, 1, __ATOMIC_SEQ_CST);
+  return kOk;
 }
 #endif
 Result cuMemPoolCreate(void** pool, const void* properties) {

@@ -41,7 +41,7 @@ def image(*kernels: str) -> bytes:
     return header + b"".join(contents) + b"".join(entries)
 
 
-IMAGE = image("add_one", "add_more")
+IMAGE = image("add_one", "add_more", "add_tiles", "add_rows")
 
 
 def write(folder: Path) -> None:
@@ -52,10 +52,12 @@ def write(folder: Path) -> None:
 
     embedded = {"sm_90": IMAGE}
 
-    def with_arguments(*arguments: str) -> make.Fused:
-        plain = make.add_one(embedded)
-        steps = (make.elementwise("add_one", arguments),)
-        plan = replace(plain.plan, variants=(replace(plain.plan.variants[0], steps=steps),))
+    def with_arguments(
+        *arguments: str, fused: make.Fused | None = None, kernel: str = "add_one",
+    ) -> make.Fused:
+        plain = fused or make.add_one(embedded)
+        steps = (make.elementwise(kernel, arguments),)
+        plan = replace(plain.plan, variants=(replace(plain.plan.variants[0], steps=steps, guards=()),))
         return replace(plain, plan=plan)
 
     with_image = {"images": embedded}
@@ -73,6 +75,10 @@ def write(folder: Path) -> None:
         "many": make.chain(with_arguments("i0", "o0", "i64:s0", "i64:s0"), 1),
         "scratch": make.chain(make.Fused(**{**vars(make.add_two()), **with_image}), 3),
         "clustered": make.chain(launches.clustered({"sm_80": IMAGE, "sm_90": IMAGE}), 3),
+        "tiled": make.chain(launches.tiled(embedded), 1),
+        "tiled_only": make.chain(launches.tiled({"sm_80": IMAGE}), 1),
+        "tiled_few": make.chain(with_arguments("m0", "m1", fused=launches.tiled(embedded), kernel="add_one"), 1),
+        "tiled_bytes": make.chain(with_arguments("i0", "o0", fused=launches.tiled(embedded), kernel="add_tiles"), 1),
         "clustered_only": make.chain(launches.clustered({"sm_80": IMAGE}, guarded=False), 1),
         "clustered_scratch": make.chain(launches.through_scratch(embedded), 2),
         "bodies": make.bodies(make.add_one(embedded)),

@@ -76,6 +76,7 @@ Driver::Driver() {
   function_load = reinterpret_cast<decltype(function_load)>(dlsym(library, "cuFuncLoad"));
   parameter_info = reinterpret_cast<decltype(parameter_info)>(dlsym(library, "cuFuncGetParamInfo"));
   launch_extended = reinterpret_cast<decltype(launch_extended)>(dlsym(library, "cuLaunchKernelEx"));
+  encode_tiled = reinterpret_cast<decltype(encode_tiled)>(dlsym(library, "cuTensorMapEncodeTiled"));
   host_memory = dlsym(library, "onnxfuse_host_memory") != nullptr;
   check(init(0), "start the NVIDIA driver");
 }

@@ -58,6 +58,9 @@ struct Driver {
                    unsigned block_y, unsigned block_z, unsigned shared, Stream stream, void** arguments, void** extra);
   Result (*launch_extended)(const void* configuration, Function function, void** arguments,
                             void** extra);  // null before CUDA 11.8
+  Result (*encode_tiled)(void* map, int type, uint32_t rank, void* address, const uint64_t* sizes,
+                         const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides, int interleave,
+                         int swizzle, int promotion, int fill);  // a tensor map; null before CUDA 12.0
   Result (*pool_create)(Pool* pool, const void* properties);
   Result (*pool_set)(Pool pool, int attribute, void* value);
   Result (*allocate)(Address* address, size_t size, Pool pool, Stream stream);

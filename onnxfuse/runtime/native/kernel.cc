@@ -217,17 +217,21 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now, NodeStatistics:
     driver.check(driver.allocate(address, static_cast<size_t>(size), program_->pool, stream), "allocate scratch memory");
   }
 
+  const auto address = [&](const Argument& argument) {
+    switch (argument.kind) {
+      case Argument::Kind::kInput: return now->inputs[argument.index].address;
+      case Argument::Kind::kOutput: return now->outputs[argument.index];
+      default: return scratch.addresses[argument.index];
+    }
+  };
   for (size_t s = 0; s < variant.steps.size(); ++s) {
     const Step& step = variant.steps[s];
     Prepared::Launch& launch = launches.steps[s];
     if (launch.empty) continue;
-    for (const uint32_t a : step.addresses) {
-      const Argument& argument = step.arguments[a];
-      switch (argument.kind) {
-        case Argument::Kind::kInput: launch.values[a] = now->inputs[argument.index].address; break;
-        case Argument::Kind::kOutput: launch.values[a] = now->outputs[argument.index]; break;
-        default: launch.values[a] = scratch.addresses[argument.index]; break;
-      }
+    for (const uint32_t a : step.addresses) launch.values[a] = address(step.arguments[a]);
+    for (const uint32_t a : step.maps) {
+      const uint32_t map = step.arguments[a].index;
+      launch.arguments[a] = now->tensor_map(map, address(program_->plan.maps[map].base), driver);
     }
     if (call != nullptr) call->start();
     launch_kernel(driver, step, launch.size, program_->functions[chosen][s], stream, launch.arguments.data());

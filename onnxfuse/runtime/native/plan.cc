@@ -6,7 +6,7 @@
 
 #include "json.h"
 #include "ort_api.h"
-#include "texts.h"
+#include "reading.h"
 
 namespace onnxfuse {
 namespace {
@@ -17,59 +17,8 @@ constexpr int64_t kVersion = 1, kExtended = 2;
 constexpr uint64_t kMostCluster = 8;
 constexpr int64_t kMostType = 63, kStringType = 8;  // of onnx.TensorProto.DataType; kernels write no strings
 
-// Throws Error where there are more than a launch plan may have.
-void limit(size_t count, size_t most, const char* what) {
-  if (count <= most) return;
-  throw Error("the launch plan has " + std::to_string(count) + " " + what + "; " + std::to_string(most) + " at most");
-}
-
-// The list of a member, which may have so many items.
-const std::vector<Json>& items(const Json& json, const char* key, size_t most, const char* what) {
-  const std::vector<Json>& out = json.member(key).list(("'" + std::string(key) + "'").c_str());
-  limit(out.size(), most, what);
-  return out;
-}
-
-// A name or a message.
-const std::string& words(const Json& json, const char* what) {
-  const std::string& out = json.text(what);
-  if (out.size() > Most::kLetters) {
-    throw Error(std::string(what) + " has " + std::to_string(out.size()) + " bytes; " +
-                std::to_string(Most::kLetters) + " at most");
-  }
-  // It would end there in messages and for the driver.
-  if (out.find('\0') != std::string::npos) throw Error(std::string(what) + " has a zero byte");
-  return out;
-}
-
-Argument parse_argument(const std::string& text, const Scope& scope, size_t scratch, Reads* reads) {
-  Argument out{};
-  if (text.rfind("i32:", 0) == 0 || text.rfind("i64:", 0) == 0) {
-    out.kind = text[1] == '3' ? Argument::Kind::kInt32 : Argument::Kind::kInt64;
-    out.value = Expression(std::string_view(text).substr(4), scope, reads);
-    return out;
-  }
-  size_t limit = 0;
-  switch (text.empty() ? ' ' : text[0]) {
-    case 'i': out.kind = Argument::Kind::kInput, limit = scope.inputs; break;
-    case 'o': out.kind = Argument::Kind::kOutput, limit = scope.outputs; break;
-    case 't': out.kind = Argument::Kind::kScratch, limit = scratch; break;
-    default: break;
-  }
-  size_t number = 0;
-  bool digits = text.size() > 1 && text.size() < 8;
-  for (size_t at = 1; digits && at < text.size(); ++at) {
-    digits = text[at] >= '0' && text[at] <= '9';
-    number = number * 10 + static_cast<size_t>(text[at] - '0');
-  }
-  if (!digits || number >= limit) {
-    throw Error("unknown argument '" + excerpt(text) + "' of a kernel in the launch plan");
-  }
-  out.index = static_cast<uint32_t>(number);
-  return out;
-}
-
-Step parse_step(const Json& json, const Scope& scope, size_t scratch, Reads* reads) {
+Step parse_step(const Json& json, const Named& named, Reads* reads) {
+  const Scope& scope = named.scope;
   Step out;
   out.kernel = words(json.member("kernel"), "'kernel'");
   const auto three = [&](const char* key, Expression* sizes) {
@@ -85,11 +34,10 @@ Step parse_step(const Json& json, const Scope& scope, size_t scratch, Reads* rea
   if (out.clustered) three("cluster", out.cluster);
   if (const Json* dependent = json.find("dependent")) out.dependent = dependent->boolean("'dependent'");
   for (const Json& text : items(json, "args", Most::kArguments, "arguments of a kernel")) {
-    out.arguments.push_back(parse_argument(text.text("'args'"), scope, scratch, reads));
-    const Argument::Kind kind = out.arguments.back().kind;
-    if (kind != Argument::Kind::kInt32 && kind != Argument::Kind::kInt64) {
-      out.addresses.push_back(static_cast<uint32_t>(out.arguments.size() - 1));
-    }
+    const uint32_t place = static_cast<uint32_t>(out.arguments.size());
+    out.arguments.push_back(parse_argument(text.text("'args'"), named, reads));
+    if (out.arguments.back().address()) out.addresses.push_back(place);
+    else if (!out.arguments.back().integer()) out.maps.push_back(place);
   }
   return out;
 }
@@ -148,14 +96,6 @@ bool Step::geometry(const Situation& situation, Geometry* out) const {
   return true;
 }
 
-uint64_t integer_argument(const Argument& argument, const Situation& situation) {
-  const int64_t value = argument.value.evaluate(situation);
-  if (argument.kind == Argument::Kind::kInt32 && value != static_cast<int32_t>(value)) {
-    throw Error("a 32-bit argument of a kernel is " + std::to_string(value));
-  }
-  return static_cast<uint64_t>(value);
-}
-
 Plan Plan::parse(std::string_view text) {
   limit(text.size(), Most::kBytes, "bytes");
   const Json json = Json::parse(text);
@@ -200,6 +140,14 @@ Plan Plan::parse(std::string_view text) {
   for (const Json& size : items(json, "scratch", Most::kScratch, "scratch buffers")) {
     plan.scratch.emplace_back(size.text("'scratch'"), scope, &plan.reads);
   }
+  Named named{scope, plan.scratch.size(), 0};
+  if (json.find("maps") != nullptr) {
+    for (const Json& map : items(json, "maps", Most::kMaps, "tensor maps")) {
+      plan.maps.push_back(TensorMap::parse(map, named, &plan.reads));
+    }
+  }
+  named.maps = plan.maps.size();
+  bool extended = !plan.maps.empty();
   size_t steps = 0;
   for (const Json& json_variant : items(json, "variants", Most::kVariants, "variants")) {
     Variant variant;
@@ -211,20 +159,22 @@ Plan Plan::parse(std::string_view text) {
     const std::vector<Json>& json_steps = json_variant.member("steps").list("'steps'");
     limit(steps += json_steps.size(), Most::kSteps, "steps");
     for (const Json& json_step : json_steps) {
-      variant.steps.push_back(parse_step(json_step, scope, plan.scratch.size(), &plan.reads));
+      variant.steps.push_back(parse_step(json_step, named, &plan.reads));
       const Step& step = variant.steps.back();
-      if (step.extended() && version < kExtended) {
-        throw Error("a launch plan of version " + std::to_string(version) + " that asks for what version " +
-                    std::to_string(kExtended) + " has");
-      }
+      extended |= step.extended();
       for (const Argument& argument : step.arguments) {
-        if (argument.kind == Argument::Kind::kScratch) used[argument.index] = true;
+        const Argument& at = argument.kind == Argument::Kind::kMap ? plan.maps[argument.index].base : argument;
+        if (at.kind == Argument::Kind::kScratch) used[at.index] = true;
       }
     }
     for (uint32_t index = 0; index < used.size(); ++index) {
       if (used[index]) variant.scratch.push_back(index);
     }
     plan.variants.push_back(std::move(variant));
+  }
+  if (extended && version < kExtended) {
+    throw Error("a launch plan of version " + std::to_string(version) + " that asks for what version " +
+                std::to_string(kExtended) + " has");
   }
   plan.repeats = !plan.reads.addresses;
   for (uint32_t index = 0; index < plan.inputs; ++index) {

@@ -6,16 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include "argument.h"
 #include "expression.h"
+#include "tensor_map.h"
 
 namespace onnxfuse {
-
-struct Argument {
-  enum class Kind { kInput, kOutput, kScratch, kInt32, kInt64 };
-  Kind kind;
-  uint32_t index = 0;
-  Expression value;
-};
 
 // Sizes of one launch.
 struct Geometry {
@@ -37,7 +32,7 @@ struct Step {
   Expression cluster[3];  // where `clustered`
   bool dependent = false;  // it may begin before the kernel before it on the stream ends
   std::vector<Argument> arguments;
-  std::vector<uint32_t> addresses;  // which of the arguments are addresses
+  std::vector<uint32_t> addresses, maps;  // which of the arguments are addresses, and which are tensor maps
 
   // Whether its launch has attributes, which GPUs before sm_90 do not take.
   bool extended() const { return clustered || dependent; }
@@ -64,16 +59,6 @@ struct Output {
   std::vector<Expression> shape;
 };
 
-// What a launch plan may have.  Rules make plans far below; past it a plan is refused before it costs memory or time.
-struct Most {
-  static constexpr size_t kBytes = 16 << 20;
-  static constexpr size_t kInputs = 4096, kOutputs = 4096, kAxes = 1024;  // axes of an output
-  static constexpr size_t kSymbols = 4096, kChecks = 4096, kGuards = 4096, kOptions = 256;
-  static constexpr size_t kScratch = 1024, kVariants = 256, kSteps = 1 << 16;  // steps of all variants
-  static constexpr size_t kArguments = 4096;                                   // of a kernel
-  static constexpr size_t kLetters = 4096;  // of the name of a kernel, a variant or a region, and of a message
-};
-
 struct Plan {
   std::string region;
   size_t inputs = 0;
@@ -81,6 +66,7 @@ struct Plan {
   std::vector<Check> checks;
   std::vector<Output> outputs;
   std::vector<Expression> scratch;
+  std::vector<TensorMap> maps;
   std::vector<std::string> options;
   std::vector<Variant> variants;
   Reads reads;
@@ -96,8 +82,5 @@ struct Plan {
   // Drops the variants that this GPU never runs, and the guards that always hold on it.
   void specialise(int capability, int multiprocessors);
 };
-
-// The value of an argument that is no address.
-uint64_t integer_argument(const Argument& argument, const Situation& situation);
 
 }  // namespace onnxfuse

@@ -48,6 +48,7 @@ void Prepared::make(State* state) const {
       for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
     }
   }
+  state->maps.resize(plan_.maps.size());
   state->launches = std::move(made);
 }
 
@@ -170,8 +171,10 @@ void Prepared::fill(size_t index, Launches* out) {
     if (launch.empty) continue;
     for (size_t a = 0; a < step.arguments.size(); ++a) {
       const Argument& argument = step.arguments[a];
-      if (argument.kind == Argument::Kind::kInt32 || argument.kind == Argument::Kind::kInt64) {
+      if (argument.integer()) {
         launch.values[a] = integer_argument(argument, situation_);  // little-endian: 32 bits lie first
+      } else if (!argument.address()) {
+        now_->maps[argument.index].resize(TensorSizes::of(plan_.maps[argument.index], situation_));
       }
     }
   }
@@ -189,17 +192,27 @@ std::string list(const Items& items, const Text& text) {
   return "[" + out + "]";
 }
 
-std::string describe(const Step& step, const Prepared::Launch& launch) {
+std::string name(const Argument& item) {
+  const char* const kinds = "iot";  // in the order of Argument::Kind
+  return std::string("\"") + kinds[static_cast<int>(item.kind)] + number(item.index) + '"';
+}
+
+// A tensor map as its tensor and its sizes.
+std::string describe(const TensorMap& map, const TensorSizes& sizes) {
+  const auto first = [](const uint64_t* values, size_t count) {
+    return list(std::vector<uint64_t>(values, values + count), number);
+  };
+  return "{\"base\":" + name(map.base) + ",\"sizes\":" + first(sizes.sizes, map.rank) +
+         ",\"strides\":" + first(sizes.strides, map.rank - 1) + "}";
+}
+
+std::string describe(const Plan& plan, const Step& step, const Prepared::Launch& launch, const Prepared& prepared) {
   if (launch.empty) return "null";
   size_t position = 0;
   const auto argument = [&](const Argument& item) -> std::string {
     const int64_t value = static_cast<int64_t>(launch.values[position++]);
-    switch (item.kind) {
-      case Argument::Kind::kInput: return "\"i" + number(item.index) + "\"";
-      case Argument::Kind::kOutput: return "\"o" + number(item.index) + "\"";
-      case Argument::Kind::kScratch: return "\"t" + number(item.index) + "\"";
-      default: return number(value);
-    }
+    if (item.integer()) return number(value);
+    return item.address() ? name(item) : describe(plan.maps[item.index], prepared.map_sizes(item.index));
   };
   return "{\"kernel\":" + quoted(step.kernel) + ",\"grid\":" + list(launch.size.grid, number) +
          ",\"block\":" + list(launch.size.block, number) + ",\"shared\":" + number(launch.size.shared) +
@@ -242,7 +255,7 @@ std::string evaluate_run(const Plan& plan, const Json& run, Prepared* prepared) 
     const int64_t* sizes = prepared->output_sizes(index++);
     return list(std::vector<int64_t>(sizes, sizes + output.shape.size()), number);
   };
-  const auto launch = [&](const Step& item) { return describe(item, launches.steps[step++]); };
+  const auto launch = [&](const Step& item) { return describe(plan, item, launches.steps[step++], *prepared); };
   return "{\"symbols\":" + list(prepared->symbols(), number) + ",\"outputs\":" + list(plan.outputs, shape) +
          ",\"variant\":" + std::to_string(chosen) + ",\"scratch\":" + list(launches.scratch, number) +
          ",\"steps\":" + list(plan.variants[chosen].steps, launch) + "}";

@@ -54,6 +54,12 @@ class Prepared {
     if (!out.ready || !plan_.repeats) fill(variant, &out);
     return out;
   }
+  // The map, of the tensor at this address, at the sizes of the launches that were asked for; it stays until the next
+  // call for the same.  Throws Error.
+  void* tensor_map(uint32_t index, uint64_t address, const Driver& driver) {
+    return now_->maps[index].at(address, plan_.maps[index], driver);
+  }
+  const TensorSizes& map_sizes(uint32_t index) const { return now_->maps[index].sizes(); }
 
  private:
   // Nodes that share a plan may each see sizes of their own.
@@ -64,6 +70,7 @@ class Prepared {
     std::vector<int64_t> key, symbols, output_sizes;
     std::vector<uint32_t> eligible;  // variants whose guards on sizes hold, up to the first with no further guard
     std::vector<Launches> launches;
+    std::vector<BuiltMaps> maps;
   };
 
   bool matches(const State& state) const;

@@ -14,6 +14,7 @@ namespace {
 constexpr int kStaticShared = 1, kLargestDynamicShared = 8;
 constexpr Result kInvalidValue = 1;
 constexpr int kExtendedCapability = 90;
+constexpr size_t kMapBytes = 128;  // of a CUtensorMap
 
 // These are never destroyed: sessions may end after the library's statics.
 std::mutex& mutex = *new std::mutex;
@@ -50,9 +51,13 @@ void check_arguments(const Driver& driver, Function function, const Step& step) 
     const Result result = driver.parameter_info(function, count, &offset, &size);
     if (result == kInvalidValue || count > step.arguments.size()) break;
     if (result != 0) return;  // the driver does not know
-    if (size > sizeof(uint64_t)) {
+    if (count == step.arguments.size()) continue;
+    const Argument& argument = step.arguments[count];
+    const bool map = !argument.integer() && !argument.address();
+    if (map ? size != kMapBytes : size > sizeof(uint64_t)) {
       throw Error("parameter " + std::to_string(count) + " of the kernel '" + excerpt(step.kernel) + "' has " +
-                  std::to_string(size) + " bytes; a launch plan gives 8 at most");
+                  std::to_string(size) + " bytes; a launch plan gives " +
+                  (map ? "the " + std::to_string(kMapBytes) + " of a tensor map" : "8 at most"));
     }
   }
   if (count == step.arguments.size()) return;
@@ -62,19 +67,27 @@ void check_arguments(const Driver& driver, Function function, const Step& step) 
 
 // Throws Error where a variant that may run on this GPU asks for what the GPU or its driver does not have.
 void check_gpu(const Plan& plan, const Device& device) {
+  const auto check = [&](const Variant& variant, const char* what, const char* entry, bool there) {
+    const std::string which =
+        "the variant '" + excerpt(variant.name) + "' of the launch plan asks for " + what;
+    if (device.capability() < kExtendedCapability) {
+      throw Error(which + ", which GPUs have from sm_" + std::to_string(kExtendedCapability) + " on, and " +
+                  device.gpu.name + " is sm_" + std::to_string(device.capability()) +
+                  ": use the model on a newer GPU, or fuse it again for this one");
+    }
+    if (!there) {
+      throw Error("the NVIDIA driver is too old: " + which + ", and it has no " + entry +
+                  "; CUDA 12 needs driver 525 or newer");
+    }
+  };
   for (const Variant& variant : plan.variants) {
     for (const Step& step : variant.steps) {
-      if (!step.extended()) continue;
-      const std::string which = "the variant '" + excerpt(variant.name) + "' of the launch plan asks for " +
-                                (step.clustered ? "clusters" : "a dependent launch");
-      if (device.capability() < kExtendedCapability) {
-        throw Error(which + ", which GPUs have from sm_" + std::to_string(kExtendedCapability) + " on, and " +
-                    device.gpu.name + " is sm_" + std::to_string(device.capability()) +
-                    ": use the model on a newer GPU, or fuse it again for this one");
+      if (step.extended()) {
+        check(variant, step.clustered ? "clusters" : "a dependent launch", "cuLaunchKernelEx",
+              device.driver.launch_extended != nullptr);
       }
-      if (device.driver.launch_extended == nullptr) {
-        throw Error("the NVIDIA driver is too old: " + which +
-                    ", and it has no cuLaunchKernelEx; CUDA 12 needs driver 525 or newer");
+      if (!step.maps.empty()) {
+        check(variant, "tensor maps", "cuTensorMapEncodeTiled", device.driver.encode_tiled != nullptr);
       }
     }
   }
