@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.planning import cost
 from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.schedules import SCHEDULES
 
 Vector = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ MOST = {"floor_us": 20.0, "l2_gain": 12.0, "efficiency": 1.5}
 def seconds(region: Any, profile: Profile, efficiency: float, floor_us: float | None = None) -> float:
     """Predicted time of a region, as ``CostModel.seconds`` has it, with these constants."""
     floor = profile.floor_us if floor_us is None else floor_us
-    if region.schedule in ("tiled", "turned"):
+    if region.schedule in SCHEDULES and not SCHEDULES[region.schedule].cached:
         efficiency *= cost.uncached(region.reads + region.writes, profile)
     first = cost.kernel_time(region.reads, region.writes, region.flops, profile, efficiency=efficiency)
     return (first + ((region.kernels - 1) * floor + floor - profile.floor_us) * 1e-6
@@ -45,9 +46,7 @@ def seconds(region: Any, profile: Profile, efficiency: float, floor_us: float | 
 def planned_efficiency(schedule: str) -> float:
     """The share of the bandwidth that the planner takes a schedule to reach: of the device memory's where it moves
     the innermost axis."""
-    known = {"tiled": cost.TILED_EFFICIENCY, "turned": cost.TURNED_EFFICIENCY, "rows": cost.ROWS_EFFICIENCY,
-             "columns": cost.ROWS_EFFICIENCY, "split": cost.ROWS_EFFICIENCY}
-    return known.get(schedule, cost.FUSED_EFFICIENCY)
+    return SCHEDULES[schedule].efficiency if schedule in SCHEDULES else cost.STREAMING
 
 
 def fit(regions: Sequence[Any], measured: Vector, weights: Vector, profile: Profile,

@@ -13,11 +13,10 @@ from onnx import TensorProto, numpy_helper
 from reference import FLOATS, Array, difference, element_types, evaluate, numpy_type
 
 from onnxfuse.graph import Graph, Value
-from onnxfuse.ir.tensors import Reduce, postorder
 from onnxfuse.lowering.lower import Lowered, hosts, lower
 from onnxfuse.operators import load_graph
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import Kernel, make_kernel
+from onnxfuse.schedules import Kernel, Request, make_kernel
 
 NAMES = {
     "float": TensorProto.FLOAT,
@@ -69,16 +68,15 @@ def parse(text: str, opset: int = 20) -> onnx.ModelProto:
 def attempt(
     model: onnx.ModelProto, planned: Mapping[str, int] | None = None, schedule: str | None = None
 ) -> Made | Refusal:
-    """The whole model as one region; ``planned`` are sizes to make variants for; ``schedule`` is "pointwise" or "rows"
-    where it is None."""
+    """The whole model as one region; ``planned`` are sizes to make variants for; ``schedule`` is the first that has a
+    kernel where it is None."""
     graph = load_graph(model)
     computed = [node for node in graph.nodes if node.op != "Constant"]
     nodes = [node for node in computed if not all(_is_size(value) for value in node.outputs)]
     lowered = lower(nodes, graph.outputs, graph)
     if isinstance(lowered, Refusal):
         return lowered
-    reduces = any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
-    kernel = make_kernel(lowered, "test", schedule or ("rows" if reduces else "pointwise"), planned)
+    kernel = make_kernel(Request(lowered, "test", planned or {}), schedule)
     return kernel if isinstance(kernel, Refusal) else Made(model, graph, lowered, kernel)
 
 

@@ -301,7 +301,7 @@ def test_a_schedules_refusal_reaches_the_plan_in_the_graphs_terms(monkeypatch: p
     from onnxfuse import schedules
 
     refuse = Refusal("iteration-shape", "@s0 elements fit nowhere")
-    monkeypatch.setitem(schedules.SCHEDULES, "pointwise", lambda *_: refuse)
+    monkeypatch.setattr(schedules.SCHEDULES["pointwise"], "kernel", lambda _: refuse)
     optimised = optimise(parse(CHAIN), Options(verify=False))
     assert "batch elements fit nowhere" in {refusal.message for refusal in optimised.refusals}
     assert not any("@" in refusal.message for refusal in optimised.refusals)

@@ -474,6 +474,6 @@ def test_kernels_that_cannot_share_a_launch(change: str) -> None:
         parts[0] = replace(parts[0], kernel=replace(parts[0].kernel, code=Given(source.text)))
     if change == "shared":
         # Of two tiles of one block the second may not fit.
-        parts = [replace(one, kernel=replace(one.kernel, schedule="tiled")) for one in parts]
+        parts = [replace(one, kernel=replace(one.kernel, heavy=True)) for one in parts]
     found = together(parts, "both", 2)
     assert found == Refusal("no-common-launch", "the regions' kernels cannot share a launch")

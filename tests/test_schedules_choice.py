@@ -11,7 +11,7 @@ import pytest
 from emulator import variants_that_hold
 from kernel_harness import Made, arguments, check, compile_all, make, random_inputs
 
-from onnxfuse.schedules import Choice, Kernel, make_kernel, parse_choice
+from onnxfuse.schedules import Choice, Kernel, Request, make_kernel, parse_choice, words
 
 SOFTMAX = "g (float[n, m] x, float[m] b) => (float[n, m] y) { a = Add(x, b) y = Softmax <axis = -1> (a) }"
 NORM = """g (float16[n, 200] x, float16[200] s) => (float16[n, 200] y) {
@@ -45,7 +45,7 @@ def made_of(case: str) -> Made:
 
 
 def told(made: Made, choice: Choice | None, sizes: Mapping[str, int] = SIZES) -> Kernel:
-    kernel = make_kernel(made.lowered, "test", made.kernel.schedule, sizes, choice)
+    kernel = make_kernel(Request(made.lowered, "test", sizes, choice), made.kernel.schedule)
     assert isinstance(kernel, Kernel)
     return kernel
 
@@ -56,7 +56,7 @@ def test_choices_are_distinct_and_run_at_the_planned_sizes(case: str) -> None:
     own = made.kernel
     assert own.schedule == {"norm": "rows", "split-columns": "split"}.get(case, case)
     assert own.choice is None
-    assert len(set(own.choices)) == len(own.choices) == len({choice.words for choice in own.choices}) >= 5
+    assert len(set(own.choices)) == len(own.choices) == len({words(choice) for choice in own.choices}) >= 5
     given = arguments(made, random_inputs(made, SIZES))
     for choice in own.choices:
         kernel = told(made, choice)
@@ -127,10 +127,10 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("words", WORDS)
-def test_text_and_words(words: str) -> None:
-    choice = WORDS[words]
-    assert choice.words == words
+@pytest.mark.parametrize("text", WORDS)
+def test_text_and_words(text: str) -> None:
+    choice = WORDS[text]
+    assert words(choice) == text
     assert parse_choice(str(choice)) == choice
 
 

@@ -20,8 +20,9 @@ from zoo_models import compile_failures
 
 from onnxfuse.lowering.launch import Situation
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.rows import refuses_turning
+from onnxfuse.schedules import Request
 from onnxfuse.schedules.tiled import SHARED_BYTES
+from onnxfuse.schedules.turned import refuses_turning
 
 ORDERS = ("forward", "backward", 7)
 
@@ -233,7 +234,7 @@ def test_a_third_layout_is_refused() -> None:
     made = attempt(parse(typed("g (T[P,C,N] x, T[N,P,C] r, T[C] w) => (T[N,C,P] y) { t = Transpose<perm=[2,0,1]>(x) a = Add(t, r) "
                                "n = LayerNormalization(a, w) y = Transpose<perm=[0,2,1]>(n) }", "float")), PLANNED)
     assert isinstance(made, Made) and len(made.kernel.scattered) == 1
-    refusal = refuses_turning(made.lowered, PLANNED)
+    refusal = refuses_turning(Request(made.lowered, sizes=PLANNED))
     assert refusal is not None and refusal.message == "the rows would be read element by element"
 
 

@@ -29,6 +29,7 @@ from onnxfuse.runtime.cache import Cache
 from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.figures import KernelFigures
 from onnxfuse.schedules import Kernel, named
+from onnxfuse.schedules.source import Given
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
@@ -212,7 +213,7 @@ def test_a_join_that_spills_what_it_saves_comes_apart() -> None:
 
 def test_a_kernel_that_does_not_compile_is_left() -> None:
     optimised = planned(SHORT)
-    broken = replace(only(optimised), kernel=replace(only(optimised).kernel, source="nonsense"))
+    broken = replace(only(optimised), kernel=replace(only(optimised).kernel, code=Given("nonsense")))
     found = judge(optimised, ReadBack("sm_90"), broken)
     assert isinstance(found, Refusal)
     assert found.code == "does-not-compile"
@@ -222,7 +223,7 @@ def test_a_kernel_that_does_not_compile_is_left() -> None:
 
 def test_a_text_without_its_kernel_does_not_compile() -> None:
     kernel = only(planned(SHORT)).kernel
-    (found,) = ReadBack("sm_90").figures([replace(kernel, source='extern "C" __global__ void other() {}')])
+    (found,) = ReadBack("sm_90").figures([replace(kernel, code=Given('extern "C" __global__ void other() {}'))])
     assert isinstance(found, KernelError)
     assert found.message.startswith("its text has no kernel called 'rows_")
 

@@ -27,6 +27,7 @@ from onnxfuse.measuring.machine import CPU, Machine
 from onnxfuse.measuring.runner import create_session
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
+from onnxfuse.schedules import words
 from onnxfuse.tuning import Tuned, TuneOptions, tune
 from onnxfuse.tuning import timer as timer_module
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
@@ -429,7 +430,7 @@ def test_a_broken_runtime_fusion_counts(tmp_path: Path, database: Path) -> None:
 def test_plans_of_choices_round_trip(tmp_path: Path) -> None:
     (fusion,) = fused(write(tmp_path, CHAIN), False).optimised.plan.fusions
     assert LaunchPlan.from_json(fusion.kernel.plan.to_json()) == fusion.kernel.plan
-    assert len({choice.words for choice in fusion.kernel.choices}) == len(fusion.kernel.choices) > 5
+    assert len({words(choice) for choice in fusion.kernel.choices}) == len(fusion.kernel.choices) > 5
 
 
 def test_reading_leaves_the_database_alone(tmp_path: Path, database: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.graph.sizes import bytes_of, elements_of, shape_of
-from onnxfuse.ir.tensors import Reduce, postorder
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
@@ -23,9 +22,8 @@ from onnxfuse.planning.legality import boundary, check_host_inputs, copied
 from onnxfuse.planning.traffic import NONE, Fused, plan_cost
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match
-from onnxfuse.schedules import Kernel, make_kernel
-from onnxfuse.schedules.pointwise import read_again
-from onnxfuse.schedules.split import expected_steps
+from onnxfuse.schedules import SCHEDULES, Kernel, Request, Schedule, asked
+from onnxfuse.schedules.kernel import has_reductions
 
 SCATTERED_SHARE = 0.1
 """Share of a region's bytes that may be read element by element from far apart."""
@@ -100,7 +98,7 @@ class Maker:
     view: Graph
     costs: CostModel
     nearby: tuple[Mapping[str, int], ...] = ()
-    _kernels: dict[Hashable, Kernel] = field(default_factory=dict, repr=False)
+    _kernels: dict[Hashable, Kernel | None] = field(default_factory=dict, repr=False)
 
     def lowered(self, members: Collection[Node], outputs: Sequence[Value] | None = None) -> Lowered | Refusal:
         """Nodes of the canonical view as tensors, or why they cannot be.
@@ -135,14 +133,16 @@ class Maker:
         if lone is not None:
             return lone
         names = [value.name for value in size_operands(lowered.sized)]
-        steps = expected_steps(lowered, self.costs.ledger.sizes, self.costs.profile.multiprocessors)
-        again = NONE
-        if not _has_rows(lowered):
-            refusal = spread(members, outputs)
-            if refusal is not None:
-                return replace(refusal, rule=rule)
-            again = read_again(lowered)
-        region = self._bound(ordered, rule, lowered.tensors, outputs, names, steps, again)
+        sizes, multiprocessors = self.costs.ledger.sizes, self.costs.profile.multiprocessors
+        told = (each.expected(lowered, sizes, multiprocessors) for each in SCHEDULES.values())
+        expected = next((each for each in told if each is not None), None)
+        if expected is None:
+            return Refusal("no-schedule", "no schedule has kernels for such a region", ordered[0].label, rule)
+        refusal = None if has_reductions(lowered) else spread(members, outputs)
+        if refusal is not None:
+            return replace(refusal, rule=rule)
+        region = self._bound(
+            ordered, rule, lowered.tensors, outputs, names, expected.steps, expected.read_again)
         return region if isinstance(region, Refusal) else (region, lowered)
 
     def fusion(self, members: Collection[Node], rule: str) -> Fusion | Refusal:
@@ -151,26 +151,32 @@ class Maker:
         return found if isinstance(found, Refusal) else self.with_kernel(*found)
 
     def with_kernel(self, region: Region, lowered: Lowered) -> Fusion | Refusal:
-        """The region with its kernel, or why no schedule has one."""
-        has_rows = _has_rows(lowered)
-        kernel = self._kernel(lowered, region.rule, "rows" if has_rows else "pointwise")
-        if isinstance(kernel, Refusal):
-            return kernel
-        if not has_rows and self._is_scattered(kernel, region, lowered):
-            tiled = self._kernel(lowered, region.rule, "tiled")
-            kernel = tiled if isinstance(tiled, Kernel) else kernel
-        return self._refuse_scattered(kernel, region, lowered) or self._with(region, kernel)
-
-    def _kernel(self, lowered: Lowered, rule: str, schedule: str) -> Kernel | Refusal:
-        """What a schedule makes of a region; equal regions share it."""
-        key = structure(lowered), rule, schedule
-        kernel = self._kernels.get(key)
+        """The region with its kernel, or why no schedule has one: that of the first schedule whose kernel does not read
+        too much element by element."""
+        request = Request(lowered, region.rule, self.costs.ledger.sizes, nearby=self.nearby)
+        structured = structure(lowered)
+        kernel: Kernel | None = None
+        for schedule in SCHEDULES.values():
+            made = self._kernel(schedule, request, structured)
+            if isinstance(made, Kernel):
+                kernel = made
+                if not self._is_scattered(kernel, region, lowered):
+                    return self._with(region, kernel)
+            elif made is not None and kernel is None:
+                return made
         if kernel is None:
-            made = make_kernel(lowered, rule, schedule, self.costs.ledger.sizes, nearby=self.nearby)
+            return Refusal("no-schedule", "no schedule has kernels for such a region", region.nodes[0].label)
+        return self._scattered(kernel, region, lowered)
+
+    def _kernel(self, schedule: Schedule, request: Request, structured: Hashable) -> Kernel | Refusal | None:
+        """What a schedule makes of a region; equal regions share it."""
+        key = structured, request.rule, schedule.name
+        if key not in self._kernels:
+            made = asked(schedule, request)
             if isinstance(made, Refusal):
                 return made
-            kernel = self._kernels[key] = made
-        return kernel
+            self._kernels[key] = made
+        return self._kernels[key]
 
     def custom(self, match: Match) -> Fusion | Refusal:
         """The fusion of a match whose rule brings its own kernel."""
@@ -228,9 +234,8 @@ class Maker:
         everything = sum(bytes_of(value, self.costs.ledger.sizes) or 0 for value in lowered.tensors)
         return sum(self._apart(kernel, region, lowered).values()) > SCATTERED_SHARE * max(everything, 1)
 
-    def _refuse_scattered(self, kernel: Kernel, region: Region, lowered: Lowered) -> Refusal | None:
-        if not self._is_scattered(kernel, region, lowered):
-            return None
+    def _scattered(self, kernel: Kernel, region: Region, lowered: Lowered) -> Refusal:
+        """Why a kernel that reads so is not worth having."""
         count = self._apart(kernel, region, lowered)
         worst = lowered.tensors[max(count, key=count.__getitem__)]
         moving = [node.label for node in region.view if moves_innermost(node)]
@@ -280,13 +285,9 @@ class Maker:
         return Region(rule, originals, tuple(members), tensors, hosts, inlined, outputs, cost, read_again=again)
 
 
-def _has_rows(lowered: Lowered) -> bool:
-    return any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
-
-
 def makers_of(graph: Graph, view: Graph, costs: CostModel) -> dict[Place, Maker]:
     """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it.  They share kernels."""
-    kernels: dict[Hashable, Kernel] = {}
+    kernels: dict[Hashable, Kernel | None] = {}
     return {each.place: Maker(each, of_each, costs, _kernels=kernels)
             for each, of_each in zip(graph.walk(), view.walk(), strict=True)}
 

@@ -25,23 +25,13 @@ from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.runtime_kernels import runtime_efficiency
 from onnxfuse.planning.runtime_matching import RuntimeFusion
 from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger, again_in
+from onnxfuse.schedules import running
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
 
-FUSED_EFFICIENCY = 0.9
-"""Share of the bandwidth that a generated kernel reaches."""
-
-ROWS_EFFICIENCY = 0.8
-"""The same of one with reductions: a row waits for its slowest element."""
-
-TILED_EFFICIENCY = 0.95
-"""Share of the device memory's bandwidth that a kernel reaches which moves the innermost axis.  What goes through
-shared memory waits for its whole block: the second-level cache makes it no faster."""
-
-TURNED_EFFICIENCY = 0.525
-"""The same of one that reduces too: its block waits for shared memory twice."""
-
+STREAMING = running(reduces=False, transposes=False).efficiency
+"""Share of the bandwidth that a kernel reaches which does nothing but move elements."""
 
 def kernel_time(
     reads: float,
@@ -139,7 +129,7 @@ class CostModel:
         self._seconds: dict[frozenset[Node], float] = {}
 
     def seconds(
-        self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = FUSED_EFFICIENCY, again: int = 0
+        self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = STREAMING, again: int = 0
     ) -> float:
         """Predicted time of a counted node or region.
 
@@ -251,11 +241,10 @@ class CostModel:
         """``again``: bytes that are read more than once."""
         reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
         moves = any(map(moves_innermost, nodes))
-        if moves:
-            size = sum(counted.reads.values()) + sum(counted.writes.values())
-            efficiency = (TURNED_EFFICIENCY if reduces else TILED_EFFICIENCY) * uncached(size, self.profile)
-        else:
-            efficiency = ROWS_EFFICIENCY if reduces else FUSED_EFFICIENCY
+        schedule = running(reduces, moves)
+        efficiency = schedule.efficiency
+        if not schedule.cached:
+            efficiency *= uncached(sum(counted.reads.values()) + sum(counted.writes.values()), self.profile)
         return self.seconds(counted, _product_type(nodes, self.ledger), efficiency, again)
 
     def _around(self, node: Node) -> frozenset[Node]:

@@ -13,7 +13,7 @@ from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import SCHEDULES, Choice, Kernel, make_kernel
+from onnxfuse.schedules import SCHEDULES, Choice, Kernel, Request, make_kernel
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class Measured:
         kernel: Kernel | Refusal = fusion.kernel
         choice = self.evidence.choice(what) if self.choices else None
         if choice is not None:
-            kernel = make_kernel(lowered, fusion.rule, fusion.kernel.schedule, self.identities.sizes, choice)
+            asked = Request(lowered, fusion.rule, self.identities.sizes, choice)
+            kernel = make_kernel(asked, fusion.kernel.schedule)
         best = kernel if isinstance(kernel, Kernel) else fusion.kernel
         return best, self.evidence.times(what, best)
 

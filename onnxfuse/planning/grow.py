@@ -27,7 +27,8 @@ from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
-from onnxfuse.schedules.rows import refuses_turning
+from onnxfuse.schedules import Request
+from onnxfuse.schedules.turned import refuses_turning
 
 _Edge = tuple[int, int, Node, Node, Value]
 """Minus the bytes of a value, the place of its reader, its producer, that reader, and it."""
@@ -189,7 +190,7 @@ class Growth:
         if members not in self._turned:
             lowered = lower(sorted(members, key=lambda node: node.index), escaping(set(members)), self.graph)
             self._turned[members] = (
-                lowered if isinstance(lowered, Refusal) else refuses_turning(lowered, self.sizes)
+                lowered if isinstance(lowered, Refusal) else refuses_turning(Request(lowered, sizes=self.sizes))
             )
         return self._turned[members]
 

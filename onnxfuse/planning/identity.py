@@ -20,7 +20,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.structure import structure
 from onnxfuse.planning.candidates import Region
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import make_kernel
+from onnxfuse.schedules import Request, make_kernel
 
 Shape = tuple[int, ...]
 
@@ -62,7 +62,7 @@ class Identities:
 
 def _kernel(lowered: Lowered, schedule: str) -> str | None:
     """Digest of the text and plan that a schedule makes of a region with no sizes planned for, if it does."""
-    plain = make_kernel(lowered, "", schedule)
+    plain = make_kernel(Request(lowered), schedule)
     if isinstance(plain, Refusal):
         return None
     checks = tuple(replace(check, message="") for check in plain.plan.checks)  # messages name the model's sizes

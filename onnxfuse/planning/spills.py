@@ -20,7 +20,7 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import SCHEDULES, USER, Kernel, make_kernel, named
+from onnxfuse.schedules import SCHEDULES, USER, Kernel, Request, make_kernel, named
 from onnxfuse.schedules.kernel import STREAM
 
 SLIGHT = 0.02
@@ -132,7 +132,7 @@ class Spills:
         lowered = self.makers[place].tensors_of(fusion)
         if isinstance(lowered, Refusal):
             return own
-        others = [make_kernel(lowered, fusion.rule, schedule, self.costs.ledger.sizes, choice)
+        others = [make_kernel(Request(lowered, fusion.rule, self.costs.ledger.sizes, choice), schedule)
                   for choice in fusion.kernel.choices]
         ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel)])
         wide = (way for way in ways if isinstance(way, _Way) and way.resident * FEWER >= own.resident)

@@ -9,7 +9,7 @@ reduction.py   what these four have in common; phases.py the phases that they ru
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++
 together.py    several independent regions, each with its own schedule's kernel, in one launch
-choice.py      what tuning may change
+schedule.py    what a schedule is; choice.py what tuning may change
 source.py      a kernel's text as data: functions, entries and their parameters
 kernel.py      what schedules share
 cuda/          headers that every kernel's text begins with
@@ -17,39 +17,70 @@ cuda/          headers that every kernel's text begins with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
 
 from onnxfuse.lowering.binding import in_graph_terms
-from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.choice import Choice, parse_choice
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.kernel import USER, Kernel, named
-from onnxfuse.schedules.pointwise import pointwise_kernel
-from onnxfuse.schedules.rows import row_kernel
-from onnxfuse.schedules.tiled import tiled_kernel
+from onnxfuse.schedules.pointwise import Pointwise
+from onnxfuse.schedules.rows import Rows
+from onnxfuse.schedules.schedule import Expected, Request, Schedule
+from onnxfuse.schedules.split import Split
+from onnxfuse.schedules.tiled import Tiled
+from onnxfuse.schedules.turned import Turned
 
-SCHEDULES: dict[str, Callable[[Lowered, str, Mapping[str, int], Choice | None], Kernel | Refusal]] = {
-    "pointwise": pointwise_kernel,
-    "rows": row_kernel, "columns": row_kernel, "split": row_kernel, "turned": row_kernel,
-    "tiled": tiled_kernel,
+_COLUMNS, _ROWS = Columns(), Rows()
+
+SCHEDULES: dict[str, Schedule] = {
+    each.name: each for each in (Split(_COLUMNS, _ROWS), Turned(), _COLUMNS, _ROWS, Pointwise(), Tiled())
 }
+"""All schedules by name, in the order in which they are asked for a region."""
 
-__all__ = ["SCHEDULES", "USER", "Choice", "Kernel", "make_kernel", "named", "parse_choice"]
+__all__ = ["SCHEDULES", "USER", "Choice", "Expected", "Kernel", "Request", "Schedule", "asked", "make_kernel", "named",
+           "parse_choice", "running", "words"]
 
 
-def make_kernel(
-    lowered: Lowered, rule: str, schedule: str, sizes: Mapping[str, int] | None = None, choice: Choice | None = None,
-    nearby: Sequence[Mapping[str, int]] = (),
-) -> Kernel | Refusal:
-    """The kernel that a schedule makes of a region, or why it makes none.
+def running(reduces: bool, transposes: bool) -> Schedule:
+    """The schedule that runs nodes which reduce, or move the innermost axis, or do both or neither."""
+    return next(each for each in SCHEDULES.values() if each.runs(reduces, transposes))
+
+
+def asked(schedule: Schedule, request: Request) -> Kernel | Refusal | None:
+    """What a schedule answers, in the graph's terms."""
+    made = schedule.kernel(request)
+    return in_graph_terms(made, request.lowered.binding.names) if isinstance(made, Refusal) else made
+
+
+def make_kernel(request: Request, schedule: str | None = None) -> Kernel | Refusal:
+    """The kernel of a region, or why there is none.
 
     Args:
-        sizes: what symbols are planned to be: a variant made for them comes first, others follow.
-        nearby: further sizes to make variants for, where the best way depends on the sizes.
-        choice: what the first variant is to be, in place of the schedule's own choice, where the region admits it.
+        schedule: name of one to ask, with others of its family that may stand in for it; all schedules where None.
     """
-    if nearby and SCHEDULES[schedule] is row_kernel:
-        made = row_kernel(lowered, rule, sizes or {}, choice, nearby)
-    else:
-        made = SCHEDULES[schedule](lowered, rule, sizes or {}, choice)
-    return in_graph_terms(made, lowered.binding.names) if isinstance(made, Refusal) else made
+    own = None if schedule is None else SCHEDULES[schedule]
+    for each in SCHEDULES.values():
+        if own is None or each is own or (own.family and each.family == own.family):
+            made = asked(each, request)
+            if made is not None:
+                return made
+    return Refusal("no-schedule", "no schedule has kernels for such a region")
+
+
+def words(choice: Choice) -> str:
+    """A choice for people."""
+    return SCHEDULES[choice.schedule].words(choice)
+
+
+def parse_choice(text: str) -> Choice | None:
+    """The choice that a text spells; None where it spells none of this release's."""
+    try:
+        raw = json.loads(text)
+        choice = Choice.of(raw.pop("schedule"), **raw)
+        told = SCHEDULES[choice.schedule].settings if words(choice) else ""
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    # Its words name all that it must set, and nothing else.
+    right = all(f"{{{name}}}" in told and type(number) is int for name, number in choice.settings)
+    return choice if right else None

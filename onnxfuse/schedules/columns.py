@@ -14,9 +14,9 @@ from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.pull import Reduced
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import STREAM, fits_narrow
+from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
 from onnxfuse.schedules.phases import Frame, PhaseText
-from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Ways, Work
+from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Reduction, Ways, Work
 from onnxfuse.schedules.source import Body, Function
 
 ACROSS = {1: 128, 2: 64, 4: 32, 8: 32, 16: 16, 32: 8, 64: 8, 128: 8}
@@ -63,12 +63,28 @@ class Shape:
         return f"columns_{self.deep}x{self.across}_w{self.width}_{kind}_{self.bits}"
 
 
-def column_ways(work: Work, splits: bool = False) -> Ways:
-    """The variants of a region with reductions over axes that are not the last.
+class Columns(Reduction):
+    """Rows that lie side by side."""
 
-    Args:
-        splits: whether splitting columns is planned, and these are what else there is.
-    """
+    name = "columns"
+    settings = "{deep} threads a column, {across} side by side, width {width}, {items}"
+    each = "element"
+
+    def applies(self, work: Work) -> bool:
+        """Vectors run across the rows."""
+        return not work.turns and work.way.across
+
+    def of_rows(self, work: Work, rule: str) -> Kernel | None:
+        """The kernel of columns that nothing would split."""
+        return self.made(work, self.beside(work, splits=False), rule) if self.applies(work) else None
+
+    def beside(self, work: Work, splits: bool) -> Ways:
+        """The variants beside those that split columns; ``splits``: whether that is planned, and these are what else
+        there is."""
+        return _ways(work, splits)
+
+
+def _ways(work: Work, splits: bool) -> Ways:
     extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
     functions = {keep: _function(work, keep) for keep in (True, False)}

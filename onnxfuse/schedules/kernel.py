@@ -42,6 +42,8 @@ class Kernel:
         choice: what its first variant was told to be, or None where the schedule chose by itself.
         choices: what it could be told instead, for tuning.
         phases: how often it goes through its elements.
+        heavy: whether its functions hold more than some hundred bytes of shared memory: of such a launch that several
+            kernels share has room for one.
     """
 
     schedule: str
@@ -51,6 +53,7 @@ class Kernel:
     choice: Choice | None = None
     choices: tuple[Choice, ...] = ()
     phases: int = 1
+    heavy: bool = False
 
     @property
     def source(self) -> str:
@@ -70,6 +73,11 @@ def named(kernel: Kernel) -> Kernel:
         for variant in kernel.plan.variants
     )
     return replace(kernel, code=kernel.code.prefixed(prefix), plan=replace(kernel.plan, variants=variants))
+
+
+def has_reductions(lowered: Lowered) -> bool:
+    """Whether a region has reductions."""
+    return any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
 
 
 def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Variant]) -> LaunchPlan:

@@ -26,6 +26,7 @@ from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
     fits_narrow,
+    has_reductions,
     is_vector,
     make_plan,
     moving_loads,
@@ -34,6 +35,7 @@ from onnxfuse.schedules.kernel import (
     vector_guards,
     widest,
 )
+from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer
 
@@ -46,10 +48,28 @@ BLOCKS, VECTORS = (128, 256, 512), (1, 2, 4)
 """Threads of a block, and vectors a thread, that tuning tries."""
 
 
-def pointwise_kernel(
-    lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None
-) -> Kernel | Refusal:
-    """A kernel for a region without reductions, or why there is none; see ``make_kernel``."""
+class Pointwise(Schedule):
+    """Regions without reductions."""
+
+    name = "pointwise"
+    settings = "blocks of {block}, width {width}, {vectors} a thread"
+    efficiency = 0.9
+
+    def runs(self, reduces: bool, transposes: bool) -> bool:
+        """Maps, and views that leave the innermost axis in place."""
+        return not reduces and not transposes
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """One kernel, which may read again what outputs of different sizes share."""
+        return None if has_reductions(lowered) else Expected(1, read_again(lowered))
+
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of any region without reductions."""
+        return None if has_reductions(request.lowered) else _kernel(request)
+
+
+def _kernel(request: Request) -> Kernel | Refusal:
+    lowered, rule, sizes = request.lowered, request.rule, request.sizes
     puller = Puller(IndexSpace())
     try:
         loops = _loops(lowered, puller)
@@ -57,16 +77,16 @@ def pointwise_kernel(
         return stopped.refusal
     width = widest((1, 2, 4, 8), [dtype for loop in loops for dtype in loop.dtypes])
     signature = Signature(lowered)
-    lanes, sizes_used = [loop.lanes(puller, width) for loop in loops], Sizes(signature.sizes)
-    texts = [_Text.of(loop, each, lowered, sizes_used) for loop, each in zip(loops, lanes, strict=True)]
-    *functions, whole = _functions(signature.parameters(sizes_used.used), texts)
+    lanes, names = [loop.lanes(puller, width) for loop in loops], Sizes(signature.sizes)
+    texts = [_Text.of(loop, each, lowered, names) for loop, each in zip(loops, lanes, strict=True)]
+    *functions, whole = _functions(signature.parameters(names.used), texts)
     entries: list[Entry] = []
     needed = dict.fromkeys(guard for loop, each in zip(loops, lanes, strict=True)
                            for guard in vector_guards(lowered, each, loop.vectors(lowered, each)))
     counts, variants = [expression(loop.total, lowered.binding.symbols) for loop in loops], []
     total = reduce(lambda a, b: a + b, (loop.total for loop in loops))
     offered = _offered(width, total.substitute(lowered.binding.names), sizes) if fits_narrow(lowered) else {}
-    choice, first = told(choice, offered)
+    choice, first = told(request.choice, offered)
     odd = any(each.multiples for each in lanes)
     for shape, guards in _shapes(lowered, width, tuple(needed), first, odd):
         entry = whole.entry(shape.name, (shape.width, shape.block, shape.vectors), shape.bits, shape.block)
@@ -170,7 +190,7 @@ class Shape:
     @property
     def words(self) -> str:
         """Name of the variant."""
-        return f"{self.choice.words}, {self.bits}-bit"
+        return f"{Pointwise().words(self.choice)}, {self.bits}-bit"
 
     @property
     def choice(self) -> Choice:

@@ -7,8 +7,10 @@ transpose, vectors run across, and what lies along the rows is *staged*: it goes
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.ir.context import Unlowerable
@@ -22,8 +24,11 @@ from onnxfuse.lowering.pull import Load, Puller, Reduced, Rows
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import (
+    Kernel,
     divides,
+    has_reductions,
     is_vector,
+    make_plan,
     moving_loads,
     narrow_guards,
     scattered_inputs,
@@ -33,7 +38,8 @@ from onnxfuse.schedules.kernel import (
 )
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.phases import Frame, Output, Phases
-from onnxfuse.schedules.source import Entry, Function, Signature
+from onnxfuse.schedules.schedule import Expected, Request, Schedule
+from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.text import Lanes, Sizes, Writer
 
 KEPT_LIMIT = 32
@@ -139,14 +145,50 @@ class Ways:
     choices: tuple[Choice, ...] = ()
 
 
-def arranged(
-    lowered: Lowered, sizes: Mapping[str, int], choice: Choice | None, nearby: Sequence[Mapping[str, int]]
-) -> Work | Refusal:
-    """The rows of a region with reductions, or why they have no kernel."""
+class Reduction(Schedule):
+    """A schedule of regions with reductions.  Those of this family stand in for one another: what is quickest for few
+    long rows is not for many short ones."""
+
+    family = "reduction"
+    settings = ""
+    efficiency = 0.8
+    heavy: ClassVar[bool] = True
+
+    def runs(self, reduces: bool, transposes: bool) -> bool:
+        """Reductions that leave the innermost axis in place."""
+        return reduces and not transposes
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """One kernel."""
+        return Expected() if has_reductions(lowered) else None
+
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of a region whose rows are for this schedule."""
+        work = request.once(arranged)
+        return work if work is None or isinstance(work, Refusal) else self.of_rows(work, request.rule)
+
+    @abstractmethod
+    def of_rows(self, work: Work, rule: str) -> Kernel | Refusal | None:
+        """The kernel of a region with these rows, why there is none, or None where they are not for this schedule."""
+
+    def made(self, work: Work, ways: Ways, rule: str) -> Kernel:
+        """The kernel of these variants."""
+        lowered = work.lowered
+        plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
+        headers = ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else []))
+        source = Source(
+            headers, f"{rule}: {', '.join(lowered.program.operators)}", tuple(ways.functions), tuple(ways.entries))
+        return Kernel(
+            self.name, source, plan, work.scattered, ways.choice, ways.choices, work.phases.count, self.heavy)
+
+
+def arranged(request: Request) -> Work | Refusal | None:
+    """The rows of a region with reductions, or why they have no kernel; None where it has no reductions."""
+    lowered, sizes = request.lowered, request.sizes
     program = lowered.program
     reductions = [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Reduce)]
     if not reductions:
-        return Refusal("no-reduction", "the region has no reduction over rows")
+        return None
     found = arrangement(reductions[0].operand.shape, reductions[0].axes)
     count, length = found.count, found.length
     space = IndexSpace()
@@ -179,11 +221,12 @@ def arranged(
         return Refusal("reduced-index", "a tensor is indexed by what a reduction of the same region gives")
     names = lowered.binding.names
     own, *others = (
-        (_planned(length.substitute(names), each), _planned(count.substitute(names), each)) for each in (sizes, *nearby)
+        (_planned(length.substitute(names), each), _planned(count.substitute(names), each))
+        for each in (sizes, *request.nearby)
     )
     planned = {name: size.evaluate(sizes) for name, size in names.items() if size.symbols <= sizes.keys()}
     return _vectorised(
-        lowered, (puller, found), outputs, Extent(count, length, *own, choice, tuple(others)), planned)
+        lowered, (puller, found), outputs, Extent(count, length, *own, request.choice, tuple(others)), planned)
 
 
 def _planned(size: Dim, sizes: Mapping[str, int]) -> int | None:

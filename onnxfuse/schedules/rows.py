@@ -1,5 +1,4 @@
-"""The row schedule: reductions over the last axes, with what is pointwise before and after them; and where the other
-schedules with reductions are chosen.
+"""The row schedule: reductions over the last axes, with what is pointwise before and after them.
 
 Elements are arranged as ``rows`` rows of ``length`` elements; a group of threads shares a row.  The work falls into
 phases: phase p computes the reductions whose operands need reductions of phases before p only, so softmax has three
@@ -12,22 +11,16 @@ phases: phase p computes the reductions whose operands need reductions of phases
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, log2
 
-from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.lowering.launch import Variant
-from onnxfuse.lowering.lower import Lowered
-from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.columns import column_ways
-from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, make_plan
-from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Ways, Work, arranged
+from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
+from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Reduction, Ways, Work
 from onnxfuse.schedules.rows_text import row_text
-from onnxfuse.schedules.source import Function, Source
-from onnxfuse.schedules.split import Split, split_ways, wants_split
-from onnxfuse.schedules.turned import refuses_staging, turned_ways
+from onnxfuse.schedules.source import Function
 
 BLOCK = 128
 """Threads of a block whose rows are a warp or less."""
@@ -86,97 +79,35 @@ class Shape:
         return Choice.of("rows", threads=self.threads, width=self.width, items=self.items, block=self.block)
 
 
-def row_kernel(
-    lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None,
-    nearby: Sequence[Mapping[str, int]] = (),
-) -> Kernel | Refusal:
-    """A kernel for a region with reductions, or why there is none; see ``make_kernel``.
+class Rows(Reduction):
+    """Rows that lie in one piece, each with a block, a warp or less of one."""
 
-    Rows that lie in one piece are this module's, others those of ``columns``, or of ``turned`` where both kinds meet;
-    few long rows of the first two kinds are split.
-    """
-    work = arranged(lowered, sizes, choice, nearby)
-    if isinstance(work, Refusal):
-        return work
-    if work.turns:
-        turned = _few(work) or turned_ways(work)
-        return turned if isinstance(turned, Refusal) else _kernel(work, turned, "turned", rule)
-    split = split_ways(work)
-    if split is not None and split.always:
-        return _kernel(work, split.ways, "split", rule)
-    splits = split is not None and split.planned
-    ways, name = (column_ways(work, splits), "columns") if work.way.across else (_row_ways(work, splits), "rows")
-    if split is not None:
-        name = "split" if splits and ways.choice is None else name
-        ways = _joined(ways, split)
-    return _kernel(work, ways, name, rule)
+    name = "rows"
+    settings = "{threads} threads a row, width {width}, {items}, blocks of {block}"
+    each = "vector"
+    heavy = False
 
+    def applies(self, work: Work) -> bool:
+        """Vectors run along the rows."""
+        return not work.turns and not work.way.across
 
-def refuses_turning(lowered: Lowered, sizes: Mapping[str, int]) -> Refusal | None:
-    """Why a region with reductions that moves the innermost axis has no kernel that moves all tensors in whole sectors.
+    def of_rows(self, work: Work, rule: str) -> Kernel | None:
+        """The kernel of rows that nothing would split."""
+        return self.made(work, self.beside(work, splits=False), rule) if self.applies(work) else None
 
-    Args:
-        sizes: what symbols are planned to be.
-    """
-    work = arranged(lowered, sizes, None, ())
-    if isinstance(work, Refusal):
-        return in_graph_terms(work, lowered.binding.names)
-    if work.scattered:
-        return Refusal("scattered-access", "the rows would be read element by element")
-    return (_few(work) or refuses_staging(work)) if work.turns else None
-
-
-def _few(work: Work) -> Refusal | None:
-    """Few long rows want to be split, and then nothing is turned."""
-    if not wants_split(work):
-        return None
-    names = work.lowered.binding.names
-    count, length = (size.substitute(names) for size in (work.extent.count, work.extent.length))
-    return Refusal(
-        "few-rows",
-        f"{count} rows of {length} elements are too few for blocks of their own, and tensors lie along them and across",
-    )
-
-
-def _kernel(work: Work, ways: Ways, name: str, rule: str) -> Kernel:
-    """The kernel of a schedule's variants."""
-    lowered = work.lowered
-    plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
-    headers = ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else []))
-    source = Source(
-        headers, f"{rule}: {', '.join(lowered.program.operators)}", tuple(ways.functions), tuple(ways.entries))
-    return Kernel(name, source, plan, work.scattered, ways.choice, ways.choices, work.phases.count)
-
-
-def _joined(ways: Ways, split: Split) -> Ways:
-    """Both.  Behind what is told come those that split, where that is planned; else what keeps its rows in registers is
-    before them.  Guards tell them apart."""
-    first = 0 if ways.choice is None else 1
-    streaming = (place for place in range(first, len(ways.variants)) if STREAM in ways.variants[place].name)
-    place = first if split.planned else next(streaming, len(ways.variants) - 1)
-    return Ways(
-        [*ways.functions, *split.ways.functions],
-        [*ways.entries, *split.ways.entries],
-        [*ways.variants[:place], *split.ways.variants, *ways.variants[place:]],
-        split.ways.scratch,
-        ways.choice or split.ways.choice,
-        (*split.ways.choices, *ways.choices),
-    )
-
-
-def _row_ways(work: Work, splits: bool) -> Ways:
-    """The variants of a region whose rows lie in one piece; ``splits``: whether splitting them is planned, and these
-    are what else there is."""
-    layouts = _layouts(work)
-    others: Sequence[Shape] = ()
-    if fits_narrow(work.lowered):
-        whole = [shape for shape in layouts if shape.runs(work.extent.planned or 0)]
-        others = whole[:1] if splits else _others(layouts[0], work)
-    offered = {shape.choice: shape for shape in others}
-    choice, first = told(work.extent.choice, offered)
-    if first is not None:
-        layouts = [first, *(shape for shape in layouts if shape != first)]
-    return replace(_ways(work, layouts), choice=choice, choices=tuple(offered))
+    def beside(self, work: Work, splits: bool) -> Ways:
+        """The variants beside those that split rows; ``splits``: whether that is planned, and these are what else
+        there is."""
+        layouts = _layouts(work)
+        others: Sequence[Shape] = ()
+        if fits_narrow(work.lowered):
+            whole = [shape for shape in layouts if shape.runs(work.extent.planned or 0)]
+            others = whole[:1] if splits else _others(layouts[0], work)
+        offered = {shape.choice: shape for shape in others}
+        choice, first = told(work.extent.choice, offered)
+        if first is not None:
+            layouts = [first, *(shape for shape in layouts if shape != first)]
+        return replace(_ways(work, layouts), choice=choice, choices=tuple(offered))
 
 
 def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:

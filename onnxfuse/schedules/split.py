@@ -20,11 +20,14 @@ from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Reduced, Scalar, children
+from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.columns import WARP, ColumnPhases, longest_kept, side_by_side
-from onnxfuse.schedules.kernel import fits_narrow
+from onnxfuse.schedules.columns import WARP, ColumnPhases, Columns, longest_kept, side_by_side
+from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_reductions
 from onnxfuse.schedules.phases import Frame, Phases, PhaseText, accumulators
-from onnxfuse.schedules.reduction import Ways, Work
+from onnxfuse.schedules.reduction import Reduction, Ways, Work
+from onnxfuse.schedules.rows import Rows
+from onnxfuse.schedules.schedule import Expected
 from onnxfuse.schedules.source import Body, Function, Parameter
 
 
@@ -68,7 +71,7 @@ UNROLLED = 4
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitWays:
     """Variants that split rows.
 
     Attributes:
@@ -103,7 +106,54 @@ class Form:
     longest: int
 
 
-def split_ways(work: Work) -> Split | None:
+class Split(Reduction):
+    """Few long rows; where they are not planned, the same kernel runs others as ``whole`` would.
+
+    Attributes:
+        whole: schedules of rows that are not split.
+    """
+
+    name = "split"
+    settings = "blocks of {threads}, {blocks} a multiprocessor"
+
+    def __init__(self, *whole: Rows | Columns) -> None:
+        self.whole = whole
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """A kernel a phase where the planned rows are few and long, else one."""
+        steps = expected_steps(lowered, sizes, multiprocessors)
+        return Expected(steps) if has_reductions(lowered) else None
+
+    def of_rows(self, work: Work, rule: str) -> Kernel | None:
+        """The kernel of rows that may be few and long when it runs; it is called after what runs the planned ones."""
+        other = next((each for each in self.whole if each.applies(work)), None)
+        split = None if other is None else split_ways(work)
+        if other is None or split is None:
+            return None
+        if split.always:
+            return self.made(work, split.ways, rule)
+        ways = other.beside(work, split.planned)
+        own = self if split.planned and ways.choice is None else other
+        return own.made(work, _joined(ways, split), rule)
+
+
+def _joined(ways: Ways, split: SplitWays) -> Ways:
+    """Both.  Behind what is told come those that split, where that is planned; else what keeps its rows in registers is
+    before them.  Guards tell them apart."""
+    first = 0 if ways.choice is None else 1
+    streaming = (place for place in range(first, len(ways.variants)) if STREAM in ways.variants[place].name)
+    place = first if split.planned else next(streaming, len(ways.variants) - 1)
+    return Ways(
+        [*ways.functions, *split.ways.functions],
+        [*ways.entries, *split.ways.entries],
+        [*ways.variants[:place], *split.ways.variants, *ways.variants[place:]],
+        split.ways.scratch,
+        ways.choice or split.ways.choice,
+        (*split.ways.choices, *ways.choices),
+    )
+
+
+def split_ways(work: Work) -> SplitWays | None:
     """The variants for few long rows, or None where there can be none of them or none are planned."""
     extent, offered = work.extent, {shape.choice: shape for shape in OTHERS}
     choice, shape = told(extent.choice, offered)
@@ -120,12 +170,19 @@ def split_ways(work: Work) -> Split | None:
     ways = _ways(work, form, () if always else _guards(work, form))
     if planned or always:
         ways = replace(ways, choice=choice, choices=tuple(offered))
-    return Split(ways, always, planned or always)
+    return SplitWays(ways, always, planned or always)
 
 
-def wants_split(work: Work) -> bool:
-    """Whether the planned rows are few and long."""
-    return next(_planned(work, _form(work, OWN)))
+def few_rows(work: Work) -> Refusal | None:
+    """Few long rows want to be split, and then nothing goes through shared memory because it lies the other way."""
+    if not next(_planned(work, _form(work, OWN))):
+        return None
+    names = work.lowered.binding.names
+    count, length = (size.substitute(names) for size in (work.extent.count, work.extent.length))
+    return Refusal(
+        "few-rows",
+        f"{count} rows of {length} elements are too few for blocks of their own, and tensors lie along them and across",
+    )
 
 
 def _few(form: Form) -> int:

@@ -26,6 +26,7 @@ from onnxfuse.schedules.kernel import (
     Kernel,
     divides,
     fits_narrow,
+    has_reductions,
     is_scattered,
     is_vector,
     make_plan,
@@ -36,6 +37,7 @@ from onnxfuse.schedules.kernel import (
 )
 from onnxfuse.schedules.layouts import output_coordinates
 from onnxfuse.schedules.pointwise import elements
+from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled_text import THREADS, Target, Work, tiled_text
@@ -107,21 +109,40 @@ class Shape:
         return size * (self.places + self.batch * self.rows // self.tall * pad) + 16
 
 
-def tiled_kernel(
-    lowered: Lowered, rule: str, sizes: Mapping[str, int], choice: Choice | None = None
-) -> Kernel | Refusal:
-    """A kernel for a region without reductions that moves the innermost axis, or why there is none; see
-    ``make_kernel``."""
-    total = elements(lowered)
-    if isinstance(total, Refusal):
-        return total
-    named = lowered.binding.names
-    planned = {name: size.evaluate(sizes) for name, size in named.items() if size.symbols <= sizes.keys()}
-    try:
-        axes = _axes(lowered, total, planned)
-        return axes if isinstance(axes, Refusal) else _Tiling(lowered, total, axes, planned).kernel(rule, choice)
-    except Unlowerable as stopped:
-        return stopped.refusal
+class Tiled(Schedule):
+    """Regions without reductions that move the innermost axis."""
+
+    name = "tiled"
+    settings = "tiles of {rows} x {columns}, {batch} a block, vectors of {tall} x {width}"
+    efficiency = 0.95
+    # What goes through shared memory waits for its whole block.
+    cached = False
+
+    def runs(self, reduces: bool, transposes: bool) -> bool:
+        """Transposes with maps around them."""
+        return transposes and not reduces
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """Nobody asks: what it runs is the pointwise schedule's until that has a kernel which reads badly."""
+        return None
+
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of a region whose tensors lie along two axes."""
+        lowered, sizes = request.lowered, request.sizes
+        if has_reductions(lowered):
+            return None
+        total = elements(lowered)
+        if isinstance(total, Refusal):
+            return total
+        named = lowered.binding.names
+        planned = {name: size.evaluate(sizes) for name, size in named.items() if size.symbols <= sizes.keys()}
+        try:
+            axes = _axes(lowered, total, planned)
+            if isinstance(axes, Refusal):
+                return axes
+            return _Tiling(lowered, total, axes, planned).kernel(request.rule, request.choice)
+        except Unlowerable as stopped:
+            return stopped.refusal
 
 
 def _axes(lowered: Lowered, total: Dim, planned: Mapping[str, int]) -> Axes | Refusal:
@@ -252,7 +273,7 @@ class _Tiling:
         plan = make_plan(lowered, rule, self.puller, variants)
         comment = f"{rule}: {', '.join(lowered.program.operators)}"
         source = Source(("onnxfuse", "tile"), comment, (function,), tuple(entries))
-        return Kernel("tiled", source, plan, self.scattered, choice, tuple(offered))
+        return Kernel("tiled", source, plan, self.scattered, choice, tuple(offered), heavy=True)
 
     def _down(self) -> Lanes:
         """Lanes along r: the longest vectors by which every staged tensor can be moved."""

@@ -23,9 +23,6 @@ SCHEDULE = "together"
 MOST_VARIANTS = 6
 """Variants of the whole: each is a kernel to compile, with the text of every part in it."""
 
-LIGHT = frozenset({"pointwise", "rows"})
-"""Schedules whose static shared memory is some hundred bytes; of others a kernel holds one part's at a time."""
-
 _PLACED = re.compile(r"([ioh])(\d+)(\..+)?")
 _SYMBOL = re.compile(r"s\d+")
 
@@ -77,7 +74,7 @@ def share_launch(kernels: Sequence[tuple[Kernel, int]]) -> bool:
 
 def _agree(kernels: Sequence[tuple[Kernel, int]]) -> bool:
     heavy = {(kernel.code, kernel.plan.variants[place].steps[0].kernel)
-             for kernel, place in kernels if kernel.schedule not in LIGHT}
+             for kernel, place in kernels if kernel.heavy}
     return len(heavy) <= 1
 
 

@@ -8,17 +8,22 @@ whole sectors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
 from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.lowering.launch import Variant
+from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import STREAM, divides, fits_narrow, is_vector, vector_guards
-from onnxfuse.schedules.reduction import Ways, Work
+from onnxfuse.schedules.kernel import STREAM, Kernel, divides, fits_narrow, is_vector, vector_guards
+from onnxfuse.schedules.reduction import Reduction, Ways, Work, arranged
+from onnxfuse.schedules.schedule import Expected, Request
 from onnxfuse.schedules.source import Function
+from onnxfuse.schedules.split import few_rows
 from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
 from onnxfuse.schedules.turned_text import Staging, turned_text
@@ -73,8 +78,46 @@ class Shape:
         return total + room * sum(8 if kind in ("double", "long long", "unsigned long long") else 4 for kind in kinds)
 
 
-def refuses_staging(work: Work) -> Refusal | None:
-    """Why a region that stages something has no variants."""
+class Turned(Reduction):
+    """Columns some of whose tensors go through shared memory because they lie the other way."""
+
+    name = "turned"
+    settings = ("{deep} threads a column, {across} side by side, width {width}, {items}, chunks of {chunk}, "
+                "width {wide} along them")
+    each = "element"
+    efficiency = 0.525
+    # A block waits for shared memory twice.
+    cached = False
+
+    def runs(self, reduces: bool, transposes: bool) -> bool:
+        """Reductions with transposes of the innermost axis."""
+        return reduces and transposes
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """Not known before the region is pulled; other schedules of the family answer."""
+        return None
+
+    def of_rows(self, work: Work, rule: str) -> Kernel | Refusal | None:
+        """The kernel of rows some of whose tensors lie the other way, unless they are better split."""
+        if not work.turns:
+            return None
+        ways = few_rows(work) or turned_ways(work)
+        return ways if isinstance(ways, Refusal) else self.made(work, ways, rule)
+
+
+def refuses_turning(request: Request) -> Refusal | None:
+    """Why a region with reductions that moves the innermost axis has no kernel that moves all tensors in whole
+    sectors."""
+    work = request.once(arranged)
+    if isinstance(work, Refusal):
+        return in_graph_terms(work, request.lowered.binding.names)
+    if work is not None and work.scattered:
+        return Refusal("scattered-access", "the rows would be read element by element")
+    if work is None or not work.turns:
+        return None
+    refusal = few_rows(work)
+    if refusal is not None:
+        return refusal
     staging = _staging(work)
     return _too_many(staging) if _shapes(work, staging) is None else None
 

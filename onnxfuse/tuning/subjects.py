@@ -14,7 +14,7 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import SCHEDULES, Kernel, make_kernel
+from onnxfuse.schedules import SCHEDULES, Kernel, Request, make_kernel
 from onnxfuse.schedules.together import SCHEDULE as TOGETHER
 
 
@@ -48,7 +48,7 @@ class Subject:
         own = self.fusion.kernel
         found = {DEFAULT: own}
         for choice in own.choices:
-            made = make_kernel(self.lowered, self.fusion.rule, own.schedule, sizes, choice)
+            made = make_kernel(Request(self.lowered, self.fusion.rule, sizes, choice), own.schedule)
             if isinstance(made, Kernel) and made.choice == choice:
                 found[str(choice)] = made
         return found

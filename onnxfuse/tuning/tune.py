@@ -30,7 +30,7 @@ from onnxfuse.planning.passes import measured
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import Kernel, parse_choice
+from onnxfuse.schedules import Kernel, parse_choice, words
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
 from onnxfuse.tuning.subjects import Subject, distinct
 from onnxfuse.tuning.timer import Bench, Timed, Timer
@@ -240,7 +240,7 @@ class _Work:
             runtime=_microseconds(runtime),
             default=_microseconds(default),
             best=_microseconds(best),
-            choice="" if choice is None else choice.words,
+            choice="" if choice is None else words(choice),
             measured=tally.measured,
             known=tally.known,
             left=tally.left,
@@ -322,4 +322,4 @@ def _microseconds(row: Measurement | None) -> float | None:
 
 def _words(candidate: str) -> str:
     choice = parse_choice(candidate)
-    return candidate if choice is None else choice.words
+    return candidate if choice is None else words(choice)

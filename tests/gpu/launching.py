@@ -24,7 +24,7 @@ from onnxfuse.lowering.lower import lower  # noqa: E402
 from onnxfuse.operators import load_graph  # noqa: E402
 from onnxfuse.refusal import Refusal  # noqa: E402
 from onnxfuse.runtime.compile import compile_cubin  # noqa: E402
-from onnxfuse.schedules import Kernel, make_kernel  # noqa: E402
+from onnxfuse.schedules import Kernel, Request, make_kernel  # noqa: E402
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 LEAST_MB = 16
@@ -58,7 +58,7 @@ def made(text: str, sizes: Mapping[str, int], schedule: str) -> Subject:
     """A graph as one region, at these sizes of its symbols."""
     graph = load_graph(onnx.parser.parse_model(HEAD + text))
     lowered = lower([node for node in graph.nodes if node.op != "Constant"], graph.outputs, graph)
-    kernel = lowered if isinstance(lowered, Refusal) else make_kernel(lowered, "check", schedule, sizes)
+    kernel = lowered if isinstance(lowered, Refusal) else make_kernel(Request(lowered, "check", sizes), schedule)
     if isinstance(lowered, Refusal) or isinstance(kernel, Refusal):
         raise AssertionError(f"no kernel: {kernel}")
     numpy = onnx.helper.tensor_dtype_to_np_dtype

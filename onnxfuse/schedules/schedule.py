@@ -1,0 +1,105 @@
+"""What a schedule is: for which regions it has kernels, what these are expected to cost, and the ways to run them.
+
+The planner walks the registered schedules (``schedules.SCHEDULES``) in their order: the first that answers has the
+region.  A schedule that has no kernel for a kind of region answers None; a refusal is an answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.kernel import Kernel
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A region to make a kernel of.
+
+    Attributes:
+        lowered: the region; rule: id for the plan and the text's comment.
+        sizes: what symbols are planned to be: a variant made for them comes first, others follow.
+        choice: what the first variant is to be, in place of the schedule's own choice, where the region admits it.
+        nearby: further sizes to make variants for, where the best way depends on the sizes.
+    """
+
+    lowered: Lowered
+    rule: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    choice: Choice | None = None
+    nearby: Sequence[Mapping[str, int]] = ()
+    _found: dict[object, object] = field(default_factory=dict, repr=False)
+
+    def once(self, find: Callable[[Request], Found]) -> Found:
+        """What ``find`` finds for this request; schedules that are asked one after the other share it."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        return self._found[find]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a region's kernel will take, before it is made: kernels to launch, and bytes, over the graph's symbols, that
+    are read more than once."""
+
+    steps: int = 1
+    read_again: Dim = field(default_factory=lambda: dim(0))
+
+
+class Schedule(ABC):
+    """A way to make kernels of regions.
+
+    Attributes:
+        name: as plans and reports have it.
+        family: schedules of one family stand in for one another at other sizes; "" where there is no other.
+        settings: what tuning may change, in words: each setting by its name in braces.
+        each: what a thread keeps ``items`` of, where that is a setting.
+        efficiency: share of the memory's bandwidth that its kernels reach (benchmarks/results, fitting).
+        cached: whether the second-level cache makes them faster.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str] = ""
+    settings: ClassVar[str]
+    each: ClassVar[str] = ""
+    efficiency: ClassVar[float]
+    cached: ClassVar[bool] = True
+
+    @abstractmethod
+    def runs(self, reduces: bool, transposes: bool) -> bool:
+        """Whether it is what runs nodes that reduce, or move the innermost axis, or do both or neither: what costs are
+        estimated by before nodes are lowered."""
+
+    @abstractmethod
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """What a region will take at these sizes on a GPU with so many multiprocessors, before its kernel is made; None
+        for regions that are not this schedule's."""
+
+    @abstractmethod
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of a region, why there is none, or None where the region is not this schedule's."""
+
+    def words(self, choice: Choice) -> str:
+        """A choice for people: "32 threads a row, width 8, 4 vectors, blocks of 128".
+
+        Raises:
+            KeyError: the choice lacks a setting.
+        """
+        told: dict[str, object] = dict(choice.settings)
+        if "items" in told:
+            told["items"] = _count(choice["items"], self.each) if choice["items"] else "streaming"
+        if "vectors" in told:
+            told["vectors"] = _count(choice["vectors"], "vector")
+        return self.settings.format(**told)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
