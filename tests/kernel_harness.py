@@ -40,12 +40,18 @@ INTEGERS = SIGNED + UNSIGNED
 
 
 @dataclass(frozen=True)
-class Made:
-    """A region, from model to kernel."""
+class Region:
+    """A whole model as one region's tensors."""
 
     model: onnx.ModelProto
     graph: Graph
     lowered: Lowered
+
+
+@dataclass(frozen=True)
+class Made(Region):
+    """A region, from model to kernel."""
+
     kernel: Kernel
 
 
@@ -70,14 +76,20 @@ def attempt(
 ) -> Made | Refusal:
     """The whole model as one region; ``planned`` are sizes to make variants for; ``schedule`` is the first that has a
     kernel where it is None."""
+    region = region_of(model)
+    if isinstance(region, Refusal):
+        return region
+    kernel = make_kernel(Request(region.lowered, "test", planned or {}), schedule)
+    return kernel if isinstance(kernel, Refusal) else Made(**vars(region), kernel=kernel)
+
+
+def region_of(model: onnx.ModelProto) -> Region | Refusal:
+    """The whole model as one region's tensors, but for what only decides sizes."""
     graph = load_graph(model)
     computed = [node for node in graph.nodes if node.op != "Constant"]
     nodes = [node for node in computed if not all(_is_size(value) for value in node.outputs)]
     lowered = lower(nodes, graph.outputs, graph)
-    if isinstance(lowered, Refusal):
-        return lowered
-    kernel = make_kernel(Request(lowered, "test", planned or {}), schedule)
-    return kernel if isinstance(kernel, Refusal) else Made(model, graph, lowered, kernel)
+    return lowered if isinstance(lowered, Refusal) else Region(model, graph, lowered)
 
 
 def _is_size(value: Value | None) -> bool:
@@ -106,7 +118,7 @@ def compile_all(made: Sequence[Made]) -> None:
     prepare([one.kernel.source for one in made])
 
 
-def shapes_of(made: Made, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+def shapes_of(made: Region, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes of the model's inputs for sizes of its symbols."""
     return {
         value.name: tuple(size.evaluate(sizes) for size in value.declared or value.shape) for value in made.graph.inputs
@@ -123,14 +135,14 @@ def random_array(dtype: int, shape: Sequence[int], rng: np.random.Generator, low
     return rng.integers(0 if kind.kind == "u" else low, high, shape).astype(kind)
 
 
-def random_inputs(made: Made, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+def random_inputs(made: Region, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """Inputs of a model by name."""
     rng = np.random.default_rng(seed)
     types = element_types(made.model)
     return {name: random_array(types[name], shape, rng) for name, shape in shapes_of(made, sizes).items()}
 
 
-def arguments(made: Made, inputs: Mapping[str, Array]) -> list[Array]:
+def arguments(made: Region, inputs: Mapping[str, Array]) -> list[Array]:
     """The kernel's tensor inputs."""
     constants = {tensor.name: tensor for tensor in made.model.graph.initializer}
     return [

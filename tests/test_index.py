@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
+from onnxfuse.ir.contractions import Slide, window
 from onnxfuse.ir.tensors import Concat, Expand, Input, Map, Permute, Reshape, Slice, Tensor, postorder
 from onnxfuse.lowering.index import IndexSpace, strides
-from onnxfuse.lowering.pull import Condition, Load, Puller, Scalar, Select
+from onnxfuse.lowering.pull import Condition, Constant, Load, Puller, Scalar, Select
 from onnxfuse.schedules.kernel import is_vector, walk
 from onnxfuse.schedules.text import Lanes
 
@@ -54,7 +55,9 @@ def holds(condition: Condition, at: Situation) -> bool:
 
 
 def read(scalar: Scalar, at: Situation, size: int) -> int:
-    """The number of the element that an expression loads; -1 where no load is made."""
+    """The number of the element that an expression loads; -1 where no load is made, as outside a window's operand."""
+    if isinstance(scalar, Constant):
+        return -1
     if isinstance(scalar, Select):
         return read(scalar.operands[0 if holds(scalar.condition, at) else 1], at, size)
     assert isinstance(scalar, Load)
@@ -180,11 +183,29 @@ def expanded(view: View, draw: st.DrawFn) -> View:
     return view.with_tensor(Expand(1, shape, view.tensor), np.broadcast_to(view.contents, actual))
 
 
+def windowed(view: View, draw: st.DrawFn) -> View:
+    """A window over one or two axes, which may reach past both ends."""
+    axes = draw(st.permutations(range(view.contents.ndim)))[:draw(st.integers(1, 2))]
+    slides, contents = {}, view.contents
+    for axis in sorted(axes, reverse=True):
+        extent, inside = view.tensor.shape[axis], contents.shape[axis]
+        before, length, stride, dilation = (draw(st.integers(*limits)) for limits in ((-1, 2), (1, 3), (1, 2), (1, 2)))
+        count = extent if draw(st.booleans()) else dim(draw(st.integers(1, 4)))
+        slides[axis] = Slide(count, dim(length), dim(-before), stride, dilation)
+        index = stride * np.arange(count.evaluate(view.sizes))[:, None] + dilation * np.arange(length) - before
+        outside = np.full_like(contents, -1, shape=(*contents.shape[:axis], 1, *contents.shape[axis + 1:]))
+        place = np.where((index >= 0) & (index < inside), index, inside)
+        contents = np.concatenate([contents, outside], axis).take(place, axis)
+        if slides[axis].is_plain(extent):
+            contents = contents.squeeze(axis + 1)
+    return view.with_tensor(window(view.tensor, slides), contents)
+
+
 @st.composite
 def views(draw: st.DrawFn) -> View:
     view = draw(inputs())
     for _ in range(draw(st.integers(1, 6))):
-        step = draw(st.sampled_from((permuted, merged, split, sliced, joined, expanded)))
+        step = draw(st.sampled_from((permuted, merged, split, sliced, joined, expanded, windowed)))
         following = step(view, draw)
         if following.contents.size <= 600 and following.contents.ndim <= 6:
             view = following

@@ -22,6 +22,7 @@ from kernel_harness import (
     SIGNED,
     UNSIGNED,
     Made,
+    Region,
     check,
     make,
     parse,
@@ -51,8 +52,11 @@ class Case:
     length: int = 1
     slack: float = 1.0
 
+    def text_of(self, kind: str) -> str:
+        return self.text.replace("T[", f"{kind}[").replace("T ", f"{kind} ")
+
     def made(self, kind: str) -> Made:
-        return _made(self.text.replace("T[", f"{kind}[").replace("T ", f"{kind} "), self.opset)
+        return _made(self.text_of(kind), self.opset)
 
 
 @lru_cache(maxsize=1024)
@@ -350,7 +354,7 @@ CASTS = tuple(
 EVERY = [(case, kind) for case in (*CASES, *CASTS) for kind in case.types]
 
 
-def inputs_of(made: Made, case: Case, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+def inputs_of(made: Region, case: Case, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
     """Random inputs, but those that the case makes itself."""
     rng = np.random.default_rng(seed)
     given = random_inputs(made, sizes, seed)
@@ -371,6 +375,6 @@ def test_every_lowered_operator_has_a_case() -> None:
     covered = {
         (node.domain, node.op_type)
         for case in (*CASES, *CASTS)
-        for node in parse(case.text.replace("T[", f"{case.types[0]}[").replace("T ", f"{case.types[0]} "), case.opset).graph.node
+        for node in parse(case.text_of(case.types[0]), case.opset).graph.node
     }
     assert set(lowered()) - covered == set()

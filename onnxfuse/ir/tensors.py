@@ -2,8 +2,9 @@
 
 A region of the graph becomes tensors over its inputs.  Elementwise work is ``Map``, a sum or maximum over axes is
 ``Reduce``, and everything that only moves elements is a view with an index map: reading an element of a view means
-reading an element of its operand somewhere else, which costs nothing until a schedule decides where.  A schedule
-turns the DAG into loops and scalars; the IR itself says nothing about threads.
+reading an element of its operand somewhere else, which costs nothing until a schedule decides where.  What a matrix
+product, an attention's scores or a convolution sums up is a ``Contract``, a convolution's over a ``Window``.  A
+schedule turns the DAG into loops and scalars; the IR itself says nothing about threads.
 
 Shapes are sizes over the graph's symbols (``graph.dims``); a ``Map`` broadcasts as NumPy does.  Ranks and axes that do
 not fit raise a ValueError: a model may say that they do.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Shape
+from onnxfuse.ir.scalars import TYPES
 
 Number = int | float | bool
 
@@ -158,6 +160,104 @@ class Take(Tensor):
         self._require(self.has(self.axis), self.rank == self.operand.rank == self.indices.rank)
 
 
+@dataclass(frozen=True, eq=False)
+class Window(Tensor):
+    """A window that slides over ``axes`` of the operand, as a view ("im2col") that nobody need write out.
+
+    Each of these axes becomes two, the place of the window and the place in it: (p, q) reads the operand at
+    ``starts + p * strides + q * dilations``.  What lies before or behind the operand is zero.
+    """
+
+    operand: Tensor
+    axes: tuple[int, ...]
+    starts: tuple[Dim, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.axes)
+        self._require(
+            self.rank == self.operand.rank + count, list(self.axes) == sorted(set(self.axes)),
+            all(0 <= axis < self.operand.rank for axis in self.axes),
+            count == len(self.starts) == len(self.strides) == len(self.dilations),
+        )
+        if any(step < 1 for step in (*self.strides, *self.dilations)):
+            raise ValueError("a Window whose strides or dilations are less than one")
+        kept = [axis for axis in range(self.operand.rank) if axis not in self.axes]
+        _agree(self, *((self.shape[self.place_of(axis)], self.operand.shape[axis]) for axis in kept))
+
+    def place_of(self, axis: int) -> int:
+        """The axis that an axis of the operand became, the first of two where the window slides over it."""
+        return axis + sum(other < axis for other in self.axes)
+
+
+@dataclass(frozen=True, eq=False)
+class Contract(Tensor):
+    """Sums of products of two operands: a matrix product, a batch of them, a convolution over a ``Window``.
+
+    Its *loops* are the axes of the result, then those that are summed over, which have the sizes ``summed``.  ``axes``
+    says which loop each axis of either operand is; along a loop that it has no axis for an operand stays the same.  So
+    a transposed operand, heads in another order and a batch that one operand lacks are index maps.  A loop of the
+    result is of the *batch* where both operands have it, of the *rows* where only the left one does, of the *columns*
+    where only the right one does; both have every loop that is summed over.
+
+    Operands are taken as their declared types hold them: what a region computes in float32 and declares float16 is
+    rounded first.  Products and sums have the type of the contraction, which is float32 for 16-bit floats and int32 for
+    8-bit integers; nothing of it is rounded to less.  In which order sums are taken is left open.
+    """
+
+    operands: tuple[Tensor, Tensor]
+    axes: tuple[tuple[int, ...], tuple[int, ...]]
+    summed: Shape
+
+    def __post_init__(self) -> None:
+        left, right = map(set, self.axes)
+        inner = set(range(self.rank, self.rank + len(self.summed)))
+        self._require(
+            left | right == set(range(self.rank)) | inner, inner <= left & right,
+            *(len(set(axes)) == len(axes) == operand.rank
+              for operand, axes in zip(self.operands, self.axes, strict=True)),
+        )
+        _agree(self, *((self.loops[loop], size) for operand, axes in zip(self.operands, self.axes, strict=True)
+                       for size, loop in zip(operand.shape, axes, strict=True)))
+        if len({TYPES[tensor.dtype].is_floating for tensor in (self, *self.operands)}) > 1:
+            raise ValueError("a Contract of floats and integers")
+
+    @property
+    def loops(self) -> Shape:
+        """Sizes of all loops."""
+        return self.shape + self.summed
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """Axes of the result that both operands have."""
+        return tuple(axis for axis in range(self.rank) if all(axis in axes for axes in self.axes))
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Axes of the result that only the left operand has."""
+        return tuple(axis for axis in range(self.rank) if axis not in self.axes[1])
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Axes of the result that only the right operand has."""
+        return tuple(axis for axis in range(self.rank) if axis not in self.axes[0])
+
+    @property
+    def relations(self) -> tuple[tuple[Dim, Dim], ...]:
+        """Pairs of sizes that are written differently and must be the same when a kernel runs."""
+        pairs = ((size, self.loops[loop]) for operand, axes in zip(self.operands, self.axes, strict=True)
+                 for size, loop in zip(operand.shape, axes, strict=True))
+        return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+
+def _agree(tensor: Tensor, *pairs: tuple[Dim, Dim]) -> None:
+    """Raise a ValueError where two sizes of an axis are known to differ."""
+    for one, other in pairs:
+        if (one - other).value not in (None, 0):
+            raise ValueError(f"the sizes {one} and {other} of an axis of a {type(tensor).__name__} differ")
+
+
 @dataclass(frozen=True)
 class Program:
     """A region as tensors.
@@ -176,11 +276,11 @@ class Program:
 def operands(tensor: Tensor) -> tuple[Tensor, ...]:
     """The tensors that a tensor is computed from."""
     match tensor:
-        case Map() | Concat():
+        case Map() | Concat() | Contract():
             return tensor.operands
         case Take():
             return (tensor.operand, tensor.indices)
-        case Reduce() | Reshape() | Permute() | Expand() | Slice():
+        case Reduce() | Reshape() | Permute() | Expand() | Slice() | Window():
             return (tensor.operand,)
     return ()
 

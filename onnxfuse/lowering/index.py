@@ -206,6 +206,10 @@ class IndexSpace:
                 total = total + term
         return total
 
+    def may_leave(self, index: Dim, size: Dim) -> tuple[bool, bool]:
+        """Whether an index may be below zero, and whether it may be past the last place of an axis of this size."""
+        return not self._non_negative(index, ()), not self._below(index, size)
+
     def _non_negative(self, index: Dim, floors: Coordinates) -> bool:
         """Whether an index is provably not negative, given that the floors are not."""
         leasts = [self._least(index - floor) for floor in (dim(0), *floors)]

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.context import LoweringContext, Unlowerable, declare
-from onnxfuse.ir.tensors import Input, Program, Size, Slice, Tensor, operands, postorder
+from onnxfuse.ir.tensors import Contract, Input, Program, Size, Slice, Tensor, Window, operands, postorder
 from onnxfuse.lowering.binding import Binding, bind, in_graph_terms, renamed
 from onnxfuse.operators import lowering_of
 from onnxfuse.refusal import Refusal
@@ -90,8 +90,10 @@ def _check_sizes(context: LoweringContext, outputs: Sequence[Value], binding: Bi
         sizes = tensor.shape
         if isinstance(tensor, Size):
             sizes += (tensor.size,)
-        elif isinstance(tensor, Slice):
+        elif isinstance(tensor, Slice | Window):
             sizes += tensor.starts
+        elif isinstance(tensor, Contract):
+            sizes += tensor.summed
         for size in sizes:
             if not size.symbols <= binding.symbols.keys():
                 owner = f" of '{names[id(tensor)]}'" if id(tensor) in names else ""

@@ -3,7 +3,8 @@
 ``Puller.element(tensor, coordinates)`` follows the DAG backwards from an element that is wanted.  A map pulls its
 operands at the same place (at 0 where they are broadcast), a view pulls its operand elsewhere, an input becomes a
 load at an offset.  Where a concatenation decides between operands, the loads of each carry the condition under which
-they may be made.  A reduction becomes a ``Reduced``: the row schedule computes it once a row.
+they may be made; so do the loads of a window that reaches past its operand.  A reduction becomes a ``Reduced``: the
+row schedule computes it once a row.  A contraction has no elements by themselves.
 
 Expressions are shared: pulling the same element twice gives the same object.
 """
@@ -14,10 +15,11 @@ from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
-from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.context import Unlowerable, like
 from onnxfuse.ir.scalars import FUNCTIONS, INT64, TYPES, Sort
 from onnxfuse.ir.tensors import (
     Concat,
+    Contract,
     Expand,
     Fill,
     Input,
@@ -31,10 +33,14 @@ from onnxfuse.ir.tensors import (
     Slice,
     Take,
     Tensor,
+    Window,
 )
 from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.refusal import Refusal
+
+NO_SCHEDULE = Refusal("no-schedule", "no schedule holds a contraction yet")
+"""Why a region with a matrix product or a convolution has no kernel."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class Puller:
         """The expression of the element of a tensor at a place.
 
         Raises:
-            Unlowerable: a reduction does not fit the row structure.
+            Unlowerable: a reduction does not fit the row structure, or a contraction is met.
         """
         key = (id(tensor), at, conditions)
         if key not in self._memory:
@@ -180,6 +186,10 @@ class Puller:
                 return self._concat(tensor, at, conditions)
             case Take():
                 return self._take(tensor, at, conditions)
+            case Window():
+                return self._window(tensor, at, conditions)
+            case Contract():
+                raise Unlowerable(NO_SCHEDULE)
         raise AssertionError(tensor)
 
     def _map(self, tensor: Map, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
@@ -290,6 +300,27 @@ class Puller:
         inside = Condition(place, dim(0), size)
         moved = (*at[:tensor.axis], place, *at[tensor.axis + 1:])
         return self.element(tensor.operand, moved, (*conditions, inside))
+
+    def _window(self, tensor: Window, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        moved, inside = [], []
+        slides = dict(zip(tensor.axes, zip(tensor.starts, tensor.strides, tensor.dilations, strict=True), strict=True))
+        for axis, size in enumerate(tensor.operand.shape):
+            place = tensor.place_of(axis)
+            index = at[place]
+            if axis in slides:
+                start, stride, dilation = slides[axis]
+                index = start + index * stride + at[place + 1] * dilation
+                below, past = self.space.may_leave(index, size)
+                if below or past:
+                    inside.append(Condition(index, dim(0) if below else None, size if past else None))
+            moved.append(index)
+        value = self.element(tensor.operand, tuple(moved), (*conditions, *inside))
+        if isinstance(value, Load):
+            return value  # which is zero where it is not made
+        zero = self._share(Constant(tensor.dtype, True, like(0, tensor).number))
+        for condition in inside:
+            value = self._share(Select(tensor.dtype, value.exact, condition, (value, zero)))
+        return value
 
     def _share(self, scalar: Scalar) -> Scalar:
         fields = (_key(name, content) for name, content in vars(scalar).items())
