@@ -9,6 +9,8 @@ import onnx
 import pytest
 
 from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.planning.facts import node_facts
+from onnxfuse.refusal import Refusal
 from onnxfuse.reporting import report_of
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -344,6 +346,28 @@ def test_a_match_that_lost_its_nodes_to_a_larger_one_wins_where_it_gains_more(tm
     assert regions(made) == [("grow", ["Exp", "Neg"]), ("second", ["Add", "Tanh"])]
     lost = [each for each in made.plan.considered if each.verdict == "lost" and each.rule == "first"]
     assert [[node.op for node in each.nodes] for each in lost] == [["Exp", "Neg", "Add"]]
+
+
+PRODUCTS = [
+    ("MatMul", "float[64, 64]", ""), ("Gemm", "float[64, 64]", ""), ("Conv", "float[64, 64, 1]", ""),
+    ("Einsum", "float[64, 64]", "<equation = \"ij,jk->ik\">"),
+]
+
+
+@pytest.mark.parametrize(("op", "weight", "attributes"), PRODUCTS)
+def test_a_product_is_in_no_region(tmp_path: Path, op: str, weight: str, attributes: str) -> None:
+    """Not even where a rule names one: it has a meaning as tensors, and no schedule."""
+    rule = OVERLAPPING.partition("---")[0].replace("Neg(Exp(x)) + z", f"Neg(Exp({op}(x, w, ...)))")
+    (tmp_path / "rules.yaml").write_text(rule, encoding="utf-8")
+    sizes = "[N, 64]" if weight.count(",") == 1 else "[1, 64, N]"
+    made = fuse(f"""g (float{sizes} x, {weight} w) => (float{sizes} y) {{
+        a = {op}{attributes}(x, w) b = Exp(a) y = Neg(b)
+    }}""", dims={"N": 65536}, rules=[tmp_path])
+    assert [ops for _, ops in regions(made)] == [["Exp", "Neg"]]
+    assert "not-fusable" in codes(made)
+    product = made.graph.nodes[0]
+    facts = node_facts(product, made.graph, made.ledger.placement)
+    assert facts == Refusal("no-schedule", "no schedule holds a contraction yet", product.label)
 
 
 def test_a_rule_does_not_name_a_region_of_different_rows(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ norms.py          softmax and norms                    views.py         another 
 pieces.py         cut, joined, padded, repeated        indexing.py      picked by index or value
 making.py         from sizes, numbers or chance        products.py      matrix products, attention, recurrences
 convolutions.py   and pooling, sampling                opaque.py        what nothing is fused with
+multiplying.py    what products mean as tensors        convolving.py    what convolutions mean
 microsoft.py      ONNX Runtime's own domain, and the canonical view's
 
 inference.py   types, sizes and contents of every value     classes.py   how freely a node fuses
@@ -32,10 +33,19 @@ from onnxfuse.operators import (
 from onnxfuse.operators.classes import classify, is_deterministic
 from onnxfuse.operators.host import is_free, on_host
 from onnxfuse.operators.inference import infer, load_graph, output_types
-from onnxfuse.operators.record import OPERATORS, OperatorClass, flops_of, lowered, lowering_of, operator_of
+from onnxfuse.operators.record import (
+    OPERATORS,
+    OperatorClass,
+    flops_of,
+    is_contraction,
+    lowered,
+    lowering_of,
+    operator_of,
+)
 
 __all__ = [
     "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "indexing",
-    "infer", "is_deterministic", "is_free", "load_graph", "lowered", "lowering_of", "making", "microsoft", "norms",
-    "on_host", "opaque", "operator_of", "output_types", "pieces", "products", "quantization", "reductions", "views",
+    "infer", "is_contraction", "is_deterministic", "is_free", "load_graph", "lowered", "lowering_of", "making",
+    "microsoft", "norms", "on_host", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
+    "reductions", "views",
 ]

@@ -9,6 +9,7 @@ from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import elements, per_output, sizes_of, uncounted
+from onnxfuse.operators.convolving import conv, conv_integer, conv_transpose, qlinear_conv
 from onnxfuse.operators.products import INT32
 from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, define
 
@@ -163,10 +164,13 @@ def _pool_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return per_output(prod(node.attributes.get("kernel_shape", [1])))(node, sizes)
 
 
-define("Conv", "ConvInteger", "QLinearConv", kind=HEAVY, types=conv_types, arithmetic=conv_arithmetic)
+define("Conv", kind=HEAVY, types=conv_types, lowering=conv, arithmetic=conv_arithmetic)
+define("ConvInteger", kind=HEAVY, types=conv_types, lowering=conv_integer, arithmetic=conv_arithmetic)
+define("QLinearConv", kind=HEAVY, types=conv_types, lowering=qlinear_conv, arithmetic=conv_arithmetic)
 define("FusedConv", "QLinearConv", domain=MICROSOFT, kind=HEAVY, types=conv_types, arithmetic=conv_arithmetic)
 define("NhwcConv", "NhwcFusedConv", domain=MICROSOFT, kind=HEAVY, types=nhwc_conv_types, arithmetic=conv_arithmetic)
-define("ConvTranspose", kind=HEAVY, types=conv_transpose_types, arithmetic=_conv_transpose_arithmetic)
+define("ConvTranspose", kind=HEAVY, types=conv_transpose_types, lowering=conv_transpose,
+       arithmetic=_conv_transpose_arithmetic)
 define("DeformConv", "CausalConvWithState", kind=HEAVY, arithmetic=uncounted)
 define("MaxPool", "AveragePool", "LpPool", kind=OPAQUE, types=pool_types, arithmetic=_pool_arithmetic)
 define("GridSample", kind=OPAQUE, types=grid_sample_types)

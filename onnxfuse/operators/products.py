@@ -11,6 +11,7 @@ from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import SOFTMAX, elements, per_output, sizes_of, uncounted
+from onnxfuse.operators.multiplying import einsum, fused_matmul, gemm, matmul, matmul_integer, qlinear_matmul
 from onnxfuse.operators.record import HEAVY, MICROSOFT, define
 
 INT32 = int(onnx.TensorProto.INT32)
@@ -270,17 +271,20 @@ def _attention_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return query[0] * rows * columns * (2 * width + 2 * value_width + heads * SOFTMAX)
 
 
-define("MatMul", "MatMulInteger", "QLinearMatMul", kind=HEAVY, types=matmul_types, arithmetic=matmul_arithmetic)
-define("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", domain=MICROSOFT, kind=HEAVY,
-       types=fused_matmul_types, arithmetic=matmul_arithmetic)
+define("MatMul", kind=HEAVY, types=matmul_types, lowering=matmul, arithmetic=matmul_arithmetic)
+define("MatMulInteger", kind=HEAVY, types=matmul_types, lowering=matmul_integer, arithmetic=matmul_arithmetic)
+define("QLinearMatMul", kind=HEAVY, types=matmul_types, lowering=qlinear_matmul, arithmetic=matmul_arithmetic)
+define("FusedMatMul", "TransposeMatMul", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types,
+       lowering=fused_matmul, arithmetic=matmul_arithmetic)
+define("FusedMatMulActivation", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types, arithmetic=matmul_arithmetic)
 define("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "GemmFloat8", "QGemm", domain=MICROSOFT, kind=HEAVY,
        types=scaled_matmul_types, arithmetic=matmul_arithmetic)
 define("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", domain=MICROSOFT, kind=HEAVY, types=packed_matmul_types,
        arithmetic=_packed_arithmetic)
-define("Gemm", kind=HEAVY, types=gemm_types, arithmetic=_gemm_arithmetic)
+define("Gemm", kind=HEAVY, types=gemm_types, lowering=gemm, arithmetic=_gemm_arithmetic)
 define("FusedGemm", domain=MICROSOFT, kind=HEAVY, types=gemm_types, arithmetic=_gemm_arithmetic)
 define("GemmFastGelu", domain=MICROSOFT, kind=HEAVY, arithmetic=_gemm_arithmetic)
-define("Einsum", kind=HEAVY, types=einsum_types, arithmetic=_einsum_arithmetic)
+define("Einsum", kind=HEAVY, types=einsum_types, lowering=einsum, arithmetic=_einsum_arithmetic)
 define("LSTM", "GRU", "RNN", kind=HEAVY, types=recurrent_types, arithmetic=_recurrent_arithmetic)
 define("Attention", kind=HEAVY, types=attention_types, arithmetic=_attention_arithmetic)
 define("LinearAttention", kind=HEAVY, arithmetic=uncounted)

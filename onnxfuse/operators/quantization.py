@@ -73,8 +73,12 @@ def quantize(node: Node, context: LoweringContext) -> Tensor:
                                                  f"{TYPES[scale.dtype].name}, has no kernel")
     if integer_attribute(node, "precision", FLOAT) not in (TensorProto.UNDEFINED, FLOAT):
         raise context.refuse("unsupported-mode", f"{node.op} with a precision of its own has no kernel")
+    return nearest(apply("div", wide(source), wide(scale)), zero, dtype)
+
+
+def nearest(quotient: Tensor, zero: Tensor | None, dtype: int) -> Tensor:
+    """A float32 as the nearest number of a quantised type, ties to even, its zero point added."""
     least, most = RANGES[dtype]
-    quotient = apply("div", wide(source), wide(scale))
     instead = like(0.0 if TYPES[dtype].size == 1 else least - most - 1, quotient)
     steps: Tensor = apply("round", apply("where", test("isnan", quotient), instead, quotient))
     if zero is not None:

@@ -70,7 +70,7 @@ class Operator:
     Attributes:
         kind: how freely it fuses; an elementwise one is POINTWISE here, whatever its operands' sizes.
         types: element types, sizes and contents of its outputs from its inputs; onnx's own inference where None.
-        lowering: what it means as tensors of the region IR; None where no kernel holds it.
+        lowering: what it means as tensors of the region IR; None where nobody has said so, and no kernel holds it.
         arithmetic: floating-point operations of a node.
         host: operands that ONNX Runtime's CUDA kernels read in host memory.
         runtime: the kernel that ONNX Runtime has for it.
@@ -92,7 +92,8 @@ class Operator:
 
 __all__ = [
     "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "POINTWISE", "REDUCTION", "SHAPE", "VIEW", "Lowering",
-    "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "lowered", "lowering_of", "operator_of",
+    "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "is_contraction", "lowered", "lowering_of",
+    "operator_of",
 ]
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
@@ -125,8 +126,9 @@ def define(
 
 
 def lowered() -> frozenset[tuple[str, str]]:
-    """Domains and names of the operators that kernels hold."""
-    return frozenset(key for key, record in OPERATORS.items() if record.lowering is not None)
+    """Domains and names of the operators that kernels hold: those with a meaning as tensors, but for contractions."""
+    return frozenset(
+        key for key, record in OPERATORS.items() if record.lowering is not None and record.kind is not HEAVY)
 
 
 def operator_of(node: Node) -> Operator | None:
@@ -141,6 +143,12 @@ def lowering_of(node: Node) -> Lowering | None:
         return None
     found = operator_of(node)
     return None if found is None else found.lowering
+
+
+def is_contraction(node: Node) -> bool:
+    """Whether a node has a meaning as tensors that is a contraction, which no schedule holds yet."""
+    found = operator_of(node)
+    return found is not None and found.kind is HEAVY and lowering_of(node) is not None
 
 
 def flops_of(node: Node, sizes: Sizes) -> int | None:

@@ -7,13 +7,14 @@ the last word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.ir.tensors import Reduce, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.lower import lower
-from onnxfuse.operators import lowering_of
+from onnxfuse.lowering.pull import NO_SCHEDULE
+from onnxfuse.operators import is_contraction, lowering_of
 from onnxfuse.planning.legality import check_nodes
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.refusal import Refusal
@@ -36,6 +37,8 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     """Facts of a node of the canonical view, or why no region can hold it."""
     if lowering_of(node) is None:
         return Refusal("no-lowering", f"{node.qualified_op} has no lowering", node.label)
+    if is_contraction(node):
+        return replace(NO_SCHEDULE, node=node.label)
     if len(node.inputs) > MOST_OPERANDS or len(node.outputs) > MOST_OPERANDS:
         count = max(len(node.inputs), len(node.outputs))
         return Refusal(

@@ -92,7 +92,7 @@ class _Search:
                 facts = Refusal("unused", "nothing reads what it computes", node.label)
             if isinstance(facts, Facts) and node not in left:
                 self.facts[node] = facts
-            elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "on-host"):
+            elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "no-schedule", "on-host"):
                 self.refusals.append(facts)
         if objective.channels_last:
             for refusal, node in beside_convolutions(view, self.facts):
