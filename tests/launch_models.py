@@ -1,4 +1,4 @@
-"""Fused nodes whose launches ask for what GPUs have from sm_90 on, made by hand.
+"""Fused nodes whose launches ask for what GPUs have from sm_90 on, or share scratch memory, made by hand.
 
 Over the stand-in for the driver they run as C functions of the kernels' names; on a GPU their texts run, which give a
 wrong result where a launch is not what the plan asks for.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fused_models import FLOAT, Fused, add_one, add_two, elementwise
+from fused_models import ADD_ONE, FLOAT, Fused, add_one, add_two, constant, elementwise
+from onnx import helper
 
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant
 from onnxfuse.lowering.tensor_map import TensorMap
@@ -125,3 +126,15 @@ def through_scratch(images: Mapping[str, bytes] | None = None) -> Fused:
         scratch=("s0 4 *",),
     )
     return Fused(plan, CLUSTERED, add_two().body, images=images or {})
+
+
+def add_four(images: Mapping[str, bytes] | None = None) -> Fused:
+    """y = x + 1 + 1 + 1 + 1 through three scratch buffers, or through two of the same in another variant."""
+    def steps(*ways: str) -> tuple[Step, ...]:
+        return tuple(elementwise("add_one", (*way.split(), "i64:s0")) for way in ways)
+
+    variants = (Variant("three", steps("i0 t0", "t0 t1", "t1 t2", "t2 o0"), ("s0 200 <",)),
+                Variant("two", steps("i0 t1", "t1 t0", "t0 t1", "t1 o0")))
+    plan = LaunchPlan("add-four", 1, ("i0.0",), (), (Output(FLOAT, ("s0",)),), variants, scratch=("s0 4 *",) * 3)
+    body = [constant("four", 4.0), helper.make_node("Add", ["x", "four"], ["y"])]
+    return Fused(plan, ADD_ONE, body, images=images or {})

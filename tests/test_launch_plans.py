@@ -10,7 +10,7 @@ import pytest
 from fused_models import add_host, add_two
 from launch_models import CLUSTERED, TILED, clustered, tiled
 
-from onnxfuse.lowering.launch import LaunchPlan, Situation
+from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant
 from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import compile_cubin
 
@@ -157,6 +157,31 @@ def test_more_tensor_maps_than_a_plan_may_have() -> None:
     raw["maps"] *= 65
     with pytest.raises(ValueError, match=r"^the launch plan has 260 tensor maps; 256 at most$"):
         evaluated(json.dumps(raw), 64)
+
+
+@pytest.mark.parametrize(("uses", "sizes", "places"), [
+    (["0", "01", "12", "2"], (1000, 3000, 500), [3072, 0, 3072]),
+    (["0", "02", "12", "1"], (5000, 1000, 800), [0, 0, 5120]),
+    (["012", "", "2"], (256, 255, 257), [512, 768, 0]),
+    (["0", "13", "1", "23"], (0, 100, 700, 0), [0, 0, 0, 0]),
+    (["01", "2", "0"], (512, 512, 1), [0, 512, 512]),
+], ids=str)
+def test_scratch_buffers_that_no_step_needs_at_once_share_memory(
+    uses: list[str], sizes: tuple[int, ...], places: list[int]
+) -> None:
+    """Each step's buffers; the largest has the first place."""
+    steps = tuple(Step("k", ("1",) * 3, ("1",) * 3, tuple(f"t{place}" for place in each)) for each in uses)
+    plan = LaunchPlan("r", 1, (), (), (), (Variant("v", steps),), scratch=tuple(map(str, sizes)))
+    found = evaluated(plan.to_json(), 1)
+    ends = [place + size for place, size in zip(places, sizes, strict=True)]
+    assert (found["scratch"], found["places"], found["memory"]) == (list(sizes), places, max(ends))
+
+
+def test_scratch_that_leaves_64_bits_is_an_error() -> None:
+    step = Step("k", ("1",) * 3, ("1",) * 3, ("t0", "t1"))
+    plan = LaunchPlan("r", 1, (), (), (), (Variant("v", (step,)),), scratch=(str(2**63 - 1), "1"))
+    with pytest.raises(ValueError, match=r"^the scratch memory of a launch leaves 64 bits$"):
+        evaluated(plan.to_json(), 1)
 
 
 def test_scratch_that_a_tensor_map_shows_is_the_variant_s() -> None:

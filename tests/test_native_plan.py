@@ -44,7 +44,35 @@ def native_runs(plan: LaunchPlan | str, situations: Sequence[Situation]) -> list
     result: list[dict[str, Any]] = json.loads(
         library.read_checked(library.load().onnxfuse_evaluate_plan, text.encode(), json.dumps(raw).encode())
     )
+    for run in result:
+        if "error" not in run:
+            places, memory = run.pop("places"), run.pop("memory")
+            if isinstance(plan, LaunchPlan):
+                check_scratch(plan, run, places, memory)
     return result
+
+
+def check_scratch(plan: LaunchPlan, run: dict[str, Any], places: list[int], memory: int) -> None:
+    """Buffers lie within the memory at multiples of 256, and those that a step needs at once lie apart."""
+    variant = plan.variants[run["variant"]]
+    uses = {place: [number for number, step in enumerate(variant.steps) if f"t{place}" in step.arguments]
+            for place in plan.scratch_of(variant)}
+    lives = [(steps[0], steps[-1]) for steps in uses.values()]
+    sizes = run["scratch"]
+    assert len(places) == len(sizes) == len(lives)
+    assert all(place % 256 == 0 for place in places)
+    assert memory == max((place + size for place, size in zip(places, sizes, strict=True)), default=0)
+    for b, (first, last) in enumerate(lives):
+        for a in range(b):
+            if lives[a][0] <= last and first <= lives[a][1] and sizes[a] and sizes[b]:
+                assert places[a] + sizes[a] <= places[b] or places[b] + sizes[b] <= places[a], (run, places, lives)
+    # No memory that nothing needs: as much as the fullest step, with buffers rounded up, unless gaps are left over.
+    rounded = [-(-size // 256) * 256 for size in sizes]
+    assert memory <= sum(rounded)
+    if len(sizes) < 3:
+        fullest = max((sum(size for size, (first, last) in zip(rounded, lives, strict=True) if first <= step <= last)
+                       for step in range(len(variant.steps))), default=0)
+        assert memory <= fullest
 
 
 def native(plan: LaunchPlan | str, situation: Situation) -> dict[str, Any]:
@@ -122,12 +150,12 @@ def positive(expression: str) -> str:
 # Built once: hypothesis takes longer to look at new strategies than to draw from them.
 BORDERS, SIZED, LATE = expressions(BEFORE), expressions([*BEFORE, "s0"]), expressions(AFTER)
 EARLY, WITHIN = expressions([*BEFORE, "s0", "s1"]), LATE.map(positive)
-ARGUMENTS = st.lists(st.sampled_from(["i0", "i1", "o0", "t0", "t1"]) | WITHIN.map("i32:{}".format)
+ARGUMENTS = st.lists(st.sampled_from(["i0", "i1", "o0", "t0", "t1", "t2", "t3"]) | WITHIN.map("i32:{}".format)
                      | LATE.map("i64:{}".format), max_size=4).map(tuple)
 THREE = st.tuples(WITHIN, WITHIN, WITHIN)
 CLUSTERS = st.none() | st.tuples(*[st.sampled_from(["1", "1", "2", "4", "i0.0", "s0 1000 %"])] * 3)
 STEPS = st.lists(st.builds(Step, st.sampled_from(["first", "sec\u00f6nd"]), THREE, THREE, ARGUMENTS, WITHIN, CLUSTERS,
-                           st.booleans()), max_size=2).map(tuple)
+                           st.booleans()), max_size=4).map(tuple)
 ALIGNMENTS = st.sampled_from(["i0.addr 16 % 0 ==", "i1.addr 2 % 0 ==", "o0.addr 4 % 0 ==", "o0.addr 3 % 0 ==",
                               "o0.addr 8 % 1 ==", "i0.addr 512 % 0 =="])
 GUARDED = st.lists(st.builds(Variant, st.just("guarded"), STEPS,
@@ -142,7 +170,7 @@ def plans(draw: st.DrawFn) -> LaunchPlan:
         "region \"x\"\n", 2, (draw(BORDERS), draw(SIZED)),
         tuple(Check(condition, f"check {i}") for i, condition in enumerate(draw(CONDITIONS))),
         (Output(1, tuple(draw(AXES))),), (*draw(GUARDED), Variant("rest", draw(STEPS))),
-        (draw(WITHIN), draw(WITHIN)), ("-DX=1",),
+        tuple(draw(WITHIN) for _ in range(4)), ("-DX=1",),
     )
 
 

@@ -22,6 +22,11 @@ by zero gives 0.
 Arguments of a kernel: ``i0`` a tensor input's address, ``o0`` an output's, ``t0`` a scratch buffer's,
 ``i32:EXPR`` and ``i64:EXPR`` integers, ``m0`` a tensor map (see below).  A step whose grid has a zero size is skipped.
 
+Every step of every variant may use every scratch buffer: what one step writes another reads.  A run allocates those of
+its variant in one block of memory, each at a multiple of 256 bytes; a buffer lives from the first to the last step that
+uses it, and buffers that no step needs at once may share memory.  What is in a buffer before that first step is not
+known.
+
 A plan may ask for more than grids, which GPUs have from sm_90 on:
 
 - ``cluster`` of a step: sizes of its thread block clusters.  A cluster has 8 blocks at most; the grid is a multiple

@@ -15,7 +15,7 @@ const int onnxfuse_host_memory = 1;
 
 /* What tests set and read. */
 int fake_major = 9, fake_minor = 0, fake_pools = 1, fake_launch_error = 0, fake_allocate_error = 0, fake_modules = 0;
-long fake_launches = 0, fake_allocated = 0, fake_shared_attribute = 0;
+long fake_launches = 0, fake_allocated = 0, fake_last_allocated = 0, fake_shared_attribute = 0;
 unsigned fake_last[7], fake_last_cluster[3], fake_last_dependent = 0;
 static pthread_mutex_t last_mutex = PTHREAD_MUTEX_INITIALIZER;
 int fake_dry = 0; /* launches read the arguments and compute nothing */
@@ -240,7 +240,8 @@ Result cuMemAllocFromPoolAsync(uint64_t* address, size_t size, void* pool, void*
   (void)stream;
   if (fake_allocate_error != 0) return fake_allocate_error;
   if (pool != (void*)1 || size == 0) return kInvalidValue;
-  *address = size >> 30 ? 0 : (uint64_t)malloc(size);
+  *address = size >> 30 ? 0 : (uint64_t)aligned_alloc(256, (size + 255) / 256 * 256);
+  __atomic_store_n(&fake_last_allocated, (long)size, __ATOMIC_SEQ_CST);
   if (*address == 0) return 2;
   __atomic_add_fetch(&fake_allocated, 1, __ATOMIC_SEQ_CST);
   return kOk;

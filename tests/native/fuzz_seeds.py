@@ -53,7 +53,7 @@ def seeds(images: dict[str, bytes]) -> list[Seed]:
     images["undeclared"] = image()
     out += [Seed(make().plan, "stand_in", [[5]]) for make in
             (fused_models.add_one, fused_models.add_aligned, fused_models.add_two, launch_models.clustered,
-             launch_models.through_scratch)]
+             launch_models.through_scratch, launch_models.add_four)]
     out += [Seed(launch_models.tiled().plan, "stand_in", [[size]]) for size in (64, 5)]
     out.append(Seed(fused_models.add_host().plan, "stand_in", [[5]], [[5, 3]]))
     (plan,) = (each.s for each in fused_models.undeclared().graph.node[0].attribute if each.name == "plan")

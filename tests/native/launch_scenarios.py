@@ -55,6 +55,19 @@ def clusters_before_hopper() -> None:
            in message("tiled_only"))
 
 
+def shared_scratch() -> None:
+    """Buffers that no step needs at once share memory, in either variant, and all come in one allocation."""
+    made = session("four")
+    allocated = counter("fake_last_allocated", ctypes.c_long)
+    x = np.random.default_rng(0).standard_normal(300, np.float32)
+    for size, wanted in ((190, 768 + 760), (300, 1280 + 1200), (1, 256 + 4), (190, 768 + 760)):
+        expect(np.array_equal(made.run(None, {"x": x[:size]})[0], plus(x[:size], 8)), size)
+        expect(allocated.value == wanted, size, allocated.value)
+    allocated.value = 0
+    expect(made.run(None, {"x": x[:0]})[0].shape == (0,))
+    expect(allocated.value == 0 and counter("fake_allocated", ctypes.c_long).value == 0)
+
+
 def bound(made: onnxruntime.InferenceSession, x: np.ndarray) -> Callable[[], np.ndarray]:
     """Runs of a session with the same memory each time."""
     y = onnxruntime.OrtValue.ortvalue_from_shape_and_type(x.shape, np.float32)
@@ -135,4 +148,4 @@ def old_driver() -> None:
            in message("tiled"))
 
 
-SCENARIOS = (clusters, clusters_before_hopper, tensor_maps, wrong_tensor_maps, old_driver)
+SCENARIOS = (clusters, clusters_before_hopper, shared_scratch, tensor_maps, wrong_tensor_maps, old_driver)

@@ -75,6 +75,7 @@ def write(folder: Path) -> None:
         "many": make.chain(with_arguments("i0", "o0", "i64:s0", "i64:s0"), 1),
         "scratch": make.chain(make.Fused(**{**vars(make.add_two()), **with_image}), 3),
         "clustered": make.chain(launches.clustered({"sm_80": IMAGE, "sm_90": IMAGE}), 3),
+        "four": make.chain(launches.add_four(embedded), 2),
         "tiled": make.chain(launches.tiled(embedded), 1),
         "tiled_only": make.chain(launches.tiled({"sm_80": IMAGE}), 1),
         "tiled_few": make.chain(with_arguments("m0", "m1", fused=launches.tiled(embedded), kernel="add_one"), 1),

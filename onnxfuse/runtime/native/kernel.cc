@@ -203,25 +203,26 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now, NodeStatistics:
   struct Scratch {
     const Driver& driver;
     Stream stream;
-    std::vector<uint64_t>& addresses;
+    Address block = 0;
     ~Scratch() {
-      for (uint64_t& address : addresses) {
-        if (address != 0) driver.free(std::exchange(address, 0), stream);
-      }
+      if (block != 0) driver.free(block, stream);
     }
-  } scratch{driver, stream, launches.buffers};
-  for (size_t buffer = 0; buffer < launches.scratch.size(); ++buffer) {
-    const int64_t size = launches.scratch[buffer];
-    if (size == 0) continue;
-    Address* address = &scratch.addresses[variant.scratch[buffer]];
-    driver.check(driver.allocate(address, static_cast<size_t>(size), program_->pool, stream), "allocate scratch memory");
+  } scratch{driver, stream};
+  const ScratchLayout& layout = launches.scratch;
+  if (layout.total != 0) {
+    driver.check(driver.allocate(&scratch.block, static_cast<size_t>(layout.total), program_->pool, stream),
+                 "allocate scratch memory");
+  }
+  for (size_t buffer = 0; buffer < layout.sizes.size(); ++buffer) {
+    launches.buffers[variant.scratch[buffer]] =
+        layout.sizes[buffer] == 0 ? 0 : scratch.block + static_cast<Address>(layout.offsets[buffer]);
   }
 
   const auto address = [&](const Argument& argument) {
     switch (argument.kind) {
       case Argument::Kind::kInput: return now->inputs[argument.index].address;
       case Argument::Kind::kOutput: return now->outputs[argument.index];
-      default: return scratch.addresses[argument.index];
+      default: return launches.buffers[argument.index];
     }
   };
   for (size_t s = 0; s < variant.steps.size(); ++s) {

@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kVersion = 1, kExtended = 2;
 // Blocks of a cluster that every GPU with clusters takes; more need a kernel that is set up for it.
 constexpr uint64_t kMostCluster = 8;
+constexpr Lifetime kNever{UINT32_MAX, 0};
 constexpr int64_t kMostType = 63, kStringType = 8;  // of onnx.TensorProto.DataType; kernels write no strings
 
 Step parse_step(const Json& json, const Named& named, Reads* reads) {
@@ -155,20 +156,25 @@ Plan Plan::parse(std::string_view text) {
     for (const Json& guard : items(json_variant, "guards", Most::kGuards, "guards of a variant")) {
       add_guard(guard.text("'guards'"), scope, &plan.reads, &variant);
     }
-    std::vector<bool> used(plan.scratch.size());
+    std::vector<Lifetime> lives(plan.scratch.size(), kNever);
     const std::vector<Json>& json_steps = json_variant.member("steps").list("'steps'");
     limit(steps += json_steps.size(), Most::kSteps, "steps");
     for (const Json& json_step : json_steps) {
+      const uint32_t number = static_cast<uint32_t>(variant.steps.size());
       variant.steps.push_back(parse_step(json_step, named, &plan.reads));
       const Step& step = variant.steps.back();
       extended |= step.extended();
       for (const Argument& argument : step.arguments) {
         const Argument& at = argument.kind == Argument::Kind::kMap ? plan.maps[argument.index].base : argument;
-        if (at.kind == Argument::Kind::kScratch) used[at.index] = true;
+        if (at.kind != Argument::Kind::kScratch) continue;
+        Lifetime& life = lives[at.index];
+        life = {std::min(life.first, number), number};
       }
     }
-    for (uint32_t index = 0; index < used.size(); ++index) {
-      if (used[index]) variant.scratch.push_back(index);
+    for (uint32_t index = 0; index < lives.size(); ++index) {
+      if (lives[index].first == kNever.first) continue;
+      variant.scratch.push_back(index);
+      variant.lives.push_back(lives[index]);
     }
     plan.variants.push_back(std::move(variant));
   }

@@ -8,6 +8,7 @@
 
 #include "argument.h"
 #include "expression.h"
+#include "scratch.h"
 #include "tensor_map.h"
 
 namespace onnxfuse {
@@ -47,6 +48,7 @@ struct Variant {
   std::vector<Expression> address_guards;  // further guards that are no alignments
   std::vector<Step> steps;
   std::vector<uint32_t> scratch;  // buffers that its steps use, ascending
+  std::vector<Lifetime> lives;    // when they do
 };
 
 struct Check {

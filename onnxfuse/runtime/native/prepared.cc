@@ -39,7 +39,7 @@ void Prepared::make(State* state) const {
   for (size_t v = 0; v < plan_.variants.size(); ++v) {
     const Variant& variant = plan_.variants[v];
     Launches& launches = made[v];
-    launches.scratch.resize(variant.scratch.size());
+    launches.scratch = ScratchLayout(variant.scratch.size());
     launches.buffers.resize(plan_.scratch.size());
     launches.steps.resize(variant.steps.size());
     for (size_t s = 0; s < variant.steps.size(); ++s) {
@@ -162,8 +162,9 @@ void Prepared::fill(size_t index, Launches* out) {
       throw Error("scratch buffer " + std::to_string(variant.scratch[buffer]) + " would have size " +
                   std::to_string(size));
     }
-    out->scratch[buffer] = size;
+    out->scratch.sizes[buffer] = size;
   }
+  out->scratch.arrange(variant.lives);
   for (size_t s = 0; s < variant.steps.size(); ++s) {
     const Step& step = variant.steps[s];
     Launch& launch = out->steps[s];
@@ -257,7 +258,9 @@ std::string evaluate_run(const Plan& plan, const Json& run, Prepared* prepared) 
   };
   const auto launch = [&](const Step& item) { return describe(plan, item, launches.steps[step++], *prepared); };
   return "{\"symbols\":" + list(prepared->symbols(), number) + ",\"outputs\":" + list(plan.outputs, shape) +
-         ",\"variant\":" + std::to_string(chosen) + ",\"scratch\":" + list(launches.scratch, number) +
+         ",\"variant\":" + std::to_string(chosen) + ",\"scratch\":" + list(launches.scratch.sizes, number) +
+         ",\"places\":" + list(launches.scratch.offsets, number) +
+         ",\"memory\":" + number(launches.scratch.total) +
          ",\"steps\":" + list(plan.variants[chosen].steps, launch) + "}";
 }
 

@@ -30,7 +30,7 @@ class Prepared {
   struct Launches {
     bool ready = false;
     std::vector<Launch> steps;
-    std::vector<int64_t> scratch;   // bytes of the variant's buffers, in their order
+    ScratchLayout scratch;          // of the variant's buffers, in their order
     std::vector<uint64_t> buffers;  // room for the addresses of all buffers of the plan
   };
 
