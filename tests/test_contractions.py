@@ -79,6 +79,14 @@ def test_operands_of_a_product_are_rounded() -> None:
     assert result == 2 * 2.0**-12
 
 
+def test_sums_are_in_the_order_of_the_left_operand() -> None:
+    """Whatever the right one's is, and before any of its transposes."""
+    made = contract((tensor(2, 3, 4), "iba"), (tensor(3, 4, 5), "baj"), "ij")
+    assert (made.axes, made.summed) == (((0, 2, 3), (2, 3, 1)), (dim(3), dim(4)))
+    turned = Permute(FLOAT, (dim(4), dim(3), dim(2)), tensor(2, 3, 4), (2, 1, 0))
+    assert contract((turned, "abi"), (tensor(4, 3, 5), "abj"), "ij").axes == (((0, 2, 3), (3, 2, 1)))
+
+
 Sizes = Mapping[str, int]
 
 
@@ -253,6 +261,8 @@ TRAFFIC = [
     ("g (float[M,8] x) => (float[M,M] y) { t = Transpose(x) y = MatMul(x, t) }", "32*M + 4*M*M"),
     ("g (float[M,24] x) => (float[M,M] y) { q, k, v = Split<axis = 1, num_outputs = 3>(x) t = Transpose(k) y = MatMul(q, t) }", "2*32*M + 4*M*M"),
     ("g (float[B,4,8,8] x, float[6,4,3,3] w) => (float[B,6,8,8] y) { y = Conv<pads = [1,1,1,1]>(x, w) }", "4*256*B + 4*216 + 4*384*B"),
+    ("g (float[M,8,4] x, float[4,N] w) => (float[M,N] y) <int64[1] k = {2}, int64[1] s = {0}, int64[1] e = {4}, int64[1] a = {1}> "
+     "{ r = ReduceSum<keepdims = 0>(x, k) t = Slice(r, s, e, a) y = MatMul(t, w) }", "4*32*M + 16*N + 4*M*N"),
     ("g (float[S,8] x, float[8,S] w) => (float[B,S,S] y) <int64[3] z = {3,1,1}> { e = Expand(x, z) y = MatMul(e, w) }", "32*S + 32*S + 12*S*S"),
 ]
 

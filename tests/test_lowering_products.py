@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ir_reference import evaluate_lowered
 from kernel_harness import Region, arguments, parse, region_of, shapes_of
 from onnx import TensorProto
@@ -191,6 +193,7 @@ CONVS = [
     ("1,2,7,8", "3,2,3,3", "auto_pad = \"SAME_UPPER\", strides = [2,2]"), ("1,2,7,8", "3,2,2,2", "auto_pad = \"SAME_LOWER\", strides = [1,1]"),
     ("1,2,H,W", "3,2,3,3", "auto_pad = \"SAME_LOWER\", strides = [2,3]"), ("1,2,H,W", "3,2,4,2", "auto_pad = \"SAME_UPPER\", strides = [3,1]"),
     ("1,2,H,W", "3,2,4,2", "auto_pad = \"VALID\", strides = [3,1]"), ("1,2,8,8", "3,2,3,3", "kernel_shape = [3,3], strides = [5,5]"),
+    ("1,2,5,8", "3,2,1,2", "auto_pad = \"SAME_UPPER\", strides = [3,4]"), ("1,2,5,8", "3,2,1,2", "auto_pad = \"SAME_LOWER\", strides = [3,4]"),
     ("1,2,3,3", "3,2,3,3", ""), ("1,2,1,1", "3,2,3,3", "pads = [1,1,1,1]"), ("1,1,H,W", "1,1,3,3", "pads = [5,4,3,2]"),
 ]
 IMAGES = ({"B": 1, "D": 3, "H": 9, "W": 8}, {"B": 2, "D": 4, "H": 6, "W": 11}, {"B": 1, "D": 5, "H": 7, "W": 5})
@@ -269,3 +272,54 @@ def test_a_window_slides_along_the_axes_that_it_must() -> None:
     (found,) = [tensor for tensor in postorder(made.lowered.program.outputs) if isinstance(tensor, Window)]
     assert (found.axes, found.starts, found.strides, found.dilations) == ((3,), (dim(-1),), (1,), (1,))
     assert found.rank == 5 and found.shape[3:] == (found.operand.shape[3], dim(3))
+
+
+@st.composite
+def operands_of_matmul(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes that NumPy multiplies: vectors, batches that broadcast, sizes of nothing and of one."""
+    batch = draw(st.lists(st.integers(0, 3), max_size=3))
+    rows, inner, columns = (draw(st.integers(0, 3)) for _ in range(3))
+
+    def side(*matrix: int) -> tuple[int, ...]:
+        if draw(st.integers(0, 4)) == 0:
+            return (inner,)
+        own = batch[draw(st.integers(0, len(batch))):]
+        return (*(1 if draw(st.booleans()) else extent for extent in own), *matrix)
+
+    return side(rows, inner), side(inner, columns)
+
+
+@settings(max_examples=100)
+@given(operands_of_matmul(), st.booleans())
+def test_matmul_of_any_shapes(shapes: tuple[tuple[int, ...], tuple[int, ...]], symbolic: bool) -> None:
+    """Also where no size is known: whether an axis is broadcast is decided when it runs."""
+    arrays = [np.random.default_rng(place).integers(-4, 5, shape).astype(np.float32) for place, shape in enumerate(shapes)]
+    expected = np.matmul(*arrays)
+    names = [[f"{side}{axis}" if symbolic else str(extent) for axis, extent in enumerate(shape)] for side, shape in zip("XW", shapes, strict=True)]
+    result = [f"Y{axis}" for axis in range(expected.ndim)]
+    x, w, y = (typed("float", ",".join(axes)) for axes in (*names, result))
+    made = region(f"g ({x} x, {w} w) => ({y} y) {{ y = MatMul(x, w) }}")
+    sizes = {name: extent for axes, shape in zip(names, shapes, strict=True) for name, extent in zip(axes, shape, strict=True)}
+    (actual,) = evaluate_lowered(made.lowered, arrays, sizes | dict(zip(result, expected.shape, strict=True)))
+    assert actual.shape == expected.shape and (actual == expected).all()
+
+
+@st.composite
+def convolutions_of_images(draw: st.DrawFn) -> tuple[str, str, str]:
+    """Sizes of an image and of weights that fit it, and attributes."""
+    count, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    kernel, strides, dilations, first, last = (
+        [draw(st.integers(*limits)) for _ in range(count)] for limits in ((1, 3), (1, 3), (1, 2), (0, 2), (0, 2)))
+    room = [max((k - 1) * d + 1 - a - b, 1) for k, d, a, b in zip(kernel, dilations, first, last, strict=True)]
+    image = [extent + draw(st.integers(0, 4)) for extent in room]
+    inputs, features = draw(st.integers(1, 2)), draw(st.integers(1, 2)) * groups
+    text = ", ".join(f"{name} = {numbers}" for name, numbers in (
+        ("group", groups), ("strides", strides), ("dilations", dilations), ("pads", first + last)))
+    return ",".join(map(str, (draw(st.integers(1, 2)), inputs * groups, *image))), ",".join(map(str, (features, inputs, *kernel))), text
+
+
+@settings(max_examples=60)
+@given(convolutions_of_images())
+def test_convolutions_of_any_shape(drawn: tuple[str, str, str]) -> None:
+    x, w, attributes = drawn
+    check(f"g (float[{x}] x, float[{w}] w) => (float[{result_of(x, w)}] y) {{ y = Conv<{attributes}>(x, w) }}")
