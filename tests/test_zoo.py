@@ -30,6 +30,12 @@ from zoo_models import (
     distinct,
 )
 
+from onnxfuse.graph.sizes import shape_of
+from onnxfuse.ir.contractions import operations
+from onnxfuse.ir.tensors import Contract, postorder
+from onnxfuse.lowering.lower import Lowered, lower
+from onnxfuse.lowering.structure import structure
+from onnxfuse.operators import OperatorClass, classify, flops_of
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import LEAST_GAIN
@@ -131,6 +137,23 @@ def test_unfuse_gives_the_original_back(model: ZooModel) -> None:
     assert [node.SerializeToString(deterministic=True) for node in restored.graph.node] == [
         node.SerializeToString(deterministic=True) for node in original.graph.node]
     assert restored.SerializeToString(deterministic=True) == original.SerializeToString(deterministic=True)
+
+
+def test_every_product_has_a_meaning(model: ZooModel) -> None:
+    """One contraction each, of as many operations as the operator's record counts without the bias; layers share it."""
+    row = model.rows[0]
+    graph, distinct_ones = row.optimised.graph, set()
+    products = [node for node in graph.nodes if classify(node, graph) is OperatorClass.HEAVY]
+    for node in products:
+        lowered = lower([node], [value for value in node.outputs if value is not None], graph)
+        assert isinstance(lowered, Lowered), lowered
+        (product,) = [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
+        counted = operations(product).evaluate(
+            {name: size.evaluate(row.dims) for name, size in lowered.binding.names.items()})
+        bias = prod(shape_of(node.outputs[0], row.dims)) if len(node.inputs) > 2 else 0
+        assert flops_of(node, row.dims) == counted + bias, node.label
+        distinct_ones.add(structure(lowered))
+    assert 0 < len(distinct_ones) < 0.6 * len(products)
 
 
 def test_an_independent_recount_agrees(model: ZooModel) -> None:
