@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -16,17 +17,21 @@ from hypothesis import strategies as st
 from ir_reference import evaluate_lowered, evaluate_tensors
 from kernel_harness import arguments, make, parse, random_inputs, region_of
 from onnx import TensorProto
-from reference import difference, numpy_type
+from reference import Array, difference, numpy_type
+from test_index import Situation, holds
 from test_lowering_products import contractions, region
 
 from onnxfuse.graph.context import Type, TypeContext
 from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.graph.dims import parse as size
+from onnxfuse.graph.dims import product as count_of
 from onnxfuse.graph.model import Node
 from onnxfuse.ir.context import LoweringContext
 from onnxfuse.ir.contractions import Slide, contract, operations, traffic, window
 from onnxfuse.ir.scalars import FLOAT, INT8
 from onnxfuse.ir.tensors import Contract, Expand, Input, Permute, Tensor, Window
+from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.lowering.pull import Constant, Load, Puller, Scalar, Select
 from onnxfuse.lowering.structure import structure
 from onnxfuse.operators import OPERATORS, OperatorClass, flops_of, lowered, record
 from onnxfuse.operators.operands import operand
@@ -340,3 +345,85 @@ def test_what_has_a_meaning_and_no_kernel() -> None:
     assert [name for _, name in CONTRACTIONS] == [
         "Conv", "ConvInteger", "ConvTranspose", "Einsum", "Gemm", "MatMul", "MatMulInteger", "QLinearConv", "QLinearMatMul", "FusedMatMul", "TransposeMatMul"]
     assert {OPERATORS[key].kind for key in CONTRACTIONS} == {OperatorClass.HEAVY}
+
+
+def pulled(product: Contract) -> tuple[IndexSpace, list[Scalar]]:
+    """Both operands' elements at a place of the batch, a row, a column and a place in the sum: what a tile is read by."""
+    space, at = IndexSpace(), {}
+    summed = range(product.rank, len(product.loops))
+    for name, loops in (("@B", product.batch), ("@M", product.rows), ("@N", product.columns), ("@K", summed)):
+        extents = tuple(product.loops[loop] for loop in loops)
+        at |= zip(loops, space.delinear(space.base(name, count_of(extents)), extents), strict=True)
+    puller = Puller(space)
+    return space, [puller.element(side, tuple(at[loop] for loop in loops))
+                   for side, loops in zip(product.operands, product.axes, strict=True)]
+
+
+TILES = [
+    (PRODUCT, "@K + 8*@M", "@K*@s1 + @N"),
+    ("g (float[B,S,8] x, float[8,6] w) => (float[B,S,6] y) { y = MatMul(x, w) }", "@K + 8*@M", "6*@K + @N"),
+    ("g (float[B,S,8] x, float[6,8] w) => (float[B,S,6] y) { t = Transpose(w) y = MatMul(x, t) }", "@K + 8*@M", "@K + 8*@N"),
+    ("g (float[B,H,W,3] x, float[5,3,1,1] w) => (float[B,5,H,W] y) { t = Transpose<perm = [0,3,1,2]>(x) y = Conv(t, w) }", "@K + 3*@M", "@K + 3*@N"),
+]
+
+
+@pytest.mark.parametrize(("text", "left", "right"), TILES)
+def test_operands_in_memory_order_are_read_in_order(text: str, left: str, right: str) -> None:
+    """Loops that lie together in memory are one index: no division is left, and neighbours are neighbours."""
+    (product,) = contractions(region(text))
+    _, elements = pulled(product)
+    assert [str(each.offset) for each in elements if isinstance(each, Load)] == [left, right]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_images_with_the_channels_last_are_summed_over_the_channels_last(group: int) -> None:
+    """The innermost loop of the sum is the innermost axis of memory, whatever ONNX calls the axes."""
+    (product,) = contractions(region(
+        f"g (float[B,H,W,4] x, float[6,{4 // group},3,3] w) => (float[B,6,H,W] y) "
+        f"{{ t = Transpose<perm = [0,3,1,2]>(x) y = Conv<pads = [1,1,1,1], group = {group}>(t, w) }}"))
+    assert [extent.value for extent in product.summed] == [3, 3, 4 // group]
+    assert isinstance(product.operands[0], Window)
+
+
+OPERANDS = [
+    *(f"g ({given_}) => ({result}) {{ y = {node} }}" for given_, result, node, _, _ in ROLES),
+    "g (float[2,4,6] x, float[2,4,6] z) => (float[2,2,4,4] y) <int64[4] s = {2,4,2,3}> { q = Reshape(x, s) k = Reshape(z, s) "
+    "a = Transpose<perm = [0,2,1,3]>(q) b = Transpose<perm = [0,2,3,1]>(k) y = MatMul(a, b) }",
+    "g (float[1,4,5,6] x, float[6,2,3,2] w) => (float[1,6,3,5] y) { y = Conv<group = 2, strides = [2,1], pads = [1,0,1,0]>(x, w) }",
+    "g (float[1,5,6,4] x, float[3,4,3,3] w) => (float[1,3,5,6] y) { t = Transpose<perm = [0,3,1,2]>(x) y = Conv<pads = [1,1,1,1]>(t, w) }",
+    "g (float[1,2,3,3] x, float[2,3,3,3] w) => (float[1,3,7,7] y) { y = ConvTranspose<strides = [2,2]>(x, w) }",
+]
+
+
+@pytest.mark.parametrize("text", OPERANDS)
+def test_tiles_of_operands_give_the_contraction(text: str) -> None:
+    """Everything that a schedule needs can be pulled: sums over what is loaded, or zero, are the contraction's elements."""
+    made = region(text)
+    (product,) = contractions(made)
+    space, elements = pulled(product)
+    arrays = [np.arange(1, count_of(each.shape).value + 1).reshape([extent.value for extent in each.shape]).astype(np.float32) for each in made.lowered.program.inputs]
+    (expected,) = evaluate_tensors([product], arrays, {})
+    flat = [np.append(array.reshape(-1), 0) for array in arrays]
+    extents = {name: extent.value for name, extent in space.extents.items() if name in ("@B", "@M", "@N", "@K")}
+    order = [*product.batch, *product.rows, *product.columns]
+    turned = expected.transpose(order).reshape([extents[name] for name in ("@B", "@M", "@N")])
+    rng = np.random.default_rng(0)
+    for batch, row, column in {tuple(int(rng.integers(0, extent)) for extent in turned.shape) for _ in range(12)}:
+        total = 0.0
+        for place in range(extents["@K"]):
+            at = Situation(space, {"@B": batch, "@M": row, "@N": column, "@K": place})
+            total += prod(value_of(each, at, flat) for each in elements)
+        assert total == turned[batch, row, column]
+
+
+def value_of(scalar: Scalar, at: Situation, arrays: Sequence[Array]) -> float:
+    """What an expression of loads is: the last element of each array is the zero where no load is made."""
+    match scalar:
+        case Constant():
+            return float(scalar.number)
+        case Select():
+            return value_of(scalar.operands[0 if holds(scalar.condition, at) else 1], at, arrays)
+        case Load():
+            inside = all(holds(condition, at) for condition in scalar.conditions)
+            return float(arrays[scalar.input][scalar.offset.evaluate(at) if inside else -1])
+    raise AssertionError(scalar)

@@ -8,7 +8,7 @@ order that the left operand has them in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, broadcast, dim, minimum, product
@@ -131,11 +131,16 @@ class Slide:
         return self.size == 1 and self.start == 0 and within
 
 
-def window(tensor: Tensor, slides: dict[int, Slide]) -> Tensor:
+def window(tensor: Tensor, slides: Mapping[int, Slide]) -> Tensor:
     """The tensor with windows along these axes, each of which becomes two, the place and the place in it.
 
-    An axis along which each place is one element stays one axis.
+    An axis along which each place is one element stays one axis.  Of a transposed tensor it is a transposed window.
     """
+    if isinstance(tensor, Permute):
+        plain = tensor.operand
+        parts = {tensor.axes[axis]: 1 if slide.is_plain(tensor.shape[axis]) else 2 for axis, slide in slides.items()}
+        made = window(plain, {tensor.axes[axis]: slide for axis, slide in slides.items()})
+        return _turned_back(tensor, made, [parts.get(axis, 1) for axis in range(plain.rank)])
     steps = {axis: slide for axis, slide in slides.items() if slide.is_plain(tensor.shape[axis])}
     if any(slide.stride != 1 or slide.count != tensor.shape[axis] for axis, slide in steps.items()):
         shape = tuple(steps[axis].count if axis in steps else size for axis, size in enumerate(tensor.shape))
@@ -144,13 +149,29 @@ def window(tensor: Tensor, slides: dict[int, Slide]) -> Tensor:
     sliding = {axis: slide for axis, slide in sorted(slides.items()) if axis not in steps}
     if not sliding:
         return tensor
-    parts = [(sliding[axis].count, sliding[axis].size) if axis in sliding else (size,)
+    sizes = [(sliding[axis].count, sliding[axis].size) if axis in sliding else (size,)
              for axis, size in enumerate(tensor.shape)]
     return Window(
-        tensor.dtype, tuple(size for part in parts for size in part), tensor, tuple(sliding),
+        tensor.dtype, tuple(size for part in sizes for size in part), tensor, tuple(sliding),
         tuple(slide.start for slide in sliding.values()), tuple(slide.stride for slide in sliding.values()),
         tuple(slide.dilation for slide in sliding.values()),
     )
+
+
+def parted(tensor: Tensor, axis: int, outer: Dim, inner: Dim) -> Tensor:
+    """The tensor with an axis as two; of a transposed tensor, the transposed one with an axis as two."""
+    if isinstance(tensor, Permute):
+        place = tensor.axes[axis]
+        counts = [1 + (each == place) for each in range(tensor.rank)]
+        return _turned_back(tensor, parted(tensor.operand, place, outer, inner), counts)
+    return reshape(tensor, (*tensor.shape[:axis], outer, inner, *tensor.shape[axis + 1:]))
+
+
+def _turned_back(turned: Permute, made: Tensor, counts: Sequence[int]) -> Permute:
+    """What was made of a transposed tensor's operand, transposed, where each of its axes became so many."""
+    firsts = [sum(counts[:axis]) for axis in range(len(counts))]
+    axes = tuple(firsts[axis] + part for axis in turned.axes for part in range(counts[axis]))
+    return Permute(made.dtype, tuple(made.shape[axis] for axis in axes), made, axes)
 
 
 def operations(tensor: Contract) -> Dim:

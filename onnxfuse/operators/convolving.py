@@ -9,7 +9,7 @@ from __future__ import annotations
 from onnxfuse.graph.dims import Dim, dim, maximum
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, apply, declare, expand, like, reshape, wide
-from onnxfuse.ir.contractions import Slide, contract, window
+from onnxfuse.ir.contractions import Slide, contract, parted, window
 from onnxfuse.ir.tensors import Concat, Slice, Tensor
 from onnxfuse.operators.multiplying import alone, less_zero, requantized
 from onnxfuse.operators.operands import integer_attribute, operand, optional, result_shape
@@ -98,9 +98,7 @@ def _grouped(source: Tensor, axis: int, groups: int, share: Dim) -> Tensor:
     """Channels as groups of so many each."""
     if (source.shape[axis] - share * groups).value not in (None, 0):
         raise ValueError(f"{source.shape[axis]} channels in {groups} groups of {share}")
-    if groups == 1:
-        return source
-    return reshape(source, (*source.shape[:axis], dim(groups), share, *source.shape[axis + 1:]))
+    return source if groups == 1 else parted(source, axis, dim(groups), share)
 
 
 def _slides(node: Node, sizes: Shape, kernel: Shape, counts: Shape) -> list[Slide]:
