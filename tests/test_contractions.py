@@ -29,7 +29,7 @@ from onnxfuse.graph.model import Node
 from onnxfuse.ir.context import LoweringContext
 from onnxfuse.ir.contractions import Slide, contract, operations, traffic, window
 from onnxfuse.ir.scalars import FLOAT, INT8
-from onnxfuse.ir.tensors import Contract, Expand, Input, Permute, Tensor, Window
+from onnxfuse.ir.tensors import Contract, Expand, Input, Permute, Tensor, Window, postorder
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.pull import Constant, Load, Puller, Scalar, Select
 from onnxfuse.lowering.structure import structure
@@ -123,7 +123,7 @@ def test_contractions_are_einstein_sums(drawn: tuple[str, str, str, Sizes], data
     (actual,) = evaluate_tensors([made], turned, sizes)
     expected = np.einsum(f"{left},{right}->{result}", *plain)
     assert actual.shape == expected.shape and (actual == expected).all()
-    assert not any(isinstance(operand, Permute) for operand in made.operands)
+    assert not any(isinstance(each, Permute) for each in postorder((made,)))
 
 
 def key(text: str) -> object:

@@ -38,9 +38,8 @@ def contract(left: tuple[Tensor, Labels], right: tuple[Tensor, Labels], result: 
     Raises:
         ValueError: labels do not fit the operands' ranks, or sizes do not fit one another.
     """
-    one, other = _broadcast(_Labelled(*left), _Labelled(*right), result)
+    one, other = _broadcast(_Labelled(*left).plain(), _Labelled(*right).plain(), result)
     one, other = one.without_lone({*result, *other.labels}), other.without_lone({*result, *one.labels})
-    one, other = one.plain(), other.plain()
     sizes = other.sizes | one.sizes
     inner = [label for label in one.labels if label not in result]
     dtype, beside = (sum_type(operand.tensor.dtype) for operand in (one, other))
