@@ -118,8 +118,8 @@ def regions_of(optimised: Optimised) -> tuple[Region, ...]:
     for placed in optimised.rewritten.placed:
         region = optimised.regions[placed.region]
         plan = LaunchPlan.from_json(region.plan)
-        counted = optimised.plan.fusions[placed.region].fused
-        traffic = ledger.region(counted.nodes, counted.inputs, counted.outputs, counted.kernels, counted.scratch)
+        counted = optimised.plan.fusions[placed.region]
+        traffic = ledger.region(counted)
         found.append(Region(
             placed.node, region.rule, region.schedule,
             launches_of(plan, [shape_of(value, ledger.sizes) for value in region.tensors], profile.sm,

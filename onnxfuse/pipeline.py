@@ -19,7 +19,6 @@ from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, load_mod
 from onnxfuse.graph.binding import bound
 from onnxfuse.measurements import Place, observing, opened
 from onnxfuse.operators import infer
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
@@ -27,6 +26,7 @@ from onnxfuse.planning.layout import prefers_channels_last
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.passes import planned
 from onnxfuse.planning.plan import Plan, together
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
@@ -241,7 +241,7 @@ def profile_of(target: str | Profile | None, rules: Sequence[str | Path] = ()) -
     return present_profile(profiles=known) or find_profile(DEFAULT_TARGET, known)
 
 
-def region_of(fusion: Fusion) -> FusedRegion:
+def region_of(fusion: Region) -> FusedRegion:
     """A chosen fusion as the rewriting wants it."""
     cost, kernel = fusion.cost, named(fusion.kernel)
     figures = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 import pytest
 from onnx import TensorProto
@@ -11,7 +13,8 @@ from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import CostModel, effective_bandwidth, kernel_time, product_peak
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.legality import boundary
-from onnxfuse.planning.traffic import Fused, Ledger
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.traffic import Ledger
 
 H200 = find_profile("H200")
 FLOOR = 1.7e-6
@@ -24,10 +27,10 @@ def graph(inputs: str, outputs: str, body: str, constants: str = "") -> Graph:
     ))
 
 
-def fuse(loaded: Graph, *ops: str) -> Fused:
+def fuse(loaded: Graph, *ops: str) -> Region:
     nodes = tuple(node for node in loaded.nodes if node.op in ops)
     edge = boundary(nodes)
-    return Fused(nodes, edge.inputs, edge.outputs)
+    return Region(nodes, edge.inputs, edge.outputs)
 
 
 def test_large_kernels_run_at_the_bandwidth_and_small_ones_at_the_floor() -> None:
@@ -147,7 +150,7 @@ def test_scratch_and_further_kernels_cost() -> None:
     loaded = graph("float[268435456] x", "float[268435456] y", "a = Abs(x) y = Neg(a)")
     model = CostModel(Ledger(loaded, {}), H200)
     one = fuse(loaded, "Abs", "Neg")
-    two = Fused(one.nodes, one.inputs, one.outputs, kernels=2, scratch=2**30)
+    two = replace(one, steps=2, scratch=2**30)
     assert model.region(two).seconds_after - model.region(one).seconds_after == pytest.approx(
         FLOOR + 2**30 / 4.3e12
     )

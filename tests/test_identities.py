@@ -85,7 +85,7 @@ def fused(model: onnx.ModelProto) -> Optimised:
 
 def seconds(made: Optimised) -> float:
     """Predicted seconds of one run of the fused model."""
-    return CostModel(made.ledger, made.profile).total([fusion.fused for fusion in made.plan.fusions])
+    return CostModel(made.ledger, made.profile).total(made.plan.fusions)
 
 
 def same_answers(model: onnx.ModelProto, made: Optimised) -> None:

@@ -59,7 +59,7 @@ def fused(model: onnx.ModelProto, zoo: ZooModel) -> Optimised:
 
 def seconds(made: Optimised) -> float:
     """Predicted seconds of one run of the fused model."""
-    return CostModel(made.ledger, made.profile).total([fusion.fused for fusion in made.plan.fusions])
+    return CostModel(made.ledger, made.profile).total(made.plan.fusions)
 
 
 class Original(NamedTuple):

@@ -63,7 +63,7 @@ def regions(made: Optimised, old: Mapping[str, str]) -> list[Region]:
 
 
 def seconds(made: Optimised) -> float:
-    return CostModel(made.ledger, made.profile).total([fusion.fused for fusion in made.plan.fusions])
+    return CostModel(made.ledger, made.profile).total(made.plan.fusions)
 
 
 @pytest.mark.parametrize("name", MODELS)

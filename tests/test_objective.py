@@ -12,10 +12,11 @@ from emulator import run_plan, variants_that_hold
 
 from onnxfuse.cli.parameters import STRATEGIES as OFFERED
 from onnxfuse.pipeline import Optimised, Options, optimise
-from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.limits import efficiency, too_large
 from onnxfuse.planning.objective import STRATEGIES, Hints, Objective, read_hints
+from onnxfuse.planning.region import RegionCost
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 
@@ -233,23 +234,25 @@ def test_a_region_that_is_not_efficient_enough_is_refused() -> None:
     )
     plain = fuse(CHAIN, dims={"N": 65536})
     (fusion,) = plain.plan.fusions
-    assert efficiency(fusion.fused, CostModel(plain.ledger, profile)) == pytest.approx(0.9)
+    assert efficiency(fusion, CostModel(plain.ledger, profile)) == pytest.approx(0.9)
 
 
 def test_a_kernel_that_needs_more_on_chip_than_there_is() -> None:
-    (fusion,) = fuse(CHAIN, dims={"N": 8192}).plan.fusions
+    made = fuse(CHAIN, dims={"N": 8192})
+    (fusion,) = made.plan.fusions
     plan = fusion.kernel.plan
     greedy = replace(plan, variants=tuple(
         replace(variant, steps=tuple(replace(step, shared="200000") for step in variant.steps))
         for variant in plan.variants
     ))
-    sizes = {"N": 8192}
-    assert too_large(plan, fusion.tensors, sizes, find_profile("Ascend 910"), "a", "r") is None
-    assert too_large(greedy, fusion.tensors, sizes, find_profile("H100"), "a", "r") is None
-    found = too_large(greedy, fusion.tensors, sizes, find_profile("Ascend 910"), "a", "r")
+    asking = replace(fusion, made=replace(fusion.kernel, plan=greedy))
+    small, large = (CostModel(made.ledger, find_profile(name)) for name in ("Ascend 910", "H100"))
+    assert too_large(fusion, small) is None and too_large(asking, large) is None
+    found = too_large(asking, small)
     assert found is not None
     assert found == Refusal(
-        "on-chip", "a block of its kernel asks for 195 KiB on chip, and the profile of Ascend 910 has 192", "a", "r")
+        "on-chip", "a block of its kernel asks for 195 KiB on chip, and the profile of Ascend 910 has 192",
+        fusion.label, fusion.rule)
 
 
 IMAGE = """g (float16[N, 64, 56, 56] x, float16[64, 64, 3, 3] w, float16[N, 64, 56, 56] z)

@@ -21,11 +21,11 @@ from fake_timer import RUNTIME, FakeTimer
 from onnxfuse.graph import from_proto
 from onnxfuse.measuring.database import open_database
 from onnxfuse.pipeline import Optimised, Options, optimise
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.context import Context, Revision
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.recompute import recomputed
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger, Observation
 from onnxfuse.reporting import as_json, explain, report_of, report_of_fused
 from onnxfuse.rewriting import InvariantError, read_fused, rewrite, unfuse
@@ -314,7 +314,7 @@ def test_a_run_holds_no_more() -> None:
 
 
 def peak(optimised: Optimised) -> int:
-    return peak_memory(optimised.ledger, [fusion.fused for fusion in optimised.plan.fusions]).peak
+    return peak_memory(optimised.ledger, optimised.plan.fusions).peak
 
 
 HOLDING = """g (float[N, 2, 16] x, float[N, 1, 16] z, float[16, 4096] i, float[4096, 32768] wide,
@@ -381,7 +381,7 @@ def test_of_two_values_the_cheap_one_is_computed_again() -> None:
 
 def timed(written: float, repeated: float) -> Revision:
     """Somebody measured kernels that compute something again, and others."""
-    def judge(fusion: Fusion) -> Fusion:
+    def judge(fusion: Region) -> Region:
         sigmoids = [node.op for node in fusion.nodes].count("Sigmoid")
         reads = any(value.name == "a" for value in (*fusion.tensors, *fusion.outputs))
         return replace(fusion, measured={"microseconds": written if reads else repeated, "of": sigmoids})
@@ -414,9 +414,9 @@ def test_without_a_measurement_the_prediction_decides() -> None:
 
 def test_what_is_predicted_far_slower_is_not_even_made() -> None:
     plain = fuse(SPREAD, dims={"N": 16}, disable=["recompute"])
-    asked: list[Fusion] = []
+    asked: list[Region] = []
 
-    def judge(fusion: Fusion) -> Fusion:
+    def judge(fusion: Region) -> Region:
         asked.append(fusion)
         return fusion
 

@@ -25,7 +25,8 @@ from onnxfuse.operators import infer
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.observed import observe, runtime_names
-from onnxfuse.planning.traffic import Fused, Ledger, Observation
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.traffic import Ledger, Observation
 
 Event = dict[str, Any]
 RUNS = 3
@@ -230,7 +231,7 @@ def test_executions_weigh_both_sides() -> None:
     graph = infer(build_graph(parse(CHAIN)))
     sizes, target = bind(graph, {"batch": 64}), find_profile("H100")
     nodes = tuple(node for node in graph.nodes if node.op != "Constant")
-    region = Fused(nodes, graph.inputs, graph.outputs)
+    region = Region(nodes, graph.inputs, graph.outputs)
     once = CostModel(Ledger(graph, sizes), target).region(region)
 
     def observed(executions: float) -> Any:
@@ -251,7 +252,7 @@ def test_nodes_that_never_ran_are_not_worth_fusing() -> None:
     graph = infer(build_graph(parse(CHAIN)))
     nodes = tuple(node for node in graph.nodes if node.op != "Constant")
     ledger = Ledger(graph, bind(graph, {"batch": 64}), observed={node: Observation(None, 0.0) for node in nodes})
-    cost = CostModel(ledger, find_profile("H100")).region(Fused(nodes, graph.inputs, graph.outputs))
+    cost = CostModel(ledger, find_profile("H100")).region(Region(nodes, graph.inputs, graph.outputs))
     refusal = Objective().refuses(cost, 5, "a", "grow")
     assert refusal is not None
     assert (refusal.code, refusal.message) == (

@@ -17,12 +17,12 @@ from onnxfuse import api
 from onnxfuse.compiling import ReadBack, compile_all, read_back, source_of
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.pipeline import Optimised, Options, optimise
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import Times
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.horizontal import joined
+from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime.cache import Cache
@@ -45,7 +45,7 @@ def planned(text: str, **options: object) -> Optimised:
     return optimise(onnx.parser.parse_model(HEAD + text), Options(**given))  # type: ignore[arg-type]
 
 
-def only(optimised: Optimised) -> Fusion:
+def only(optimised: Optimised) -> Region:
     (fusion,) = optimised.plan.fusions
     return fusion
 
@@ -84,8 +84,8 @@ def context(optimised: Optimised, **options: object) -> Context:
     return Context(optimised.canonical.graph, optimised.rules, costs, objective)
 
 
-def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Fusion | None = None, **options: object
-          ) -> Fusion | Refusal:
+def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Region | None = None, **options: object
+          ) -> Region | Refusal:
     spills = context(optimised, **options).knowing(None, compiled).spills
     assert spills is not None
     return spills.revision(fusion or only(optimised))
@@ -123,7 +123,7 @@ def test_slight_spills_are_left_and_no_other_way_is_compiled() -> None:
     optimised = planned(SHORT)
     said = Said({"_32": 2})
     found = judge(optimised, said)
-    assert isinstance(found, Fusion)
+    assert isinstance(found, Region)
     assert found.kernel == only(optimised).kernel
     assert found.cost.seconds_after > only(optimised).cost.seconds_after
     assert found.compiled is not None
@@ -137,7 +137,7 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     # Every way that keeps its rows spills; reading them again costs less.
     assert "_x" in own
     found = judge(optimised, Said({"_x": 1000}))
-    assert isinstance(found, Fusion)
+    assert isinstance(found, Region)
     assert found.kernel.choice is not None
     assert found.kernel.choice["items"] == 0
     # Where one of them does not, that one runs.
@@ -149,7 +149,7 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
                 for choice in only(optimised).kernel.choices if choice["items"]}
     spilling = {part: size for part, size in spilling.items() if not name.startswith(part)}
     found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000}))
-    assert isinstance(found, Fusion)
+    assert isinstance(found, Region)
     assert found.kernel.plan.variants[0].name.startswith(f"rows_{fitting['threads']}_w{fitting['width']}_x")
 
 
@@ -164,7 +164,7 @@ def test_a_way_with_few_threads_is_none() -> None:
     spilling = {f"rows_{choice['threads']}_w": 1000 for choice in only(optimised).kernel.choices
                 if choice["threads"] not in few}
     found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000, "_stream": 1000}), least_gain=0.0)
-    assert isinstance(found, Fusion)
+    assert isinstance(found, Region)
     chosen = found.kernel.plan.variants[0].name
     assert int(chosen.partition("rows_")[2].partition("_")[0]) * 2 >= threads
 
@@ -182,7 +182,7 @@ def test_what_was_measured_is_not_weighed_by_spills() -> None:
     optimised = planned(SHORT)
     fusion = replace(only(optimised), measured=Times(5.0, 9.0, "NVIDIA H200", "2026-01-01").as_json())
     found = judge(optimised, Said({"_32": 4000}), fusion)
-    assert isinstance(found, Fusion)
+    assert isinstance(found, Region)
     assert found.kernel == fusion.kernel
     assert found.compiled is not None
     assert found.compiled["spilled_bytes"] == 4000
@@ -192,7 +192,7 @@ def test_a_plan_for_several_sizes_keeps_its_variants() -> None:
     text = SHORT.replace("264", "N")
     optimised = planned(text, dims={"N": 264}, strategy="dynamic")
     found = judge(optimised, Said({"_x": 64}), strategy="dynamic", least_gain=0.0)
-    assert isinstance(found, Fusion)
+    assert isinstance(found, Region)
     assert found.kernel == only(optimised).kernel
 
 
@@ -213,7 +213,7 @@ def test_a_join_that_spills_what_it_saves_comes_apart() -> None:
 
 def test_a_kernel_that_does_not_compile_is_left() -> None:
     optimised = planned(SHORT)
-    broken = replace(only(optimised), kernel=replace(only(optimised).kernel, code=Given("nonsense")))
+    broken = replace(only(optimised), made=replace(only(optimised).kernel, code=Given("nonsense")))
     found = judge(optimised, ReadBack("sm_90"), broken)
     assert isinstance(found, Refusal)
     assert found.code == "does-not-compile"

@@ -23,7 +23,8 @@ from onnxfuse.lowering.launch import DOMAIN, LaunchPlan, Output, Step, Variant
 from onnxfuse.operators import flops_of, load_graph
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved, peak_memory
-from onnxfuse.planning.traffic import Fused, Ledger, plan_cost, region_traffic, traffic
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.traffic import Ledger, plan_cost, region_traffic, traffic
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -45,11 +46,11 @@ def nodes(graph: Graph, *ops: str) -> tuple[Node, ...]:
     return tuple(node for node in graph.nodes if node.op in ops)
 
 
-def fuse(graph: Graph, *ops: str) -> Fused:
+def fuse(graph: Graph, *ops: str) -> Region:
     """All nodes of these operators as one region."""
     members = nodes(graph, *ops)
     edge = boundary(members)
-    return Fused(members, edge.inputs, edge.outputs)
+    return Region(members, edge.inputs, edge.outputs)
 
 
 CHAIN = (
@@ -130,9 +131,9 @@ def test_slices_read_their_part_and_a_fused_node_the_parts_together() -> None:
     # (As axes = [1]:) each Slice reads 32 bytes of x, three operands of 8 bytes, and writes 32; Neg and Concat.
     assert traffic(loaded, {}).bytes_other == 2 * (32 + 24 + 32) + 64 + 128
     members = nodes(loaded, "Slice", "Neg", "Concat")
-    whole = Fused(members, (loaded.values["x"],), (loaded.values["y"],))
+    whole = Region(members, (loaded.values["x"],), (loaded.values["y"],))
     assert region_traffic(Ledger(loaded, {}), whole)[1] == 64 + 64
-    half = Fused(members[:1], (loaded.values["x"],), (loaded.values["a"],))
+    half = Region(members[:1], (loaded.values["x"],), (loaded.values["a"],))
     assert region_traffic(Ledger(loaded, {}), half)[1] == 32 + 32
 
 
@@ -141,7 +142,7 @@ def test_a_fused_node_looks_through_views() -> None:
         "float[4,4] x", "float[2] y", "f = Reshape(x, flat) s = Slice(f, zero, two) y = Relu(s)",
         "int64[1] flat = {16}, int64[1] zero = {0}, int64[1] two = {2}",
     )
-    region = Fused(nodes(loaded, "Reshape", "Slice", "Relu"), (loaded.values["x"],), (loaded.values["y"],))
+    region = Region(nodes(loaded, "Reshape", "Slice", "Relu"), (loaded.values["x"],), (loaded.values["y"],))
     assert region_traffic(Ledger(loaded, {}), region) == ((8 + 16 + 8) + 16, 8 + 8)
 
 
@@ -241,14 +242,14 @@ def test_peak_memory_leaves_out_what_bodies_make() -> None:
     loaded = load_graph(MODELS["branches"]())
     ledger = Ledger(loaded, {})
     (branch, _) = (body for body in loaded.walk() if body is not loaded)
-    region = Fused(branch.nodes, (loaded.values["x"], loaded.values["z"]), tuple(branch.outputs))
+    region = Region(branch.nodes, (loaded.values["x"], loaded.values["z"]), tuple(branch.outputs))
     assert peak_memory(ledger, [region]) == peak_memory(ledger)
 
 
 def test_peak_memory_holds_what_a_region_writes_beside_a_first_result_that_nobody_reads() -> None:
     loaded = graph("float[8] x", "float[4] y", "e = Exp(x) a, b = Split(e, half) y = Neg(b)", "int64[2] half = {4, 4}")
     members = nodes(loaded, "Exp", "Split")
-    region = Fused(members, (loaded.values["x"],), (loaded.values["b"],))
+    region = Region(members, (loaded.values["x"],), (loaded.values["b"],))
     # x, b and y.
     assert peak_memory(Ledger(loaded, {}), [region]).peak == 32 + 16 + 16
 
@@ -329,9 +330,9 @@ def test_the_recount_agrees_on_plain_models(name: str) -> None:
     assert not theirs.unknown
 
 
-def fused_file(original: onnx.ModelProto, region: Fused, launch: LaunchPlan) -> onnx.ModelProto:
+def fused_file(original: onnx.ModelProto, region: Region, launch: LaunchPlan) -> onnx.ModelProto:
     """The model with the region as one fused node whose body names nothing of the model."""
-    names = {value.name: f"i{place}" for place, value in enumerate(region.inputs)}
+    names = {value.name: f"i{place}" for place, value in enumerate(region.tensors)}
     names |= {value.name: f"o{place}" for place, value in enumerate(region.outputs)}
     inside = [original.graph.node[node.index] for node in region.nodes]
     body = []
@@ -342,12 +343,12 @@ def fused_file(original: onnx.ModelProto, region: Fused, launch: LaunchPlan) -> 
         copy.output[:] = [names.setdefault(name, f"v{len(names)}") for name in node.output]
         body.append(copy)
     hosts = [f"h{place}" for place in range(8)]
-    formal = [*hosts, *(names[value.name] for value in region.inputs)]
+    formal = [*hosts, *(names[value.name] for value in region.tensors)]
     function = helper.make_function(
         DOMAIN, "Region0", formal, [names[value.name] for value in region.outputs], body, original.opset_import,
     )
     call = helper.make_node(
-        "Region0", [""] * 8 + [value.name for value in region.inputs], [value.name for value in region.outputs],
+        "Region0", [""] * 8 + [value.name for value in region.tensors], [value.name for value in region.outputs],
         domain=DOMAIN, plan=launch.to_json(),
     )
     result = onnx.ModelProto()
@@ -370,11 +371,11 @@ def test_the_recount_agrees_on_fused_files(name: str, ops: tuple[str, ...]) -> N
     loaded = load_graph(original)
     region = fuse(loaded, *ops)
     launch = LaunchPlan(
-        "test", len(region.inputs), ("i0.0",), (), (Output(1, ("s0",)),),
+        "test", len(region.tensors), ("i0.0",), (), (Output(1, ("s0",)),),
         (Variant("two passes", (step("i0", "t0"), step("t0", "o0"))),), ("s0 4 *",),
     )
-    rows = next(size.evaluate({"B": 7}) for size in region.inputs[0].shape or ())
-    region = replace(region, kernels=2, scratch=2 * 4 * rows)
+    rows = next(size.evaluate({"B": 7}) for size in region.tensors[0].shape or ())
+    region = replace(region, steps=2, scratch=2 * 4 * rows)
     mine = traffic(loaded, {"B": 7}, [region])
     theirs = recount.count(fused_file(original, region, launch), {"B": 7})
     assert (theirs.products, theirs.other, theirs.kernels) == (mine.bytes_products, mine.bytes_other, mine.kernels)

@@ -17,12 +17,13 @@ from onnxfuse.graph import Graph, bind
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import DEFAULT_TARGET, region_of
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.search import searched
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
@@ -121,7 +122,7 @@ class Computer:
         onnx.checker.check_model(fused)
         return compare(model, fused, inputs), True
 
-    def _fusions(self, graph: Graph, rule: Rule, example: Example) -> list[Fusion] | Refusal:
+    def _fusions(self, graph: Graph, rule: Rule, example: Example) -> list[Region] | Refusal:
         """What the rule fuses in the example, whether or not that gains anything; for other kinds of rules, what the
         planner chooses."""
         view = canonicalise(graph, self.rules.canonical).graph
@@ -129,7 +130,7 @@ class Computer:
         if not isinstance(rule, FuseRule):
             return list(searched(Plan(), Context(view, self.rules, costs, Objective(least_gain=0.0))).fusions)
         maker = Maker(graph, view, costs)
-        found: list[Fusion] = []
+        found: list[Region] = []
         taken: set[Node] = set()
         for one in match(rule, view, forbidden=self.rules.conditions).matches:
             if taken.isdisjoint(one.nodes):

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from onnxfuse.graph.model import Node
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.facts import Facts
+from onnxfuse.planning.region import Region
 from onnxfuse.rules import Prohibitions
 from onnxfuse.schedules import Kernel
 
@@ -40,7 +41,7 @@ class Borders:
     admitted: Collection[Node]
     taken: set[Node] = field(default_factory=set)
 
-    def widened(self, fusion: Fusion) -> Fusion:
+    def widened(self, fusion: Region) -> Region:
         """The region with the views at its border that are better inside: all of them, or one by one."""
         every = self._reached(fusion)
         whole = self._with(fusion, every) if len(every) > 1 else None
@@ -57,7 +58,7 @@ class Borders:
             else:
                 fusion = found
 
-    def _reached(self, fusion: Fusion) -> list[Node]:
+    def _reached(self, fusion: Region) -> list[Node]:
         """The views at the border, those behind them, and so on."""
         members, found = set(fusion.view), []
         while (node := next(self._beside(members), None)) is not None:
@@ -88,13 +89,13 @@ class Borders:
             and not any(self.maker.costs.is_grouped(original) for original in node.originals)
         )
 
-    def _with(self, fusion: Fusion, views: Sequence[Node]) -> Fusion | None:
+    def _with(self, fusion: Region, views: Sequence[Node]) -> Region | None:
         """The region with some views, or None where it is better without."""
         members = {*fusion.view, *views}
         if self.forbidden.refuses(members) is not None:
             return None
         made = self.maker.fusion(members, fusion.rule)
-        if not isinstance(made, Fusion) or len(made.hosts) > len(fusion.hosts):
+        if not isinstance(made, Region) or len(made.hosts) > len(fusion.hosts):
             return None
         more = made.cost.seconds_after - fusion.cost.seconds_after
         if more >= self.maker.costs.dispatch_seconds(views) or not _same_work(made.kernel, fusion.kernel):

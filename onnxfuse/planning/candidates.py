@@ -1,12 +1,10 @@
-"""From a group of nodes to a fusion: its kernel, what it reads and writes, and what it gains."""
+"""From a group of nodes to a region: its kernel, what it reads and writes, and what it gains."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.graph.sizes import bytes_of, elements_of, shape_of
 from onnxfuse.lowering.launch import HOST_INPUTS
@@ -14,12 +12,13 @@ from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.lowering.structure import structure
 from onnxfuse.operators.removed import is_same_memory
-from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.grow import escaping, spread
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
-from onnxfuse.planning.traffic import NONE, Fused, plan_cost
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.traffic import plan_cost
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, Schedule, asked
@@ -32,61 +31,9 @@ NEAR_BYTES = 32 * 1024
 """What a multiprocessor's first-level cache serves however it is read."""
 
 
-@dataclass(frozen=True)
-class Region:
-    """Nodes that could be one, and what that would gain.
-
-    Attributes:
-        rule: id of the rule it is due to.
-        nodes: the original nodes, in graph order; view: the nodes of the canonical view.
-        tensors, hosts, inlined, outputs: values of the original graph, as ``rewriting.FusedRegion`` has them.
-        cost: what it gains.
-        again: original nodes that another region holds too, and that count there before fusion (``recompute``).
-        read_again: bytes that its kernel reads more than once, as ``Fused`` has them.
-    """
-
-    rule: str
-    nodes: tuple[Node, ...]
-    view: tuple[Node, ...]
-    tensors: tuple[Value, ...]
-    hosts: tuple[Value, ...]
-    inlined: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    cost: RegionCost
-    again: tuple[Node, ...] = field(default=(), kw_only=True)
-    read_again: Dim = field(default=NONE, kw_only=True)
-
-    @property
-    def fused(self) -> Fused:
-        """As the ledger counts it, in one kernel."""
-        return Fused(self.nodes, self.tensors, self.outputs, again=self.again, read_again=self.read_again)
-
-
-@dataclass(frozen=True)
-class Fusion(Region):
-    """A region with the kernel that runs it.
-
-    ``steps``, ``scratch``: kernels that its plan launches at the planned sizes, and bytes that pass through scratch.
-    ``measured`` is what was measured of it on the GPU to plan for, ``compiled`` what the compiler made of its kernel
-    for that GPU, both as the report has them (``evidence.Times``, ``spills``).
-    """
-
-    kernel: Kernel
-    steps: int = 1
-    scratch: int = 0
-    measured: Mapping[str, Any] | None = None
-    compiled: Mapping[str, Any] | None = None
-
-    @property
-    def fused(self) -> Fused:
-        """As the ledger counts it."""
-        return Fused(
-            self.nodes, self.tensors, self.outputs, self.steps, self.scratch, self.again, self.read_again)
-
-
 @dataclass
 class Maker:
-    """Makes fusions of one model.
+    """Makes regions of one graph.
 
     Attributes:
         graph: the model's graph; view: its canonical view.
@@ -109,13 +56,9 @@ class Maker:
         used = escaping(set(members)) if outputs is None else outputs
         return lower(sorted(members, key=lambda node: node.index), used, self.view)
 
-    def tensors_of(self, region: Region) -> Lowered | Refusal:
-        """A region that was made, as tensors once more."""
-        return self.lowered(region.view, [self.view.values[value.name] for value in region.outputs])
-
     def region(
         self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None
-    ) -> tuple[Region, Lowered] | Refusal:
+    ) -> Region | Refusal:
         """Nodes of the canonical view as a region with its cost, or why they are none.  No kernel is made yet.
 
         Args:
@@ -141,32 +84,32 @@ class Maker:
         refusal = None if has_reductions(lowered) else spread(members, outputs)
         if refusal is not None:
             return replace(refusal, rule=rule)
-        region = self._bound(
-            ordered, rule, lowered.tensors, outputs, names, expected.steps, expected.read_again)
-        return region if isinstance(region, Refusal) else (region, lowered)
+        region = self._bound(ordered, rule, lowered.tensors, outputs, names)
+        return region if isinstance(region, Refusal) else self._weighed(
+            replace(region, lowered=lowered, steps=expected.steps, read_again=expected.read_again))
 
-    def fusion(self, members: Collection[Node], rule: str) -> Fusion | Refusal:
-        """The fusion of nodes of the canonical view, or why there is none."""
+    def fusion(self, members: Collection[Node], rule: str) -> Region | Refusal:
+        """Nodes of the canonical view as a region with its kernel, or why there is none."""
         found = self.region(members, rule)
-        return found if isinstance(found, Refusal) else self.with_kernel(*found)
+        return found if isinstance(found, Refusal) else self.with_kernel(found)
 
-    def with_kernel(self, region: Region, lowered: Lowered) -> Fusion | Refusal:
+    def with_kernel(self, region: Region) -> Region | Refusal:
         """The region with its kernel, or why no schedule has one: that of the first schedule whose kernel does not read
         too much element by element."""
-        request = Request(lowered, region.rule, self.costs.ledger.sizes, nearby=self.nearby)
-        structured = structure(lowered)
+        request = region.request(self.costs.ledger.sizes, nearby=self.nearby)
+        structured = structure(request.lowered)
         kernel: Kernel | None = None
         for schedule in SCHEDULES.values():
             made = self._kernel(schedule, request, structured)
             if isinstance(made, Kernel):
                 kernel = made
-                if not self._is_scattered(kernel, region, lowered):
+                if not self._is_scattered(kernel, region):
                     return self._with(region, kernel)
             elif made is not None and kernel is None:
                 return made
         if kernel is None:
             return Refusal("no-schedule", "no schedule has kernels for such a region", region.nodes[0].label)
-        return self._scattered(kernel, region, lowered)
+        return self._scattered(kernel, region)
 
     def _kernel(self, schedule: Schedule, request: Request, structured: Hashable) -> Kernel | Refusal | None:
         """What a schedule makes of a region; equal regions share it."""
@@ -178,8 +121,8 @@ class Maker:
             self._kernels[key] = made
         return self._kernels[key]
 
-    def custom(self, match: Match) -> Fusion | Refusal:
-        """The fusion of a match whose rule brings its own kernel."""
+    def custom(self, match: Match) -> Region | Refusal:
+        """The region of a match whose rule brings its own kernel."""
         made = custom_kernel(match)
         if isinstance(made, Refusal):
             return made
@@ -203,41 +146,43 @@ class Maker:
                 match.nodes[-1].label,
                 match.rule.id,
             )
-        return self._with(region, kernel)
+        return self._with(self._weighed(region), kernel)
 
-    def _with(self, region: Region, kernel: Kernel) -> Fusion:
+    def _weighed(self, region: Region) -> Region:
+        """The region with what it gains."""
+        return replace(region, counted=self.costs.region(region))
+
+    def _with(self, region: Region, kernel: Kernel) -> Region:
         """The region with its kernel, its cost that of the plan's own steps and scratch."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
         shapes = [shape for value in region.tensors if (shape := shape_of(value, sizes)) is not None]
         steps, scratch = len(kernel.plan.variants[0].steps), 0
         if len(shapes) == len(region.tensors):
             steps, scratch = plan_cost(kernel.plan, shapes, profile.sm, profile.multiprocessors)
-        if (steps, scratch) != (1, 0):
-            cost = self.costs.region(replace(region.fused, kernels=steps, scratch=scratch))
-            region = replace(region, cost=cost)
-        return Fusion(**vars(region), kernel=kernel, steps=steps, scratch=scratch)
+        region = replace(region, made=kernel, steps=steps, scratch=scratch)
+        return region if (steps, scratch) == (1, 0) else self._weighed(region)
 
-    def _apart(self, kernel: Kernel, region: Region, lowered: Lowered) -> dict[int, int]:
+    def _apart(self, kernel: Kernel, region: Region) -> dict[int, int]:
         """By scattered input, bytes that are read element by element from far apart: again for every result, where
         the tensor is spread over them."""
         sizes = self.costs.ledger.sizes
         results = max((elements_of(value, sizes) or 0 for value in region.outputs), default=0)
         found = {}
         for place in kernel.scattered:
-            value = lowered.tensors[place]
+            value = region.tensors[place]
             size, count = bytes_of(value, sizes) or 0, elements_of(value, sizes) or 0
             found[place] = size if size <= NEAR_BYTES else size * max(1, results // max(count, 1))
         return found
 
-    def _is_scattered(self, kernel: Kernel, region: Region, lowered: Lowered) -> bool:
+    def _is_scattered(self, kernel: Kernel, region: Region) -> bool:
         """Whether too much is read element by element from far apart."""
-        everything = sum(bytes_of(value, self.costs.ledger.sizes) or 0 for value in lowered.tensors)
-        return sum(self._apart(kernel, region, lowered).values()) > SCATTERED_SHARE * max(everything, 1)
+        everything = sum(bytes_of(value, self.costs.ledger.sizes) or 0 for value in region.tensors)
+        return sum(self._apart(kernel, region).values()) > SCATTERED_SHARE * max(everything, 1)
 
-    def _scattered(self, kernel: Kernel, region: Region, lowered: Lowered) -> Refusal:
+    def _scattered(self, kernel: Kernel, region: Region) -> Refusal:
         """Why a kernel that reads so is not worth having."""
-        count = self._apart(kernel, region, lowered)
-        worst = lowered.tensors[max(count, key=count.__getitem__)]
+        count = self._apart(kernel, region)
+        worst = region.tensors[max(count, key=count.__getitem__)]
         moving = [node.label for node in region.view if moves_innermost(node)]
         return Refusal(
             "scattered-access",
@@ -253,8 +198,6 @@ class Maker:
         read: Sequence[Value],
         written: Sequence[Value],
         sizes: Sequence[str],
-        steps: int = 1,
-        again: Dim = NONE,
     ) -> Region | Refusal:
         """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants."""
         originals = copied(members)
@@ -281,8 +224,7 @@ class Maker:
         if refusal is not None:
             return refusal
         outputs = tuple(values[value.name] for value in written)
-        cost = self.costs.region(Fused(originals, tensors, outputs, steps, read_again=again))
-        return Region(rule, originals, tuple(members), tensors, hosts, inlined, outputs, cost, read_again=again)
+        return Region(originals, tensors, outputs, rule, tuple(members), hosts, inlined)
 
 
 def makers_of(graph: Graph, view: Graph, costs: CostModel) -> dict[Place, Maker]:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Place
-from onnxfuse.planning.candidates import Fusion, Maker, makers_of
+from onnxfuse.planning.candidates import Maker, makers_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import Evidence, Measured
 from onnxfuse.planning.objective import Objective
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.spills import Compiled, Spills
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import RuleSet
 
-Revision = Callable[[Fusion], Fusion | Refusal]
+Revision = Callable[[Region], Region | Refusal]
 """A fusion as something that is known of it makes it, or why it is left to the runtime."""
 
 
@@ -55,6 +56,6 @@ class Context:
         choices = not self.objective.spread
         return replace(
             self,
-            measured=None if evidence is None else Measured(self.makers, self.costs, evidence, choices).revision,
-            spills=None if compiled is None else Spills(self.makers, self.costs, self.objective, compiled),
+            measured=None if evidence is None else Measured(self.costs, evidence, choices).revision,
+            spills=None if compiled is None else Spills(self.costs, self.objective, compiled),
         )

@@ -10,7 +10,7 @@ of a run is given, its times stand in place of predictions of that side, and it 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import fsum
 
 from onnx import TensorProto
@@ -21,10 +21,11 @@ from onnxfuse.operators.removed import is_given, readers, source
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
+from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.runtime_kernels import runtime_efficiency
 from onnxfuse.planning.runtime_matching import RuntimeFusion
-from onnxfuse.planning.traffic import Fused, KernelTraffic, Ledger, again_in
+from onnxfuse.planning.traffic import KernelTraffic, Ledger, again_in
 from onnxfuse.schedules import running
 
 PRODUCT_EFFICIENCY = 0.7
@@ -86,37 +87,6 @@ def product_peak(dtype: int | None, profile: Profile) -> float:
     return matrix * PRODUCT_EFFICIENCY
 
 
-@dataclass(frozen=True)
-class RegionCost:
-    """A region before and after fusion: bytes through device memory, kernels, predicted seconds of GPU time.
-
-    ``seconds_before`` and ``kernels_before`` are ONNX Runtime's with its own fusions; ``bytes_before`` counts node by
-    node, as the report defines it.  ``memory_saved``: bytes of tensors that are no longer made.
-    ``seconds_after`` includes what is left of a runtime fusion that the region breaks, beyond what that takes anyway.
-    ``executions``: how often the region runs in one run of the model, in both times; 0 where a profile shows that it
-    never does.  Bytes, kernels and memory are those of one time.
-    """
-
-    bytes_before: int
-    bytes_after: int
-    kernels_before: int
-    kernels_after: int
-    seconds_before: float
-    seconds_after: float
-    memory_saved: int
-    executions: float = 1.0
-
-    @property
-    def estimated_speedup(self) -> float:
-        """Predicted time before over time after."""
-        return self.seconds_before / self.seconds_after if self.seconds_after else 1.0
-
-    @property
-    def seconds_saved(self) -> float:
-        """Predicted seconds of GPU time that the fusion saves in one run."""
-        return self.seconds_before - self.seconds_after
-
-
 class CostModel:
     """Predicted times of one graph, at given sizes, on one GPU."""
 
@@ -159,7 +129,7 @@ class CostModel:
                 (node,) = nodes
                 counted = self.ledger.node(node)
             else:
-                counted = self.ledger.region(nodes, *_moved(nodes))
+                counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
             self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
@@ -177,25 +147,25 @@ class CostModel:
         # Exact whatever the order: sets have none.
         return fsum(self.group_seconds(unit) for unit in launched), len(launched)
 
-    def region(self, fused: Fused) -> RegionCost:
+    def region(self, region: Region) -> RegionCost:
         """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts, less
         what runs all the same: a product whose operand the region scales takes its time either way."""
-        members = set(fused.nodes)
-        touched = members.union(*map(self._around, members)).difference(fused.again)
+        members = set(region.nodes)
+        touched = members.union(*map(self._around, members)).difference(region.again)
         before, kernels_before = self.unfused(touched)
         left, kernels_left = self.unfused(touched - members)
         stays = [self._stays(group, members) for group in {self._group[node] for node in members & self._group.keys()}]
         same, kernels_same = fsum(seconds for seconds, _ in stays), sum(kernels for _, kernels in stays)
-        executions = self.ledger.executions(fused.nodes)
-        counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
+        executions = self.ledger.executions(region.nodes)
+        counted = self.ledger.region(region)
         return RegionCost(
-            bytes_before=sum(self.ledger.node(node).bytes for node in fused.own),
+            bytes_before=sum(self.ledger.node(node).bytes for node in region.own),
             bytes_after=counted.bytes,
             kernels_before=kernels_before - kernels_same,
             kernels_after=kernels_left - kernels_same + counted.kernels,
             seconds_before=before - same,
-            seconds_after=left - same + executions * self._fused_seconds(counted, members, self.read_again(fused)),
-            memory_saved=memory_saved(self.ledger, fused),
+            seconds_after=left - same + executions * self._fused_seconds(counted, members, self.read_again(region)),
+            memory_saved=memory_saved(self.ledger, region),
             executions=executions,
         )
 
@@ -207,16 +177,16 @@ class CostModel:
         (whole, kernels), (rest, _) = self.unfused(group.nodes), self.unfused(group.without(members)[0])
         return min(whole, rest), kernels
 
-    def together(self, parts: Sequence[Fused]) -> RegionCost:
+    def together(self, parts: Sequence[Region]) -> RegionCost:
         """Independent regions of one graph before, and after in one launch.  Each moves in it what it moves alone: a
         tensor that two of them read comes twice."""
-        whole = Fused(
+        whole = Region(
             tuple(sorted({node for part in parts for node in part.nodes}, key=lambda node: node.index)),
-            tuple(dict.fromkeys(value for part in parts for value in part.inputs)),
+            tuple(dict.fromkeys(value for part in parts for value in part.tensors)),
             tuple(value for part in parts for value in part.outputs), again=again_in(parts),
         )
         reads: dict[Value, int] = {}
-        alone = [self.ledger.region(part.nodes, part.inputs, part.outputs) for part in parts]
+        alone = [self.ledger.region(part) for part in parts]
         again = sum(map(self.read_again, parts))
         for counted in alone:
             for value, size in counted.reads.items():
@@ -227,14 +197,14 @@ class CostModel:
         more = self._fused_seconds(moved, whole.nodes, again) - self.kernel_seconds(whole)
         return replace(cost, seconds_after=cost.seconds_after + cost.executions * more)
 
-    def kernel_seconds(self, fused: Fused, flops: int = 0) -> float:
+    def kernel_seconds(self, region: Region, flops: int = 0) -> float:
         """Predicted time of a region's own kernel, once, with so much arithmetic beyond that of its nodes."""
-        counted = self.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
-        return self._fused_seconds(replace(counted, flops=counted.flops + flops), fused.nodes, self.read_again(fused))
+        counted = self.ledger.region(region)
+        return self._fused_seconds(replace(counted, flops=counted.flops + flops), region.nodes, self.read_again(region))
 
-    def read_again(self, fused: Fused) -> int:
+    def read_again(self, region: Region) -> int:
         """Bytes that a region's kernel reads more than once; 0 where a size is not known."""
-        again, sizes = fused.read_again, self.ledger.sizes
+        again, sizes = region.read_again, self.ledger.sizes
         return again.evaluate(sizes) if again.symbols <= sizes.keys() else 0
 
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node], again: int = 0) -> float:
@@ -271,7 +241,7 @@ class CostModel:
         left, _ = self.unfused(touched - members)
         return whole - alone, left
 
-    def total(self, fused: Sequence[Fused] = ()) -> float:
+    def total(self, fused: Sequence[Region] = ()) -> float:
         """Predicted GPU time of one run with these regions fused."""
         inside = {node for region in fused for node in region.nodes}
         nodes = (node for each in self.ledger.graph.walk() for node in each.nodes)
@@ -279,13 +249,13 @@ class CostModel:
         return rest + sum(self.ledger.executions(region.nodes) * self.kernel_seconds(region) for region in fused)
 
 
-def _moved(nodes: Collection[Node]) -> tuple[list[Value], list[Value]]:
+def _moved(nodes: Collection[Node]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
     """What nodes that run as one kernel read and write, as the runtime sees it that has taken out what does nothing."""
     ordered = sorted(nodes, key=lambda node: node.index)
     read = dict.fromkeys(source(value) for node in ordered for value in node.reads())
     made = [value for node in ordered for value in node.outputs if value is not None]
     written = [value for value in made if is_given(value) or any(reader not in nodes for reader in readers(value))]
-    return [value for value in read if value.producer not in nodes], written
+    return tuple(value for value in read if value.producer not in nodes), tuple(written)
 
 
 def _product_type(nodes: Collection[Node], ledger: Ledger) -> int | None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from onnxfuse.graph.model import Place
 from onnxfuse.lowering.launch import LaunchPlan
-from onnxfuse.lowering.lower import Lowered
-from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
+from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import SCHEDULES, Choice, Kernel, Request, make_kernel
+from onnxfuse.schedules import Choice, Kernel, make_kernel
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,10 @@ class Measured:
     """What measurements make of fusions.  Kernels of a user's own are not weighed.
 
     Attributes:
-        makers: of the model's fusions; costs: of its graph.
+        costs: of the model's graph.
         choices: whether tuned schedules are taken over.
     """
 
-    makers: Mapping[Place, Maker]
     costs: CostModel
     evidence: Evidence
     choices: bool = True
@@ -72,34 +68,29 @@ class Measured:
         self.identities = Identities(self.costs.ledger.graph, self.costs.ledger.sizes)
         self.known: dict[tuple[Identity, str, LaunchPlan], tuple[Kernel, Times | None]] = {}
 
-    def revision(self, fusion: Fusion) -> Fusion | Refusal:
-        """A fusion with its best kernel and its times, or why it is left to the runtime."""
-        schedule = fusion.kernel.schedule
-        lowered = self.makers[fusion.nodes[0].place].tensors_of(fusion) if schedule in SCHEDULES else None
-        if lowered is None or isinstance(lowered, Refusal):
-            return fusion
-        what = self.identities.of(fusion, lowered, schedule)
+    def revision(self, fusion: Region) -> Region | Refusal:
+        """A region with its best kernel and its times, or why it is left to the runtime."""
+        what = self.identities.of(fusion)
         if what is None:
             return fusion
         key = what, fusion.rule, fusion.kernel.plan
         if key not in self.known:
-            self.known[key] = self._asked(what, fusion, lowered)
+            self.known[key] = self._asked(what, fusion)
         kernel, times = self.known[key]
-        fusion = replace(fusion, kernel=kernel, measured=None if times is None else times.as_json())
+        fusion = replace(fusion, made=kernel, measured=None if times is None else times.as_json())
         return fusion if times is None else _slower(fusion, times, self.costs) or fusion
 
-    def _asked(self, what: Identity, fusion: Fusion, lowered: Lowered) -> tuple[Kernel, Times | None]:
+    def _asked(self, what: Identity, fusion: Region) -> tuple[Kernel, Times | None]:
         """The best kernel of a region, and what it takes."""
         kernel: Kernel | Refusal = fusion.kernel
         choice = self.evidence.choice(what) if self.choices else None
         if choice is not None:
-            asked = Request(lowered, fusion.rule, self.identities.sizes, choice)
-            kernel = make_kernel(asked, fusion.kernel.schedule)
+            kernel = make_kernel(fusion.request(self.identities.sizes, choice), fusion.kernel.schedule)
         best = kernel if isinstance(kernel, Kernel) else fusion.kernel
         return best, self.evidence.times(what, best)
 
 
-def _slower(fusion: Fusion, times: Times, costs: CostModel) -> Refusal | None:
+def _slower(fusion: Region, times: Times, costs: CostModel) -> Refusal | None:
     """Why a region is left to the runtime: its kernel, and what it leaves of a broken runtime fusion, takes longer."""
     if times.runtime is None:
         return None

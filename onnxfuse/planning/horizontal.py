@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.graph.sizes import elements_of
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import RegionCost
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
 from onnxfuse.planning.limits import inefficient, too_large
 from onnxfuse.planning.memory import peak_memory
@@ -28,6 +27,7 @@ from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.pieces import Piece, bound, joint_rule, not_in, piece_of, regions, with_joins
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.shares import Share, put_together, shares_of
 from onnxfuse.planning.spills import Spills
 from onnxfuse.planning.traffic import again_in, shared
@@ -131,7 +131,7 @@ class _Joiner:
     def joins(self, share: Share) -> tuple[list[Piece], list[Refusal]]:
         """What is joined of this graph's share of a plan, and why regions of one kernel do not share a launch."""
         own = share.fusions
-        twice = shared(fusion.fused for fusion in own)
+        twice = shared(fusion for fusion in own)
         common = {node for f in own for node in f.view if not twice.isdisjoint(node.originals)} if twice else set()
         units = apart([fusion.view for fusion in own], common)
         self.common = common.difference(*units)
@@ -165,7 +165,7 @@ class _Joiner:
             if not taken.isdisjoint(record.nodes) or record.cost is None or self._is_long(record.cost):
                 continue
             made = self.maker.fusion(record.nodes, record.rule)
-            part = piece_of(made, self.costs, chosen=False) if isinstance(made, Fusion) else None
+            part = piece_of(made, self.costs, chosen=False) if isinstance(made, Region) else None
             if part is not None and self.contraction.contract(record.nodes) is None:
                 taken.update(record.nodes)
                 found.append(part)
@@ -212,17 +212,17 @@ class _Joiner:
         members = {*one.view, *other.view}
         if not self._may_meet(first.members, second.members) or self._operators(members) > self._most_operators():
             return None
-        found = self.maker.region(members, joint_rule([one, other]), self._written(one, other))
-        if isinstance(found, Refusal):
+        region = self.maker.region(members, joint_rule([one, other]), self._written(one, other))
+        if isinstance(region, Refusal):
             return None
-        region, lowered = found
-        again = again_in([one.fused, other.fused])
+        again = again_in([one, other])
         if again:
-            region = replace(region, again=again, cost=self.costs.region(replace(region.fused, again=again)))
+            region = replace(region, again=again)
+            region = replace(region, counted=self.costs.region(region))
         if not self._gains(region.cost, [first, second], first.saved + second.saved):
             return None
-        made = self.maker.with_kernel(region, lowered)
-        if not isinstance(made, Fusion) or made.cost != region.cost or self._exceeds(made) is not None:
+        made = self.maker.with_kernel(region)
+        if not isinstance(made, Region) or made.cost != region.cost or self._exceeds(made) is not None:
             return None
         compiled = self._compiled(made, [first, second], first.saved + second.saved)
         if compiled is None:
@@ -233,7 +233,7 @@ class _Joiner:
             return part
         return None
 
-    def _written(self, *fusions: Fusion) -> list[Value]:
+    def _written(self, *fusions: Region) -> list[Value]:
         """Values of the view that regions write, in graph order."""
         written = {self.maker.view.values[value.name] for fusion in fusions for value in fusion.outputs}
         nodes = _ordered(fusion.view for fusion in fusions)
@@ -242,7 +242,7 @@ class _Joiner:
     def _bytes(self, values: Iterable[Value]) -> int:
         return sum(self.costs.ledger.bytes_of(value) or 0 for value in values)
 
-    def _largest(self, fusion: Fusion) -> int:
+    def _largest(self, fusion: Region) -> int:
         """Elements of its largest output."""
         return max(elements_of(value, self.costs.ledger.sizes) or 0 for value in fusion.outputs)
 
@@ -317,7 +317,7 @@ class _Joiner:
             return ""
         if bound(parts) is None:
             return "together they read and write more than one node can"
-        cost = self.costs.together([each.fusion.fused for each in parts])
+        cost = self.costs.together([each.fusion for each in parts])
         return cost if self._gains(cost, parts, launch.saved + part.saved) else "too little is predicted to be saved"
 
     def _made(self, launch: _Launch) -> Piece | None:
@@ -331,9 +331,9 @@ class _Joiner:
         if not isinstance(kernel, Kernel) or check_host_inputs(found.tensors, self.maker.graph, label) is not None:
             return None
         nodes, view = _ordered(f.nodes for f in fusions), _ordered(f.view for f in fusions)
-        fusion = Fusion(
-            rule, nodes, view, found.tensors, found.hosts, found.inlined, found.outputs, launch.cost, kernel,
-            again=again_in([each.fused for each in fusions]),
+        fusion = Region(
+            nodes, found.tensors, found.outputs, rule, view, found.hosts, found.inlined, again_in(fusions),
+            counted=launch.cost, made=kernel,
         )
         if self._exceeds(fusion) is not None:
             return None
@@ -358,18 +358,16 @@ class _Joiner:
         least = LEAST_SAVED * sum(part.seconds for part in parts)
         return cost.seconds_saved - saved > least and self.objective.refuses(cost, 0, "", "") is None
 
-    def _compiled(self, fusion: Fusion, parts: Sequence[Piece], saved: float) -> Fusion | None:
+    def _compiled(self, fusion: Region, parts: Sequence[Piece], saved: float) -> Region | None:
         """A join as the compiler makes it, or None where it is not worth it as that: parts share registers."""
         if self.spills is None:
             return fusion
         found = self.spills.revision(fusion)
-        return found if isinstance(found, Fusion) and self._gains(found.cost, parts, saved) else None
+        return found if isinstance(found, Region) and self._gains(found.cost, parts, saved) else None
 
-    def _exceeds(self, fusion: Fusion) -> Refusal | None:
+    def _exceeds(self, fusion: Region) -> Refusal | None:
         """Why a join's kernel passes what the profile lets a region be, or None."""
-        sizes, profile, label = self.costs.ledger.sizes, self.costs.profile, fusion.nodes[0].label
-        refusal = too_large(fusion.kernel.plan, fusion.tensors, sizes, profile, label, fusion.rule)
-        return refusal or inefficient(fusion.fused, self.costs, label, fusion.rule)
+        return too_large(fusion, self.costs) or inefficient(fusion, self.costs)
 
     def _operators(self, members: Collection[Node]) -> int:
         return sum(self.placement.kinds[node] is not Kind.VIEW for node in members)
@@ -379,7 +377,7 @@ class _Joiner:
 
     # ---- Memory. ----
 
-    def _most_held(self, own: Sequence[Fusion]) -> int:
+    def _most_held(self, own: Sequence[Region]) -> int:
         """Bytes that a run may hold; 0 where that is not counted, in bodies."""
         if self.maker.graph.place:
             return 0
@@ -390,7 +388,7 @@ class _Joiner:
         most = max(most, peak_memory(ledger).peak)
         return most + max(round(most * ROUNDING), GRANULE)
 
-    def _within_memory(self, joins: Sequence[Piece], own: Sequence[Fusion]) -> list[Piece]:
+    def _within_memory(self, joins: Sequence[Piece], own: Sequence[Region]) -> list[Piece]:
         """The joins with which a run does not hold too much, those that hold the least for the shortest first."""
         ordered = sorted(joins, key=lambda join: (self._apart(join.leaves) * self._moved(join), join.first))
 

@@ -18,7 +18,7 @@ from onnxfuse.graph.model import Graph, Value
 from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.structure import structure
-from onnxfuse.planning.candidates import Region
+from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Request, make_kernel
 
@@ -48,12 +48,15 @@ class Identities:
     sizes: Sizes
     _kernels: dict[Hashable, str | None] = field(default_factory=dict, repr=False)
 
-    def of(self, region: Region, lowered: Lowered, schedule: str) -> Identity | None:
-        """What a region is; None where a size is not known, or it has no kernel without planned sizes."""
+    def of(self, region: Region) -> Identity | None:
+        """What a region with a schedule's kernel is; None for others, where a size is not known, or where it has no
+        kernel without planned sizes."""
+        if region.lowered is None:
+            return None
         inputs, outputs = (_shapes(values, self.sizes) for values in (region.tensors, region.outputs))
-        key = structure(lowered), schedule
+        key = structure(region.lowered), region.kernel.schedule
         if key not in self._kernels:
-            self._kernels[key] = _kernel(lowered, schedule)
+            self._kernels[key] = _kernel(region.lowered, region.kernel.schedule)
         kernel = self._kernels[key]
         if inputs is None or outputs is None or kernel is None:
             return None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.sizes import Sizes, shape_of
-from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.graph.model import Node
+from onnxfuse.graph.sizes import shape_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.hardware import KIB, Profile
-from onnxfuse.planning.traffic import Fused, chosen_variant
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 
 
@@ -30,14 +30,14 @@ def too_many(count: int, profile: Profile, node: str, rule: str) -> Refusal | No
     )
 
 
-def efficiency(fused: Fused, costs: CostModel) -> float:
+def efficiency(region: Region, costs: CostModel) -> float:
     """Share of the roofline that a region's kernel is predicted to reach, without what every launch costs.
 
     The roofline is that of ``Profile.bandwidth``, the plain float32 cores, and each tensor moved once; a kernel that
     the second-level cache serves counts 1.
     """
-    counted = costs.ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch)
-    seconds = costs.seconds(counted, again=costs.read_again(fused)) - counted.kernels * costs.profile.floor_us * 1e-6
+    counted = costs.ledger.region(region)
+    seconds = costs.seconds(counted, again=costs.read_again(region)) - counted.kernels * costs.profile.floor_us * 1e-6
     least = max(
         (counted.bytes - counted.scratch) / costs.profile.bandwidth,
         counted.flops / (costs.profile.peaks.float32 * 1e12),
@@ -45,27 +45,27 @@ def efficiency(fused: Fused, costs: CostModel) -> float:
     return min(1.0, least / seconds) if seconds > 0 else 1.0
 
 
-def inefficient(fused: Fused, costs: CostModel, node: str, rule: str) -> Refusal | None:
+def inefficient(region: Region, costs: CostModel) -> Refusal | None:
     """A refusal where a region's kernel is predicted to reach less of the roofline than the profile asks for."""
-    share, least = efficiency(fused, costs), costs.profile.limits.efficiency
+    share, least = efficiency(region, costs), costs.profile.limits.efficiency
     if share >= least:
         return None
     return Refusal(
         "efficiency",
         f"its kernel is predicted to reach {share:.2f} of the roofline, and the profile of {costs.profile.name} "
         f"asks for {least:g}",
-        node, rule, "lower limits.efficiency in a profile of your own",
+        region.label, region.rule, "lower limits.efficiency in a profile of your own",
     )
 
 
-def too_large(
-    plan: LaunchPlan, tensors: Sequence[Value], sizes: Sizes, profile: Profile, node: str, rule: str
-) -> Refusal | None:
-    """A refusal where a kernel asks, at the planned sizes, for more shared memory than a block may plan with."""
-    shapes = [shape for value in tensors if (shape := shape_of(value, sizes)) is not None]
-    if len(shapes) < len(tensors):
+def too_large(region: Region, costs: CostModel) -> Refusal | None:
+    """A refusal where a region's kernel asks, at the planned sizes, for more shared memory than a block may plan with.
+    """
+    profile = costs.profile
+    shapes = [shape for value in region.tensors if (shape := shape_of(value, costs.ledger.sizes)) is not None]
+    if len(shapes) < len(region.tensors):
         return None
-    variant, evaluate = chosen_variant(plan, shapes, profile.sm, profile.multiprocessors)
+    variant, evaluate = chosen_variant(region.kernel.plan, shapes, profile.sm, profile.multiprocessors)
     asked = max((evaluate(step.shared) or 0 for step in variant.steps), default=0)
     if asked <= profile.on_chip_bytes:
         return None
@@ -73,5 +73,5 @@ def too_large(
         "on-chip",
         f"a block of its kernel asks for {asked / KIB:.0f} KiB on chip, and the profile of {profile.name} "
         f"has {profile.on_chip_bytes / KIB:.0f}",
-        node, rule,
+        region.label, region.rule,
     )

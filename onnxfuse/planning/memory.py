@@ -14,7 +14,8 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators.removed import passes_on, same_memory
 from onnxfuse.planning.legality import Contraction, apart
 from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.traffic import Fused, Ledger, shared
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.traffic import Ledger, shared
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Memory:
     at: Node | None
 
 
-def peak_memory(ledger: Ledger, fused: Sequence[Fused] = ()) -> Memory:
+def peak_memory(ledger: Ledger, fused: Sequence[Region] = ()) -> Memory:
     """The peak of one run, with these regions fused.  What is made inside a body holds nothing.
 
     Nodes run in graph order; a fused node runs where a topological order of the contracted graph puts it.
@@ -71,12 +72,12 @@ def peak_memory(ledger: Ledger, fused: Sequence[Fused] = ()) -> Memory:
     return Memory(peak, held, at)
 
 
-def memory_saved(ledger: Ledger, fused: Fused) -> int:
+def memory_saved(ledger: Ledger, region: Region) -> int:
     """Bytes of a region's inner values, which the fused node never puts into device memory."""
-    outputs = set(fused.outputs)
+    outputs = set(region.outputs)
     return sum(
         size
-        for node in fused.own
+        for node in region.own
         for value, size in ledger.node(node).writes.items()
         if value not in outputs
     )
@@ -90,7 +91,7 @@ class _Step:
     scratch: int = 0
 
 
-def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
+def _steps(ledger: Ledger, fused: Sequence[Region]) -> Iterable[_Step]:
     """What runs, in order: nodes that launch, and regions."""
     fused = [region for region in fused if region.nodes[0].place == ledger.graph.place]
     # What passes its operand on is no matter, and may stand beside the regions that hold copies of it.
@@ -112,7 +113,7 @@ def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
     for unit in units:
         found = region_of.get(frozenset(unit))
         if found is not None:
-            yield _Step(unit, found.inputs, found.outputs, found.scratch // 2)
+            yield _Step(unit, found.tensors, found.outputs, found.scratch // 2)
         elif unit[0] not in common and (
             ledger.placement.kinds[unit[0]].launches or ledger.placement.kinds[unit[0]] is Kind.CONTROL
         ):
@@ -120,7 +121,7 @@ def _steps(ledger: Ledger, fused: Sequence[Fused]) -> Iterable[_Step]:
             yield _Step(unit, tuple(node.reads()), tuple(value for value in node.outputs if value is not None))
 
 
-def _roots(ledger: Ledger, fused: Sequence[Fused]) -> dict[Value, Value]:
+def _roots(ledger: Ledger, fused: Sequence[Region]) -> dict[Value, Value]:
     """What each view outside the regions is a view of."""
     inside = {node for region in fused for node in region.nodes}
     root: dict[Value, Value] = {}

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 
-from onnxfuse.planning.cost import RegionCost
+from onnxfuse.planning.region import RegionCost
 from onnxfuse.refusal import Refusal
 
 LEAST_GAIN = 1.2

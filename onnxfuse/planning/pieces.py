@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.lowering.launch import HOST_INPUTS, Situation
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.shares import Share
-from onnxfuse.planning.traffic import Fused
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES
@@ -33,7 +32,7 @@ class Piece:
         pieces: the regions it was joined of; none where the plan, or the runtime, has it.
     """
 
-    fusion: Fusion
+    fusion: Region
     members: frozenset[Node]
     chosen: bool
     planned: int
@@ -72,7 +71,7 @@ class Piece:
 
 
 def piece_of(
-    fusion: Fusion, costs: CostModel, *, chosen: bool, pieces: tuple[Piece, ...] = (),
+    fusion: Region, costs: CostModel, *, chosen: bool, pieces: tuple[Piece, ...] = (),
     members: frozenset[Node] | None = None,
 ) -> Piece | None:
     """A region whose kernel can share a launch at the planned sizes; None for others.
@@ -94,7 +93,7 @@ def piece_of(
     return Piece(fusion, members, chosen, planned, blocks, pieces) if blocks else None
 
 
-def _situation(fusion: Fusion, costs: CostModel) -> Situation | None:
+def _situation(fusion: Region, costs: CostModel) -> Situation | None:
     """What a kernel's plan sees at the planned sizes; None where they are not known, or fail its checks."""
     sizes, profile = costs.ledger.sizes, costs.profile
     shapes = [shape_of(value, sizes) for value in fusion.tensors]
@@ -159,15 +158,15 @@ def _numbered(values: Sequence[Value]) -> Mapping[Value, int]:
     return {value: number for number, value in enumerate(values)}
 
 
-def joint_rule(fusions: Sequence[Fusion]) -> str:
+def joint_rule(fusions: Sequence[Region]) -> str:
     """The ids of all rules that regions are due to."""
     return "+".join(dict.fromkeys(rule for fusion in fusions for rule in fusion.rule.split("+")))
 
 
-def regions(own: Sequence[Fusion], joins: Sequence[Piece]) -> list[Fused]:
+def regions(own: Sequence[Region], joins: Sequence[Piece]) -> list[Region]:
     """Regions as the ledger counts them, with joins in place of what they were made of."""
     inside = {leaf.fusion.view for join in joins for leaf in join.leaves}
-    return [*(fusion.fused for fusion in own if fusion.view not in inside), *(join.fusion.fused for join in joins)]
+    return [*(fusion for fusion in own if fusion.view not in inside), *(join.fusion for join in joins)]
 
 
 def with_joins(share: Share, joins: Sequence[Piece]) -> Share:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.facts import Facts
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import shared
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
@@ -42,17 +43,17 @@ class Plan:
         spaces: what the regions of each graph were chosen from.
     """
 
-    fusions: tuple[Fusion, ...] = ()
+    fusions: tuple[Region, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     candidates: int = 0
     considered: tuple[Considered, ...] = ()
     spaces: tuple[SearchSpace, ...] = field(default=(), compare=False, repr=False)
 
 
-def together(fusions: Sequence[Fusion], lost: Collection[int]) -> set[int]:
+def together(fusions: Sequence[Region], lost: Collection[int]) -> set[int]:
     """Regions, by place, and with them those that compute the same nodes: what these compute again nobody else would
     write."""
-    common = shared(fusion.fused for fusion in fusions)
+    common = shared(fusion for fusion in fusions)
     held = [common.intersection(fusion.nodes) for fusion in fusions]
     holders: dict[Node, list[int]] = {}
     for place, nodes in enumerate(held):
@@ -68,7 +69,7 @@ def together(fusions: Sequence[Fusion], lost: Collection[int]) -> set[int]:
     return found
 
 
-def revised(plan: Plan, revision: Callable[[Fusion], Fusion | Refusal]) -> Plan:
+def revised(plan: Plan, revision: Callable[[Region], Region | Refusal]) -> Plan:
     """A plan whose fusions are as a revision makes them, those left out that it refuses, and what goes with these."""
     found = [revision(fusion) for fusion in plan.fusions]
     lost = together(plan.fusions, [place for place, each in enumerate(found) if isinstance(each, Refusal)])
@@ -84,7 +85,7 @@ def revised(plan: Plan, revision: Callable[[Fusion], Fusion | Refusal]) -> Plan:
         if each.verdict == "chosen" and each.nodes in refusals else each
         for each in plan.considered
     )
-    fusions = tuple(each for place, each in enumerate(found) if place not in lost and isinstance(each, Fusion))
+    fusions = tuple(each for place, each in enumerate(found) if place not in lost and isinstance(each, Region))
     return replace(plan, fusions=fusions, refusals=(*plan.refusals, *refusals.values()), considered=considered)
 
 

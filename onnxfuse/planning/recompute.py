@@ -19,13 +19,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node, Place, Value
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import admitting
 from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.plan import Plan, SearchSpace
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.shares import Share, put_together, shares_of
 from onnxfuse.planning.sketches import Part, Sketch, Sketches
 from onnxfuse.planning.weighing import Considered
@@ -108,9 +108,9 @@ class _Stage:
                 break
             ledger = self.costs.ledger
             if not limit:
-                limit = peak_memory(ledger, [fusion.fused for fusion in before]).peak
+                limit = peak_memory(ledger, before).peak
                 limit = limit if self.objective.saves_memory else max(limit, peak_memory(ledger).peak)
-            if peak_memory(ledger, [fusion.fused for fusion in after]).peak <= limit:
+            if peak_memory(ledger, after).peak <= limit:
                 break
         else:
             changes = []
@@ -118,7 +118,7 @@ class _Stage:
 
     # ---- The search. ----
 
-    def _run(self, before: Sequence[Fusion], tight: bool) -> list[_Change]:
+    def _run(self, before: Sequence[Region], tight: bool) -> list[_Change]:
         """Change parts until nothing gains; ``tight`` takes only what holds no more memory meanwhile."""
         self.tight = tight
         self.home: dict[Node, list[Part]] = {}
@@ -157,7 +157,7 @@ class _Stage:
             changes.append(change)
         return changes
 
-    def _part(self, fusion: Fusion, flops: int = 0, old: bool = True) -> Part:
+    def _part(self, fusion: Region, flops: int = 0, old: bool = True) -> Part:
         values = self.maker.view.values
         return Part(
             fusion.view, tuple(values[value.name] for value in fusion.outputs), fusion,
@@ -239,7 +239,7 @@ class _Stage:
         if self.tight and heavier:
             return None
         before = sum(self._seconds(each, self.costs) for each in gone)
-        after = sum(self.costs.kernel_seconds(each.fused, each.flops) for each in sketches) * self._runs(part)
+        after = sum(self.costs.kernel_seconds(each.region, each.flops) for each in sketches) * self._runs(part)
         near = NEAR if self.context.eager or self.context.measured is not None else 1.0
         if after >= before * near or (near == 1.0 and not self._gains(before, after, gone, sketches)):
             self._tell(part, readers, before, after)
@@ -259,7 +259,7 @@ class _Stage:
         if id(costs) not in part.seconds:
             originals = self.sketches.originals(part.view)
             part.seconds[id(costs)] = costs.unfused(originals)[0] if part.fusion is None else (
-                costs.kernel_seconds(part.fusion.fused, part.flops) * costs.ledger.executions(originals))
+                costs.kernel_seconds(part.fusion, part.flops) * costs.ledger.executions(originals))
         return part.seconds[id(costs)]
 
     def _runs(self, part: Part) -> float:
@@ -288,9 +288,9 @@ class _Stage:
         """Whether rules and limits admit all of them."""
         profile = self.costs.profile
         return all(
-            self.space.forbidden.refuses(each.view) is None
-            and (not each.again or admitting(self.rules, set(each.view)) is not None)
-            and too_many(operators(each.view, self.facts), profile, "", "") is None
+            self.space.forbidden.refuses(each.region.view) is None
+            and (not each.again or admitting(self.rules, set(each.region.view)) is not None)
+            and too_many(operators(each.region.view, self.facts), profile, "", "") is None
             for each in sketches
         )
 
@@ -299,11 +299,11 @@ class _Stage:
         found = []
         for sketch in sketches:
             own = sketch.stands_for.fusion
-            grown = admitting(self.rules, set(sketch.view))
+            grown = admitting(self.rules, set(sketch.region.view))
             rule = own.rule if own is not None else grown.id if grown is not None else "grow"
-            region = self.maker.region(sketch.view, rule, sketch.outputs)
-            fusion = region if isinstance(region, Refusal) else self.maker.with_kernel(*region)
-            if isinstance(fusion, Fusion) and self.context.measured is not None:
+            region = self.maker.region(sketch.region.view, rule, sketch.outputs)
+            fusion = region if isinstance(region, Refusal) else self.maker.with_kernel(region)
+            if isinstance(fusion, Region) and self.context.measured is not None:
                 fusion = self.context.measured(fusion)
             if isinstance(fusion, Refusal):
                 return fusion
@@ -313,10 +313,8 @@ class _Stage:
             found.append(self._part(fusion, sketch.flops, old=False))
         return found
 
-    def _refused(self, fusion: Fusion) -> Refusal | None:
-        profile, label = self.costs.profile, fusion.nodes[0].label
-        refusal = too_large(fusion.kernel.plan, fusion.tensors, self.costs.ledger.sizes, profile, label, fusion.rule)
-        return refusal or inefficient(fusion.fused, self.costs, label, fusion.rule)
+    def _refused(self, fusion: Region) -> Refusal | None:
+        return too_large(fusion, self.costs) or inefficient(fusion, self.costs)
 
     def _better(
         self, part: Part, readers: Mapping[Value, Sequence[Part]], gone: Sequence[Part], come: Sequence[Part]
@@ -345,7 +343,7 @@ class _Stage:
 
     # ---- What came of it. ----
 
-    def _counted(self, before: Sequence[Fusion]) -> list[Fusion]:
+    def _counted(self, before: Sequence[Region]) -> list[Region]:
         """All regions of the graph: of what several hold, the first counts it."""
         kept = [fusion for fusion in before if fusion.kernel.schedule not in SCHEDULES]
         kept += [part.fusion for part in self.parts.values() if part.fusion is not None]
@@ -358,12 +356,12 @@ class _Stage:
                 again = tuple(node for node in fusion.nodes if node in taken)
                 if again:
                     fusion = replace(fusion, again=again)
-                    fusion = replace(fusion, cost=self.costs.region(fusion.fused))
+                    fusion = replace(fusion, counted=self.costs.region(fusion))
             taken.update(node for node in fusion.nodes if node.op != "Constant")
             found.append(fusion)
         return found
 
-    def _changed(self, after: list[Fusion], changes: Sequence[_Change]) -> Share:
+    def _changed(self, after: list[Region], changes: Sequence[_Change]) -> Share:
         """The graph's share of the plan with these regions, but for ``records``."""
         came = {part.view: self._words(change) for change in changes for part in change.come}
         went = {part.view: change for change in changes for part in change.gone if part.old}

@@ -19,18 +19,19 @@ from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators.removed import gives_back
 from onnxfuse.planning.borders import Borders
-from onnxfuse.planning.candidates import Fusion, Maker
+from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.facts import Facts, node_facts
 from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.layout import beside_convolutions
 from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, SearchSpace
+from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.traffic import Ledger
-from onnxfuse.planning.weighing import CandidatePool, Considered, Weighed, connected, ordered
+from onnxfuse.planning.weighing import CandidatePool, Considered, Members, connected, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, Prohibitions, find_matches, prohibitions
 
@@ -80,7 +81,7 @@ class _Search:
         self.forbidden: Prohibitions = prohibitions(view, rules)
         self.facts: dict[Node, Facts] = {}
         self.refusals: list[Refusal] = []
-        self.custom: list[Fusion] = []
+        self.custom: list[Region] = []
         self.overlapping: list[Match] = []
         placement = Ledger(view, ledger.sizes).placement
         left = {node for found in self.forbidden.found if not found.unless for node in found.leave}
@@ -114,7 +115,7 @@ class _Search:
             chosen = self._select()
         self._take_in_borders(chosen)
         # A user who brings a kernel has decided: it is not weighed.
-        fusions = self.custom + [weighed.fusion for weighed in chosen if weighed.fusion is not None]
+        fusions = self.custom + [self.candidates.pool[members] for members in chosen]
         fusions.sort(key=lambda fusion: fusion.nodes[0].index)
         refusals = dict.fromkeys(self.refusals + self.candidates.refusals)
         weighed = self.candidates.weighed + len(self.custom)
@@ -146,12 +147,12 @@ class _Search:
             self.candidates.offer(group.nodes, group.rule.id if group.rule is not None else None)
         return groups
 
-    def _offer_rest(self, groups: Sequence[Group], chosen: Sequence[Weighed]) -> bool:
+    def _offer_rest(self, groups: Sequence[Group], chosen: Sequence[Members]) -> bool:
         """What is left of groups that were not taken whole grows anew; whether there is anything new to choose from.
 
         A second optimisation of the result would find it, and find nothing after this.
         """
-        fixed = [each.members for each in chosen] + [frozenset(fusion.view) for fusion in self.custom]
+        fixed = [*chosen, *(frozenset(fusion.view) for fusion in self.custom)]
         taken = frozenset().union(*fixed)
         if not any(sum(not self.facts[node].view for node in group.nodes - taken) > 1
                    for group in groups if group.nodes & self.facts.keys()):
@@ -234,54 +235,66 @@ class _Search:
             if admitting(self.rules, members) and not is_convex(members):
                 self.candidates.offer(members, None)
 
-    def _select(self) -> list[Weighed]:
+    def _select(self) -> list[Members]:
         """The best of the pool, every one with its kernel."""
         while True:
             pool = list(self.candidates.pool)
-            candidates = [Candidate(frozenset(node.index for node in each.members), each.worth) for each in pool]
+            worths = self.candidates.worths
+            candidates = [Candidate(frozenset(node.index for node in each), worths[each]) for each in pool]
             found = select(candidates, lambda places: self._cycles(pool, places))  # noqa: B023
             chosen = [pool[place] for place in found.chosen]
             # Kernels of all of them, so that the rounds are few; each round strikes one from the pool at least.
-            made = [each.fusion is not None or self.candidates.make(each) for each in chosen]
+            made = [self.candidates.pool[each].made is not None or self.candidates.make(each) for each in chosen]
             if all(made):
                 return chosen
 
-    def _take_in_borders(self, chosen: Sequence[Weighed]) -> None:
+    def _take_in_borders(self, chosen: Sequence[Members]) -> None:
         """Views beside the chosen regions that cost less inside."""
-        taken = {node for each in chosen for node in each.members} | {n for each in self.custom for n in each.view}
+        taken = {node for each in chosen for node in each} | {n for each in self.custom for n in each.view}
         borders = Borders(self.maker, self.facts, self.forbidden, self.growth.group.keys(), taken)
-        for each in sorted(chosen, key=lambda each: each.region.view[0].index):
-            if each.fusion is not None:
-                each.region = each.fusion = borders.widened(each.fusion)
+        pool = self.candidates.pool
+        for each in sorted(chosen, key=lambda each: pool[each].view[0].index):
+            pool[each] = borders.widened(pool[each])
 
-    def _cycles(self, pool: Sequence[Weighed], places: Sequence[int]) -> list[frozenset[int]]:
+    def _cycles(self, pool: Sequence[Members], places: Sequence[int]) -> list[frozenset[int]]:
         """Those of the places whose regions close a cycle, perhaps with regions of kernels that a user brought."""
         fixed = [fusion.view for fusion in self.custom]
-        found = joint_cycles(self.view, [*fixed, *(pool[place].members for place in places)])
+        found = joint_cycles(self.view, [*fixed, *(pool[place] for place in places)])
         barred = [frozenset(places[group - len(fixed)] for group in each if group >= len(fixed)) for each in found]
         return [each for each in barred if each]
 
-    def _considered(self, chosen: Sequence[Weighed]) -> tuple[Considered, ...]:
+    def _considered(self, chosen: Sequence[Members]) -> tuple[Considered, ...]:
         """Every region that was weighed and what became of it."""
-        holder = {node: each for each in chosen for node in each.members}
-        taken = set(map(id, chosen))
+        holder = {node: each for each in chosen for node in each}
+        taken = set(chosen)
         records = list(self.candidates.records)
         for fusion in self.custom:
             records.append(
                 Considered(fusion.view, fusion.rule, fusion.cost, "chosen", "Its rule brings a kernel of its own.", "")
             )
-        for each in self.candidates.pool:
-            region = each.region
-            if id(each) in taken:
+        for each, region in self.candidates.pool.items():
+            if each in taken:
                 records.append(Considered(region.view, region.rule, region.cost, "chosen", _gains(region.cost), ""))
             else:
-                winners = {id(found): found for node in each.members if (found := holder.get(node)) is not None}
-                records.append(_lost(region.view, region.rule, region.cost, list(winners.values())))
+                winners = dict.fromkeys(found for node in each if (found := holder.get(node)) is not None)
+                records.append(self._lost(region.view, region.rule, region.cost, list(winners)))
         for whole, part, cost in self.candidates.splits:
             winner = holder.get(min(part, key=lambda node: node.index))
-            if winner is not None and winner.members == whole:
-                records.append(_lost(ordered(part), self.candidates.rule_of(part), cost, [winner]))
+            if winner == whole:
+                records.append(self._lost(ordered(part), self.candidates.rule_of(part), cost, [whole]))
         return tuple(sorted(records, key=lambda record: (record.nodes[0].index, -len(record.nodes))))
+
+    def _lost(self, nodes: tuple[Node, ...], rule: str, cost: RegionCost, winners: Sequence[Members]) -> Considered:
+        """A region that others stand in the way of: those that hold nodes of it, or close a cycle with it."""
+        saved = f"It would save {cost.seconds_saved * 1e6:.1f} µs a run"
+        if not winners:
+            reason = f"{saved}, but closes a cycle with regions that save more."
+            return Considered(nodes, rule, cost, "lost", reason, "")
+        best = self.candidates.pool[max(winners, key=lambda each: self.candidates.worths[each])].label
+        more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
+        total = sum(self.candidates.pool[each].cost.seconds_saved for each in winners) * 1e6
+        reason = f"{saved}; the region of {best}{more}, with the same nodes, {total:.1f} µs."
+        return Considered(nodes, rule, cost, "lost", reason, best)
 
 
 def spread(graph: Graph, sizes: Mapping[str, int], factors: Sequence[float]) -> list[dict[str, int]]:
@@ -297,15 +310,3 @@ def _gains(cost: RegionCost) -> str:
         f"It is predicted to run {cost.estimated_speedup:.2f}x as fast and to save {cost.seconds_saved * 1e6:.1f} µs "
         f"and {round((cost.bytes_before - cost.bytes_after) * cost.executions):,} bytes a run."
     )
-
-
-def _lost(nodes: tuple[Node, ...], rule: str, cost: RegionCost, winners: Sequence[Weighed]) -> Considered:
-    """A region that others stand in the way of: those that hold nodes of it, or close a cycle with it."""
-    saved = f"It would save {cost.seconds_saved * 1e6:.1f} µs a run"
-    if not winners:
-        return Considered(nodes, rule, cost, "lost", f"{saved}, but closes a cycle with regions that save more.", "")
-    best = max(winners, key=lambda each: each.worth)
-    more = f" and {len(winners) - 1} more" if len(winners) > 1 else ""
-    total = sum(each.region.cost.seconds_saved for each in winners) * 1e6
-    reason = f"{saved}; the region of {best.label}{more}, with the same nodes, {total:.1f} µs."
-    return Considered(nodes, rule, cost, "lost", reason, best.label)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Graph, Place
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.weighing import Considered
 
 
@@ -24,7 +24,7 @@ class Share:
         new: how many of the fusions the plan did not have before.
     """
 
-    fusions: list[Fusion] = field(default_factory=list)
+    fusions: list[Region] = field(default_factory=list)
     considered: list[Considered] = field(default_factory=list)
     new: int = 0
 

@@ -9,11 +9,10 @@ from functools import cached_property
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import elements_of
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import copied
 from onnxfuse.planning.plan import SearchSpace
-from onnxfuse.planning.traffic import Fused
+from onnxfuse.planning.region import Region
 
 MOST_OPERATORS = 8
 """Operators that compute a value again."""
@@ -36,7 +35,7 @@ class Part:
 
     view: tuple[Node, ...]
     outputs: tuple[Value, ...]
-    fusion: Fusion | None
+    fusion: Region | None
     reads: frozenset[Value]
     flops: int = 0
     old: bool = True
@@ -58,16 +57,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A part that may stand for another: its nodes and outputs, and what it would read and cost.
+    """A part that may stand for another.
 
-    ``stands_for`` is that other; ``again`` are nodes that it computes again now.
+    Attributes:
+        stands_for: that other; region: what it would be.
+        outputs: values of the view that it writes; again: nodes of the view that it computes again now.
+        flops: arithmetic beyond that of its nodes.
     """
 
     stands_for: Part
-    view: tuple[Node, ...]
+    region: Region
     outputs: tuple[Value, ...]
     again: tuple[Node, ...]
-    fused: Fused
     flops: int
 
 
@@ -113,7 +114,7 @@ class Sketches:
                  if value not in values and value.producer not in view]
         again = tuple(sorted(cone - reader.members, key=lambda node: node.index))
         return Sketch(
-            reader, view, reader.outputs, again, self._fused(view, reads, reader.outputs),
+            reader, self._region(view, reads, reader.outputs), reader.outputs, again,
             reader.flops + self._spread(reader, again),
         )
 
@@ -129,12 +130,13 @@ class Sketches:
         view = tuple(node for node in part.view if node in found)
         read = {value for node in view for value in node.inputs if value is not None}
         reads = [value for value in part.reads if value in read]
-        return Sketch(part, view, kept, (), self._fused(view, reads, kept), part.flops)
+        return Sketch(part, self._region(view, reads, kept), kept, (), part.flops)
 
-    def _fused(self, view: Sequence[Node], reads: Iterable[Value], outputs: Iterable[Value]) -> Fused:
+    def _region(self, view: tuple[Node, ...], reads: Iterable[Value], outputs: Iterable[Value]) -> Region:
         values = self.space.maker.graph.values
-        return Fused(self.originals(view), tuple(values[value.name] for value in dict.fromkeys(reads)),
-                     tuple(values[value.name] for value in outputs))
+        return Region(
+            self.originals(view), tuple(values[value.name] for value in dict.fromkeys(reads)),
+            tuple(values[value.name] for value in outputs), view=view)
 
     def _spread(self, reader: Part, again: Sequence[Node]) -> int:
         """Arithmetic that computing nodes again takes beyond theirs, where a reader spreads their results."""

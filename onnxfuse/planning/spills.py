@@ -13,14 +13,13 @@ from math import prod
 from typing import Any, Protocol
 
 from onnxfuse.errors import KernelError
-from onnxfuse.graph.model import Place
 from onnxfuse.graph.sizes import bytes_of, shape_of
-from onnxfuse.planning.candidates import Fusion, Maker
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import Objective
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import SCHEDULES, USER, Kernel, Request, make_kernel, named
+from onnxfuse.schedules import USER, Kernel, make_kernel, named
 from onnxfuse.schedules.kernel import STREAM
 
 SLIGHT = 0.02
@@ -92,16 +91,14 @@ class _Way:
 class Spills:
     """What the compiler makes of the kernels of one model's fusions."""
 
-    def __init__(self, makers: Mapping[Place, Maker], costs: CostModel, objective: Objective, compiled: Compiled
-                 ) -> None:
-        """Args: ``makers`` of the model's fusions; ``costs`` of its graph."""
-        self.makers, self.costs, self.objective, self.compiled = makers, costs, objective, compiled
+    def __init__(self, costs: CostModel, objective: Objective, compiled: Compiled) -> None:
+        self.costs, self.objective, self.compiled = costs, objective, compiled
 
-    def compile(self, fusions: Sequence[Fusion]) -> None:
+    def compile(self, fusions: Sequence[Region]) -> None:
         """Compile the kernels of many fusions at once."""
         self.compiled.figures([named(kernel) for kernel in {id(f.kernel): f.kernel for f in fusions}.values()])
 
-    def revision(self, fusion: Fusion) -> Fusion | Refusal:
+    def revision(self, fusion: Region) -> Region | Refusal:
         """The fusion with the kernel that spills the least, its predicted time with what is spilled, and what was read
         back; or why it is left to the runtime."""
         (own,) = self._ways(fusion, [fusion.kernel])
@@ -121,25 +118,22 @@ class Spills:
                     f"{best.largest.registers} registers of a thread do not hold what its kernel needs, and "
                     f"{best.largest.spilled_bytes} bytes go through memory: {refusal.message}", label, fusion.rule,
                 )
-        return replace(fusion, kernel=best.kernel, cost=cost, compiled=self._told(best))
+        return replace(fusion, made=best.kernel, counted=cost, compiled=self._told(best))
 
-    def _best(self, fusion: Fusion, own: _Way) -> _Way:
+    def _best(self, fusion: Region, own: _Way) -> _Way:
         """The way to run a fusion that moves the fewest bytes; its own where others save next to nothing."""
-        schedule, place = fusion.kernel.schedule, fusion.nodes[0].place
+        schedule = fusion.kernel.schedule
         # What was measured, or has variants for other sizes, is as it is to be.
-        if schedule not in SCHEDULES or fusion.measured is not None or fusion.kernel.choice or self.objective.spread:
+        if fusion.lowered is None or fusion.measured is not None or fusion.kernel.choice or self.objective.spread:
             return own
-        lowered = self.makers[place].tensors_of(fusion)
-        if isinstance(lowered, Refusal):
-            return own
-        others = [make_kernel(Request(lowered, fusion.rule, self.costs.ledger.sizes, choice), schedule)
+        others = [make_kernel(fusion.request(self.costs.ledger.sizes, choice), schedule)
                   for choice in fusion.kernel.choices]
         ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel)])
         wide = (way for way in ways if isinstance(way, _Way) and way.resident * FEWER >= own.resident)
         best = min(wide, key=lambda way: way.order, default=own)
         return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own
 
-    def _ways(self, fusion: Fusion, kernels: Sequence[Kernel]) -> list[_Way | KernelError | None]:
+    def _ways(self, fusion: Region, kernels: Sequence[Kernel]) -> list[_Way | KernelError | None]:
         """Kernels of a fusion as compiled; None where the compiler did not say what it made."""
         texts = [named(kernel) for kernel in kernels]
         found = self.compiled.figures(texts)
@@ -148,7 +142,7 @@ class Spills:
             for kernel, text, figures in zip(kernels, texts, found, strict=True)
         ]
 
-    def _way(self, fusion: Fusion, kernel: Kernel, text: Kernel, figures: Mapping[str, Figures]) -> _Way:
+    def _way(self, fusion: Region, kernel: Kernel, text: Kernel, figures: Mapping[str, Figures]) -> _Way:
         """``text``: the kernel by the names that it was compiled under."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
         shapes = [shape for value in fusion.tensors if (shape := shape_of(value, sizes)) is not None]
@@ -179,12 +173,12 @@ class Spills:
         }
 
 
-def _once(fusion: Fusion) -> float:
+def _once(fusion: Region) -> float:
     """Predicted seconds of one run of a fusion."""
     return fusion.cost.seconds_after / (fusion.cost.executions or 1.0)
 
 
-def _broken(fusion: Fusion, error: KernelError) -> Refusal:
+def _broken(fusion: Region, error: KernelError) -> Refusal:
     remedy = "This is a fault of onnxfuse; report it."
     if fusion.kernel.schedule == USER:
         remedy = "Mend the rule's kernel, or plan for a GPU that it compiles for with --target."

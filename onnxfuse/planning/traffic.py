@@ -16,10 +16,9 @@ that a launch plan asks for counts twice: written and read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import Sizes, bytes_of
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
@@ -27,8 +26,7 @@ from onnxfuse.operators import flops_of
 from onnxfuse.operators.removed import given_back, same_memory, source
 from onnxfuse.planning.executions import runs_of
 from onnxfuse.planning.placement import Kind, Placement, place
-
-NONE = dim(0)
+from onnxfuse.planning.region import Region
 
 PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
 """Operators that read only what they write of their first input."""
@@ -72,28 +70,6 @@ class Traffic:
     bytes_other: int
     flops: int
     unknown: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Fused:
-    """A region that runs as one node: what it replaces, reads and writes.
-
-    ``again`` are those of its nodes that another region holds too, and that count there before fusion.
-    ``read_again``: bytes that its kernel reads more than once, which take time and are not part of the count.
-    """
-
-    nodes: tuple[Node, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    kernels: int = 1
-    scratch: int = 0
-    again: tuple[Node, ...] = ()
-    read_again: Dim = NONE
-
-    @property
-    def own(self) -> tuple[Node, ...]:
-        """Its nodes that count for it before fusion."""
-        return tuple(node for node in self.nodes if node not in self.again) if self.again else self.nodes
 
 
 @dataclass(frozen=True)
@@ -182,24 +158,17 @@ class Ledger:
             return known if whole is None else min(whole, known)
         return whole
 
-    def region(
-        self,
-        nodes: Collection[Node],
-        inputs: Iterable[Value],
-        outputs: Iterable[Value],
-        kernels: int = 1,
-        scratch: int = 0,
-    ) -> KernelTraffic:
-        """What the nodes cost as one fused node that reads ``inputs`` and writes ``outputs``."""
-        members, written = set(nodes), tuple(dict.fromkeys(outputs))
-        wanted, given = tuple(inputs), frozenset(written)
+    def region(self, region: Region) -> KernelTraffic:
+        """What a region costs as one fused node."""
+        members, written = set(region.nodes), tuple(dict.fromkeys(region.outputs))
+        wanted, given = region.tensors, frozenset(written)
         readers = self._readers(members, wanted, given)
         reads = {value: self._demand(value, readers, given) for value in wanted}
         writes = {value: self.bytes_of(value) for value in written}
         counted = [self.node(node) for node in members]
         return KernelTraffic(
             any(traffic.product for traffic in counted), _sized(reads), _sized(writes),
-            sum(traffic.flops for traffic in counted), kernels, scratch, _unsized(reads, writes),
+            sum(traffic.flops for traffic in counted), region.steps, region.scratch, _unsized(reads, writes),
         )
 
     def _readers(self, members: set[Node], inputs: Iterable[Value], outputs: frozenset[Value]
@@ -253,17 +222,14 @@ class Ledger:
             seen = self._read(node, value) if self.placement.kinds[node].launches else 0
         return whole if seen is None else seen
 
-    def total(self, fused: Sequence[Fused] = ()) -> Traffic:
+    def total(self, fused: Sequence[Region] = ()) -> Traffic:
         """One run of the whole graph and its bodies, with these regions fused."""
         inside = {node for region in fused for node in region.nodes}
         counted = [
             (self._runs[each.place], self.node(node))
             for each in self.graph.walk() for node in each.nodes if node not in inside
         ]
-        counted += [
-            (self._runs[f.nodes[0].place], self.region(f.nodes, f.inputs, f.outputs, f.kernels, f.scratch))
-            for f in fused
-        ]
+        counted += [(self._runs[region.nodes[0].place], self.region(region)) for region in fused]
         return Traffic(
             round(sum(runs * traffic.kernels for runs, traffic in counted)),
             round(sum(runs * traffic.bytes for runs, traffic in counted if traffic.product)),
@@ -281,27 +247,26 @@ def _unsized(*groups: Mapping[Value, int | None]) -> tuple[str, ...]:
     return tuple(value.name for group in groups for value, size in group.items() if size is None)
 
 
-def again_in(parts: Sequence[Fused]) -> tuple[Node, ...]:
+def again_in(parts: Sequence[Region]) -> tuple[Node, ...]:
     """What regions joined to one compute again that none of them counts before fusion, in graph order."""
     own = {node for part in parts for node in part.own}
     again = {node for part in parts for node in part.again if node not in own}
     return tuple(sorted(again, key=lambda node: node.index))
 
 
-def shared(fused: Iterable[Fused]) -> frozenset[Node]:
+def shared(fused: Iterable[Region]) -> frozenset[Node]:
     """Nodes that several of some regions hold; Constants, which bodies hold copies of, left out."""
     return frozenset(node for region in fused for node in region.again if node.op != "Constant")
 
 
-def traffic(graph: Graph, sizes: Sizes, fused: Sequence[Fused] = ()) -> Traffic:
+def traffic(graph: Graph, sizes: Sizes, fused: Sequence[Region] = ()) -> Traffic:
     """The traffic of one run of ``graph`` at ``sizes``, with the regions ``fused``, if any, run as one node each."""
     return Ledger(graph, sizes).total(fused)
 
 
-def region_traffic(ledger: Ledger, fused: Fused) -> tuple[int, int]:
+def region_traffic(ledger: Ledger, region: Region) -> tuple[int, int]:
     """Bytes through device memory of a region's nodes one by one, and of the fused node."""
-    before = sum(ledger.node(node).bytes for node in fused.own)
-    return before, ledger.region(fused.nodes, fused.inputs, fused.outputs, fused.kernels, fused.scratch).bytes
+    return sum(ledger.node(node).bytes for node in region.own), ledger.region(region).bytes
 
 
 def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int) -> tuple[int, int]:

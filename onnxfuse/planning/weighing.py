@@ -8,20 +8,19 @@ whole.  What is left of a cut is weighed, and cut, in the same way.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import or_
 
 from onnxfuse.graph.model import Node
-from onnxfuse.lowering.lower import Lowered
-from onnxfuse.planning.candidates import Fusion, Maker, Region
-from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.candidates import Maker
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.grow import trimmed
 from onnxfuse.planning.legality import boundary, copied
 from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
 from onnxfuse.planning.objective import REFUSALS, Objective
-from onnxfuse.planning.traffic import Fused
+from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Prohibitions, RuleSet
 
@@ -65,28 +64,13 @@ class Considered:
 
 
 @dataclass
-class Weighed:
-    """A region that may be chosen, and its kernel once that was made."""
-
-    members: Members
-    region: Region
-    lowered: Lowered
-    worth: float
-    fusion: Fusion | None = None
-
-    @property
-    def label(self) -> str:
-        """Label of its first node."""
-        return self.region.view[0].label
-
-
-@dataclass
 class CandidatePool:
     """Weighs regions of one graph and keeps what may be chosen (``pool``), what was refused, and every verdict.
 
     Attributes:
         nearby: the model's costs at other sizes that matter, by their text.
-        pool: regions that may be chosen; refusals: why others may not; records: verdicts that are final.
+        pool: regions that may be chosen, by their nodes of the view, and worth: what each is worth; refusals: why
+            others may not; records: verdicts that are final.
         splits: of regions that won, the parts of their best cut: the whole, the part, what it would gain.
     """
 
@@ -96,7 +80,8 @@ class CandidatePool:
     rules: RuleSet
     forbidden: Prohibitions
     nearby: Mapping[str, CostModel] = field(default_factory=dict)
-    pool: list[Weighed] = field(default_factory=list)
+    pool: dict[Members, Region] = field(default_factory=dict)
+    worths: dict[Members, float] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     records: list[Considered] = field(default_factory=list)
     splits: list[tuple[Members, Members, RegionCost]] = field(default_factory=list)
@@ -128,26 +113,23 @@ class CandidatePool:
                 cuts += 1
                 waiting += self._parted(members)
 
-    def make(self, weighed: Weighed) -> bool:
-        """Make the kernel of a region; where there is none, strike it from the pool and weigh its parts."""
-        region = weighed.region
-        made = self.maker.with_kernel(region, weighed.lowered)
-        if isinstance(made, Fusion):
-            profile, sizes = self.maker.costs.profile, self.maker.costs.ledger.sizes
-            refusal = too_large(made.kernel.plan, made.tensors, sizes, profile, weighed.label, region.rule)
-            refusal = refusal or inefficient(made.fused, self.maker.costs, weighed.label, region.rule)
+    def make(self, members: Members) -> bool:
+        """Make the kernel of a region of the pool; where there is none, strike it from the pool and weigh its parts."""
+        region = self.pool[members]
+        made = self.maker.with_kernel(region)
+        if isinstance(made, Region):
+            refusal = too_large(made, self.maker.costs) or inefficient(made, self.maker.costs)
             if refusal is None and made.cost != region.cost:
                 refusal = self._no_gain(made)
             if refusal is None:
-                weighed.region = made
-                weighed.fusion = made
+                self.pool[members] = made
                 return True
         else:
             refusal = made
-        self.pool.remove(weighed)
-        self._refuse(weighed.members, region.rule, refusal, region.cost)
-        if len(weighed.members) > 2:
-            for part in self._parted(weighed.members):
+        del self.pool[members], self.worths[members]
+        self._refuse(members, region.rule, refusal, region.cost)
+        if len(members) > 2:
+            for part in self._parted(members):
                 self.offer(part, None)
         return False
 
@@ -169,16 +151,15 @@ class CandidatePool:
         profile = self.maker.costs.profile
         refusal = self.forbidden.refuses(members)
         refusal = refusal or too_many(operators(members, self.facts), profile, first, rule)
-        found = refusal or self.maker.region(members, rule)
-        if isinstance(found, Refusal):
-            self._refuse(members, rule, found)
-            return found
-        region, lowered = found
-        refusal = self._no_gain(region) or inefficient(_counted(region), self.maker.costs, first, rule)
+        region = refusal or self.maker.region(members, rule)
+        if isinstance(region, Refusal):
+            self._refuse(members, rule, region)
+            return region
+        refusal = self._no_gain(region) or inefficient(region, self.maker.costs)
         if refusal is not None:
             self._refuse(members, rule, refusal, region.cost)
             return refusal
-        self.pool.append(Weighed(members, region, lowered, self.objective.worth(region.cost)))
+        self.pool[members], self.worths[members] = region, self.objective.worth(region.cost)
         return None
 
     def _no_gain(self, region: Region) -> Refusal | None:
@@ -186,7 +167,9 @@ class CandidatePool:
         refusal = self.objective.refuses(region.cost, len(region.nodes), label, region.rule)
         if refusal is not None or not self.nearby:
             return refusal
-        there = {text: costs.region(_counted(region)) for text, costs in self.nearby.items()}
+        # Nobody knows yet how many kernels it takes there.
+        once = replace(region, steps=1, scratch=0)
+        there = {text: costs.region(once) for text, costs in self.nearby.items()}
         return self.objective.refuses_elsewhere(there, label, region.rule)
 
     def _refuse(self, members: Members, rule: str, refusal: Refusal, cost: RegionCost | None = None) -> None:
@@ -219,7 +202,7 @@ class CandidatePool:
         if members not in self._kernels:
             held = all(self.facts[node].view for node in members)
             if not held and self.forbidden.refuses(members) is None:
-                held = isinstance(self.maker.fusion(members, self.rule_of(members)), Fusion)
+                held = isinstance(self.maker.fusion(members, self.rule_of(members)), Region)
             self._kernels[members] = held
         return self._kernels[members]
 
@@ -301,17 +284,13 @@ class CandidatePool:
         if members not in self._estimates:
             edge, values = boundary(members), self.maker.graph.values
             read = (value for value in edge.inputs if value.constant is None or value.constant.size > 1)
-            cost = self.maker.costs.region(Fused(
+            cost = self.maker.costs.region(Region(
                 copied(members), tuple(values[value.name] for value in read),
                 tuple(values[value.name] for value in edge.outputs),
             ))
             admitted = self.objective.refuses(cost, 0, "", "") is None
             self._estimates[members] = self.objective.worth(cost) if admitted else 0.0, cost
         return self._estimates[members]
-
-
-def _counted(region: Region) -> Fused:
-    return Fused(region.nodes, region.tensors, region.outputs, read_again=region.read_again)
 
 
 def ordered(members: Iterable[Node]) -> tuple[Node, ...]:

@@ -14,9 +14,9 @@ from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.pipeline import Optimised
-from onnxfuse.planning.candidates import Fusion
-from onnxfuse.planning.cost import CostModel, RegionCost
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.placement import Kind
+from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
@@ -81,7 +81,7 @@ class _Placed:
     """A fused node of the plan."""
 
     name: str
-    fusion: Fusion
+    fusion: Region
 
 
 class _Explainer:
@@ -158,7 +158,7 @@ class _Explainer:
 
     def whole(self) -> ModelExplanation:
         """The traffic that remains after fusion."""
-        counted = [placed.fusion.fused for placed in self.placed]
+        counted = [placed.fusion for placed in self.placed]
         whole = costs_before(self.costs, self.optimised.loaded, self.optimised.folded)
         before, after = whole.ledger.total(), self.ledger.total(counted)
         return ModelExplanation(
@@ -239,9 +239,8 @@ class _Explainer:
 
     def _remaining_fused(self) -> Iterable[Remaining]:
         for placed in self.placed:
-            fusion, counted = placed.fusion, placed.fusion.fused
-            traffic = self.ledger.region(counted.nodes, counted.inputs, counted.outputs, counted.kernels,
-                                         counted.scratch)
+            fusion = placed.fusion
+            traffic = self.ledger.region(fusion)
             stopped = [refusal for refusal in self.reasons.at(fusion.nodes) if refusal.code in JOINS]
             operators = tuple(node.qualified_op for node in fusion.nodes if node.op != "Constant")
             yield Remaining("fused", (placed.name,), operators, fusion.rule,

@@ -18,7 +18,8 @@ from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.traffic import Fused, Ledger, plan_cost
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
 from onnxfuse.rewriting import FusedNode, original, read_fused, sizes_record
@@ -43,7 +44,7 @@ def report_of(optimised: Optimised) -> Report:
     order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
     for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
         region = optimised.regions[placed.region]
-        counted = optimised.plan.fusions[placed.region].fused
+        counted = optimised.plan.fusions[placed.region]
         reads = [value.name for value in (*region.hosts, *region.tensors)]
         regions.append(counted)
         entries.append(
@@ -166,7 +167,7 @@ def replaced_nodes(node: FusedNode, graph: Graph) -> tuple[Node, ...]:
     return tuple(sorted(found, key=lambda member: member.index))
 
 
-def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Fused:
+def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Region:
     """The region of a graph of the original that a fused node stands for, as the target runs it."""
     tensors, profile = tuple(graph.values[name] for name in node.tensors), costs.profile
     shapes = [shape for value in tensors if (shape := shape_of(value, costs.ledger.sizes)) is not None]
@@ -175,10 +176,10 @@ def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Fused:
     outputs = tuple(graph.values[name] for name in node.outputs)
     made = (graph.values[name].producer for name in node.again if name in graph.values)
     again = tuple(sorted((maker for maker in made if maker is not None), key=lambda maker: maker.index))
-    return Fused(replaced_nodes(node, graph), tensors, outputs, kernels, scratch, again)
+    return Region(replaced_nodes(node, graph), tensors, outputs, again=again, steps=kernels, scratch=scratch)
 
 
-def _entry(node: str, kernel: str, rule: str, schedule: str, region: Fused, reads: Iterable[str], costs: CostModel,
+def _entry(node: str, kernel: str, rule: str, schedule: str, region: Region, reads: Iterable[str], costs: CostModel,
            architectures: tuple[str, ...], figures: Mapping[str, Any]) -> FusionEntry:
     cost = costs.region(region)
     body = region.nodes[0].body
@@ -248,7 +249,7 @@ def _all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for _, graph in graphs_of(model) for node in graph.node]
 
 
-def _total(costs: CostModel, regions: Sequence[Fused], model: onnx.ModelProto) -> Totals:
+def _total(costs: CostModel, regions: Sequence[Region], model: onnx.ModelProto) -> Totals:
     """One run of a model with these regions fused."""
     traffic = costs.ledger.total(regions)
     return Totals(

@@ -17,8 +17,9 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.placement import place
 from onnxfuse.planning.recorded import solved
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.runtime_fusions import groups_of
-from onnxfuse.planning.traffic import Fused, Ledger, plan_cost
+from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.reporting.gather import name_of, replaced_nodes
 from onnxfuse.rewriting import FusedNode, original, read_fused
 from onnxfuse.runtime.cache import digest
@@ -242,6 +243,6 @@ class _Predictor:
         kernels, scratch = (
             plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors) if len(shapes) == len(tensors) else (1, 0)
         )
-        region = Fused(replaced_nodes(node, graph), tensors, outputs, kernels, scratch)
-        counted = ledger.region(region.nodes, region.inputs, region.outputs, region.kernels, region.scratch)
+        region = Region(replaced_nodes(node, graph), tensors, outputs, steps=kernels, scratch=scratch)
+        counted = ledger.region(region)
         return None if counted.unknown else CostModel(ledger, profile, self._groups).kernel_seconds(region)

@@ -7,9 +7,9 @@ from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.pipeline import Optimised
-from onnxfuse.planning.candidates import Fusion
 from onnxfuse.planning.facts import node_facts
 from onnxfuse.planning.placement import Kind, Placement
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
@@ -30,7 +30,7 @@ class Reasons:
         self._views = list(optimised.canonical.graph.walk())
         self.view = {original: node for view in self._views for node in view.nodes for original in node.originals}
         """The node of the canonical view that stands for an original one."""
-        self.inside: dict[Node, list[Fusion]] = {}
+        self.inside: dict[Node, list[Region]] = {}
         """The fusions that an original node is in: several where its result is computed again."""
         for fusion in optimised.plan.fusions:
             for node in fusion.nodes:

@@ -1,0 +1,113 @@
+"""A region: nodes that are to be one fused node.
+
+It begins as nodes with what they read and write, which is all that counting needs, and gains the rest as planning goes
+on: tensor operations, a cost, a kernel, what was measured of that and what the compiler made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.graph.model import Node, Value
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.schedules import Choice, Kernel, Request
+
+
+@dataclass(frozen=True)
+class RegionCost:
+    """A region before and after fusion: bytes through device memory, kernels, predicted seconds of GPU time.
+
+    ``seconds_before`` and ``kernels_before`` are ONNX Runtime's with its own fusions; ``bytes_before`` counts node by
+    node, as the report defines it.  ``memory_saved``: bytes of tensors that are no longer made.
+    ``seconds_after`` includes what is left of a runtime fusion that the region breaks, beyond what that takes anyway.
+    ``executions``: how often the region runs in one run of the model, in both times; 0 where a profile shows that it
+    never does.  Bytes, kernels and memory are those of one time.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    kernels_before: int
+    kernels_after: int
+    seconds_before: float
+    seconds_after: float
+    memory_saved: int
+    executions: float = 1.0
+
+    @property
+    def estimated_speedup(self) -> float:
+        """Predicted time before over time after."""
+        return self.seconds_before / self.seconds_after if self.seconds_after else 1.0
+
+    @property
+    def seconds_saved(self) -> float:
+        """Predicted seconds of GPU time that the fusion saves in one run."""
+        return self.seconds_before - self.seconds_after
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that are, or could be, one fused node.
+
+    Attributes:
+        nodes: the original nodes, in graph order; tensors, outputs: values of the original graph that a kernel of
+            theirs reads and writes.
+        rule: id of the rule it is due to; view: the nodes of the canonical view.
+        hosts, inlined: values of the original graph that decide sizes, and small constants of its body.
+        again: original nodes that another region holds too, and that count there before fusion (``recompute``).
+        read_again: bytes that its kernel reads more than once, which take time and are not part of the count.
+        steps, scratch: kernels that it launches at the planned sizes, and bytes that pass through scratch.
+        lowered: its tensor operations, of which schedules make kernels; None for joined regions, and where a rule
+            brings the kernel.
+        counted: what it gains; made: its kernel.  None until they are known.
+        measured, compiled: what was measured of it on the GPU to plan for, and what the compiler made of its kernel for
+            that GPU, as the report has them (``evidence.Times``, ``spills``).
+    """
+
+    nodes: tuple[Node, ...]
+    tensors: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    rule: str = ""
+    view: tuple[Node, ...] = ()
+    hosts: tuple[Value, ...] = ()
+    inlined: tuple[Value, ...] = ()
+    again: tuple[Node, ...] = ()
+    read_again: Dim = field(default_factory=lambda: dim(0))
+    steps: int = 1
+    scratch: int = 0
+    lowered: Lowered | None = field(default=None, compare=False, repr=False)
+    counted: RegionCost | None = None
+    made: Kernel | None = None
+    measured: Mapping[str, Any] | None = None
+    compiled: Mapping[str, Any] | None = None
+
+    @property
+    def own(self) -> tuple[Node, ...]:
+        """Its nodes that count for it before fusion."""
+        return tuple(node for node in self.nodes if node not in self.again) if self.again else self.nodes
+
+    @property
+    def label(self) -> str:
+        """Label of its first node, one that computes where that is known."""
+        return (self.view or self.nodes)[0].label
+
+    @property
+    def cost(self) -> RegionCost:
+        """What it gains, which must be known."""
+        assert self.counted is not None, self.label
+        return self.counted
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its kernel, which must be made."""
+        assert self.made is not None, self.label
+        return self.made
+
+    def request(
+        self, sizes: Mapping[str, int], choice: Choice | None = None, nearby: Sequence[Mapping[str, int]] = ()
+    ) -> Request:
+        """What schedules are asked to make its kernel of; the arguments are as ``Request`` has them."""
+        assert self.lowered is not None, self.label
+        return Request(self.lowered, self.rule, sizes, choice, nearby)
