@@ -73,18 +73,17 @@ class ReadBack:
     def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
         """See ``Compiled``."""
         sources = [source_of(kernel.source, kernel.plan) for kernel in kernels]
-        missing = [source for source in dict.fromkeys(sources) if source not in self._known]
+        missing = [source for source in dict.fromkeys(sources) if source not in self._known and source.kernels]
         tasks = [(source, self.architecture) for source in missing]
         for (source, _), found in compile_all(tasks, self._compiler.figures, self._progress):
             lost = [name for name in source.kernels if name not in found] if isinstance(found, dict) else []
             self._known[source] = KernelError(f"its text has no kernel called {lost[0]!r}") if lost else found
-        return [self._known[source] for source in sources]
+        return [self._known.get(source) for source in sources]
 
 
 def source_of(text: str, plan: LaunchPlan) -> KernelSource:
     """A region's kernels as the compiler takes them."""
-    names = sorted({step.kernel for variant in plan.variants for step in variant.steps})
-    return KernelSource(text, tuple(plan.options), tuple(names))
+    return KernelSource(text, tuple(plan.options), plan.kernels)
 
 
 def read_back(profile: Profile, progress: Progress | None = None) -> tuple[ReadBack | None, tuple[str, ...]]:

@@ -61,7 +61,7 @@ def _instead(spelled: str, match: re.Match[str] | None) -> str:
 
 
 def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Tell) -> list[FusedRegion]:
-    """The regions with an image for each architecture; equal kernels are compiled once.
+    """The regions with an image for each architecture, where they have kernels; equal ones are compiled once.
 
     Args:
         architectures: see ``parse_architectures``; with none the regions stay as they are.
@@ -92,10 +92,10 @@ def compile_images(kernels: Sequence[KernelSource], architectures: Sequence[str]
         KernelError: a text does not compile, or there is no compiler.
     """
     names = parse_architectures(architectures)
-    tasks = list(dict.fromkeys((kernel, name) for kernel in kernels for name in names))
+    tasks = list(dict.fromkeys((kernel, name) for kernel in kernels for name in names if kernel.kernels))
     images: dict[Task, bytes] = {}
     for task, image in compile_all(tasks, (compiler or default_compiler()).image, progress):
         if isinstance(image, KernelError):
             raise image
         images[task] = image
-    return [{name: images[kernel, name] for name in names} for kernel in kernels]
+    return [{name: images[kernel, name] for name in names if kernel.kernels} for kernel in kernels]

@@ -1,4 +1,4 @@
-"""Fused nodes whose launches ask for what GPUs have from sm_90 on, or share scratch memory, made by hand.
+"""Fused nodes made by hand whose launches ask for what GPUs have from sm_90 on, share scratch or call a library.
 
 Over the stand-in for the driver they run as C functions of the kernels' names; on a GPU their texts run, which give a
 wrong result where a launch is not what the plan asks for.
@@ -7,12 +7,13 @@ wrong result where a launch is not what the plan asks for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fused_models import ADD_ONE, FLOAT, Fused, add_one, add_two, constant, elementwise
-from onnx import helper
+from fused_models import ADD_ONE, DOMAIN, FLOAT, Fused, add_one, add_two, constant, elementwise
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant
+from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.lowering.tensor_map import TensorMap
 
 CLUSTERED = r"""
@@ -138,3 +139,82 @@ def add_four(images: Mapping[str, bytes] | None = None) -> Fused:
     plan = LaunchPlan("add-four", 1, ("i0.0",), (), (Output(FLOAT, ("s0",)),), variants, scratch=("s0 4 *",) * 3)
     body = [constant("four", 4.0), helper.make_node("Add", ["x", "four"], ["y"])]
     return Fused(plan, ADD_ONE, body, images=images or {})
+
+
+TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float32": FLOAT}
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = a b for a batch of matrices; ``a`` and ``b`` may be stored transposed, and ``b`` may be one for all."""
+
+    dtype: str = "float32"
+    transpose_a: bool = False
+    transpose_b: bool = False
+    one_b: bool = False
+    workspace: int = 0
+
+    def sizes(self) -> tuple[str, ...]:
+        """Those of the call: s0 matrices of s1 by s3, with s2 terms."""
+        turned = (str(int(self.transpose_a)), str(int(self.transpose_b)))
+        return ("s1", "s3", "s2", "s0", "s1 s2 *", "0" if self.one_b else "s2 s3 *", "s1 s3 *", *turned)
+
+    def call(self, *arguments: str) -> LibraryCall:
+        """The call, with a workspace where there is one."""
+        room = ("t0",) if self.workspace else ()
+        return LibraryCall("gemm", self.dtype, (*arguments, *room), self.sizes())
+
+    def fused(self) -> Fused:
+        """A node that has no kernel of its own."""
+        a = ("i0.2", "i0.1") if self.transpose_a else ("i0.1", "i0.2")
+        own = 0 if self.one_b else 1
+        plan = LaunchPlan(
+            "product", 2, ("i0.0", *a, f"i1.{own if self.transpose_b else own + 1}"), (),
+            (Output(TYPES[self.dtype], ("s0", "s1", "s3")),), (Variant("library", (self.call("i0", "i1", "o0"),)),),
+            scratch=(str(self.workspace),) if self.workspace else (),
+        )
+        return Fused(plan, ADD_ONE, self.body("a"), ("a", "b"))
+
+    def body(self, a: str) -> list[NodeProto]:
+        """The product as ONNX nodes, of ``a`` and b."""
+        swap_b = [1, 0] if self.one_b else [0, 2, 1]
+        turned_a = helper.make_node("Transpose" if self.transpose_a else "Identity", [a], ["left"],
+                                    **({"perm": [0, 2, 1]} if self.transpose_a else {}))
+        turned_b = helper.make_node("Transpose" if self.transpose_b else "Identity", ["b"], ["right"],
+                                    **({"perm": swap_b} if self.transpose_b else {}))
+        return [turned_a, turned_b, helper.make_node("MatMul", ["left", "right"], ["y"])]
+
+    def of_sum(self, images: Mapping[str, bytes] | None = None) -> Fused:
+        """y = (a + 1) b: a kernel writes scratch that the library reads, and its workspace is scratch too."""
+        plain = self.fused()
+        add = Step("add_one", ("i0.n 128 ceil 1024 min", "1", "1"), ("128", "1", "1"), ("i0", "t1", "i64:i0.n"))
+        plan = replace(
+            plain.plan, region="product-of-sum", scratch=(str(self.workspace), "i0.n 4 *"),
+            variants=(Variant("library", (add, self.call("t1", "i1", "o0"))),))
+        one = [constant("one", 1.0), helper.make_node("Add", ["a", "one"], ["sum"])]
+        return replace(plain, plan=plan, body=[*one, *self.body("sum")], images=images or {})
+
+    def model(self, fused: Fused) -> ModelProto:
+        """A model of one node with inputs and an output of float32, which are rounded to the node's type."""
+        def value(name: str, kind: int, rank: int) -> ValueInfoProto:
+            return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
+
+        kind, rank = TYPES[self.dtype], 2 if self.one_b else 3
+        nodes = [
+            helper.make_node("Cast", ["x"], ["a"], to=kind), helper.make_node("Cast", ["w"], ["b"], to=kind),
+            fused.node("node0", "Region0", [], ["a", "b"], "y"), helper.make_node("Cast", ["y"], ["z"], to=FLOAT),
+        ]
+        graph = helper.make_graph(
+            nodes, "product", [value("x", FLOAT, 3), value("w", FLOAT, rank)], [value("z", FLOAT, 3)],
+            value_info=[value("y", kind, 3)])
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+            functions=[fused.function("Region0")], ir_version=9)
+
+
+PRODUCTS = {
+    "product": Product(), "product_float16": Product("float16", transpose_b=True, workspace=1 << 12),
+    "product_bfloat16": Product("bfloat16", transpose_a=True, one_b=True),
+    "product_turned": Product(transpose_a=True, transpose_b=True, one_b=True, workspace=1 << 20),
+}
+"""By the names of their models."""

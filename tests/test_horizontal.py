@@ -16,6 +16,7 @@ from emulated import EmulatedRunner
 from emulator import run_plan
 
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant
+from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
@@ -25,7 +26,7 @@ from onnxfuse.planning.memory import Memory, peak_memory
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.runtime.compile import compile_cubin
-from onnxfuse.schedules import Kernel
+from onnxfuse.schedules import Kernel, named
 from onnxfuse.schedules.source import Function, Given, Parameter, Source, header
 from onnxfuse.schedules.together import Part, together
 from onnxfuse.verifying.nodes import NodeVerifier
@@ -457,7 +458,19 @@ def test_messages_speak_of_the_inputs_of_the_whole() -> None:
     assert Check("s1 0 ==", "axis 0 of input 1 is not 0 as the model states") in both.plan.checks
 
 
-@pytest.mark.parametrize("change", ["steps", "grid", "cluster", "dependent", "given", "shared"])
+COPYING_CALL = LibraryCall("gemm", "float32", ("i0", "i0", "o0"), ("s0", "1", "1", "1", "0", "0", "0", "0", "0"))
+
+
+def test_calls_of_libraries_keep_their_names() -> None:
+    plan, source = copying()
+    (variant,) = plan.variants
+    mixed = replace(plan, variants=(replace(variant, steps=(*variant.steps, COPYING_CALL)),))
+    found = named(Kernel("rows", source, mixed))
+    assert found.plan.variants[0].steps[1] == COPYING_CALL
+    assert found.plan.kernels == named(Kernel("rows", source, plan)).plan.kernels != plan.kernels
+
+
+@pytest.mark.parametrize("change", ["steps", "grid", "cluster", "dependent", "call", "given", "shared"])
 def test_kernels_that_cannot_share_a_launch(change: str) -> None:
     plan, source = copying()
     variant = plan.variants[0]
@@ -465,6 +478,8 @@ def test_kernels_that_cannot_share_a_launch(change: str) -> None:
         plan = replace(plan, variants=(replace(variant, steps=variant.steps * 2),))
     elif change == "grid":
         plan = replace(plan, variants=(replace(variant, steps=(replace(variant.steps[0], grid=("1", "s0", "1")),)),))
+    elif change == "call":
+        plan = replace(plan, variants=(replace(variant, steps=(COPYING_CALL,)),))
     elif change in ("cluster", "dependent"):
         step = replace(variant.steps[0], **{change: ("1", "1", "1") if change == "cluster" else True})
         plan = replace(plan, variants=(replace(variant, steps=(step,)),))

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 from fused_models import add_host, add_two
-from launch_models import CLUSTERED, TILED, clustered, tiled
+from launch_models import CLUSTERED, PRODUCTS, TILED, clustered, tiled
 
+from onnxfuse.compiling import ReadBack, source_of
+from onnxfuse.embedding import compile_images
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant
+from onnxfuse.planning.traffic import plan_cost
 from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import compile_cubin
+from onnxfuse.runtime.nodes import kernel_sources
+from onnxfuse.schedules import USER, Kernel
+from onnxfuse.schedules.source import Given
 
 ADD = '{"kernel":"add_one","grid":["i0.n 128 ceil 1024 min","1","1"],"block":["128","1","1"],"shared":"0",'
 WRITTEN = (
@@ -28,7 +34,10 @@ def test_a_plan_of_version_1_is_written_as_it_always_was() -> None:
     assert LaunchPlan.from_json(WRITTEN) == plan
 
 
-@pytest.mark.parametrize("plan", [add_host().plan, clustered().plan, tiled().plan])
+@pytest.mark.parametrize("plan", [
+    add_host().plan, clustered().plan, tiled().plan, PRODUCTS["product_turned"].fused().plan,
+    PRODUCTS["product"].of_sum().plan,
+])
 def test_a_plan_is_read_as_it_was_written(plan: LaunchPlan) -> None:
     assert LaunchPlan.from_json(plan.to_json()) == plan
     assert LaunchPlan.from_json(plan.to_json()).to_json() == plan.to_json()
@@ -62,13 +71,14 @@ def test_wrong_plans_of_the_newer_version(change: dict[str, Any], message: str) 
     assert str(error.value) == message
 
 
-def evaluated(plan: str, size: int) -> dict[str, Any]:
-    """What the library says of a run with one vector of this size.
+def evaluated(plan: str, *shapes: int | list[int]) -> dict[str, Any]:
+    """What the library says of a run with inputs of these shapes, or with vectors of these sizes.
 
     Raises:
         ValueError: the plan is wrong, or the run.
     """
-    run = {"inputs": [[size]], "hosts": [], "input_addresses": [], "output_addresses": []}
+    inputs = [[shape] if isinstance(shape, int) else shape for shape in shapes]
+    run = {"inputs": inputs, "hosts": [], "input_addresses": [], "output_addresses": []}
     situation = json.dumps({"sm": 90, "sms": 132, "runs": [run]})
     (result,) = json.loads(
         library.read_checked(library.load().onnxfuse_evaluate_plan, plan.encode(), situation.encode()))
@@ -189,6 +199,83 @@ def test_scratch_that_a_tensor_map_shows_is_the_variant_s() -> None:
     plan = replace(plan, scratch=("64", "4 s0 *", "64"), maps=(*plan.maps[:3], replace(plan.maps[3], base="t1")))
     assert [plan.scratch_of(variant) for variant in plan.variants] == [(), (1,)]
     assert [evaluated(plan.to_json(), size)["scratch"] for size in (64, 5)] == [[], [20]]
+
+
+def with_call(**members: Any) -> str:
+    """A plan whose call of a library has these members."""
+    raw = json.loads(PRODUCTS["product_turned"].fused().plan.to_json())
+    raw["variants"][0]["steps"][0] |= members
+    return json.dumps(raw)
+
+
+SIZES = json.loads(with_call())["variants"][0]["steps"][0]["sizes"]
+
+
+@pytest.mark.parametrize(("members", "message"), [
+    ({"call": "gemv"}, "the launch plan calls 'gemv', which is no routine that this library knows"),
+    ({"type": "float64"}, "is of 'float64', which it does not take"),
+    ({"args": ["i0", "i64:1", "o0"]}, "has an argument that is no address"),
+    ({"args": ["i0", "i1"]}, "has 2 arguments, not 3"),
+    ({"args": ["i0", "o0", "i1"]}, "writes an input"),
+    ({"args": ["i0", "i1", "o0", "o0"]}, "has a workspace that is no scratch buffer"),
+    ({"sizes": {name: SIZES[name] for name in SIZES if name != "k"}}, "has no size 'k'"),
+    ({"sizes": SIZES | {"beta": "1"}}, "has sizes that it does not take"),
+], ids=str)
+def test_wrong_calls_are_told_alike_in_both_languages(members: dict[str, Any], message: str) -> None:
+    where = "" if "call" in members else "a call of 'gemm' in the launch plan "
+    for read in (LaunchPlan.from_json, lambda text: evaluated(text, [2, 3, 5], [7, 3])):
+        with pytest.raises(ValueError) as error:
+            read(with_call(**members))
+        assert str(error.value) == where + message
+
+
+def test_a_call_in_a_plan_of_version_1_is_refused() -> None:
+    text = PRODUCTS["product"].fused().plan.to_json().replace('"version":2', '"version":1')
+    for read in (LaunchPlan.from_json, evaluated):
+        with pytest.raises(ValueError, match=r"^a launch plan of version 1 that asks for what version 2 has$"):
+            read(text)
+
+
+@pytest.mark.parametrize(("sizes", "message"), [
+    ({"m": "-1"}, "has the m -1; it is 0 to 2147483647"), ({"n": "2147483648"}, "has the n 2147483648; it is 0 to "
+                                                           "2147483647"),
+    ({"k": "0"}, "has the k 0; it is 1 to 2147483647"), ({"batch": "-2"}, "has the batch -2; it is 0 to 2147483647"),
+    ({"stride_a": "-1"}, "has the stride_a -1; it is 0 to 281474976710656"),
+    ({"stride_c": "34"}, "has the stride_c 34; it is 35 to 281474976710656"),
+    ({"transpose_b": "2"}, "has the transpose_b 2; it is 0 to 1"),
+], ids=str)
+def test_sizes_that_no_product_has(sizes: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        evaluated(with_call(sizes=SIZES | sizes), [2, 3, 5], [7, 3])
+    assert str(error.value) == f"a gemm of the launch plan {message}"
+
+
+def test_a_call_has_the_sizes_of_the_run() -> None:
+    plan = PRODUCTS["product_turned"].fused().plan
+    (call,) = plan.variants[0].steps
+    situation = Situation(((2, 3, 5), (7, 3)))
+    situation.bind(plan)
+    assert evaluated(plan.to_json(), *map(list, situation.inputs))["steps"] == [{
+        "call": "gemm", "type": "float32", "args": ["i0", "i1", "o0", "t0"],
+        "sizes": [situation.evaluate(size) for size in call.sizes],
+    }]
+    assert evaluated(plan.to_json(), [2, 3, 0], [7, 3])["steps"] == [None]
+
+
+def test_what_is_not_a_kernel_is_compiled_by_nobody() -> None:
+    """Not when a model is opened, nor when images are embedded."""
+    product = PRODUCTS["product"]
+    assert kernel_sources(product.model(product.fused()), "sm_90a") == []
+    assert [source.kernels for source in kernel_sources(product.model(product.of_sum()), "sm_90a")] == [("add_one",)]
+    source = source_of("", product.fused().plan)
+    assert source.kernels == ()
+    assert compile_images([source], ["sm_90"]) == [{}]
+    assert ReadBack("sm_90").figures([Kernel(USER, Given(""), product.fused().plan)]) == [None]
+
+
+def test_a_call_counts_as_a_kernel_and_its_workspace_as_scratch() -> None:
+    plan = PRODUCTS["product_turned"].fused().plan
+    assert plan_cost(plan, [(2, 3, 5), (7, 3)], 90, 132) == (1, 2 << 20)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])

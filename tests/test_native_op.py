@@ -32,7 +32,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built stand-in beside the models."""
     folder = tmp_path_factory.mktemp("native")
     for source, *flags, name in (("fake_cuda", "fake_cuda"), ("fake_cuda", "-DOLD_DRIVER", OLD_DRIVER),
-                                 ("fake_profiler", "fake_profiler")):
+                                 ("fake_cublaslt", "fake_cublaslt"), ("fake_profiler", "fake_profiler")):
         subprocess.run(
             ["g++", "-x", "c", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", *flags,
              str(NATIVE / f"{source}.c"), "-o", str(folder / f"{name}.so")],
@@ -45,7 +45,8 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(stand_in: Path, folder: Path, **more: str) -> dict[str, str]:
     """What a scenario needs, and nothing that leads to onnxfuse; ``folder`` is its own."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "ONNXFUSE_LIBCUDA": str(stand_in), "SCENARIO_MODELS": str(stand_in.parent), "ONNXFUSE_CACHE_DIR": str(folder),
+        "ONNXFUSE_LIBCUDA": str(stand_in), "ONNXFUSE_LIBCUBLASLT": str(stand_in.with_name("fake_cublaslt.so")),
+        "SCENARIO_MODELS": str(stand_in.parent), "ONNXFUSE_CACHE_DIR": str(folder),
         "NVTX_INJECTION64_PATH": str(stand_in.with_name("fake_profiler.so")), **more,
     }
 

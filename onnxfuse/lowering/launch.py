@@ -2,7 +2,8 @@
 
 A plan travels in the node's ``plan`` attribute as JSON.  It names the symbols that the sizes of the inputs bind, the
 checks that the sizes must pass, the shapes of the outputs, scratch memory, and a list of *variants*: guards, then
-steps.  The first variant whose guards all hold runs; the last one has none.  A step launches one kernel.
+steps.  The first variant whose guards all hold runs; the last one has none.  A step launches one kernel, or calls a
+routine of a library (``onnxfuse.lowering.routines``).
 
 Sizes are written as expressions in reverse Polish notation, so that the library needs no parser worth the name.
 Atoms:
@@ -37,8 +38,9 @@ A plan may ask for more than grids, which GPUs have from sm_90 on:
 - ``maps`` of the plan: tensor maps, which several steps may take (``onnxfuse.lowering.tensor_map``).
 
 The library refuses to create a session on a GPU without them where a variant that could run there asks for them: such a
-variant has the guard ``90 sm <=``, or the plan is for those GPUs alone.  A plan that asks for any of this is written as
-version 2, which earlier libraries refuse; every other plan is of version 1, byte for byte as before.
+variant has the guard ``90 sm <=``, or the plan is for those GPUs alone.  A plan that asks for any of this, or calls a
+library, is written as version 2, which earlier libraries refuse; every other plan is of version 1, byte for byte as
+before.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from dataclasses import dataclass, field
 from onnxfuse.bounded import parse_json
 from onnxfuse.graph.dims import OPERATIONS, Dim
 from onnxfuse.lowering import fields
+from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.lowering.tensor_map import TensorMap
 
 VERSION, EXTENDED = 1, 2
@@ -113,8 +116,13 @@ class Variant:
     """A way to run the region, where all ``guards`` are non-zero."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[Step | LibraryCall, ...]
     guards: tuple[str, ...] = ()
+
+    @property
+    def launches(self) -> tuple[Step, ...]:
+        """The steps that launch kernels."""
+        return tuple(step for step in self.steps if isinstance(step, Step))
 
 
 @dataclass(frozen=True)
@@ -152,8 +160,14 @@ class LaunchPlan:
     @property
     def version(self) -> int:
         """The version that it is written as."""
-        extended = self.maps or any(step.extended for variant in self.variants for step in variant.steps)
+        steps = [step for variant in self.variants for step in variant.steps]
+        extended = self.maps or any(isinstance(step, LibraryCall) or step.extended for step in steps)
         return EXTENDED if extended else VERSION
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that its steps launch, sorted."""
+        return tuple(sorted({step.kernel for variant in self.variants for step in variant.launches}))
 
     def scratch_of(self, variant: Variant) -> tuple[int, ...]:
         """The scratch buffers that a variant's steps use, as arguments or by tensor maps."""
@@ -209,7 +223,7 @@ class LaunchPlan:
                 tuple(
                     Variant(
                         fields.text(variant["name"]),
-                        tuple(map(Step.read, variant["steps"])),
+                        tuple((LibraryCall if "call" in step else Step).read(step) for step in variant["steps"]),
                         fields.texts(variant["guards"]),
                     )
                     for variant in raw["variants"]

@@ -66,7 +66,7 @@ def too_large(region: Region, costs: CostModel) -> Refusal | None:
     if len(shapes) < len(region.tensors):
         return None
     variant, evaluate = chosen_variant(region.kernel.plan, shapes, profile.sm, profile.multiprocessors)
-    asked = max((evaluate(step.shared) or 0 for step in variant.steps), default=0)
+    asked = max((evaluate(step.shared) or 0 for step in variant.launches), default=0)
     if asked <= profile.on_chip_bytes:
         return None
     return Refusal(

@@ -88,7 +88,7 @@ def piece_of(
     )
     if planned not in usable(kernel):
         return None
-    blocks = situation.evaluate(kernel.plan.variants[planned].steps[0].grid[0])
+    blocks = situation.evaluate(kernel.plan.variants[planned].launches[0].grid[0])
     members = frozenset(fusion.view) if members is None else members
     return Piece(fusion, members, chosen, planned, blocks, pieces) if blocks else None
 

@@ -142,14 +142,14 @@ class Spills:
             for kernel, text, figures in zip(kernels, texts, found, strict=True)
         ]
 
-    def _way(self, fusion: Region, kernel: Kernel, text: Kernel, figures: Mapping[str, Figures]) -> _Way:
-        """``text``: the kernel by the names that it was compiled under."""
+    def _way(self, fusion: Region, kernel: Kernel, text: Kernel, figures: Mapping[str, Figures]) -> _Way | None:
+        """``text``: the kernel by the names that it was compiled under.  None where what is planned launches none."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
         shapes = [shape for value in fusion.tensors if (shape := shape_of(value, sizes)) is not None]
-        steps, spilled, again, most, resident = text.plan.variants[0].steps, 0, 0, 0, 0
+        steps, spilled, again, most, resident = text.plan.variants[0].launches, 0, 0, 0, 0
         if len(shapes) == len(fusion.tensors):
             variant, evaluate = chosen_variant(text.plan, shapes, profile.sm, profile.multiprocessors)
-            steps = variant.steps
+            steps = variant.launches
             if STREAM in variant.name:
                 again = (kernel.phases - 1) * sum(bytes_of(value, sizes) or 0 for value in fusion.tensors)
             for step in steps:
@@ -157,6 +157,8 @@ class Spills:
                 threads, blocks = (prod(evaluate(size) or 1 for size in part) for part in (step.block, step.grid))
                 spilled += figures[step.kernel].spilled_bytes * threads * blocks
                 most, resident = max(most, threads), max(resident, threads * blocks)
+        if not steps:
+            return None
         largest = max((figures[step.kernel] for step in steps), key=lambda each: (each.spilled_bytes, each.registers))
         return _Way(kernel, largest, spilled, again, most, resident)
 

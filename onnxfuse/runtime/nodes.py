@@ -72,7 +72,8 @@ def sources_of(nodes: Iterable[onnx.NodeProto], architecture: str) -> list[Kerne
             continue
         try:
             plan = parse_json(attributes["plan"].s)
-            kernels = sorted({step["kernel"] for variant in plan["variants"] for step in variant["steps"]})
+            kernels = sorted({step["kernel"] for variant in plan["variants"] for step in variant["steps"]
+                              if "call" not in step})
             "\n".join((*kernels, *plan["options"])).encode()
             kernel = KernelSource(attributes["source"].s.decode(), tuple(plan["options"]), tuple(kernels))
         except (ValueError, KeyError, TypeError):

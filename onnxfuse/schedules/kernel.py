@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.scalars import BOOL, TYPES
 from onnxfuse.ir.tensors import Input, Reduce, Reshape, postorder
-from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, expression
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
+from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.source import Given, Source
 from onnxfuse.schedules.text import Lanes
@@ -68,10 +69,12 @@ def named(kernel: Kernel) -> Kernel:
         return kernel
     region = re.sub(r"[^A-Za-z0-9]+", "_", kernel.plan.region)
     prefix = f"{region}_{hashlib.sha256(kernel.source.encode()).hexdigest()[:6]}"
+
+    def renamed(step: Step | LibraryCall) -> Step | LibraryCall:
+        return replace(step, kernel=f"{prefix}_{step.kernel}") if isinstance(step, Step) else step
+
     variants = tuple(
-        replace(variant, steps=tuple(replace(step, kernel=f"{prefix}_{step.kernel}") for step in variant.steps))
-        for variant in kernel.plan.variants
-    )
+        replace(variant, steps=tuple(map(renamed, variant.steps))) for variant in kernel.plan.variants)
     return replace(kernel, code=kernel.code.prefixed(prefix), plan=replace(kernel.plan, variants=variants))
 
 

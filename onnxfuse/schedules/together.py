@@ -54,9 +54,9 @@ def usable(kernel: Kernel) -> tuple[int, ...]:
 
 def _fits(variant: Variant, source: Source) -> bool:
     """Whether a variant is one launch along one axis, without scratch memory."""
-    if len(variant.steps) != 1:
+    if len(variant.steps) != 1 or not variant.launches:
         return False
-    (step,) = variant.steps
+    (step,) = variant.launches
     entry = source.entry(step.kernel)
     return (
         entry is not None and step == entry.step(step.grid[0], shared=step.shared) and entry.threads % 32 == 0
@@ -73,7 +73,7 @@ def share_launch(kernels: Sequence[tuple[Kernel, int]]) -> bool:
 
 
 def _agree(kernels: Sequence[tuple[Kernel, int]]) -> bool:
-    heavy = {(kernel.code, kernel.plan.variants[place].steps[0].kernel)
+    heavy = {(kernel.code, kernel.plan.variants[place].launches[0].kernel)
              for kernel, place in kernels if kernel.heavy}
     return len(heavy) <= 1
 
@@ -166,7 +166,7 @@ class _Whole:
     def _variant(self, name: str, way: tuple[int, ...]) -> tuple[Variant, Entry]:
         """A variant and its kernel."""
         chosen = [part.kernel.plan.variants[place] for part, place in zip(self.parts, way, strict=True)]
-        steps = [variant.steps[0] for variant in chosen]
+        steps = [variant.launches[0] for variant in chosen]
         entries = [entry for source, step in zip(self.sources, steps, strict=True)
                    if (entry := source.entry(step.kernel)) is not None]
         most = max(entry.threads for entry in entries)

@@ -200,7 +200,7 @@ class _Work:
         self.tell(words, tally.known, 1 + len(kernels))
         wanted = [name for name in missing if name != RUNTIME]
         made = [kernels[name] for name in dict.fromkeys((DEFAULT, *wanted))] if wanted else []
-        self.timer.compile([source_of(kernel.source, kernel.plan) for kernel in made])
+        self.timer.compile([source_of(kernel.source, kernel.plan) for kernel in made if kernel.plan.kernels])
         body = runtime_model(subject, self.optimised)
         with self.timer.bench(feeds_of(body, subject, self.optimised.ledger.sizes)) as bench:
             right: Mapping[str, Array] | None = None

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
+from onnxfuse.lowering.routines import LibraryCall
 
 from .errors import EmulatorError
 from .machine import Argument, Emulator, Order
@@ -169,6 +170,8 @@ def _run(
             size = situation.evaluate(text)
             buffers[f"t{number}"] = stack.enter_context(Buffer(f"scratch t{number}", size, _SCRATCH_POISON))
         for step in variant.steps:
+            if isinstance(step, LibraryCall) or step.extended:
+                raise EmulatorError(f"region {plan.region}: a step asks for what is not emulated: {step}")
             grid = [situation.evaluate(size) for size in step.grid]
             if 0 in grid:
                 continue

@@ -21,6 +21,7 @@ import onnx  # noqa: E402
 
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant  # noqa: E402
 from onnxfuse.lowering.lower import lower  # noqa: E402
+from onnxfuse.lowering.routines import LibraryCall  # noqa: E402
 from onnxfuse.operators import load_graph  # noqa: E402
 from onnxfuse.refusal import Refusal  # noqa: E402
 from onnxfuse.runtime.compile import compile_cubin  # noqa: E402
@@ -123,6 +124,8 @@ class Launcher:
                scratch: Sequence[cp.ndarray] = ()) -> None:
         situation = self.situation(inputs, outputs)
         for step in variant.steps:
+            if isinstance(step, LibraryCall) or step.extended:
+                raise AssertionError(f"check_launches.py runs what this does not: {step}")
             arguments: list[Any] = []
             for text in step.arguments:
                 kind, colon, size = text.partition(":")

@@ -55,6 +55,9 @@ def seeds(images: dict[str, bytes]) -> list[Seed]:
             (fused_models.add_one, fused_models.add_aligned, fused_models.add_two, launch_models.clustered,
              launch_models.through_scratch, launch_models.add_four)]
     out += [Seed(launch_models.tiled().plan, "stand_in", [[size]]) for size in (64, 5)]
+    for name, shapes in (("product", [[2, 5, 3], [2, 3, 7]]), ("product_turned", [[2, 3, 5], [7, 3]])):
+        product = launch_models.PRODUCTS[name]
+        out += [Seed(fused.plan, "stand_in", shapes) for fused in (product.fused(), product.of_sum())]
     out.append(Seed(fused_models.add_host().plan, "stand_in", [[5]], [[5, 3]]))
     (plan,) = (each.s for each in fused_models.undeclared().graph.node[0].attribute if each.name == "plan")
     out.append(Seed(LaunchPlan.from_json(plan.decode()), "undeclared", [[3, 5]]))

@@ -14,11 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from native import kernel_scenarios, launch_scenarios, statistics_scenarios
+from native import call_scenarios, kernel_scenarios, launch_scenarios, statistics_scenarios
 
 SCENARIOS = {
     function.__name__: function
-    for module in (kernel_scenarios, launch_scenarios, statistics_scenarios) for function in module.SCENARIOS
+    for module in (kernel_scenarios, launch_scenarios, call_scenarios, statistics_scenarios)
+    for function in module.SCENARIOS
 }
 
 if __name__ == "__main__":

@@ -94,6 +94,9 @@ def write(folder: Path) -> None:
     image_attribute = models["floats"].graph.node[0].attribute[-1]
     image_attribute.t.CopyFrom(make.helper.make_tensor("image", make.FLOAT, [len(IMAGE)], IMAGE * 4, raw=True))
     models["host32"].graph.input[1].type.tensor_type.elem_type = make.TensorProto.INT32
+    models |= {name: product.model(product.fused()) for name, product in launches.PRODUCTS.items()}
+    product = launches.PRODUCTS["product"]
+    models["product_of_sum"] = product.model(product.of_sum(embedded))
     models |= hostile()
     for name in STEERING:
         checks = (make.Check("s0 4 <", EVIL),) if name == "steering_check" else ()

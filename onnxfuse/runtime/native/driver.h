@@ -155,4 +155,18 @@ class Current {
   bool changed_ = false;
 };
 
+// Some calls, such as one that creates an event or loads a kernel, would break the capture of a graph, also in another
+// thread, unless this thread says that it has no part in it.
+class OutsideCaptures {
+ public:
+  explicit OutsideCaptures(const Driver& driver) : driver_(driver) { driver_.exchange_capture_mode(&mode_); }
+  ~OutsideCaptures() { driver_.exchange_capture_mode(&mode_); }
+  OutsideCaptures(const OutsideCaptures&) = delete;
+  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
+
+ private:
+  const Driver& driver_;
+  int mode_ = 2;  // CUstreamCaptureMode: relaxed
+};
+
 }  // namespace onnxfuse

@@ -29,6 +29,7 @@ class Json {
   const std::string& text(const char* what) const;
   const std::vector<Json>& list(const char* what) const;
   const Json& member(const char* key) const;
+  size_t members() const { return members_.size(); }
   const Json* find(std::string_view key) const;
   std::vector<int64_t> integers(const char* what) const;
 

@@ -235,6 +235,13 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now, NodeStatistics:
       launch.arguments[a] = now->tensor_map(map, address(program_->plan.maps[map].base), driver);
     }
     if (call != nullptr) call->start();
+    if (step.routine != nullptr) {
+      if (launch.call == nullptr) launch.call = step.routine->prepare(program_->device, step.type, launch.sizes);
+      const Argument* const workspace = step.workspace();
+      const Address room = workspace == nullptr ? 0 : launches.buffers[workspace->index];
+      launch.call->run({launch.values, room, launch.workspace, stream});
+      continue;
+    }
     launch_kernel(driver, step, launch.size, program_->functions[chosen][s], stream, launch.arguments.data());
   }
   if (call != nullptr) call->stop();

@@ -7,6 +7,7 @@
 #include "json.h"
 #include "ort_api.h"
 #include "reading.h"
+#include "texts.h"
 
 namespace onnxfuse {
 namespace {
@@ -40,6 +41,37 @@ Step parse_step(const Json& json, const Named& named, Reads* reads) {
     if (out.arguments.back().address()) out.addresses.push_back(place);
     else if (!out.arguments.back().integer()) out.maps.push_back(place);
   }
+  return out;
+}
+
+Step parse_call(const Json& json, const Named& named, Reads* reads) {
+  Step out;
+  out.routine = &Routine::named(words(json.member("call"), "'call'"));
+  const Routine& routine = *out.routine;
+  const std::string which = "a call of '" + std::string(routine.name) + "' in the launch plan ";
+  const std::string& type = words(json.member("type"), "'type'");
+  out.type = static_cast<size_t>(std::find(routine.types.begin(), routine.types.end(), type) - routine.types.begin());
+  if (out.type == routine.types.size()) throw Error(which + "is of '" + excerpt(type) + "', which it does not take");
+  for (const Json& text : items(json, "args", routine.operands + 1, "arguments of a call")) {
+    out.addresses.push_back(static_cast<uint32_t>(out.arguments.size()));
+    out.arguments.push_back(parse_argument(text.text("'args'"), named, reads));
+    if (!out.arguments.back().address()) throw Error(which + "has an argument that is no address");
+  }
+  if (out.arguments.size() < routine.operands) {
+    throw Error(which + "has " + std::to_string(out.arguments.size()) + " arguments, not " +
+                std::to_string(routine.operands));
+  }
+  if (out.arguments[routine.operands - 1].kind == Argument::Kind::kInput) throw Error(which + "writes an input");
+  if (out.workspace() != nullptr && out.workspace()->kind != Argument::Kind::kScratch) {
+    throw Error(which + "has a workspace that is no scratch buffer");
+  }
+  const Json& sizes = json.member("sizes");
+  for (const std::string_view name : routine.sizes) {
+    const Json* size = sizes.find(name);
+    if (size == nullptr) throw Error(which + "has no size '" + std::string(name) + "'");
+    out.sizes.emplace_back(size->text("'sizes'"), named.scope, reads);
+  }
+  if (sizes.members() != routine.sizes.size()) throw Error(which + "has sizes that it does not take");
   return out;
 }
 
@@ -161,9 +193,11 @@ Plan Plan::parse(std::string_view text) {
     limit(steps += json_steps.size(), Most::kSteps, "steps");
     for (const Json& json_step : json_steps) {
       const uint32_t number = static_cast<uint32_t>(variant.steps.size());
-      variant.steps.push_back(parse_step(json_step, named, &plan.reads));
+      const bool calls = json_step.find("call") != nullptr;
+      variant.steps.push_back(calls ? parse_call(json_step, named, &plan.reads)
+                                    : parse_step(json_step, named, &plan.reads));
       const Step& step = variant.steps.back();
-      extended |= step.extended();
+      extended |= calls || step.extended();
       for (const Argument& argument : step.arguments) {
         const Argument& at = argument.kind == Argument::Kind::kMap ? plan.maps[argument.index].base : argument;
         if (at.kind != Argument::Kind::kScratch) continue;

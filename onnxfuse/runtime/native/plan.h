@@ -8,6 +8,7 @@
 
 #include "argument.h"
 #include "expression.h"
+#include "routines.h"
 #include "scratch.h"
 #include "tensor_map.h"
 
@@ -24,6 +25,7 @@ struct Geometry {
 // "2x1x1"
 std::string dimensions(const uint32_t (&sizes)[3]);
 
+// A kernel's launch, or a call of a library's routine.
 struct Step {
   std::string kernel;
   Expression grid[3];
@@ -31,10 +33,17 @@ struct Step {
   Expression shared;
   bool clustered = false;
   Expression cluster[3];  // where `clustered`
+  const Routine* routine = nullptr;  // of a call, which has no kernel and none of the sizes above
+  size_t type = 0;                   // among the routine's
+  std::vector<Expression> sizes;     // the routine's
   bool dependent = false;  // it may begin before the kernel before it on the stream ends
   std::vector<Argument> arguments;
   std::vector<uint32_t> addresses, maps;  // which of the arguments are addresses, and which are tensor maps
 
+  // The scratch buffer that a call has as its workspace, or null.
+  const Argument* workspace() const {
+    return routine != nullptr && arguments.size() > routine->operands ? &arguments.back() : nullptr;
+  }
   // Whether its launch has attributes, which GPUs before sm_90 do not take.
   bool extended() const { return clustered || dependent; }
   // False where the grid is empty and nothing is to be launched.

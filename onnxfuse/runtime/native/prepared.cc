@@ -46,6 +46,7 @@ void Prepared::make(State* state) const {
       Launch& launch = launches.steps[s];
       launch.values.resize(variant.steps[s].arguments.size());
       for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
+      launch.sizes.resize(variant.steps[s].sizes.size());
     }
   }
   state->maps.resize(plan_.maps.size());
@@ -168,18 +169,38 @@ void Prepared::fill(size_t index, Launches* out) {
   for (size_t s = 0; s < variant.steps.size(); ++s) {
     const Step& step = variant.steps[s];
     Launch& launch = out->steps[s];
-    launch.empty = !step.geometry(situation_, &launch.size);
-    if (launch.empty) continue;
-    for (size_t a = 0; a < step.arguments.size(); ++a) {
-      const Argument& argument = step.arguments[a];
-      if (argument.integer()) {
-        launch.values[a] = integer_argument(argument, situation_);  // little-endian: 32 bits lie first
-      } else if (!argument.address()) {
-        now_->maps[argument.index].resize(TensorSizes::of(plan_.maps[argument.index], situation_));
-      }
-    }
+    if (step.routine != nullptr) fill_call(variant, step, out->scratch, &launch);
+    else fill_kernel(step, &launch);
   }
   out->ready = true;
+}
+
+void Prepared::fill_kernel(const Step& step, Launch* launch) {
+  launch->empty = !step.geometry(situation_, &launch->size);
+  if (launch->empty) return;
+  for (size_t a = 0; a < step.arguments.size(); ++a) {
+    const Argument& argument = step.arguments[a];
+    if (argument.integer()) {
+      launch->values[a] = integer_argument(argument, situation_);  // little-endian: 32 bits lie first
+    } else if (!argument.address()) {
+      now_->maps[argument.index].resize(TensorSizes::of(plan_.maps[argument.index], situation_));
+    }
+  }
+}
+
+void Prepared::fill_call(const Variant& variant, const Step& step, const ScratchLayout& scratch,
+                         Launch* launch) const {
+  bool changed = false;
+  for (size_t index = 0; index < step.sizes.size(); ++index) {
+    const int64_t size = step.sizes[index].evaluate(situation_);
+    changed |= std::exchange(launch->sizes[index], size) != size;
+  }
+  if (changed) launch->call.reset();
+  launch->empty = !step.routine->fits(launch->sizes);
+  if (const Argument* workspace = step.workspace()) {
+    const auto buffer = std::lower_bound(variant.scratch.begin(), variant.scratch.end(), workspace->index);
+    launch->workspace = static_cast<size_t>(scratch.sizes[static_cast<size_t>(buffer - variant.scratch.begin())]);
+  }
 }
 
 namespace {
@@ -215,6 +236,10 @@ std::string describe(const Plan& plan, const Step& step, const Prepared::Launch&
     if (item.integer()) return number(value);
     return item.address() ? name(item) : describe(plan.maps[item.index], prepared.map_sizes(item.index));
   };
+  if (step.routine != nullptr) {
+    return "{\"call\":" + quoted(step.routine->name) + ",\"type\":" + quoted(step.routine->types[step.type]) +
+           ",\"args\":" + list(step.arguments, argument) + ",\"sizes\":" + list(launch.sizes, number) + "}";
+  }
   return "{\"kernel\":" + quoted(step.kernel) + ",\"grid\":" + list(launch.size.grid, number) +
          ",\"block\":" + list(launch.size.block, number) + ",\"shared\":" + number(launch.size.shared) +
          ",\"args\":" + list(step.arguments, argument) +

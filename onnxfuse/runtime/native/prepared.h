@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,10 @@ class Prepared {
     Geometry size;
     std::vector<uint64_t> values;  // those of addresses are the caller's to fill in
     std::vector<void*> arguments;  // one pointer for each value
+    // Of a call:
+    std::vector<int64_t> sizes;
+    size_t workspace = 0;                // bytes
+    std::unique_ptr<PreparedCall> call;  // null until it is made for these sizes
   };
   struct Launches {
     bool ready = false;
@@ -79,6 +84,8 @@ class Prepared {
   void remember(State* state) const;
   void evaluate(State* state) const;
   void fill(size_t variant, Launches* out);
+  void fill_kernel(const Step& step, Launch* launch);
+  void fill_call(const Variant& variant, const Step& step, const ScratchLayout& scratch, Launch* launch) const;
 
   const Plan& plan_;
   Situation situation_;

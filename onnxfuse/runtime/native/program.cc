@@ -148,23 +148,30 @@ Program::Program(Device* on, const std::string& text, const std::string& source,
   if (!plan.scratch.empty()) pool = device.scratch_pool();
   std::vector<std::string> names;
   for (const Variant& variant : plan.variants) {
-    for (const Step& step : variant.steps) names.push_back(step.kernel);
+    for (const Step& step : variant.steps) {
+      if (step.routine == nullptr) names.push_back(step.kernel);
+    }
   }
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   kernels = names.size();
-  if (names.empty()) return;
-
-  const std::string key = cache_key(source, plan.options, device.architecture());
-  module_ = device.find(key);
-  if (module_ == nullptr) {
-    const Image image = find_image(device, {source, plan.options, names, attribute});
-    module_ = device.keep(key, std::make_shared<LoadedModule>(driver, device.context, image.bytes));
-    *origin = image.origin;
+  if (!names.empty()) {
+    const std::string key = cache_key(source, plan.options, device.architecture());
+    module_ = device.find(key);
+    if (module_ == nullptr) {
+      const Image image = find_image(device, {source, plan.options, names, attribute});
+      module_ = device.keep(key, std::make_shared<LoadedModule>(driver, device.context, image.bytes));
+      *origin = image.origin;
+    }
   }
   Current current(driver, device.context);
   for (size_t v = 0; v < plan.variants.size(); ++v) {
     for (const Step& step : plan.variants[v].steps) {
+      if (step.routine != nullptr) {
+        step.routine->open(device);
+        functions[v].push_back(nullptr);
+        continue;
+      }
       const Function function = module_->function(step.kernel);
       check_arguments(driver, function, step);
       if (!step.shared.is_zero()) {

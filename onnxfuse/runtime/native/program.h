@@ -48,7 +48,7 @@ class Program {
 
   Device& device;
   const Plan plan;
-  std::vector<std::vector<Function>> functions;  // by variant, then step
+  std::vector<std::vector<Function>> functions;  // by variant, then step; null of a call
   size_t kernels = 0;                            // distinct ones
   Pool pool = nullptr;                           // where the plan has scratch
 

@@ -27,21 +27,6 @@ constexpr size_t kReadAtOnce = 8;    // timers that a call reads back
 constexpr float kLongest = 1e9;      // milliseconds of a call: what is past any run, and fits as nanoseconds
 
 constexpr Result kNotReady = 600;
-constexpr int kRelaxed = 2;  // CUstreamCaptureMode
-
-// Creating and querying events would break the capture of a graph in another thread, unless this thread says that it
-// has no part in it.
-class OutsideCaptures {
- public:
-  explicit OutsideCaptures(const Driver& driver) : driver_(driver) { driver_.exchange_capture_mode(&mode_); }
-  ~OutsideCaptures() { driver_.exchange_capture_mode(&mode_); }
-  OutsideCaptures(const OutsideCaptures&) = delete;
-  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
-
- private:
-  const Driver& driver_;
-  int mode_ = kRelaxed;
-};
 
 std::string error_text(int error) { return std::generic_category().message(error); }
 

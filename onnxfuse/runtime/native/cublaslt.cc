@@ -1,0 +1,308 @@
+#include "cublaslt.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <mutex>
+#include <unordered_map>
+
+#include "ort_api.h"
+
+namespace onnxfuse {
+namespace {
+
+using Status = int;
+using Handle = struct HandleTag*;
+using Description = struct DescriptionTag*;
+using Layout = struct LayoutTag*;
+using Preference = struct PreferenceTag*;
+
+struct Algorithm {  // cublasLtMatmulAlgo_t
+  uint64_t data[8];
+};
+struct Found {  // cublasLtMatmulHeuristicResult_t
+  Algorithm algorithm;
+  size_t workspace;
+  Status status;
+  float waves;
+  int reserved[4];
+};
+static_assert(sizeof(Found) == 96);
+
+// cudaDataType_t of float16, bfloat16 and float32, in the order of the routine's types.
+constexpr int kTypes[] = {2, 14, 0};
+constexpr int kFloat32 = 0;       // cudaDataType_t
+constexpr int kCompute32 = 68;    // cublasComputeType_t: products of float32 are those of float32, not of TF32
+constexpr int kTransposed = 1;    // cublasOperation_t
+constexpr int kTransposeA = 3, kTransposeB = 4;     // cublasLtMatmulDescAttributes_t
+constexpr int kBatchCount = 5, kBatchStride = 6;    // cublasLtMatrixLayoutAttribute_t
+constexpr int kMostWorkspace = 1, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8;  // ..PreferenceA..
+constexpr uint32_t kMostAlignment = 256;  // what the library takes where nothing is said
+constexpr size_t kMostKept = 64;          // algorithms of a call, by alignments and workspace
+
+// The sizes of a call, in the order of the routine's.
+struct Sizes {
+  int64_t m, n, k, batch, stride_a, stride_b, stride_c, transpose_a, transpose_b;
+  explicit Sizes(const std::vector<int64_t>& s)
+      : m(s[0]), n(s[1]), k(s[2]), batch(s[3]), stride_a(s[4]), stride_b(s[5]), stride_c(s[6]), transpose_a(s[7]),
+        transpose_b(s[8]) {}
+  std::string text() const {
+    return (batch == 1 ? "" : std::to_string(batch) + " x ") + std::to_string(m) + "x" + std::to_string(n) + "x" +
+           std::to_string(k);
+  }
+};
+
+// The functions of the library, found once in the process.
+struct Library {
+  // Throws Error where it is not there.
+  static const Library& get() {
+    static const Library library;  // a constructor that throws is tried again at the next call
+    return library;
+  }
+
+  void check(Status status, const std::string& what) const {
+    if (status == 0) return;
+    const char* const text = status_text == nullptr ? nullptr : status_text(status);
+    throw Error("cuBLASLt could not " + what + ": " +
+                (text == nullptr ? "status " + std::to_string(status) : std::string(text)));
+  }
+
+  Status (*create)(Handle* handle);
+  Status (*create_description)(Description* out, int compute_type, int scale_type);
+  Status (*set_description)(Description description, int attribute, const void* value, size_t size);
+  Status (*destroy_description)(Description description);
+  Status (*create_layout)(Layout* out, int type, uint64_t rows, uint64_t columns, int64_t leading);
+  Status (*set_layout)(Layout layout, int attribute, const void* value, size_t size);
+  Status (*destroy_layout)(Layout layout);
+  Status (*create_preference)(Preference* out);
+  Status (*set_preference)(Preference preference, int attribute, const void* value, size_t size);
+  Status (*destroy_preference)(Preference preference);
+  Status (*choose)(Handle handle, Description description, Layout a, Layout b, Layout c, Layout d,
+                   Preference preference, int asked, Found* found, int* count);
+  Status (*multiply)(Handle handle, Description description, const void* alpha, const void* a, Layout layout_a,
+                     const void* b, Layout layout_b, const void* beta, const void* c, Layout layout_c, void* d,
+                     Layout layout_d, const Algorithm* algorithm, void* workspace, size_t workspace_bytes,
+                     Stream stream);
+  const char* (*status_text)(Status status);  // null before CUDA 11.5
+
+ private:
+  Library();
+};
+
+// The library that the process has loaded already, ONNX Runtime's, or else the newest that the driver can run.
+void* load(std::string* path) {
+  const char* named = std::getenv("ONNXFUSE_LIBCUBLASLT");
+  if (named != nullptr && *named != '\0') return dlopen((*path = named).c_str(), RTLD_NOW | RTLD_LOCAL);
+  const int newest = Driver::get().version() / 1000;
+  for (const int mode : {RTLD_NOLOAD, 0}) {
+    for (int release = newest; release >= 12; --release) {
+      *path = "libcublasLt.so." + std::to_string(release);
+      if (void* library = dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL | mode)) return library;
+    }
+  }
+  *path = "libcublasLt.so." + std::to_string(std::max(newest, 12));
+  return dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL);  // for the message
+}
+
+Library::Library() {
+  const char* const remedy =
+      "; a matrix product of this model needs it: install CUDA's libraries (pip install onnxfuse[cuda]), or put the "
+      "folder that has them into LD_LIBRARY_PATH";
+  std::string path;
+  void* library = load(&path);
+  if (library == nullptr) {
+    const char* const reason = dlerror();
+    throw Error("no cuBLASLt: " + (reason == nullptr ? path : std::string(reason)) + remedy);
+  }
+  const auto find = [&](auto* function, const char* symbol) {
+    *function = reinterpret_cast<std::decay_t<decltype(*function)>>(dlsym(library, symbol));
+    if (*function == nullptr) throw Error("cuBLASLt is too old: " + path + " has no " + symbol + remedy);
+  };
+  find(&create, "cublasLtCreate");
+  find(&create_description, "cublasLtMatmulDescCreate");
+  find(&set_description, "cublasLtMatmulDescSetAttribute");
+  find(&destroy_description, "cublasLtMatmulDescDestroy");
+  find(&create_layout, "cublasLtMatrixLayoutCreate");
+  find(&set_layout, "cublasLtMatrixLayoutSetAttribute");
+  find(&destroy_layout, "cublasLtMatrixLayoutDestroy");
+  find(&create_preference, "cublasLtMatmulPreferenceCreate");
+  find(&set_preference, "cublasLtMatmulPreferenceSetAttribute");
+  find(&destroy_preference, "cublasLtMatmulPreferenceDestroy");
+  find(&choose, "cublasLtMatmulAlgoGetHeuristic");
+  find(&multiply, "cublasLtMatmul");
+  status_text = reinterpret_cast<decltype(status_text)>(dlsym(library, "cublasLtGetStatusString"));
+}
+
+// The library's handle on a GPU, which any thread may use; made with the device's context current, and never destroyed:
+// sessions that end with the process still use it.
+Handle handle_of(const Device& device) {
+  static std::mutex mutex;
+  static auto& handles = *new std::unordered_map<int, Handle>;
+  const Library& library = Library::get();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = handles.find(device.ordinal);
+  if (known != handles.end()) return known->second;
+  const Current current(device.driver, device.context);
+  const OutsideCaptures outside(device.driver);
+  Handle handle = nullptr;
+  library.check(library.create(&handle), "start");
+  return handles[device.ordinal] = handle;
+}
+
+// One of the library's objects, destroyed with its owner.
+template <class Object>
+class Owned {
+ public:
+  explicit Owned(Status (*destroy)(Object)) : destroy_(destroy) {}
+  ~Owned() {
+    if (object_ != nullptr) destroy_(object_);
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  Object* out() { return &object_; }
+  operator Object() const { return object_; }
+
+ private:
+  Object object_ = nullptr;
+  Status (*destroy_)(Object);
+};
+
+class Gemm : public PreparedCall {
+ public:
+  Gemm(Device& device, size_t type, const Sizes& sizes)
+      : driver_(device.driver), library_(Library::get()), handle_(handle_of(device)), sizes_(sizes),
+        description_(library_.destroy_description), a_(library_.destroy_layout), b_(library_.destroy_layout),
+        c_(library_.destroy_layout) {
+    const std::string what = "describe the product " + sizes_.text();
+    library_.check(library_.create_description(description_.out(), kCompute32, kFloat32), what);
+    // The library's matrices are column-major, and a row-major matrix is the transpose of one: what it computes is
+    // the transpose of C, B's times A's.
+    const auto transpose = [&](int attribute, int64_t wanted) {
+      if (wanted == 0) return;
+      library_.check(library_.set_description(description_, attribute, &kTransposed, sizeof kTransposed), what);
+    };
+    transpose(kTransposeA, sizes.transpose_b);
+    transpose(kTransposeB, sizes.transpose_a);
+    const auto describe = [&](Owned<Layout>* out, int64_t rows, int64_t columns, int64_t stride) {
+      const auto row = static_cast<uint64_t>(columns), column = static_cast<uint64_t>(rows);
+      library_.check(library_.create_layout(out->out(), kTypes[type], row, column, columns), what);
+      if (sizes.batch == 1) return;
+      const auto count = static_cast<int32_t>(sizes.batch);
+      library_.check(library_.set_layout(*out, kBatchCount, &count, sizeof count), what);
+      library_.check(library_.set_layout(*out, kBatchStride, &stride, sizeof stride), what);
+    };
+    describe(&a_, sizes.transpose_a ? sizes.k : sizes.m, sizes.transpose_a ? sizes.m : sizes.k, sizes.stride_a);
+    describe(&b_, sizes.transpose_b ? sizes.n : sizes.k, sizes.transpose_b ? sizes.k : sizes.n, sizes.stride_b);
+    describe(&c_, sizes.m, sizes.n, sizes.stride_c);
+  }
+
+  void run(const Operands& operands) override {
+    // A kernel of the library may be loaded at its first launch, also while a graph is captured.
+    const OutsideCaptures outside(driver_);
+    if (std::count(operands.addresses.begin(), operands.addresses.begin() + 3, 0) > 0) {
+      throw Error("an operand of the product " + sizes_.text() + " is absent");
+    }
+    const float one = 1, zero = 0;
+    const auto address = [&](size_t index) { return reinterpret_cast<void*>(operands.addresses[index]); };
+    const Algorithm& algorithm = algorithm_for(operands);
+    library_.check(
+        library_.multiply(handle_, description_, &one, address(1), b_, address(0), a_, &zero, address(2), c_, address(2),
+                          c_, &algorithm, reinterpret_cast<void*>(operands.workspace), operands.workspace_bytes,
+                          operands.stream),
+        "run the product " + sizes_.text());
+  }
+
+ private:
+  struct Kept {
+    uint32_t alignments[3];
+    size_t workspace;
+    Algorithm algorithm;
+  };
+
+  static uint32_t alignment(uint64_t address) {
+    return static_cast<uint32_t>(std::min<uint64_t>(address & (~address + 1), kMostAlignment));
+  }
+
+  // The algorithm for addresses that are so aligned; the library is asked once.
+  const Algorithm& algorithm_for(const Operands& operands) {
+    Kept wanted{{alignment(operands.addresses[0]), alignment(operands.addresses[1]), alignment(operands.addresses[2])},
+                operands.workspace_bytes, {}};
+    for (const Kept& kept : kept_) {
+      if (std::equal(kept.alignments, kept.alignments + 3, wanted.alignments) && kept.workspace == wanted.workspace) {
+        return kept.algorithm;
+      }
+    }
+    const std::string what = "choose an algorithm for the product " + sizes_.text();
+    Owned<Preference> preference(library_.destroy_preference);
+    library_.check(library_.create_preference(preference.out()), what);
+    const auto set = [&](int attribute, const auto& value) {
+      library_.check(library_.set_preference(preference, attribute, &value, sizeof value), what);
+    };
+    set(kMostWorkspace, static_cast<uint64_t>(wanted.workspace));
+    set(kAlignmentA, wanted.alignments[1]);
+    set(kAlignmentB, wanted.alignments[0]);
+    set(kAlignmentC, wanted.alignments[2]);
+    set(kAlignmentD, wanted.alignments[2]);
+    Found found{};
+    int count = 0;
+    library_.check(library_.choose(handle_, description_, b_, a_, c_, c_, preference, 1, &found, &count), what);
+    if (count < 1) throw Error("cuBLASLt has no algorithm for the product " + sizes_.text());
+    library_.check(found.status, what);
+    wanted.algorithm = found.algorithm;
+    if (kept_.size() == kMostKept) kept_.clear();
+    kept_.push_back(wanted);
+    return kept_.back().algorithm;
+  }
+
+  const Driver& driver_;
+  const Library& library_;
+  const Handle handle_;
+  const Sizes sizes_;
+  Owned<Description> description_;
+  Owned<Layout> a_, b_, c_;
+  std::vector<Kept> kept_;
+};
+
+bool fits(const std::vector<int64_t>& values) {
+  const Sizes sizes(values);
+  const auto check = [](const char* name, int64_t value, int64_t least, int64_t most) {
+    if (value >= least && value <= most) return;
+    throw Error("a gemm of the launch plan has the " + std::string(name) + " " + std::to_string(value) + "; it is " +
+                std::to_string(least) + " to " + std::to_string(most));
+  };
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max(), kMostStride = int64_t{1} << 48;
+  check("m", sizes.m, 0, kMost);
+  check("n", sizes.n, 0, kMost);
+  check("k", sizes.k, 0, kMost);
+  check("batch", sizes.batch, 0, kMost);
+  check("stride_a", sizes.stride_a, 0, kMostStride);
+  check("stride_b", sizes.stride_b, 0, kMostStride);
+  check("transpose_a", sizes.transpose_a, 0, 1);
+  check("transpose_b", sizes.transpose_b, 0, 1);
+  if (sizes.m == 0 || sizes.n == 0 || sizes.batch == 0) return false;
+  check("k", sizes.k, 1, kMost);  // an empty sum would have to be written as zeros
+  // Matrices of a result that lie in one another would be written at once.
+  check("stride_c", sizes.stride_c, sizes.batch == 1 ? 0 : std::min(sizes.m * sizes.n, kMostStride), kMostStride);
+  return true;
+}
+
+}  // namespace
+
+const Routine& gemm_routine() {
+  static const Routine routine{
+      "gemm",
+      {"float16", "bfloat16", "float32"},
+      3,
+      {"m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose_a", "transpose_b"},
+      fits,
+      [](Device& device) { handle_of(device); },
+      [](Device& device, size_t type, const std::vector<int64_t>& sizes) -> std::unique_ptr<PreparedCall> {
+        return std::make_unique<Gemm>(device, type, Sizes(sizes));
+      },
+  };
+  return routine;
+}
+
+}  // namespace onnxfuse
