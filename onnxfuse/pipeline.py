@@ -31,7 +31,7 @@ from onnxfuse.planning.traffic import Ledger
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
-from onnxfuse.rewriting import FusedRegion, Rewritten, fold, is_settled, rewrite
+from onnxfuse.rewriting import FusedRegion, Rewritten, fold, is_optimised, rewrite
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying import Verification
@@ -44,7 +44,7 @@ _AS_IT_WAS = Refusal(
     "already-optimised", "the model is as an optimisation left it", "",
     remedy="to plan it anew, as for another GPU or other sizes, put it back first: onnxfuse unfuse MODEL",
 )
-SETTLED: tuple[Plan, tuple[str, ...]] = (
+UNCHANGED: tuple[Plan, tuple[str, ...]] = (
     Plan((), (_AS_IT_WAS,), 0), (f"The model is as an optimisation left it; {_AS_IT_WAS.remedy}.",))
 """The plan of a model that nobody touched since, and what its user should know."""
 
@@ -190,15 +190,15 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     rules = load_rules([rules_folder(), *options.rules], options.disable)
     profile = profile_of(options.target, options.rules)
     tell("planning", 0, 0)
-    settled = is_settled(loaded.proto)
-    folded = loaded if settled or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
+    done = is_optimised(loaded.proto)
+    folded = loaded if done or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
     graph = infer(build_graph(folded))
     canonical = canonicalise(graph, rules.canonical)
     sizes = bound(graph, options.dims)
     ledger = Ledger(graph, sizes.sizes)
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
-    read, silence = (None, ()) if settled or not options.compiles else read_back(profile, partial(tell, COMPILING))
-    plan, more = SETTLED if settled else _planned(canonical.graph, rules, CostModel(ledger, profile), read, options)
+    read, silence = (None, ()) if done or not options.compiles else read_back(profile, partial(tell, COMPILING))
+    plan, more = UNCHANGED if done else _planned(canonical.graph, rules, CostModel(ledger, profile), read, options)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)

@@ -52,7 +52,7 @@ def test_what_fits_the_cache_runs_faster() -> None:
     assert effective_bandwidth(45 * megabytes, H200) == pytest.approx(4.3e12 / (0.5 / 1.6 + 0.5))
 
 
-def test_the_cache_does_not_help_what_is_turned() -> None:
+def test_the_cache_does_not_help_what_is_transposed() -> None:
     """A transpose of 20 MB takes what the device memory needs for it, an addition of as much less."""
     loaded = graph("float[N, 64] x", "float[64, N] y, float[N, 64] z", "a = Exp(x) y = Transpose(a) z = Neg(a)")
     costs = CostModel(Ledger(loaded, {"N": 40_000}), H200)

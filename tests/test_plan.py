@@ -95,11 +95,12 @@ def test_a_transpose_that_is_undone_needs_no_tiles(columns: int, schedule: str) 
 
 @pytest.mark.parametrize(("nodes", "shapes", "schedule"), [
     ("e = Exp(x) t = Transpose<perm = [0, 2, 1]>(e) a = Abs(t) n = LayerNormalization(a, w, b) y = Neg(n)",
-     ("N, 64, 4096", "N, 4096, 64"), "turned"),
-    ("n = LayerNormalization(x, w, b) y = Transpose<perm = [0, 2, 1]>(n)", ("N, 4096, 64", "N, 64, 4096"), "turned"),
+     ("N, 64, 4096", "N, 4096, 64"), "transposed"),
+    ("n = LayerNormalization(x, w, b) y = Transpose<perm = [0, 2, 1]>(n)",
+     ("N, 4096, 64", "N, 64, 4096"), "transposed"),
     ("t = Transpose<perm = [0, 2, 1]>(x) n = LayerNormalization(t, w, b) y = Transpose<perm = [0, 2, 1]>(n)",
      ("N, 64, 4096", "N, 64, 4096"), "columns"),
-    ("s = Softmax<axis = 1>(x) y = Transpose<perm = [0, 2, 1]>(s)", ("N, 64, 4096", "N, 4096, 64"), "turned"),
+    ("s = Softmax<axis = 1>(x) y = Transpose<perm = [0, 2, 1]>(s)", ("N, 64, 4096", "N, 4096, 64"), "transposed"),
 ], ids=["before", "after", "there and back", "softmax"])
 def test_rows_take_in_transposes_of_the_innermost_axis(nodes: str, shapes: tuple[str, str], schedule: str) -> None:
     made = fuse(f"g (float[{shapes[0]}] x, float[64] w, float[64] b) => (float[{shapes[1]}] y) {{ {nodes} }}",
@@ -123,7 +124,7 @@ def test_blocks_of_convnext_take_in_their_transposes() -> None:
     first, last = (found[ops] for ops in (
         ("Transpose", "LayerNormalization"),
         ("Mul", "Transpose", "Add", "Transpose", "LayerNormalization", "Transpose")))
-    assert first.kernel.schedule == last.kernel.schedule == "turned"
+    assert first.kernel.schedule == last.kernel.schedule == "transposed"
     image = 32 * 96 * 56 * 56 * 2
     assert first.cost.bytes_after == 2 * image + 2 * 192 and last.cost.bytes_after == 3 * image + 2 * 192
     assert first.cost.seconds_after < first.cost.seconds_before / 1.2

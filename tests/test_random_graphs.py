@@ -83,8 +83,8 @@ VIEWS = (
     "SpaceToDepth",
     "GatherElements",
 )
-TURNED = ("Transpose", "Transpose", "Transpose", "Reshape", "Slice", "Split", "Concat", "Expand", "Add", "Neg", "Where",
-          "Greater", "Cast", "GatherElements", "DepthToSpace")
+TRANSPOSED = ("Transpose", "Transpose", "Transpose", "Reshape", "Slice", "Split", "Concat", "Expand", "Add", "Neg",
+              "Where", "Greater", "Cast", "GatherElements", "DepthToSpace")
 ROWS = (
     "Softmax",
     "LayerNormalization",
@@ -183,7 +183,7 @@ def test_regions_of_views(graph: RandomGraph) -> None:
 
 
 @settings(max_examples=2 * COUNT)
-@given(graphs(most=8, names=TURNED))
+@given(graphs(most=8, names=TRANSPOSED))
 def test_tiled_regions(graph: RandomGraph) -> None:
     check_region(graph, "tiled")
 

@@ -345,7 +345,7 @@ def test_what_the_user_put_in_survives() -> None:
         assert getattr(fused, name) == getattr(model, name), name
     for name in ("name", "doc_string", "input", "output", "metadata_props", "quantization_annotation"):
         assert getattr(fused.graph, name) == getattr(model.graph, name), name
-    assert [entry.key for entry in fused.metadata_props] == ["author", "onnxfuse", "onnxfuse.settled"]
+    assert [entry.key for entry in fused.metadata_props] == ["author", "onnxfuse", "onnxfuse.optimised"]
     assert list(fused.graph.node[1:]) == list(model.graph.node[3:])
     assert fused.functions[0] == model.functions[0]
     assert [entry.domain for entry in fused.opset_import] == ["", "mine", "unknown.domain", "onnxfuse"]

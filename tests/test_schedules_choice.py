@@ -19,7 +19,7 @@ NORM = """g (float16[n, 200] x, float16[200] s) => (float16[n, 200] y) {
 CHAIN = "g (float16[n, m] x, float16[m] w) => (float16[n, m] y) { a = Mul(x, w) b = Tanh(a) y = Add(b, x) }"
 COLUMNS = """g (float16[n, 48, m] x, float[m] b) => (float16[n, 48, m] y) {
   a = Cast <to = 1> (x) c = Add(a, b) d = Softmax <axis = 1> (c) y = Cast <to = 10> (d) }"""
-TURNED = """g (float16[n, 48, m] x, float16[48] s, float16[48] b) => (float16[n, m, 48] y) {
+TRANSPOSED = """g (float16[n, 48, m] x, float16[48] s, float16[48] b) => (float16[n, m, 48] y) {
   t = Transpose <perm = [0, 2, 1]> (x) y = LayerNormalization <axis = -1> (t, s, b) }"""
 TILED = """g (float16[n, 48, m] x, float16[48] b) => (float16[n, m, 48] y) {
   t = Transpose <perm = [0, 2, 1]> (x) y = Add(t, b) }"""
@@ -32,7 +32,7 @@ CASES = {
     "norm": (NORM, {"n": 3}),
     "pointwise": (CHAIN, {"n": 3, "m": 31}),
     "columns": (COLUMNS, {"n": 3, "m": 31}),
-    "turned": (TURNED, {"n": 3, "m": 31}),
+    "transposed": (TRANSPOSED, {"n": 3, "m": 31}),
     "tiled": (TILED, {"n": 3, "m": 31}),
     "split": (ROW_SPLIT, {"k": 1, "l": 69_001}),
     "split-columns": (COLUMN_SPLIT, {"m": 5, "l": 4097}),
@@ -121,7 +121,7 @@ WORDS = {
     "16 threads a column, 8 side by side, width 2, 1 element": Choice.of(
         "columns", deep=16, across=8, width=2, items=1),
     "16 threads a column, 8 side by side, width 2, streaming, chunks of 32, width 4 along them": Choice.of(
-        "turned", deep=16, across=8, width=2, items=0, chunk=32, wide=4),
+        "transposed", deep=16, across=8, width=2, items=0, chunk=32, wide=4),
     "blocks of 128, 8 a multiprocessor": Choice.of("split", threads=128, blocks=8),
     "tiles of 64 x 32, 1 a block, vectors of 4 x 2": Choice.of("tiled", batch=1, rows=64, columns=32, tall=4, width=2),
 }

@@ -121,10 +121,10 @@ def _entered(body: Graph, infer: Infer) -> Graph:
         inner.dtype = inner.dtype if whole is None or whole.dtype is None else whole.dtype
         shape = None if whole is None else whole.shape
         inner.shape = inner.declared if shape is None else (*shape[:axis], *shape[axis + 1:])
-    return _settled(body, infer)
+    return _fixed_point(body, infer)
 
 
-def _settled(body: Graph, infer: Infer) -> Graph:
+def _fixed_point(body: Graph, infer: Infer) -> Graph:
     """The body with sizes of its carried values that hold in every run.
 
     Each turn infers the bodies inside anew, which take turns of their own: deep inside they begin with what they came

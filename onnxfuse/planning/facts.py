@@ -26,7 +26,8 @@ MOST_OPERANDS = 128
 @dataclass(frozen=True)
 class Facts:
     """A node that can be fused; ``rows`` is how its reductions arrange elements, ``view`` whether it costs nothing on
-    its own, ``transposes`` whether it moves the innermost axis, so that only a tiled or turned kernel runs it well."""
+    its own, ``transposes`` whether it moves the innermost axis, so that only tiled and transposed kernels run it
+    well."""
 
     rows: Arrangement | None
     view: bool

@@ -4,7 +4,7 @@ Every node that can be fused starts as a group of its own, and every match of a 
 the graph are visited from the largest tensor to the smallest; where an edge joins two groups that fit, they become
 one.  Groups fit where
 
-- their row structures agree (there is one at most), and what has rows and moves the innermost axis can be turned,
+- their row structures agree (there is one at most), and what has rows and moves the innermost axis can be transposed,
 - with rows, every value that is used outside has as many elements as the rows, or one a row,
 - the contracted graph stays free of cycles, and no rule forbids it.
 
@@ -28,7 +28,7 @@ from onnxfuse.planning.legality import Contraction
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
 from onnxfuse.schedules import Request
-from onnxfuse.schedules.turned import refuses_turning
+from onnxfuse.schedules.transposed import refuses_transposing
 
 _Edge = tuple[int, int, Node, Node, Value]
 """Minus the bytes of a value, the place of its reader, its producer, that reader, and it."""
@@ -63,7 +63,7 @@ class Growth:
     def __post_init__(self) -> None:
         self.contraction = Contraction(self.graph)
         self.group: dict[Node, Group] = {}
-        self._turned: dict[frozenset[Node], Refusal | None] = {}
+        self._transposed: dict[frozenset[Node], Refusal | None] = {}
 
     def seed(
         self, nodes: Iterable[Node], rule: FuseRule | None = None, names: Mapping[Value, str] | None = None
@@ -176,7 +176,7 @@ class Growth:
         refusal = _domain(outputs, rows, label) if alike else spread(members, outputs)
         if refusal is not None or rows is None or not transposes:
             return refusal
-        why = self._turning(frozenset(members))
+        why = self._transposing(frozenset(members))
         return why and Refusal(
             "transposing",
             f"a transpose of the innermost axis and rows of {rows.length} elements meet at '{value.name}': "
@@ -185,14 +185,14 @@ class Growth:
             remedy="keep the innermost axis in place",
         )
 
-    def _turning(self, members: frozenset[Node]) -> Refusal | None:
+    def _transposing(self, members: frozenset[Node]) -> Refusal | None:
         """Why nodes with rows, some of which move the innermost axis, have no kernel that reads well."""
-        if members not in self._turned:
+        if members not in self._transposed:
             lowered = lower(sorted(members, key=lambda node: node.index), escaping(set(members)), self.graph)
-            self._turned[members] = (
-                lowered if isinstance(lowered, Refusal) else refuses_turning(Request(lowered, sizes=self.sizes))
+            self._transposed[members] = (
+                lowered if isinstance(lowered, Refusal) else refuses_transposing(Request(lowered, sizes=self.sizes))
             )
-        return self._turned[members]
+        return self._transposed[members]
 
     def _transposes(self, *nodes: Node) -> bool:
         return any(self.facts[node].transposes for node in nodes)

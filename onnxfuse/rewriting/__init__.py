@@ -7,11 +7,11 @@
 
 from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
+from onnxfuse.rewriting.mark import is_optimised
 from onnxfuse.rewriting.original import original
 from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.saving import Saved, save
-from onnxfuse.rewriting.settled import is_settled
 from onnxfuse.rewriting.sizes import SizesRecord, fold, planned_form, sizes_record
 from onnxfuse.rewriting.standalone import body_model, value_types
 from onnxfuse.rewriting.unfusing import unfuse
@@ -26,7 +26,7 @@ __all__ = [
     "SizesRecord",
     "body_model",
     "fold",
-    "is_settled",
+    "is_optimised",
     "original",
     "planned_form",
     "read_fused",

@@ -27,6 +27,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting.body import Body, make_body, value_record
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of, reads_of, users_of
 from onnxfuse.rewriting.invariants import InvariantError, check_body, check_cover, require
+from onnxfuse.rewriting.mark import note_optimised
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,
     KEY,
@@ -41,7 +42,6 @@ from onnxfuse.rewriting.names import NamePool, Names, node_stem
 from onnxfuse.rewriting.order import rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.region import FusedRegion
-from onnxfuse.rewriting.settled import settle
 from onnxfuse.rewriting.types import region_names, symbol_names, type_of, value_info
 
 
@@ -165,7 +165,7 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
     for place in sorted(indexes, key=lambda place: (-len(place), place)):
         placed += _apply(result, indexes[place], by_place.get(place, []), names, symbols)
     _import_domain(result)
-    settle(result)
+    note_optimised(result)
     return Rewritten(result, tuple(sorted(placed, key=lambda entry: entry.region)), tuple(refusals))
 
 

@@ -17,6 +17,7 @@ from onnxfuse.graph.order import NOTHING, Scope, all_nodes, graphs_of
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of
+from onnxfuse.rewriting.mark import forget_optimised
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,
     KEY,
@@ -33,7 +34,6 @@ from onnxfuse.rewriting.metadata import (
 from onnxfuse.rewriting.names import Names
 from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
-from onnxfuse.rewriting.settled import unsettle
 from onnxfuse.rewriting.sizes import unfold
 
 
@@ -98,7 +98,7 @@ def unfuse(
         last = all(len(part.chosen) == len(part.origin.fused) for part in parts.values())
         _remember(result.metadata_props, parts[()], last)
         _unmark(result, parts)
-        unsettle(result)
+        forget_optimised(result)
     if not folded and (only is None or (chosen and last)):
         unfold(result)
     return result

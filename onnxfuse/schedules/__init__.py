@@ -3,7 +3,7 @@
 pointwise.py   maps and views
 rows.py        reductions over the last axes, with maps around them; rows_text.py its text
 columns.py     reductions over other axes
-turned.py      reductions between tensors that lie along the rows and others across; turned_text.py its text
+transposed.py      reductions between tensors that lie along the rows and others across; transposed_text.py its text
 split.py       few long rows, in several steps
 reduction.py   what these four have in common; phases.py the phases that they run in
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
@@ -29,12 +29,12 @@ from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.split import Split
 from onnxfuse.schedules.tiled import Tiled
-from onnxfuse.schedules.turned import Turned
+from onnxfuse.schedules.transposed import Transposed
 
 _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
-    each.name: each for each in (Split(_COLUMNS, _ROWS), Turned(), _COLUMNS, _ROWS, Pointwise(), Tiled())
+    each.name: each for each in (Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

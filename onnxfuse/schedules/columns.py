@@ -72,7 +72,7 @@ class Columns(Reduction):
 
     def applies(self, work: Work) -> bool:
         """Vectors run across the rows."""
-        return not work.turns and work.way.across
+        return not work.transposes and work.way.across
 
     def of_rows(self, work: Work, rule: str) -> Kernel | None:
         """The kernel of columns that nothing would split."""
@@ -171,19 +171,19 @@ def in_registers(work: Work, widest: int, length: int, kept: int) -> list[Shape]
             items = -(-length // deep)
             if items * width * kept <= KEPT_LIMIT:
                 # Idle threads cost what they are; every step of combining and each halving of the vectors a little.
-                weight = items * deep / length * (1 + 0.03 * (log2(deep) + halved)) * hunger(work, width, deep)
+                weight = items * deep / length * (1 + 0.03 * (log2(deep) + halved)) * latency_factor(work, width, deep)
                 found.append((weight, Shape(deep, side_by_side(deep, work.extent.rows, width), width, items)))
     return [min(found, key=lambda each: each[0])[1]] if found else []
 
 
 def _streaming(work: Work, width: int, length: int | None) -> Shape:
-    deep = 1
-    while deep < WARP and (256 if length is None else length) >= 2 * deep * AT_LEAST and hunger(work, width, deep) > 1:
+    deep, planned = 1, 256 if length is None else length
+    while deep < WARP and planned >= 2 * deep * AT_LEAST and latency_factor(work, width, deep) > 1:
         deep *= 2
     return Shape(deep, side_by_side(deep, work.extent.rows, width), width, 0)
 
 
-def hunger(work: Work, width: int, deep: int) -> float:
+def latency_factor(work: Work, width: int, deep: int) -> float:
     """How much longer so few threads take than enough of them; those here have little on its way each."""
     rows, enough = work.extent.rows, 8 * ENOUGH_THREADS
     threads = deep * -(-rows // width) if rows else enough // 8 * deep

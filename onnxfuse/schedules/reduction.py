@@ -115,7 +115,7 @@ class Work:
         return self.frame.phases
 
     @property
-    def turns(self) -> bool:
+    def transposes(self) -> bool:
         """Whether something goes through shared memory because it lies the other way."""
         return bool(self.way.staged or self.way.outputs)
 
@@ -175,7 +175,7 @@ class Reduction(Schedule):
         """The kernel of these variants."""
         lowered = work.lowered
         plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
-        headers = ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.turns else []))
+        headers = ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.transposes else []))
         source = Source(
             headers, f"{rule}: {', '.join(lowered.program.operators)}", tuple(ways.functions), tuple(ways.entries))
         return Kernel(
@@ -271,8 +271,8 @@ def _way(outputs: Sequence[Output], loads: Sequence[Load], puller: Puller, found
         load for load in loads
         if load not in indices and along.stride(load.offset) == 1 and across.stride(load.offset) not in (0, 1)
     )
-    turned = frozenset(output.index for output in outputs if output.whole and runs(output.place, along, across))
-    return Way(True, staged, turned)
+    moved = frozenset(output.index for output in outputs if output.whole and runs(output.place, along, across))
+    return Way(True, staged, moved)
 
 
 def _vectorised(
@@ -307,7 +307,7 @@ def _vectorised(
         for width in possible:
             # Lanes note what must be multiples of the width as they are asked.
             _vectors(wide, loads, candidates[width])
-        # What is turned is read in whole sectors; elements one by one between them were not measured.
+        # What is transposed is read in whole sectors; elements one by one between them were not measured.
         whole = [load for load in loads if is_vector(load, candidates[1])]
         possible = {width: lanes for width, lanes in possible.items()
                     if divides(lanes, planned) and all(is_vector(load, lanes) for load in whole)}

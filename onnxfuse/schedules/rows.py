@@ -89,7 +89,7 @@ class Rows(Reduction):
 
     def applies(self, work: Work) -> bool:
         """Vectors run along the rows."""
-        return not work.turns and not work.way.across
+        return not work.transposes and not work.way.across
 
     def of_rows(self, work: Work, rule: str) -> Kernel | None:
         """The kernel of rows that nothing would split."""

@@ -55,10 +55,10 @@ SECTOR_BYTES = 32
 """What device memory is read in."""
 
 VECTOR_BYTES = 8
-"""Bytes of a vector that is turned in registers, at most: 256 a warp fill whole lines already."""
+"""Bytes of a vector that is transposed in registers, at most: 256 a warp fill whole lines already."""
 
-MOST_TURNED = 4
-"""Elements on a side of the square that a thread turns in its registers, at most."""
+LARGEST_SQUARE = 4
+"""Elements on a side of the square that a thread transposes in its registers, at most."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class _Tiling:
         for tall in (4, 2):
             lanes = Lanes(self.space, self.puller, "@r", "", tall)
             if (
-                tall <= self._most_turned()
+                tall <= self._largest_square()
                 and lanes._multiple(self.extents[1])
                 and all(is_vector(load, lanes) for load in self.staged)
                 and all(lanes.stride(target.offset) == 1 and lanes.aligned(target.offset)
@@ -299,15 +299,15 @@ class _Tiling:
             possible = lanes._multiple(self.extents[2])
             for load in self.direct:
                 is_vector(load, lanes)
-            if width <= self._most_turned() and possible and divides(lanes, self.planned):
+            if width <= self._largest_square() and possible and divides(lanes, self.planned):
                 candidates[width] = lanes
         dtypes = [target.dtype for target in self.targets] + [load.dtype for load in (*self.direct, *self.staged)]
         return candidates[widest(candidates, dtypes, self.extents[2])]
 
-    def _most_turned(self) -> int:
-        """Elements on a side of the square that a thread turns, by the longest of their types."""
+    def _largest_square(self) -> int:
+        """Elements on a side of the square that a thread transposes, by the longest of their types."""
         longest = max((TYPES[dtype].size for dtype in self._staged_types()), default=1)
-        return max(1, min(MOST_TURNED, VECTOR_BYTES // longest))
+        return max(1, min(LARGEST_SQUARE, VECTOR_BYTES // longest))
 
     def _staged_types(self) -> list[int]:
         return [load.dtype for load in self.staged] + [target.dtype for target in self.targets if target.staged]

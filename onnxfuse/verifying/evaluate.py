@@ -2,7 +2,7 @@
 
 An operator that its CPU provider lacks in float64 (Erf, Softplus and some more) is computed in float32 between two
 casts; what float32 would spoil is spelled out instead (``spelling``).  What the CPU provider makes of NaN, infinity and
-integers at their limits is not always what is owed: such operators are spelled out too (``settled``).
+integers at their limits is not always what is owed: such operators are spelled out too (``decompositions``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from onnxfuse.errors import VerificationError
 from onnxfuse.rewriting import value_types
-from onnxfuse.verifying.settled import settled
+from onnxfuse.verifying.decompositions import decomposed
 from onnxfuse.verifying.spelling import INEXACT, SPELLED, Spelling
 
 Array = NDArray[Any]
@@ -60,7 +60,7 @@ class Evaluator:
         Raises:
             VerificationError: ONNX Runtime cannot run the model.
         """
-        runnable, self.downgraded = runnable_in_double(settled(model, value_types(model), declared or {}))
+        runnable, self.downgraded = runnable_in_double(decomposed(model, value_types(model), declared or {}))
         self.inputs = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
         self.outputs = [info.type.tensor_type.elem_type for info in model.graph.output]
         try:

@@ -27,9 +27,9 @@ from launching import Compute, Launcher
 import onnxfuse.schedules.columns as columns
 import onnxfuse.schedules.reduction as reduction
 import onnxfuse.schedules.split as split
-import onnxfuse.schedules.turned as turned
+import onnxfuse.schedules.transposed as transposed
 
-MODULES = {"columns": columns, "reduction": reduction, "split": split, "turned": turned}
+MODULES = {"columns": columns, "reduction": reduction, "split": split, "transposed": transposed}
 TYPES = {"float16": 2, "float": 4}
 
 

@@ -1,4 +1,4 @@
-"""The text of a turned kernel: columns as in the column schedule, with what lies along a column staged.
+"""The text of a transposed kernel: columns as in the column schedule, with what lies along a column staged.
 
 A block's columns lie side by side; what is staged has them one after the other.  A loop over the elements goes in
 chunks: the block brings a chunk of its columns into shared memory, or out of it, along the columns, and computes across
@@ -33,13 +33,13 @@ class Staging:
         return [load.dtype for load in self.loads] + [output.dtype for output in self.outputs]
 
 
-def turned_text(frame: Frame, staging: Staging, keep: bool) -> Body:
+def transposed_text(frame: Frame, staging: Staging, keep: bool) -> Body:
     """The body over the template's ``width``, ``deep``, ``across``, ``items``, ``turns`` (of the loop in a chunk),
     ``wide`` (the vectors along a column) and ``idx``, with kept values in registers or streaming."""
-    return _TurnedText(frame, staging, keep).text()
+    return _TransposedText(frame, staging, keep).text()
 
 
-class _TurnedText(ColumnText):
+class _TransposedText(ColumnText):
     def __init__(self, frame: Frame, staging: Staging, keep: bool) -> None:
         super().__init__(frame, keep)
         self.staging = staging

@@ -1,9 +1,9 @@
-"""The turned schedule: columns between tensors that lie along them and tensors that lie across.
+"""The transposed schedule: columns between tensors that lie along them and tensors that lie across.
 
 A norm over the channels of an image whose result has the channels last reads neighbouring pixels and writes
 neighbouring channels.  Vectors run across the columns, as in the column schedule; a block owns columns that lie side by
-side, and what runs along them goes through shared memory by chunks (``turned_text``), so that every tensor is moved in
-whole sectors.
+side, and what runs along them goes through shared memory by chunks (``transposed_text``), so that every tensor is
+moved in whole sectors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.split import few_rows
 from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
-from onnxfuse.schedules.turned_text import Staging, turned_text
+from onnxfuse.schedules.transposed_text import Staging, transposed_text
 
 STAGED_BYTES = 64
 """Bytes a thread of all that is staged: what shared memory holds with all threads of a multiprocessor at work."""
@@ -56,14 +56,14 @@ class Shape:
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of("turned", **self.columns.settings, chunk=self.chunk, wide=self.wide)
+        return Choice.of("transposed", **self.columns.settings, chunk=self.chunk, wide=self.wide)
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
         own = self.columns
         kind = f"x{own.items}" if own.items else STREAM
-        return f"turned_{own.deep}x{own.across}_w{own.width}_v{self.wide}_{kind}_c{self.chunk}_{own.bits}"
+        return f"transposed_{own.deep}x{own.across}_w{own.width}_v{self.wide}_{kind}_c{self.chunk}_{own.bits}"
 
     def shared(self, work: Work, staging: Staging) -> int:
         """Bytes of shared memory; see cuda/tile.cuh and cuda/columns.cuh."""
@@ -78,10 +78,10 @@ class Shape:
         return total + room * sum(8 if kind in ("double", "long long", "unsigned long long") else 4 for kind in kinds)
 
 
-class Turned(Reduction):
+class Transposed(Reduction):
     """Columns some of whose tensors go through shared memory because they lie the other way."""
 
-    name = "turned"
+    name = "transposed"
     settings = ("{deep} threads a column, {across} side by side, width {width}, {items}, chunks of {chunk}, "
                 "width {wide} along them")
     each = "element"
@@ -99,13 +99,13 @@ class Turned(Reduction):
 
     def of_rows(self, work: Work, rule: str) -> Kernel | Refusal | None:
         """The kernel of rows some of whose tensors lie the other way, unless they are better split."""
-        if not work.turns:
+        if not work.transposes:
             return None
-        ways = few_rows(work) or turned_ways(work)
+        ways = few_rows(work) or transposed_ways(work)
         return ways if isinstance(ways, Refusal) else self.made(work, ways, rule)
 
 
-def refuses_turning(request: Request) -> Refusal | None:
+def refuses_transposing(request: Request) -> Refusal | None:
     """Why a region with reductions that moves the innermost axis has no kernel that moves all tensors in whole
     sectors."""
     work = request.once(arranged)
@@ -113,7 +113,7 @@ def refuses_turning(request: Request) -> Refusal | None:
         return in_graph_terms(work, request.lowered.binding.names)
     if work is not None and work.scattered:
         return Refusal("scattered-access", "the rows would be read element by element")
-    if work is None or not work.turns:
+    if work is None or not work.transposes:
         return None
     refusal = few_rows(work)
     if refusal is not None:
@@ -127,7 +127,7 @@ def _too_many(staging: Staging) -> Refusal:
     return Refusal("tile-memory", f"{many} tensors that lie along the rows do not fit shared memory together")
 
 
-def turned_ways(work: Work) -> Ways | Refusal:
+def transposed_ways(work: Work) -> Ways | Refusal:
     """The variants of a region that stages something, or why it has none."""
     extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
@@ -160,8 +160,8 @@ def turned_ways(work: Work) -> Ways | Refusal:
 
 
 def _function(work: Work, staging: Staging, keep: bool) -> Function:
-    body = turned_text(work.frame, staging, keep)
-    name, template = "turned_in_registers" if keep else "turned_streaming", (
+    body = transposed_text(work.frame, staging, keep)
+    name, template = "transposed_in_registers" if keep else "transposed_streaming", (
         "width", "deep", "across", "items", "turns", "wide")
     return Function(name, template, work.signature.parameters(body.sizes), body.text)
 
@@ -228,7 +228,7 @@ def _columns(work: Work, width: int) -> list[columns.Shape]:
         deep = STREAMING_DEEP
         while length and deep > 1 and deep // 2 >= length:
             deep //= 2
-        while deep < columns.WARP and columns.hunger(work, width, deep) > 1:
+        while deep < columns.WARP and columns.latency_factor(work, width, deep) > 1:
             deep *= 2
         shapes.append(columns.Shape(deep, columns.side_by_side(deep, extent.rows, width), width, 0))
     return [_in_sectors(work, shape) for shape in shapes]

@@ -10,17 +10,17 @@ from hashlib import sha256
 
 import onnx
 
-KEY = "onnxfuse.settled"
+KEY = "onnxfuse.optimised"
 """Name of the model's metadata property."""
 
 
-def settle(model: onnx.ModelProto) -> None:
+def note_optimised(model: onnx.ModelProto) -> None:
     """Note, in place, that an optimisation left the model so."""
-    unsettle(model)
+    forget_optimised(model)
     model.metadata_props.add(key=KEY, value=_digest(model))
 
 
-def unsettle(model: onnx.ModelProto) -> None:
+def forget_optimised(model: onnx.ModelProto) -> None:
     """Forget that, in place."""
     kept = [entry for entry in model.metadata_props if entry.key != KEY]
     if len(kept) < len(model.metadata_props):
@@ -28,7 +28,7 @@ def unsettle(model: onnx.ModelProto) -> None:
         model.metadata_props.extend(kept)
 
 
-def is_settled(model: onnx.ModelProto) -> bool:
+def is_optimised(model: onnx.ModelProto) -> bool:
     """Whether nothing changed since an optimisation left the model."""
     noted = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
     return noted is not None and noted == _digest(model)

@@ -1,4 +1,4 @@
-"""The turned schedule: reductions between tensors that lie along the rows and tensors that lie across.
+"""The transposed schedule: reductions between tensors that lie along the rows and tensors that lie across.
 
 Norms and softmax beside a transpose, in both directions, with operands and results of either layout.  All variants that
 hold, aligned and not, over poisoned outputs, threads in several orders.  The reference is the region in float64:
@@ -22,7 +22,7 @@ from onnxfuse.lowering.launch import Situation
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Request
 from onnxfuse.schedules.tiled import SHARED_BYTES
-from onnxfuse.schedules.turned import refuses_turning
+from onnxfuse.schedules.transposed import refuses_transposing
 
 ORDERS = ("forward", "backward", 7)
 
@@ -40,9 +40,9 @@ def typed(text: str, kind: str, channels: int | str = "C") -> str:
     return re.sub(r"\bC\b(?=[,\]])", str(channels), re.sub(r"\bT\b(?=\[| )", kind, text))
 
 
-def turned(text: str, kind: str = "float", channels: int | str = "C", **planned: int) -> Made:
+def transposed(text: str, kind: str = "float", channels: int | str = "C", **planned: int) -> Made:
     made = make(typed(text, kind, channels), planned=PLANNED | planned)
-    assert made.kernel.schedule == "turned" and made.kernel.scattered == (), made.kernel.plan
+    assert made.kernel.schedule == "transposed" and made.kernel.scattered == (), made.kernel.plan
     return made
 
 
@@ -51,7 +51,7 @@ def turned(text: str, kind: str = "float", channels: int | str = "C", **planned:
 @pytest.mark.parametrize("text", WAYS.values(), ids=list(WAYS))
 def test_known_channels(text: str, kind: str, channels: int) -> None:
     """In registers where columns are short, in chunks where they are long; a kernel for these channels alone."""
-    made = turned(text, kind, channels)
+    made = transposed(text, kind, channels)
     for seed, (batch, pixels) in enumerate([(2, 49), (3, 8), (1, 13), (2, 1)]):
         if channels * batch * pixels <= 80_000:
             check(made, random_inputs(made, {"N": batch, "P": pixels}, seed), length=channels, orders=("forward", 7))
@@ -60,7 +60,7 @@ def test_known_channels(text: str, kind: str, channels: int) -> None:
 @pytest.mark.parametrize("kind", ["float", "float16", "bfloat16", "double"])
 @pytest.mark.parametrize("text", WAYS.values(), ids=list(WAYS))
 def test_sizes_known_only_when_running(text: str, kind: str) -> None:
-    made = turned(text, kind)
+    made = transposed(text, kind)
     for seed, (batch, channels, pixels) in enumerate(
         [(1, 1, 1), (2, 96, 8), (2, 95, 8), (1, 96, 9), (3, 1, 16), (3, 4, 1), (1, 768, 13), (1, 4097, 3), (2, 33, 64)]
     ):
@@ -76,13 +76,13 @@ def test_sizes_known_only_when_running(text: str, kind: str) -> None:
 def test_images(text: str, channels: int, pixels: int) -> None:
     """As in ConvNeXt: channels and pixels are known, and the batch is not; blocks reach over several images."""
     made = make(typed(text, "float16", channels).replace("P", str(pixels)), planned={"N": 32})
-    assert made.kernel.schedule == "turned" and made.kernel.scattered == ()
+    assert made.kernel.schedule == "transposed" and made.kernel.scattered == ()
     for batch in (1, 3) if channels * pixels * pixels < 50_000 else (1,):
         check(made, random_inputs(made, {"N": batch}, batch), length=channels)
 
 
 def test_every_variant_is_run() -> None:
-    made = turned(LAST, "float16")
+    made = transposed(LAST, "float16")
     seen: set[str] = set()
     for channels, pixels in ((96, 8), (96, 9), (95, 8), (95, 9), (800, 8), (800, 9), (801, 8), (801, 9)):
         inputs = random_inputs(made, {"N": 1, "C": channels, "P": pixels})
@@ -95,7 +95,7 @@ def test_every_variant_is_run() -> None:
 @pytest.mark.parametrize("channels", [96, 1000])
 def test_no_barrier_is_missing(text: str, channels: int) -> None:
     """In chunks, too: float32 needs several for these channels."""
-    made = turned(text, "float", C=channels)
+    made = transposed(text, "float", C=channels)
     inputs = random_inputs(made, {"N": 1, "C": channels, "P": 64})
     check(made, inputs, length=channels, orders=ORDERS, misalign=False)
     assert re.search(rf"_x\d+_c(?!{channels}_)", made.kernel.plan.variants[0].name)
@@ -110,7 +110,7 @@ def test_no_barrier_is_missing(text: str, channels: int) -> None:
 
 @pytest.mark.parametrize("text", WAYS.values(), ids=list(WAYS))
 def test_a_chunk_waits_for_the_one_before(text: str) -> None:
-    made = turned(text, "float", C=1000)
+    made = transposed(text, "float", C=1000)
     inputs = random_inputs(made, {"N": 1, "C": 1000, "P": 64})
     faulty = made.kernel.source.replace("if (begin > 0) __syncthreads();", "")
     assert faulty != made.kernel.source
@@ -153,7 +153,7 @@ REGIONS = [
 @pytest.mark.parametrize("kind", ["float", "float16", "bfloat16"])
 @pytest.mark.parametrize("text", [text for _, text in REGIONS], ids=[name for name, _ in REGIONS])
 def test_regions(text: str, kind: str) -> None:
-    made = turned(text, kind)
+    made = transposed(text, kind)
     for seed, (batch, channels, pixels) in enumerate([(2, 96, 8), (1, 33, 13), (3, 8, 49), (2, 1, 4), (2, 5, 1)]):
         sizes = {"N": batch, "C": channels, "P": pixels, "Q": pixels + 1}
         inputs = random_inputs(made, sizes, seed)
@@ -165,7 +165,7 @@ def test_regions(text: str, kind: str) -> None:
 @pytest.mark.parametrize("sizes", [{"N": 0}, {"P": 0}, {"C": 0}], ids=str)
 @pytest.mark.parametrize("text", WAYS.values(), ids=list(WAYS))
 def test_empty(text: str, sizes: dict[str, int]) -> None:
-    made = turned(text)
+    made = transposed(text)
     inputs = random_inputs(made, {"N": 2, "C": 5, "P": 4} | sizes)
     check(made, inputs)
     if "C" not in sizes:
@@ -177,7 +177,7 @@ def test_empty(text: str, sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize("text", WAYS.values(), ids=list(WAYS))
 @pytest.mark.parametrize("place", [0, 17, 39])
 def test_nan_and_infinities_stay_in_their_column(text: str, place: int) -> None:
-    made = turned(text, C=40)
+    made = transposed(text, C=40)
     inputs = random_inputs(made, {"N": 2, "C": 40, "P": 8})
     x = inputs["x"] if text != FIRST else inputs["x"].transpose(0, 2, 1)
     x[0, place, 1], x[1, place, 2], x[0, place, 3] = np.nan, np.inf, -np.inf
@@ -186,7 +186,7 @@ def test_nan_and_infinities_stay_in_their_column(text: str, place: int) -> None:
 
 def test_what_is_only_moved_is_exact() -> None:
     for kind in ("int64", "int8", "uint16"):
-        made = turned("g (T[N,C,P] x) => (T[N,P,C] y, T[N,P,1] m) <int64[1] a = {2}> "
+        made = transposed("g (T[N,C,P] x) => (T[N,P,C] y, T[N,P,1] m) <int64[1] a = {2}> "
                       "{ y = Transpose<perm=[0,2,1]>(x) m = ReduceMax(y, a) }", kind)
         for sizes in ({"N": 2, "C": 33, "P": 16}, {"N": 1, "C": 96, "P": 8}):
             check(made, random_inputs(made, sizes), orders=ORDERS)
@@ -222,7 +222,7 @@ def test_results_in_another_order_of_rows() -> None:
 @pytest.mark.parametrize("kind", ["float", "float16"])
 def test_tokens_before_the_pixels(kind: str) -> None:
     """A concatenation decides what is read; columns of pixels and of the token are neighbours."""
-    made = turned("g (T[N,C,12] x, T[N,1,C] c, T[13,C] b, T[C] w) => (T[N,13,C] s, T[N,13,C] y) "
+    made = transposed("g (T[N,C,12] x, T[N,1,C] c, T[13,C] b, T[C] w) => (T[N,13,C] s, T[N,13,C] y) "
                   "{ t = Transpose<perm=[0,2,1]>(x) j = Concat<axis=1>(c, t) s = Add(j, b) y = LayerNormalization(s, w) }",
                   kind, 96)
     for batch in (1, 5):
@@ -234,7 +234,7 @@ def test_a_third_layout_is_refused() -> None:
     made = attempt(parse(typed("g (T[P,C,N] x, T[N,P,C] r, T[C] w) => (T[N,C,P] y) { t = Transpose<perm=[2,0,1]>(x) a = Add(t, r) "
                                "n = LayerNormalization(a, w) y = Transpose<perm=[0,2,1]>(n) }", "float")), PLANNED)
     assert isinstance(made, Made) and len(made.kernel.scattered) == 1
-    refusal = refuses_turning(Request(made.lowered, sizes=PLANNED))
+    refusal = refuses_transposing(Request(made.lowered, sizes=PLANNED))
     assert refusal is not None and refusal.message == "the rows would be read element by element"
 
 
@@ -259,7 +259,7 @@ def test_too_many_tensors_for_shared_memory() -> None:
 
 def test_shared_memory_is_counted_as_the_text_has_it() -> None:
     """The largest chunks that shapes choose fit what every GPU has; the compiler has the last word."""
-    made = [turned(text, kind, channels, P=pixels) for text in (LAST, REGIONS[9][1]) for kind in ("double", "float")
+    made = [transposed(text, kind, channels, P=pixels) for text in (LAST, REGIONS[9][1]) for kind in ("double", "float")
             for channels, pixels in ((768, 49), (2000, 3136))]
     failed = compile_failures({one.kernel.source: (f"{place}", ()) for place, one in enumerate(made)})
     assert not failed, "\n".join(failed)
@@ -267,7 +267,7 @@ def test_shared_memory_is_counted_as_the_text_has_it() -> None:
 
 
 def test_nvrtc_compiles_it() -> None:
-    made = [turned(LAST, "float16"), turned(FIRST, "bfloat16", 96), turned(SOFTMAX, "float", 97),
-            turned(REGIONS[3][1], "float16", 192, P=784), turned(REGIONS[5][1], "float16", 768, P=49)]
+    made = [transposed(LAST, "float16"), transposed(FIRST, "bfloat16", 96), transposed(SOFTMAX, "float", 97),
+            transposed(REGIONS[3][1], "float16", 192, P=784), transposed(REGIONS[5][1], "float16", 768, P=49)]
     failed = compile_failures({one.kernel.source: (str(place), ()) for place, one in enumerate(made)})
     assert not failed, "\n".join(failed)

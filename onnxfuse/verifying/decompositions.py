@@ -67,7 +67,7 @@ class _Site:
         return self.to.number(value, self.kind)
 
 
-def settled(model: onnx.ModelProto, types: Mapping[str, int], declared: Mapping[str, int]) -> onnx.ModelProto:
+def decomposed(model: onnx.ModelProto, types: Mapping[str, int], declared: Mapping[str, int]) -> onnx.ModelProto:
     """The model with such operators spelled out.
 
     Args:
@@ -84,7 +84,7 @@ def settled(model: onnx.ModelProto, types: Mapping[str, int], declared: Mapping[
             nodes.append(node)
             continue
         name = node.output[0]
-        site = _Site(node, Spelling(f"settled{place}", opset), kind, declared.get(name, kind), types.get(name, kind))
+        site = _Site(node, Spelling(f"decomposed{place}", opset), kind, declared.get(name, kind), types.get(name, kind))
         nodes.extend(site.to.nodes if way(site) else [node])
     result = onnx.ModelProto()
     result.CopyFrom(model)
