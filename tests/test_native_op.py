@@ -105,3 +105,11 @@ def test_the_script_for_the_gpu_rehearses(stand_in: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" ok ") == 6
+
+
+def test_the_script_for_launches_rehearses(stand_in: Path) -> None:
+    script = NATIVE.parent / "gpu" / "check_launches.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok ") == 10
