@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import ModelError, VerificationError
+from onnxfuse.provider.words import is_lacking
 from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
 from onnxfuse.verifying.bounds import NONE, Bounds
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 ROUNDS = 4
 """How often nodes may be taken back before the model as a whole is given up."""
-
-_BEYOND_THIS_MACHINE = ("NOT_IMPLEMENTED", "is not a registered function/op", "No Op registered for")
-"""What ONNX Runtime says of operators that need another provider or a library of the user's."""
 
 
 def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell, bounds: Bounds = NONE) -> Optimised:
@@ -87,9 +85,9 @@ def _takes(original: Slim, loaded: LoadedModel) -> bool:
     try:
         original.session()
     except VerificationError as error:
-        reason = str(error.__cause__ or error.message)
-        if any(words in reason for words in _BEYOND_THIS_MACHINE):
+        if is_lacking(error):
             return False
+        reason = str(error.__cause__ or error.message)
         raise ModelError(
             f"ONNX Runtime refuses the model itself, before anything is fused: {_short(reason)}",
             place=None if loaded.path is None else str(loaded.path),

@@ -13,6 +13,7 @@ from onnx import helper
 from onnxfuse.graph import Graph, bind
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.measuring.inputs import make_inputs
+from onnxfuse.provider.words import is_lacking
 from onnxfuse.rules import Example
 from onnxfuse.verifying.bounds import Bounds
 
@@ -21,8 +22,6 @@ SECONDS = 8.0
 """For one run of an example, which may hold a loop without an end."""
 MEMORY = 1 << 30
 """Bytes that a run of an example may hold."""
-_LACKING = ("NOT_IMPLEMENTED", "Current official support for domain")
-"""What ONNX Runtime says of an operator or type that its CPU provider lacks, and of an opset newer than itself."""
 INDICES = 8
 """Integers are drawn below this where an example gives no bounds."""
 
@@ -87,7 +86,7 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]], names: Seque
         with bounds.within_memory():
             found: list[NDArray[Any]] = bounds.run(lambda options: session.run(list(names), dict(inputs), options))
     except Exception as error:  # ONNX Runtime has an exception type per status
-        raise CannotRun(str(error).splitlines()[0], any(words in str(error) for words in _LACKING)) from error
+        raise CannotRun(str(error).splitlines()[0], is_lacking(error)) from error
     return found
 
 

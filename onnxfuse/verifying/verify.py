@@ -13,6 +13,7 @@ from onnxfuse.errors import KernelError, ModelError, OnnxfuseError, Verification
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import FusedNode, Placed, Rewritten, planned_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
 from onnxfuse.verifying.capture import capture
@@ -158,7 +159,7 @@ class _NoRunError(VerificationError):
 
     def __init__(self, failures: Sequence[OnnxfuseError]) -> None:
         super().__init__(_told(failures), place=failures[0].place, remedy=failures[0].remedy)
-        self.lacking = _is_lacking(failures[-1])
+        self.lacking = is_lacking(failures[-1])
 
 
 def _compare_whole(
@@ -209,7 +210,7 @@ def _compare_once(
             if inputs and isinstance(problem, ModelError):
                 raise
             failures.append(problem)
-            if _is_lacking(problem) or isinstance(problem, ModelError):
+            if is_lacking(problem) or isinstance(problem, ModelError):
                 break
             continue
         try:
@@ -271,11 +272,6 @@ def _told(failures: Sequence[OnnxfuseError]) -> str:
         text += f" {len(failures) - 1} more sets of inputs failed"
         text += f", the last: {others[-1]}" if others else " in the same way."
     return text
-
-
-def _is_lacking(error: OnnxfuseError) -> bool:
-    """Whether a provider has no kernel for an operator, whatever the inputs."""
-    return "NOT_IMPLEMENTED" in str(error.__cause__)
 
 
 def _verify_nodes(
