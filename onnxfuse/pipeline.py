@@ -32,7 +32,7 @@ from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import FusedRegion, Rewritten, fold, is_optimised, rewrite
-from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, load_rules
+from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of, load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying import Verification
 from onnxfuse.verifying.bounds import SECONDS, Bounds
@@ -125,6 +125,7 @@ class Optimised:
     rules: RuleSet
     profile: Profile
     ledger: Ledger
+    costs: CostModel
     plan: Plan
     regions: tuple[FusedRegion, ...]
     rewritten: Rewritten
@@ -197,13 +198,14 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     sizes = bound(graph, options.dims)
     ledger = Ledger(graph, sizes.sizes)
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
+    costs = CostModel(ledger, profile, groups_of(graph, rules.runtime))
     read, silence = (None, ()) if done or not options.compiles else read_back(profile, partial(tell, COMPILING))
-    plan, more = UNCHANGED if done else _planned(canonical.graph, rules, CostModel(ledger, profile), read, options)
+    plan, more = UNCHANGED if done else _planned(canonical.graph, rules, costs, read, options)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)
-    optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, plan, tuple(regions), rewritten,
-                          notes=loaded.notes + sizes.notes + notes + more + silence)
+    optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, costs, plan, tuple(regions),
+                          rewritten, notes=loaded.notes + sizes.notes + notes + more + silence)
     if not options.verify:
         return optimised
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))

@@ -38,7 +38,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = encoder(2, dtype=dtype)
         write(folder, f"encoder-{dtype}", model, make_inputs(load_graph(model), {"batch": 3, "sequence": 17}))
     write(folder, "chain", parse(CHAIN), make_inputs(load_graph(parse(CHAIN)), {"batch": 5}))
-    for rule in load_rules([rules_folder()]).all:
+    shipped = load_rules([rules_folder()])
+    for rule in (*shipped.canonical, *shipped.fuse, *shipped.grow, *shipped.forbid):
         for number, example in enumerate(rule.examples):
             model = example_model(example)
             versions = {entry.domain: entry.version for entry in model.opset_import}

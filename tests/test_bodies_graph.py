@@ -15,8 +15,8 @@ from onnxfuse.graph.binding import bind
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.measuring.ranges import index_bound
 from onnxfuse.operators import load_graph
-from onnxfuse.operators.host import is_free, on_host
 from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.provider.host import is_free, on_host
 
 SIZES = {"n": 4096}
 

@@ -11,8 +11,8 @@ from onnxfuse.graph.binding import Bound, bind, bound
 from onnxfuse.graph.derived import MOST, Derived, derived, least
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.operators import OperatorClass, classify, is_deterministic, load_graph
-from onnxfuse.operators.host import host, is_free, on_host
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.provider.host import host, is_free, on_host
 
 
 def loaded(text: str, opset: int = 17) -> Graph:

@@ -13,8 +13,8 @@ import pytest
 
 from onnxfuse.graph import Graph
 from onnxfuse.operators import load_graph
-from onnxfuse.operators.removed import is_same_memory, same_memory
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.provider.removed import is_same_memory, same_memory
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "benchmarks")]
 

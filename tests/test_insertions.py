@@ -29,8 +29,8 @@ from onnxfuse.operators import infer
 from onnxfuse.pipeline import Optimised, Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.planning.runtime_fusions import runtime_groups
 from onnxfuse.rewriting import unfuse
+from onnxfuse.rules.runtime import runtime_groups
 
 MOST = 12
 """Values with inserted readers, of one model."""

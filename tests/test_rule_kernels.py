@@ -35,7 +35,7 @@ def rules() -> RuleSet:
     return load_rules([rules_folder(), USERS])
 
 
-RULES = [rule.id for rule in rules().all]
+RULES = [rule.id for rule in rules().all if rule.kind != "runtime"]
 
 
 @cache

@@ -15,7 +15,7 @@ from onnxfuse.errors import RuleError
 from onnxfuse.graph.model import Graph
 from onnxfuse.operators import load_graph, lowered
 from onnxfuse.operators.record import CANONICAL
-from onnxfuse.operators.removed import passes_on
+from onnxfuse.provider.removed import passes_on
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import (
     CanonicalGraph,

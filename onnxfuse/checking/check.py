@@ -36,8 +36,10 @@ from onnxfuse.rules import (
     FuseRule,
     Rule,
     RuleSet,
+    RuntimeRule,
     canonicalise,
     check_examples,
+    groups_of,
     load_rules,
     match,
 )
@@ -111,6 +113,8 @@ class Computer:
     def _compute(self, model: onnx.ModelProto, graph: Graph, rule: Rule, example: Example,
                  inputs: Mapping[str, NDArray[Any]]) -> tuple[str | None, bool]:
         """What is wrong, and whether anything was computed."""
+        if isinstance(rule, RuntimeRule):
+            return None, False
         if isinstance(rule, CanonicalRule):
             return check_view(model, canonicalise(graph, self.rules.canonical), rule.id, inputs)
         fusions = self._fusions(graph, rule, example)
@@ -126,7 +130,8 @@ class Computer:
         """What the rule fuses in the example, whether or not that gains anything; for other kinds of rules, what the
         planner chooses."""
         view = canonicalise(graph, self.rules.canonical).graph
-        costs = CostModel(Ledger(graph, bind(graph, example.dims)), find_profile(DEFAULT_TARGET))
+        costs = CostModel(Ledger(graph, bind(graph, example.dims)), find_profile(DEFAULT_TARGET),
+                          groups_of(graph, self.rules.runtime))
         if not isinstance(rule, FuseRule):
             return list(searched(Plan(), Context(view, self.rules, costs, Objective(least_gain=0.0))).fusions)
         maker = Maker(graph, view, costs)

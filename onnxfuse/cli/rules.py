@@ -68,8 +68,8 @@ def show_rule(rule_id: str, paths: tuple[Path, ...]) -> None:
 def check(paths: tuple[Path, ...], as_data: bool) -> None:
     """Validate rule files, or folders of them, and run their examples.
 
-    An example that must match is also fused and computed on the CPU, and compared with the original.  The exit code
-    is 1 where a file is wrong or an example does not go as it says.
+    An example that must match is also fused and computed on the CPU, and compared with the original, but for what
+    ONNX Runtime fuses by itself.  The exit code is 1 where a file is wrong or an example does not go as it says.
     """
     from onnxfuse.checking import check_rules
 

@@ -25,8 +25,8 @@ from onnxfuse.graph import Graph, LoadedModel, Node, Value, build_graph
 from onnxfuse.graph.context import INT64, INTEGERS, elements_of
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.operators import is_deterministic, output_types
-from onnxfuse.operators.host import host, host_operands
 from onnxfuse.operators.record import MICROSOFT
+from onnxfuse.provider.host import host, host_operands
 
 STAGE = "shape-arithmetic"
 """The id that leaves this stage out."""

@@ -10,7 +10,6 @@ multiplying.py    what products mean as tensors        convolving.py    what con
 microsoft.py      ONNX Runtime's own domain, and the canonical view's
 
 inference.py   types, sizes and contents of every value     classes.py   how freely a node fuses
-host.py        what ONNX Runtime keeps on the host          removed.py   nodes that run no kernel
 contents.py    integer arithmetic on sizes                  fused.py     outputs of fused nodes
 arithmetic.py  floating-point operations                    operands.py  what lowerings ask of their node
 """
@@ -31,7 +30,6 @@ from onnxfuse.operators import (
     views,
 )
 from onnxfuse.operators.classes import classify, is_deterministic
-from onnxfuse.operators.host import is_free, on_host
 from onnxfuse.operators.inference import infer, load_graph, output_types
 from onnxfuse.operators.record import (
     OPERATORS,
@@ -45,7 +43,7 @@ from onnxfuse.operators.record import (
 
 __all__ = [
     "OPERATORS", "OperatorClass", "activations", "classify", "convolutions", "elementwise", "flops_of", "indexing",
-    "infer", "is_contraction", "is_deterministic", "is_free", "load_graph", "lowered", "lowering_of", "making",
-    "microsoft", "norms", "on_host", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
+    "infer", "is_contraction", "is_deterministic", "load_graph", "lowered", "lowering_of", "making",
+    "microsoft", "norms", "opaque", "operator_of", "output_types", "pieces", "products", "quantization",
     "reductions", "views",
 ]

@@ -51,7 +51,7 @@ POINTWISE, VIEW, REDUCTION, HEAVY, SHAPE, OPAQUE = (
 
 
 class RuntimeKernel(Enum):
-    """What kernel ONNX Runtime has for an operator: ``planning.runtime_kernels`` says how good each is."""
+    """What kernel ONNX Runtime has for an operator: ``provider.kernels`` says how good each is."""
 
     PLAIN = "plain"
     CURVE = "curve"

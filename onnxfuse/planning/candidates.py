@@ -11,7 +11,6 @@ from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.lowering.structure import structure
-from onnxfuse.operators.removed import is_same_memory
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.facts import moves_innermost
@@ -19,6 +18,7 @@ from onnxfuse.planning.grow import escaping, spread
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import plan_cost
+from onnxfuse.provider.removed import is_same_memory
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, Schedule, asked

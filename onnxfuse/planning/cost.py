@@ -17,15 +17,15 @@ from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.removed import is_given, readers, source
 from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost
-from onnxfuse.planning.runtime_fusions import groups_of
-from onnxfuse.planning.runtime_kernels import runtime_efficiency
-from onnxfuse.planning.runtime_matching import RuntimeFusion
 from onnxfuse.planning.traffic import KernelTraffic, Ledger, again_in
+from onnxfuse.provider.fusions import RuntimeFusion
+from onnxfuse.provider.kernels import runtime_efficiency
+from onnxfuse.provider.removed import is_given, readers, source
+from onnxfuse.rules import groups_of
 from onnxfuse.schedules import running
 
 PRODUCT_EFFICIENCY = 0.7

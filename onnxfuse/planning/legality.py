@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import elements_of
 from onnxfuse.operators.classes import in_training, is_deterministic
-from onnxfuse.operators.host import SMALL_CONSTANT, host
+from onnxfuse.provider.host import SMALL_CONSTANT, host
 from onnxfuse.refusal import Refusal
 
 

@@ -8,8 +8,8 @@ from enum import Enum
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.host import host
-from onnxfuse.operators.removed import is_same_memory
+from onnxfuse.provider.host import host
+from onnxfuse.provider.removed import is_same_memory
 
 
 class Kind(Enum):

@@ -17,7 +17,6 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph.binding import bind
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.operators.removed import gives_back
 from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
@@ -32,6 +31,7 @@ from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import CandidatePool, Considered, Members, connected, ordered
+from onnxfuse.provider.removed import gives_back
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, Match, Prohibitions, find_matches, prohibitions
 

@@ -23,10 +23,10 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import Sizes, bytes_of
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.operators import flops_of
-from onnxfuse.operators.removed import given_back, same_memory, source
 from onnxfuse.planning.executions import runs_of
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.region import Region
+from onnxfuse.provider.removed import given_back, same_memory, source
 
 PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
 """Operators that read only what they write of their first input."""

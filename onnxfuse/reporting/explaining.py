@@ -14,7 +14,6 @@ from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.pipeline import Optimised
-from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import Considered
@@ -89,7 +88,7 @@ class _Explainer:
         self.optimised = optimised
         self.graph, self.ledger = optimised.graph, optimised.ledger
         self.reasons = Reasons(optimised)
-        self.costs = CostModel(self.ledger, optimised.profile)
+        self.costs = optimised.costs
         self.placed = [
             _Placed(entry.node, optimised.plan.fusions[entry.region]) for entry in optimised.rewritten.placed
         ]
@@ -159,7 +158,7 @@ class _Explainer:
     def whole(self) -> ModelExplanation:
         """The traffic that remains after fusion."""
         counted = [placed.fusion for placed in self.placed]
-        whole = costs_before(self.costs, self.optimised.loaded, self.optimised.folded)
+        whole = costs_before(self.costs, self.optimised.loaded, self.optimised.folded, self.optimised.rules.runtime)
         before, after = whole.ledger.total(), self.ledger.total(counted)
         return ModelExplanation(
             before.bytes_other, after.bytes_other, after.bytes_products, whole.total(), self.costs.total(counted),

@@ -23,6 +23,7 @@ from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.reporting.reasons import told
 from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
 from onnxfuse.rewriting import FusedNode, original, read_fused, sizes_record
+from onnxfuse.rules import RuntimeRule, groups_of
 from onnxfuse.version import __version__
 from onnxfuse.visible import visible
 
@@ -39,7 +40,7 @@ _NOTES: dict[str, dict[str, Any]] = {
 
 def report_of(optimised: Optimised) -> Report:
     """The report of a fused model, from the plan that it was made by."""
-    costs = CostModel(optimised.ledger, optimised.profile)
+    costs = optimised.costs
     regions, entries = [], []
     order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
     for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
@@ -51,7 +52,7 @@ def report_of(optimised: Optimised) -> Report:
             _entry(placed.node, placed.op, region.rule, region.schedule, counted, reads, costs,
                    tuple(sorted(region.images)), region.figures)
         )
-    whole = costs_before(costs, optimised.loaded, optimised.folded)
+    whole = costs_before(costs, optimised.loaded, optimised.folded, optimised.rules.runtime)
     before = _total(whole, (), optimised.loaded.proto)
     after = _total(costs, regions, optimised.model)
     return Report(
@@ -225,11 +226,14 @@ def _note(figures: Mapping[str, Any], name: str, node: str) -> Mapping[str, Any]
     return found
 
 
-def costs_before(costs: CostModel, original: LoadedModel, folded: LoadedModel) -> CostModel:
+def costs_before(
+    costs: CostModel, original: LoadedModel, folded: LoadedModel, rules: Sequence[RuntimeRule] | None = None
+) -> CostModel:
     """The cost model of a model as it was before its arithmetic on sizes was folded.
 
     Args:
         costs: of the ``folded`` model; what was observed of its nodes holds for the same nodes of the original.
+        rules: what the runtime fuses itself, the shipped rules where None.
     """
     if original is folded:
         return costs
@@ -237,7 +241,7 @@ def costs_before(costs: CostModel, original: LoadedModel, folded: LoadedModel) -
     known = {_first(node): seen for node, seen in ledger.observed.items()}
     observed = {node: known[_first(node)] for each in graph.walk() for node in each.nodes if _first(node) in known}
     sizes = bind(graph, input_sizes(ledger.graph, ledger.sizes))
-    return CostModel(Ledger(graph, sizes, observed=observed), costs.profile)
+    return CostModel(Ledger(graph, sizes, observed=observed), costs.profile, groups_of(graph, rules))
 
 
 def _first(node: Node) -> str:

@@ -18,10 +18,10 @@ from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, re
 from onnxfuse.planning.placement import place
 from onnxfuse.planning.recorded import solved
 from onnxfuse.planning.region import Region
-from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.reporting.gather import name_of, replaced_nodes
 from onnxfuse.rewriting import FusedNode, original, read_fused
+from onnxfuse.rules import groups_of
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.run_statistics import RecordedGpu, RecordedNode, RecordedRun, RunStatistics, read_statistics
 

@@ -10,7 +10,6 @@ from onnxfuse.pipeline import Optimised
 from onnxfuse.planning.facts import node_facts
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.region import Region
-from onnxfuse.planning.runtime_fusions import groups_of
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
@@ -141,7 +140,7 @@ class Reasons:
 
     @cached_property
     def _groups(self) -> dict[Node, frozenset[Node]]:
-        return {node: group.nodes for group in groups_of(self._optimised.graph) for node in group.nodes}
+        return {node: group.nodes for group in self._optimised.costs.groups for node in group.nodes}
 
     @cached_property
     def _forbidden(self) -> dict[Node, Refusal]:

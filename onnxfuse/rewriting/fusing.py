@@ -22,7 +22,7 @@ from onnx import helper
 from onnxfuse.graph.model import Graph, Node, Place
 from onnxfuse.graph.order import all_nodes, contracted
 from onnxfuse.lowering import launch
-from onnxfuse.operators.removed import passes_on
+from onnxfuse.provider.removed import passes_on
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting.body import Body, make_body, value_record
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of, reads_of, users_of

@@ -56,10 +56,10 @@ class Attempt:
 
     def __init__(
         self, rule: PatternRule, pattern: CompiledPattern, index: NodeIndex,
-        forbidden: Mapping[str, ForbidRule] | None, claimed: Collection[Node],
+        forbidden: Mapping[str, ForbidRule] | None, claimed: Collection[Node], tell: bool,
     ) -> None:
         self.rule, self.pattern, self.index, self.graph = rule, pattern, index, index.graph
-        self.forbidden, self.claimed = forbidden, claimed
+        self.forbidden, self.claimed, self.tell = forbidden, claimed, tell
         self.bindings: dict[str, Any] = {}
         self.holes: dict[str, tuple[Node, ...]] = {}
         self.nodes: dict[Node, int] = {}
@@ -357,9 +357,11 @@ class Attempt:
     # -- the end of a match ---------------------------------------------------------------------------------------
 
     def _finish(self) -> Match | None:
+        scope = Scope(self.graph, self.bindings, self.holes)
         for condition in self.rule.where:
-            scope = Scope(self.graph, self.bindings, self.holes)
-            failure = conditions.check(condition, scope)
+            if not self.tell and not conditions.holds(condition, scope):
+                return None
+            failure = conditions.check(condition, scope) if self.tell else None
             if failure is not None:
                 text = failure.message
                 self._miss(WHOLE, failure.code, text.__str__, next(iter(self.nodes)), failure.remedy)
@@ -421,6 +423,8 @@ class Attempt:
     def _miss(
         self, severity: int, code: str, message: Callable[[], str], node: Node | None = None, remedy: str = ""
     ) -> None:
+        if not self.tell:
+            return
         node = node or next(reversed(self.nodes), None)
         self.misses.record(self.depth, severity, code, message, node, remedy)
 

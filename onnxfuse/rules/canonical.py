@@ -8,11 +8,11 @@ from typing import Any
 
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.operators.removed import gives_back
+from onnxfuse.provider.removed import gives_back
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import conditions
 from onnxfuse.rules.functions import Scope
-from onnxfuse.rules.kinds import CanonicalRule, attribute_value
+from onnxfuse.rules.kinds import Becomes, CanonicalRule, RuntimeRule, attribute_value
 from onnxfuse.rules.matcher import match
 from onnxfuse.rules.matches import Match, NodeIndex
 
@@ -124,10 +124,9 @@ def _is_identity(found: Match) -> bool:
 
 def _is_canonical(found: Match) -> bool:
     """Whether the match is one node that is already what it would become."""
-    rule = found.rule
-    assert isinstance(rule, CanonicalRule)
+    becomes = _becomes(found)
     return len(found.nodes) == 1 and (found.nodes[0].domain, found.nodes[0].op) == (
-        rule.becomes.domain, rule.becomes.op,
+        becomes.domain, becomes.op,
     ) and found.nodes[0].rule is not None
 
 
@@ -141,7 +140,7 @@ def _obstacle(found: Match, graph: Graph) -> Refusal | None:
         return Refusal("different-value", f"It reads {strange.name}, which its canonical node does not.", label,
                        found.rule.id)
     try:
-        _attributes(found, graph)
+        attributes_of(found, graph)
     except ValueError as error:
         message = str(error) or "A name that its attributes need is not bound"
         return Refusal("not-constant", f"{message[0].upper()}{message[1:]}.", label, found.rule.id)
@@ -150,9 +149,7 @@ def _obstacle(found: Match, graph: Graph) -> Refusal | None:
 
 def _unread(found: Match) -> Value | None:
     """What the match's nodes read from outside, no constant, and the canonical node would not."""
-    rule = found.rule
-    assert isinstance(rule, CanonicalRule)
-    known = {found.bindings.get(name) for name in rule.becomes.inputs if name is not None}
+    known = {found.bindings.get(name) for name in _becomes(found).inputs if name is not None}
     made = {value for node in found.nodes for value in node.outputs}
     reads = (value for node in found.nodes for value in node.reads())
     return next((v for v in reads if v not in known and v not in made and not v.is_constant), None)
@@ -291,27 +288,35 @@ def _sorted(entries: Sequence[_Entry]) -> list[_Entry]:
     return result
 
 
-def _attributes(found: Match, graph: Graph) -> Mapping[str, Any]:
-    rule = found.rule
-    assert isinstance(rule, CanonicalRule)
+def attributes_of(found: Match, graph: Graph) -> Mapping[str, Any]:
+    """Attributes of the node that a match becomes.
+
+    Raises:
+        ValueError: they need what is not known.
+    """
     scope = Scope(graph, found.bindings, found.holes)
     return {
-        name: attribute_value(conditions.evaluate(tree, scope)) for name, tree in rule.becomes.attributes
+        name: attribute_value(conditions.evaluate(tree, scope)) for name, tree in _becomes(found).attributes
     }
 
 
-def _canonical_node(found: Match, graph: Graph) -> Node:
-    rule = found.rule
-    assert isinstance(rule, CanonicalRule)
-    becomes = rule.becomes
-    inputs: list[Value | None] = [
-        None if name is None else found.bindings.get(name) for name in becomes.inputs
-    ]
+def inputs_of(found: Match) -> tuple[Value | None, ...]:
+    """What the node that a match becomes reads; None for an operand that is absent, though not at the end."""
+    inputs = [None if name is None else found.bindings.get(name) for name in _becomes(found).inputs]
     while inputs and inputs[-1] is None:
         inputs.pop()
-    attributes = _attributes(found, graph)
-    final = found.nodes[-1]
+    return tuple(inputs)
+
+
+def _becomes(found: Match) -> Becomes:
+    rule = found.rule
+    assert isinstance(rule, CanonicalRule | RuntimeRule)
+    return rule.becomes
+
+
+def _canonical_node(found: Match, graph: Graph) -> Node:
+    becomes, final = _becomes(found), found.nodes[-1]
     return Node(
-        final.index, final.name, becomes.op, becomes.domain, attributes, tuple(inputs), found.results,
-        originals=found.originals, passed=found.passed, rule=rule.id, body=final.body,
+        final.index, final.name, becomes.op, becomes.domain, attributes_of(found, graph), inputs_of(found),
+        found.results, originals=found.originals, passed=found.passed, rule=found.rule.id, body=final.body,
     )

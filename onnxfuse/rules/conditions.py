@@ -44,14 +44,23 @@ class _LeftOutError(Exception):
     """The condition speaks of a name that the match did not bind."""
 
 
+def holds(condition: Condition, scope: Scope) -> bool:
+    """Whether the condition holds."""
+    try:
+        return bool(_evaluate(condition.tree, scope, None))
+    except _LeftOutError:
+        return True
+    except UnknownError:
+        return False
+
+
 def check(condition: Condition, scope: Scope) -> Failure | None:
     """None where the condition holds, else why not."""
+    if holds(condition, scope):
+        return None
     figures: dict[str, str] = {}
     try:
-        if _evaluate(condition.tree, scope, figures):
-            return None
-    except _LeftOutError:
-        return None
+        _evaluate(condition.tree, scope, figures)
     except UnknownError as unknown:
         return Failure(
             unknown.code,
@@ -70,7 +79,7 @@ def evaluate(tree: Tree, scope: Scope) -> Any:
         ValueError: it speaks of something unknown or not bound.
     """
     try:
-        found = _evaluate(tree, scope, {})
+        found = _evaluate(tree, scope, None)
         return content_number(found) if isinstance(found, Value) else found
     except (UnknownError, _LeftOutError) as error:
         raise ValueError(str(error)) from error
@@ -126,14 +135,14 @@ def _default_code(tree: Tree) -> str:
             return "condition"
 
 
-def _evaluate(tree: Tree, scope: Scope, figures: dict[str, str]) -> Any:
+def _evaluate(tree: Tree, scope: Scope, figures: dict[str, str] | None) -> Any:
     match tree:
-        case Number(value=value):
-            return int(value) if value.is_integer() else value
+        case Number():
+            return tree.figure
         case String(value=value):
             return value
         case Sequence(items=items):
-            return [_evaluate(item, scope, figures) for item in items]
+            return tree.numbers or [_evaluate(item, scope, figures) for item in items]
         case Name(name=name):
             return _name(name, scope, figures)
         case Call(infix=True):
@@ -143,11 +152,14 @@ def _evaluate(tree: Tree, scope: Scope, figures: dict[str, str]) -> Any:
             return absent if tree.name == "is_absent" else not absent
         case Call(name="count", arguments=(Name(name=name),)):
             count = len(scope.holes.get(name, ()))
-            figures[f"count({name})"] = str(count)
+            if figures is not None:
+                figures[f"count({name})"] = str(count)
             return count
         case Call():
-            arguments = [_evaluate(argument, scope, {}) for argument in tree.arguments]
+            arguments = [_evaluate(argument, scope, None) for argument in tree.arguments]
             result = FUNCTIONS[tree.name].run(scope, *arguments)
+            if figures is None:
+                return result
             if not isinstance(result, bool):
                 figures[_text(tree)] = shown(result)
             elif not result:
@@ -157,7 +169,7 @@ def _evaluate(tree: Tree, scope: Scope, figures: dict[str, str]) -> Any:
             return result
 
 
-def _name(name: str, scope: Scope, figures: dict[str, str]) -> Any:
+def _name(name: str, scope: Scope, figures: dict[str, str] | None) -> Any:
     if name in ("true", "false"):
         return name == "true"
     base, _, attribute_name = name.partition(".")
@@ -175,7 +187,7 @@ def _name(name: str, scope: Scope, figures: dict[str, str]) -> Any:
         found = attribute(producer, attribute_name, scope.graph)
         if found is None:
             raise UnknownError("attribute", f"{producer.qualified_op} has no attribute {attribute_name}")
-    if not isinstance(found, Value):
+    if figures is not None and not isinstance(found, Value):
         figures[name] = shown(found)
     return found
 
@@ -189,7 +201,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _operator(call: Call, scope: Scope, figures: dict[str, str]) -> Any:
+def _operator(call: Call, scope: Scope, figures: dict[str, str] | None) -> Any:
     name = call.name
     if name in ("and", "or"):
         left = bool(_evaluate(call.arguments[0], scope, figures))
@@ -205,7 +217,8 @@ def _operator(call: Call, scope: Scope, figures: dict[str, str]) -> Any:
         for position, operand in enumerate(operands):
             if isinstance(operand, Value):
                 operands[position] = content_number(operand)
-                figures[_text(call.arguments[position])] = shown(operands[position])
+                if figures is not None:
+                    figures[_text(call.arguments[position])] = shown(operands[position])
         left, right = operands
     if name in ("in", "not in"):
         if not isinstance(right, list | tuple):

@@ -20,8 +20,19 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.rules.canonical import canonicalise
 from onnxfuse.rules.forbid import prohibitions
 from onnxfuse.rules.growth import components
-from onnxfuse.rules.kinds import CanonicalRule, Example, ForbidRule, FuseRule, GrowRule, PatternRule, Rule, RuleSet
+from onnxfuse.rules.kinds import (
+    CanonicalRule,
+    Example,
+    ForbidRule,
+    FuseRule,
+    GrowRule,
+    PatternRule,
+    Rule,
+    RuleSet,
+    RuntimeRule,
+)
 from onnxfuse.rules.matcher import match
+from onnxfuse.rules.runtime import told
 from onnxfuse.visible import visible
 
 MAX_DEPTH = 40
@@ -127,7 +138,8 @@ def check_examples(
 ) -> list[ExampleOutcome]:
     """Run the examples of the rules, or of those named in ``only``.
 
-    Fuse, grow and forbid rules see the canonical view that the canonical rules of the set make.  Where ``compute`` is
+    Fuse, grow and forbid rules see the canonical view that the canonical rules of the set make, runtime rules the model
+    as it is.  Where ``compute`` is
     given, an example that matches is computed as well.
     """
     chosen = None if only is None else set(only)
@@ -167,6 +179,8 @@ def _try(rule: Rule, graph: Graph, rules: RuleSet) -> tuple[bool, tuple[Refusal,
         view = canonicalise(graph, rules.canonical, tell_all=True)
         refusals = tuple(refusal for refusal in view.refusals if refusal.rule == rule.id)
         return any(node.rule == rule.id for node in view.made), refusals
+    if isinstance(rule, RuntimeRule):
+        return told(rule, graph, rules.runtime)
     view = canonicalise(graph, rules.canonical)
     if isinstance(rule, GrowRule):
         found, refusals = components(rule, view.graph)

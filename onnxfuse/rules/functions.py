@@ -144,8 +144,50 @@ def _broadcastable(scope: Scope, given: Any, target: Any) -> bool:
     return all(a == 1 or a == b for a, b in zip(reversed(small), reversed(large), strict=False))
 
 
+def _only_along(scope: Scope, given: Any, target: Any, axis: Any) -> bool:
+    sizes, rank = _shape(scope, given), len(_shape(scope, target))
+    _dim(scope, target, axis)
+    padded = [*[1] * (rank - len(sizes)), *sizes]
+    return len(padded) == rank and all(size == 1 for place, size in enumerate(padded) if place != axis % rank)
+
+
+def _repeats(scope: Scope, given: Any, target: Any) -> bool:
+    sizes, wanted = _shape(scope, given), _shape(scope, target)
+    if not sizes or sizes[-1:] != wanted[-1:]:
+        return False
+    same = next((place for place, (a, b) in enumerate(zip(sizes, wanted, strict=False)) if a != b), len(sizes))
+    return all(size == 1 for size in sizes[same if len(sizes) == len(wanted) else 0 : -1])
+
+
+def _is_known(scope: Scope, given: Any) -> bool:
+    sizes = _shape(scope, given) if isinstance(given, Value) else [given]
+    return all(isinstance(size, int) or (isinstance(size, Dim) and size.value is not None) for size in sizes)
+
+
+def _stated(scope: Scope, given: Any) -> bool:
+    value = _value(given, "stated")
+    return value.declared in (None, value.shape)
+
+
+def _names(operators: Any) -> list[str]:
+    if not isinstance(operators, list) or not all(isinstance(name, str) for name in operators):
+        raise UnknownError("condition", f"{shown(operators)} is no list of operators")
+    return operators
+
+
+def _read_by(scope: Scope, given: Any, operators: Any) -> bool:
+    value, operators = _value(given, "read_by"), _names(operators)
+    return not value.is_output and all(reader.qualified_op in operators for reader in value.consumers)
+
+
+def _least(scope: Scope, given: Any) -> Any:
+    content = _content(scope, given)
+    return min((plain_number(number) for number in (content if isinstance(content, list) else [content])), default=0)
+
+
 def _item(items: Any, position: int) -> Any:
     found = items if isinstance(items, list | tuple) else [items]
+    position = plain_number(position)
     if not isinstance(position, int) or not -len(found) <= position < len(found):
         raise UnknownError("attribute", f"a list of {len(found)} has no item {shown(position)}")
     return found[position]
@@ -190,6 +232,12 @@ FUNCTIONS: dict[str, Function] = {
     "same_type": Function(2, "type", lambda scope, a, b: _dtype(scope, a) == _dtype(scope, b)),
     "broadcastable": Function(2, "shape", _broadcastable),
     "last_axis": Function(2, "reduction-axis", _last_axis),
+    "only_along": Function(3, "shape", _only_along),
+    "repeats": Function(2, "shape", _repeats),
+    "is_known": Function(1, "unknown-size", _is_known),
+    "stated": Function(1, "unknown-size", _stated),
+    "read_by": Function(2, "uses", _read_by),
+    "least": Function(1, "constant-value", _least),
     "item": Function(2, "attribute", lambda scope, items, position: _item(items, position)),
     "uses": Function(1, "uses", lambda scope, v: len(_value(v, "uses").consumers)),
     "widens": Function(2, "loses-precision", lambda scope, v, wide: _widens(_dtype(scope, v), _dtype(scope, wide))),

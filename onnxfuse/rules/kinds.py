@@ -1,9 +1,10 @@
-"""The four kinds of rules, as the stages after loading read them.  All frozen.
+"""The five kinds of rules, as the stages after loading read them.  All frozen.
 
     Rule
     ├── PatternRule              has a pattern and conditions
     │   ├── CanonicalRule        many spellings become one node of the internal view
     │   ├── FuseRule             the matched nodes become one fused node
+    │   ├── RuntimeRule          what ONNX Runtime makes one node of by itself
     │   └── ForbidRule           what must not be joined (by pattern, edge or condition)
     └── GrowRule                 classes of operators that may join
 """
@@ -55,7 +56,7 @@ class Rule:
 
     @property
     def kind(self) -> str:
-        """canonical, fuse, grow or forbid."""
+        """canonical, fuse, runtime, grow or forbid."""
         return type(self).__name__.removesuffix("Rule").lower()
 
 
@@ -80,6 +81,16 @@ class Becomes:
 @dataclass(frozen=True)
 class CanonicalRule(PatternRule):
     becomes: Becomes
+
+
+@dataclass(frozen=True)
+class RuntimeRule(PatternRule):
+    """``level``: of ONNX Runtime's optimisations.  ``core``: name of the value whose node takes in as many of the
+    others as there are; None where it takes all of them or none."""
+
+    becomes: Becomes
+    level: str
+    core: str | None
 
 
 @dataclass(frozen=True)
@@ -159,12 +170,13 @@ class RuleSet:
     fuse: tuple[FuseRule, ...] = ()
     grow: tuple[GrowRule, ...] = ()
     forbid: tuple[ForbidRule, ...] = ()
+    runtime: tuple[RuntimeRule, ...] = ()
     disabled: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Rule, ...]:
-        return (*self.canonical, *self.fuse, *self.grow, *self.forbid)
+        return (*self.canonical, *self.fuse, *self.grow, *self.forbid, *self.runtime)
 
     @property
     def by_id(self) -> Mapping[str, Rule]:

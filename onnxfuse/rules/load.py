@@ -27,6 +27,7 @@ from onnxfuse.rules.kinds import (
     Kernel,
     Rule,
     RuleSet,
+    RuntimeRule,
 )
 from onnxfuse.rules.operators import OperatorKey, operator_key, operator_names
 from onnxfuse.rules.pattern import CompiledPattern, suggestion
@@ -87,6 +88,7 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
         tuple(rule for rule in kept if isinstance(rule, FuseRule)),
         tuple(rule for rule in kept if isinstance(rule, GrowRule)),
         tuple(rule for rule in kept if isinstance(rule, ForbidRule)),
+        tuple(rule for rule in kept if isinstance(rule, RuntimeRule)),
         disabled,
         tuple(warnings),
     )
@@ -145,8 +147,10 @@ def _rule(document: Document) -> Rule:
         "id": part.id, "summary": part.summary.strip(), "why": part.why.strip(), "place": document.place(("id",)),
         "examples": _examples(document, part), "quiet": part.quiet,
     }
+    if isinstance(part, schema.RuntimePart):
+        return _runtime(document, part, common)
     if isinstance(part, schema.CanonicalPart):
-        return _canonical(document, part, common)
+        return CanonicalRule(**common, **_made(document, part))
     if isinstance(part, schema.FusePart):
         return _fuse(document, part, common)
     if isinstance(part, schema.GrowPart):
@@ -309,10 +313,11 @@ def _conditions(
     return tuple(found)
 
 
-def _canonical(document: Document, part: schema.CanonicalPart, common: _Common) -> CanonicalRule:
+def _made(document: Document, part: schema.CanonicalPart) -> _Common:
+    """A pattern and what it becomes, as keywords."""
     pattern = _pattern(document, part.pattern, part.results, part.sets)
     where = _conditions(document, part.where, pattern)
-    if pattern.optional_results:
+    if pattern.optional_results and not isinstance(part, schema.RuntimePart):
         raise document.error(("results",), "A canonical rule has no optional results.", "Remove the question mark.")
     offset = len("y = ")
     try:
@@ -322,7 +327,31 @@ def _canonical(document: Document, part: schema.CanonicalPart, common: _Common) 
             raise TextError("becomes holds one node.", offset, offset + len(part.becomes))
     except TextError as error:
         raise document.text_error(("becomes",), error, offset) from None
-    return CanonicalRule(**common, pattern=pattern, pattern_text=part.pattern, where=where, becomes=becomes)
+    return {"pattern": pattern, "pattern_text": part.pattern, "where": where, "becomes": becomes}
+
+
+def _assigned(document: Document, path: Path_, name: str, pattern: CompiledPattern) -> None:
+    """Check that a line of a pattern assigns a name.
+
+    Raises:
+        RuleError: none does.
+    """
+    if name not in pattern.names or name in pattern.inputs:
+        close = suggestion(name, pattern.names - set(pattern.inputs))
+        raise document.error(
+            path, f"No line of the pattern assigns {name}.", f"Did you mean {close}?" if close else None
+        )
+
+
+def _runtime(document: Document, part: schema.RuntimePart, common: _Common) -> RuntimeRule:
+    made = _made(document, part)
+    pattern: CompiledPattern = made["pattern"]
+    if part.core is not None:
+        _assigned(document, ("core",), part.core, pattern)
+    if pattern.optional_results.issuperset(pattern.results):
+        raise document.error(("results",), "What the runtime makes has a result that is not optional.",
+                             "Remove a question mark.")
+    return RuntimeRule(**common, **made, level=part.level, core=part.core)
 
 
 def _becomes(tree: syntax.Tree, pattern: CompiledPattern) -> Becomes:
@@ -428,21 +457,19 @@ def _forbid(document: Document, part: schema.ForbidPart, common: _Common) -> For
     if part.pattern is not None:
         pattern = _pattern(document, part.pattern, None, part.sets)
         where = _conditions(document, part.where, pattern)
+        path: Path_
         for number, name in enumerate(part.leave):
-            if name not in pattern.names or name in pattern.inputs:
-                close = suggestion(name, pattern.names - set(pattern.inputs))
-                place: Path_ = ("leave", number) if ("leave", number) in document.values else ("leave",)
-                raise document.error(
-                    place, f"No line of the pattern assigns {name}.", f"Did you mean {close}?" if close else None
-                )
+            path = ("leave", number)
+            _assigned(document, path if path in document.values else ("leave",), name, pattern)
         if part.unless_made and not part.leave:
             raise document.error(("unless_made",), "unless_made needs leave.", "Say what is left otherwise.", key=True)
         for number, name in enumerate(part.unless_made):
             if name not in pattern.inputs:
                 close = suggestion(name, pattern.inputs)
-                place = ("unless_made", number) if ("unless_made", number) in document.values else ("unless_made",)
+                path = ("unless_made", number)
                 raise document.error(
-                    place, f"{name} is no input of the pattern.", f"Did you mean {close}?" if close else None
+                    path if path in document.values else ("unless_made",),
+                    f"{name} is no input of the pattern.", f"Did you mean {close}?" if close else None
                 )
         return ForbidRule(
             **common, pattern=pattern, pattern_text=part.pattern, where=where, reason=reason, leave=tuple(part.leave),

@@ -8,14 +8,15 @@ there (``misses``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.attempt import Attempt
 from onnxfuse.rules.kinds import ForbidRule, PatternRule
 from onnxfuse.rules.matches import Match, MatchResult, NodeIndex
-from onnxfuse.rules.pattern import root_keys
+from onnxfuse.rules.operators import OperatorKey
+from onnxfuse.rules.pattern import operands_of, root_keys
 
 
 def match(
@@ -24,6 +25,7 @@ def match(
     index: NodeIndex | None = None,
     forbidden: Mapping[str, ForbidRule] | None = None,
     claimed: Collection[Node] = (),
+    tell: bool = True,
 ) -> MatchResult:
     """Every match of a rule, and its near misses.
 
@@ -34,6 +36,7 @@ def match(
         forbidden: rules that forbid by condition, by code; None means that every such condition forbids, without
             a rule's own words.  Where a rule for a code is missing, a value that escapes becomes a further result.
         claimed: nodes that no match may hold.
+        tell: whether near misses are wanted; without them most nodes are passed over at once.
 
     No two matches of one rule share the node that they start from; matches of a rule that lie wholly within an
     earlier one are left out.
@@ -43,13 +46,16 @@ def match(
         return MatchResult((), ())
     index = index or NodeIndex(graph)
     keys = root_keys(pattern.roots[0]) or frozenset()
+    wanted = operands_of(pattern.roots[0])
     matches: list[Match] = []
     misses: list[Refusal] = []
     covered: set[Node] = set()
     for node in index.nodes(keys):
         if node in covered or node in claimed:
             continue
-        attempt = Attempt(rule, pattern, index, forbidden, claimed)
+        if not tell and not _may_be(node, wanted, index):
+            continue
+        attempt = Attempt(rule, pattern, index, forbidden, claimed, tell)
         found = attempt.run(node)
         if found is not None:
             matches.append(found)
@@ -59,3 +65,10 @@ def match(
     matches.reverse()
     misses.reverse()
     return MatchResult(tuple(matches), tuple(misses))
+
+
+def _may_be(node: Node, wanted: Mapping[OperatorKey, Sequence[Sequence[Collection[OperatorKey]]]], index: NodeIndex
+            ) -> bool:
+    """Whether a node's operands come from operators that a pattern needs there, in whatever order."""
+    above = index.above(node)
+    return any(all(not above.isdisjoint(each) for each in needs) for needs in wanted.get((node.domain, node.op), ()))

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.graph.model import Graph, Node, Value, root
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules.kinds import Rule
+from onnxfuse.rules.operands import producer_of
 from onnxfuse.rules.operators import OperatorKey
+from onnxfuse.rules.pattern import NUMBER
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,20 @@ class NodeIndex:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.by_key: dict[OperatorKey, list[Node]] = {}
+        self._above: dict[Node, frozenset[OperatorKey]] = {}
         for node in reversed(graph.nodes):
             self.by_key.setdefault((node.domain, node.op), []).append(node)
+
+    def above(self, node: Node) -> frozenset[OperatorKey]:
+        """Operators that compute a node's operands; ``NUMBER`` for a constant of one element."""
+        found = self._above.get(node)
+        if found is None:
+            producers = (producer_of(value)[0] for value in node.inputs)
+            numbers = (root(value).constant for value in node.inputs if value is not None)
+            found = self._above[node] = frozenset([
+                *((each.domain, each.op) for each in producers if each is not None),
+                *(NUMBER for constant in numbers if constant is not None and constant.size == 1)])
+        return found
 
     def nodes(self, keys: Collection[OperatorKey]) -> Sequence[Node]:
         lists = [self.by_key[key] for key in keys if key in self.by_key]

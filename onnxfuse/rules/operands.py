@@ -40,7 +40,7 @@ def position_of(value: Value) -> int:
     producer = value.producer
     if producer is None:
         return 0
-    return next(index for index, output in enumerate(producer.outputs) if output is value)
+    return producer.outputs.index(value)
 
 
 def common_source(bound: Any, value: Value | None) -> tuple[Any, tuple[Node, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -222,6 +222,57 @@ def root_keys(pattern: Pattern) -> frozenset[OperatorKey] | None:
             return None
     found = [root_keys(part) for part in parts]
     return None if any(keys is None for keys in found) else frozenset().union(*(keys for keys in found if keys))
+
+
+NUMBER: OperatorKey = ("", "")
+"""Stands for a constant of one element where operators are listed."""
+
+
+@lru_cache(maxsize=1000)
+def operands_of(pattern: Pattern) -> Mapping[OperatorKey, list[list[frozenset[OperatorKey]]]]:
+    """By the operator that computes a pattern's value, for each way to compute it: sets of operators, one of each of
+    which computes an operand (``NUMBER``: a constant of one element is one)."""
+    found: dict[OperatorKey, list[list[frozenset[OperatorKey]]]] = {}
+    waiting = [pattern]
+    while waiting:
+        match waiting.pop():
+            case Named(pattern=inner) | Output(op=inner):
+                waiting.append(inner)
+            case Maybe(op=inner, instead=instead):
+                waiting += [inner, instead]
+            case AnyOf(alternatives=alternatives):
+                waiting += alternatives
+            case Op(keys=keys, arguments=arguments):
+                needs = [frozenset([NUMBER]) if isinstance(each, Literal) else root_keys(each) for each in arguments]
+                for key in keys:
+                    found.setdefault(key, []).append([each for each in needs if each is not None])
+    return found
+
+
+@lru_cache(maxsize=1000)
+def operators_in(pattern: CompiledPattern) -> frozenset[OperatorKey]:
+    """Operators that a pattern's nodes may have."""
+    found: set[OperatorKey] = set()
+    waiting: list[Pattern] = list(pattern.roots)
+    seen: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        match part:
+            case Op(keys=keys, arguments=arguments, keywords=keywords):
+                found |= keys
+                waiting += [*arguments, *(given for _, given in keywords if not isinstance(given, Capture | Given))]
+            case Named(pattern=inner):
+                waiting.append(inner)
+            case Output(op=op):
+                waiting.append(op)
+            case Maybe(op=inner, instead=instead):
+                waiting += [inner, instead]
+            case AnyOf(alternatives=parts) | Hole(arguments=parts):
+                waiting += parts
+    return frozenset(found)
 
 
 _LONGEST = 200

@@ -86,6 +86,11 @@ class CanonicalPart(RulePart):
     sets: dict[str, Words] = {}
 
 
+class RuntimePart(CanonicalPart):
+    level: Literal["basic", "extended"]
+    core: str | None = None
+
+
 class ArgumentPart(Part):
     kind: Literal["i32", "i64"]
     size: Size
@@ -136,5 +141,5 @@ class ForbidPart(RulePart):
 
 
 KINDS: dict[str, type[RulePart]] = {
-    "canonical": CanonicalPart, "fuse": FusePart, "grow": GrowPart, "forbid": ForbidPart,
+    "canonical": CanonicalPart, "fuse": FusePart, "grow": GrowPart, "forbid": ForbidPart, "runtime": RuntimePart,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken, v_args
@@ -37,6 +37,11 @@ class Number:
     start: int
     end: int
 
+    @property
+    def figure(self) -> int | float:
+        """The value, an integer where it is one."""
+        return int(self.value) if self.value.is_integer() else self.value
+
 
 @dataclass(frozen=True)
 class String:
@@ -60,6 +65,13 @@ class Sequence:
     items: tuple[Tree, ...]
     start: int
     end: int
+
+    @cached_property
+    def numbers(self) -> list[Any] | None:
+        """What is in it where that is nothing but numbers, and lists of them; None elsewhere."""
+        found = [item.figure if isinstance(item, Number) else item.numbers if isinstance(item, Sequence) else None
+                 for item in self.items]
+        return None if None in found else found
 
 
 @dataclass(frozen=True)

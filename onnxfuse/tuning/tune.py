@@ -23,7 +23,6 @@ from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.pipeline import Optimised, Options, Tell, load, optimise, silent
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import STAGE
 from onnxfuse.planning.passes import measured
@@ -287,9 +286,9 @@ class _Work:
 
 def _verdicts(optimised: Optimised, found: Measurements) -> dict[int, str]:
     """By the id of a fusion of the plan: why it is left to ONNX Runtime."""
-    costs = CostModel(optimised.ledger, optimised.profile)
     plan = replace(optimised.plan, refusals=())
-    after = measured(plan, Context(optimised.canonical.graph, optimised.rules, costs).knowing(found, None))
+    context = Context(optimised.canonical.graph, optimised.rules, optimised.costs)
+    after = measured(plan, context.knowing(found, None))
     reasons = {refusal.node: refusal.message for refusal in after.refusals}
     kept = {fusion.view for fusion in after.fusions}
     return {id(fusion): reasons[fusion.nodes[0].label] for fusion in plan.fusions if fusion.view not in kept}

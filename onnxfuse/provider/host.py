@@ -17,7 +17,7 @@ from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators.classes import is_deterministic
 from onnxfuse.operators.record import operator_of
-from onnxfuse.operators.removed import is_same_memory, same_memory
+from onnxfuse.provider.removed import is_same_memory, same_memory
 
 SMALL_CONSTANT = 100
 """Constants of at most so many elements count as readable on the host (a limit of ONNX Runtime's own)."""

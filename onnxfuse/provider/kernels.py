@@ -12,7 +12,7 @@ from collections.abc import Collection
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators import operator_of
 from onnxfuse.operators.record import RuntimeKernel
-from onnxfuse.operators.removed import source
+from onnxfuse.provider.removed import source
 
 DEFAULT = 0.75
 """Simple binary operators and whatever is not listed."""
