@@ -179,11 +179,11 @@ void attempt_plan(const Case& each) {
   }));
 }
 
-// What the stand-in for the driver does.
-int& driver_setting(const char* name) {
-  static void* const library = dlopen(std::getenv("ONNXFUSE_LIBCUDA"), RTLD_NOW);
-  return *static_cast<int*>(dlsym(library, name));
+// What the stand-ins for the driver and for cuBLASLt do.
+int& setting(const char* variable, const char* name) {
+  return *static_cast<int*>(dlsym(dlopen(std::getenv(variable), RTLD_NOW), name));
 }
+int& driver_setting(const char* name) { return setting("ONNXFUSE_LIBCUDA", name); }
 
 void attempt(const Case& each, bool alone) {
   if (!each.node) return attempt_plan(each);
@@ -192,6 +192,8 @@ void attempt(const Case& each, bool alone) {
     driver_setting("fake_allocate_error") = each.allocate_error;
     driver_setting("fake_event_error") = each.event_error;
     driver_setting("fake_capturing") = each.capturing;
+    driver_setting("fake_map_error") = each.map_error;
+    setting("ONNXFUSE_LIBCUBLASLT", "fake_lt_error") = each.product_error;
     setenv("ONNXFUSE_STATISTICS", each.statistics.c_str(), 1);
   }
   attempt_node(each);

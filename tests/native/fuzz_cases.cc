@@ -332,6 +332,8 @@ Case make(const std::vector<Seed>& seeds, uint64_t number) {
   if (random.once_in(30)) out.event_error = 2;
   out.capturing = random.once_in(30);
   if (random.once_in(8)) out.failing = 1 + static_cast<long>(random.below(random.once_in(4) ? 2000 : 100));
+  if (random.once_in(30)) out.map_error = 2;
+  if (random.once_in(30)) out.product_error = 15;
   return out;
 }
 
