@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from onnxfuse.pipeline import Optimised
+    from onnxfuse.optimised import Optimised
     from onnxfuse.schedules import Kernel
     from onnxfuse.tuning.subjects import Subject
 

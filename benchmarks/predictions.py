@@ -32,7 +32,7 @@ from onnxfuse.measuring.cupti import Activity, KernelTimer
 from onnxfuse.measuring.laps import take_laps
 from onnxfuse.measuring.machine import find_machine, start_provider
 from onnxfuse.measuring.runner import Runner
-from onnxfuse.pipeline import Optimised
+from onnxfuse.optimised import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.traffic import chosen_variant
 
@@ -117,7 +117,7 @@ def regions_of(optimised: Optimised) -> tuple[Region, ...]:
     found = []
     for placed in optimised.rewritten.placed:
         region = optimised.regions[placed.region]
-        plan = LaunchPlan.from_json(region.plan)
+        plan = region.plan
         counted = optimised.plan.fusions[placed.region]
         traffic = ledger.region(counted)
         found.append(Region(

@@ -28,7 +28,8 @@ import click
 from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, table, write_results
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.reporting import Report, report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import save

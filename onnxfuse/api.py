@@ -12,7 +12,8 @@ import onnx
 from onnxfuse import reporting, rewriting
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Place
-from onnxfuse.pipeline import Optimised, Options, Tell, load, optimise, profile_of, silent
+from onnxfuse.optimised import Optimised, Tell, silent
+from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints
 from onnxfuse.reporting import Explanation, Report, as_json, is_fused, report_of, report_of_fused

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxfuse.errors import ModelError, VerificationError
+from onnxfuse.graph import LoadedModel
+from onnxfuse.optimised import Optimised, Tell
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.sharing import Slim, sharing
-
-if TYPE_CHECKING:
-    from onnxfuse.graph import LoadedModel
-    from onnxfuse.pipeline import Optimised, Tell
 
 ROUNDS = 4
 """How often nodes may be taken back before the model as a whole is given up."""

@@ -10,16 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING
 
 from onnxfuse.compiling import COMPILING, Progress, Task, compile_all, source_of
 from onnxfuse.errors import KernelError, TargetError
-from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.optimised import Tell
 from onnxfuse.rewriting import FusedRegion
 from onnxfuse.runtime.compile import Compiler, KernelSource, architectures, default_compiler
-
-if TYPE_CHECKING:
-    from onnxfuse.pipeline import Tell
 
 _SPELLING = re.compile(r"(?:sm_?|compute_?)?(\d{2,3})([af]?)", re.IGNORECASE)
 
@@ -73,7 +69,7 @@ def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Te
     """
     if not architectures:
         return list(regions)
-    kernels = [source_of(region.source, LaunchPlan.from_json(region.plan)) for region in regions]
+    kernels = [source_of(region.source, region.plan) for region in regions]
     images = compile_images(kernels, architectures, partial(tell, COMPILING))
     return [replace(region, images=entry) for region, entry in zip(regions, images, strict=True)]
 

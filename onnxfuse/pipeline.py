@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,23 @@ from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, load_mod
 from onnxfuse.graph.binding import bound
 from onnxfuse.measurements import Place, observing, opened
 from onnxfuse.operators import infer
+from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.layout import prefers_channels_last
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.passes import planned
-from onnxfuse.planning.plan import Plan, together
+from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
-from onnxfuse.rewriting import FusedRegion, Rewritten, fold, is_optimised, rewrite
-from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of, load_rules
+from onnxfuse.rewriting import FusedRegion, fold, is_optimised, rewrite
+from onnxfuse.rules import RuleSet, canonicalise, groups_of, load_rules
 from onnxfuse.schedules import named
-from onnxfuse.verifying import Verification
 from onnxfuse.verifying.bounds import SECONDS, Bounds
-
-Tell = Callable[[str, int, int], None]
-"""Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
 
 _AS_IT_WAS = Refusal(
     "already-optimised", "the model is as an optimisation left it", "",
@@ -105,60 +102,6 @@ class Options:
             ValueError: there is no such strategy.
         """
         return Objective(self.strategy, self.hints, self.least_gain, prefers_channels_last(self.provider_options))
-
-
-@dataclass(frozen=True)
-class Optimised:
-    """A fused model, and all that led to it.
-
-    Attributes:
-        folded: the loaded model with its arithmetic on sizes folded: what was planned and rewritten.
-        regions: the plan's fusions as the rewriting got them.
-        verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
-        notes: what a user should know of how the plan came about.
-    """
-
-    loaded: LoadedModel
-    folded: LoadedModel
-    graph: Graph
-    canonical: CanonicalGraph
-    rules: RuleSet
-    profile: Profile
-    ledger: Ledger
-    costs: CostModel
-    plan: Plan
-    regions: tuple[FusedRegion, ...]
-    rewritten: Rewritten
-    verification: Verification | None = None
-    taken_back: tuple[Refusal, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The fused model."""
-        return self.rewritten.model
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        """Everything that came near and was not fused."""
-        stages = (*self.taken_back, *self.canonical.refusals, *self.plan.refusals, *self.rewritten.refusals)
-        return tuple(dict.fromkeys(stages))
-
-    def without(self, lost: Collection[int]) -> Optimised:
-        """The same with some regions, and those that go ``together`` with them, left as they were."""
-        lost = self.together(lost)
-        fusions = tuple(fusion for place, fusion in enumerate(self.plan.fusions) if place not in lost)
-        regions = tuple(region for place, region in enumerate(self.regions) if place not in lost)
-        rewritten = rewrite(self.folded.proto, self.graph, regions)
-        return replace(self, plan=replace(self.plan, fusions=fusions), regions=regions, rewritten=rewritten)
-
-    def together(self, lost: Collection[int]) -> set[int]:
-        """See ``planning.plan.together``."""
-        return together(self.plan.fusions, lost)
-
-
-def silent(stage: str, done: int, of: int) -> None:
-    """A ``Tell`` that says nothing."""
 
 
 def optimise(
@@ -264,7 +207,7 @@ def region_of(fusion: Region) -> FusedRegion:
         fusion.tensors,
         fusion.inlined,
         fusion.outputs,
-        kernel.plan.to_json(),
+        kernel.plan,
         kernel.source,
         figures=figures,
         again=fusion.again,

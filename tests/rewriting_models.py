@@ -14,7 +14,7 @@ from onnxfuse.lowering.launch import LaunchPlan, Output, Variant
 from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
 
-PLAN = LaunchPlan("test", 1, (), (), (Output(onnx.TensorProto.FLOAT, ("i0.0",)),), (Variant("only", ()),)).to_json()
+PLAN = LaunchPlan("test", 1, (), (), (Output(onnx.TensorProto.FLOAT, ("i0.0",)),), (Variant("only", ()),))
 SOURCE = 'extern "C" __global__ void k() {}'
 
 CHAIN = """

@@ -12,7 +12,8 @@ from cli_models import CHAIN, PRODUCT, ROOT, encoder, parse
 
 import onnxfuse
 from onnxfuse.delivery import verified
-from onnxfuse.pipeline import Optimised, Options, optimise, silent
+from onnxfuse.optimised import Optimised, silent
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
 
 

@@ -27,7 +27,8 @@ from onnxfuse.debugging.variants import Outputs, Variants, default_tolerance, pa
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.graph import from_proto, load_model
 from onnxfuse.measuring.machine import find_machine
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, Rewritten, read_fused, unfuse
 from onnxfuse.verifying.capture import capture, run_model
 from onnxfuse.verifying.runs import Recipe

@@ -46,7 +46,8 @@ from test_random_graphs import session
 from onnxfuse import api
 from onnxfuse.graph.load import from_proto
 from onnxfuse.graph.order import graphs_of
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.reporting import as_json
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.runtime.nodes import fused_nodes, names_needed

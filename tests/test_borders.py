@@ -9,7 +9,8 @@ import onnx
 import pytest
 from rewriting_models import run, same_bits
 
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.borders import _same_work
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.rewriting import unfuse

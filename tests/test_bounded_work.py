@@ -17,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse import api
 from onnxfuse.errors import ModelError, OnnxfuseError
 from onnxfuse.graph.dims import LONGEST, MOST_POWER, MOST_TERMS, SizeTooLargeError, dim, parse, product, symbol
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 limits = importlib.import_module("limits")

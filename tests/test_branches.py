@@ -19,7 +19,8 @@ from onnxfuse.debugging import Pair, bisect_answers
 from onnxfuse.graph import Graph, from_proto
 from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.operators import infer, load_graph
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.reporting import report_of
 from onnxfuse.reporting.explaining import explain
 from onnxfuse.rewriting import fold, save, unfuse

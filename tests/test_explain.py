@@ -16,7 +16,8 @@ from onnxfuse.api import explain
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.dims import symbol
 from onnxfuse.lowering.binding import in_graph_terms
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting import report_of
 from onnxfuse.reporting.explain_text import alike

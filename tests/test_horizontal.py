@@ -17,7 +17,8 @@ from emulator import run_plan
 
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant
 from onnxfuse.lowering.routines import LibraryCall
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile

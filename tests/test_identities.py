@@ -18,7 +18,8 @@ from plain_session import session
 
 from onnxfuse.graph import build_graph, from_proto
 from onnxfuse.operators import infer
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.resources import rules_folder

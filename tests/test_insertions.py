@@ -26,7 +26,8 @@ from zoo_models import MODELS, TARGET, ZOO, ZooModel
 
 from onnxfuse.graph import build_graph, from_proto
 from onnxfuse.operators import infer
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.rewriting import unfuse

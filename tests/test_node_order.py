@@ -20,7 +20,8 @@ from graph_strategies import seeded
 from reordered import rewritten, tagger
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.schedules import named
 

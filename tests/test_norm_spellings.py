@@ -13,7 +13,8 @@ from emulated import EmulatedRunner
 from rewriting_models import run, same_bits
 
 from onnxfuse.operators import load_graph
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import RuleSet, canonicalise, load_rules
 from onnxfuse.verifying import verify

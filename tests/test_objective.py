@@ -11,7 +11,8 @@ import pytest
 from emulator import run_plan, variants_that_hold
 
 from onnxfuse.cli.parameters import STRATEGIES as OFFERED
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.limits import efficiency, too_large

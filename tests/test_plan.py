@@ -8,7 +8,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.facts import node_facts
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting import report_of

@@ -12,7 +12,8 @@ import onnx
 import pytest
 from emulated import EmulatedRunner
 
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.horizontal import STAGE
 from onnxfuse.refusal import Refusal

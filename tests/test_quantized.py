@@ -16,7 +16,8 @@ from onnx import TensorProto, helper
 from quantized_models import Writer
 from rewriting_models import run, same_bits
 
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime import library
 from onnxfuse.verifying import verify

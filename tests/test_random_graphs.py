@@ -40,7 +40,8 @@ from onnxfuse.graph import build_graph, from_proto
 from onnxfuse.graph.model import Node
 from onnxfuse.lowering.lower import hosts
 from onnxfuse.operators import infer, lowered
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder

@@ -20,7 +20,8 @@ from fake_timer import RUNTIME, FakeTimer
 
 from onnxfuse.graph import from_proto
 from onnxfuse.measuring.database import open_database
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.context import Context, Revision
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.memory import peak_memory

@@ -44,7 +44,7 @@ def test_a_region_becomes_one_node_and_its_function() -> None:
     assert list(node.input) == [""] * launch.HOST_INPUTS + ["x", "z"]
     assert list(node.output) == ["c"]
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    assert attributes["plan"] == PLAN.encode()
+    assert attributes["plan"] == PLAN.to_json().encode()
     assert attributes["source"] == SOURCE.encode()
     assert attributes["image_sm_90"].data_type == TensorProto.UINT8
     assert numpy_helper.to_array(attributes["image_sm_90"]).tobytes() == b"\1\2"

@@ -19,7 +19,8 @@ from onnxfuse.checking import example_inputs
 from onnxfuse.errors import VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.operators import load_graph
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.rules import Example, FuseRule, GrowRule, RuleSet, example_model, load_rules

@@ -33,7 +33,8 @@ from schema_values import Array, Runtime, element_type, reads_of
 from test_random_graphs import GIVES_BACK, check_regions, rules, target
 
 from onnxfuse.graph import from_proto
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import planned_form, read_fused, unfuse
 from onnxfuse.rewriting.order import is_sorted
 from onnxfuse.verifying import RunInputs

@@ -16,7 +16,8 @@ from test_horizontal import QKV
 from onnxfuse import api
 from onnxfuse.compiling import ReadBack, compile_all, read_back, source_of
 from onnxfuse.errors import KernelError, ModelError
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import Times

@@ -23,7 +23,8 @@ from reference import FLOATS, difference
 
 from onnxfuse.errors import ModelError
 from onnxfuse.lowering.launch import DOMAIN
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.verifying.reference import formal_names
 

@@ -290,7 +290,7 @@ def test_what_a_file_holds() -> None:
     assert [record.position for record in second.replaces] == [4, 5]
     assert (first.hosts, first.tensors, first.outputs) == ((), ("x", "z"), ("c",))
     assert first.types == dict.fromkeys(["x0", "x1", "y0"], ("FLOAT", ("batch", "4")))
-    assert first.plan.to_json() == PLAN
+    assert first.plan == PLAN
     assert first.source == SOURCE
     assert first.architectures == ("sm_80", "sm_90")
     assert read_fused(model) == ()

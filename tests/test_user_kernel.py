@@ -16,7 +16,8 @@ from emulator import run_plan
 from reference import Array, difference, evaluate
 
 from onnxfuse.errors import RuleError
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
 from onnxfuse.rules import load_rules
 from onnxfuse.runtime.compile import architectures, compile_cubin

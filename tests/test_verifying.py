@@ -22,7 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 from planted import broken, kernels, plant
 
 from onnxfuse.errors import KernelError, ModelError
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.runtime import Gpu
 from onnxfuse.verifying import CudaRunner, Verification, failed_regions, find_runner, verify

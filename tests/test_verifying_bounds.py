@@ -19,7 +19,8 @@ from onnx import TensorProto, helper
 
 import onnxfuse
 from onnxfuse.graph import from_proto
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying import bounds, verify
 from onnxfuse.verifying.bounds import Bounds, OutOfMemoryError, OutOfTimeError

@@ -19,7 +19,8 @@ from onnxfuse.delivery import verified
 from onnxfuse.graph import bind
 from onnxfuse.measuring.fitting import misfit
 from onnxfuse.operators import load_graph
-from onnxfuse.pipeline import Optimised, Options, optimise, silent
+from onnxfuse.optimised import Optimised, silent
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import read_fused
 from onnxfuse.verifying import verify

@@ -17,7 +17,8 @@ from emulated import EmulatedRunner, FaultyRunner
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.rewriting.standalone import value_types
 from onnxfuse.verifying.evaluate import Evaluator

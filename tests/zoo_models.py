@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError
 from onnxfuse.graph import LoadedModel, bind
-from onnxfuse.pipeline import Optimised, Options, optimise
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.runtime.compile import architectures, compile_cubin
 from onnxfuse.verifying import RunInputs

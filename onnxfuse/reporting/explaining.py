@@ -13,7 +13,7 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of
-from onnxfuse.pipeline import Optimised
+from onnxfuse.optimised import Optimised
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import Considered

@@ -14,7 +14,7 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.operators import load_graph
-from onnxfuse.pipeline import Optimised
+from onnxfuse.optimised import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory

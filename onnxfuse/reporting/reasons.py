@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Node
-from onnxfuse.pipeline import Optimised
+from onnxfuse.optimised import Optimised
 from onnxfuse.planning.facts import node_facts
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.region import Region

@@ -137,7 +137,7 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
         )
         check_body(index, label, nodes, hosts, tensors, list(inlined), outputs)
         body = make_body(index, label, nodes, hosts, tensors, inlined, outputs)
-        op, _ = pool.name(body.function, region.plan, region.source)
+        op, _ = pool.name(body.function, region.plan.to_json(), region.source)
         if op is None:
             refusals.append(_out_of_names(region))
             lost.update((region.place, position) for position in nodes if position not in passing)
@@ -465,7 +465,7 @@ def _node(site: _Site, name: str, record: FusedRecord) -> onnx.NodeProto:
         [value.name for value in region.outputs],
         name=name,
         domain=launch.DOMAIN,
-        **{"plan": region.plan, "source": region.source, KEY: to_json(record)},
+        **{"plan": region.plan.to_json(), "source": region.source, KEY: to_json(record)},
     )
     for architecture, image in sorted(region.images.items()):
         tensor = helper.make_tensor("", onnx.TensorProto.UINT8, [len(image)], image, raw=True)

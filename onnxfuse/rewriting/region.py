@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxfuse.graph.model import Node, Place, Value
+from onnxfuse.lowering.launch import LaunchPlan
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class FusedRegion:
         inlined: small constants that the body needs and the kernel does not read: they become Constant nodes of
             the body.
         outputs: values used outside, in the order of the plan's ``o0``, ``o1`` and so on.
-        plan: the launch plan as JSON; source: kernel text.
+        plan: how the kernel is launched; source: its text.
         images: compiled kernels by architecture ("sm_90"), where embedding was asked for.
         figures: what the report keeps with the node (bytes, predicted speed-up and so on), JSON-able.
         again: those of its nodes that another region holds too; one region that holds them does not list them here.
@@ -35,7 +36,7 @@ class FusedRegion:
     tensors: tuple[Value, ...]
     inlined: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    plan: str
+    plan: LaunchPlan
     source: str
     images: Mapping[str, bytes] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)

@@ -20,7 +20,8 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering import launch
 from onnxfuse.measuring.ranges import INDICES, index_bound
-from onnxfuse.pipeline import Optimised, region_of
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import region_of
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.subjects import Subject

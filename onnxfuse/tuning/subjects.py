@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxfuse.measurements import text_of
 from onnxfuse.measuring.database import DEFAULT
-from onnxfuse.pipeline import Optimised
+from onnxfuse.optimised import Optimised
 from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal

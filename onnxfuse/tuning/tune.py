@@ -21,7 +21,8 @@ from onnxfuse.errors import KernelError, OnnxfuseError, TargetError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
-from onnxfuse.pipeline import Optimised, Options, Tell, load, optimise, silent
+from onnxfuse.optimised import Optimised, Tell, silent
+from onnxfuse.pipeline import Options, load, optimise
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import STAGE

@@ -34,7 +34,7 @@ _UNREACHED = "its body did not run, and what it reads there cannot be made up"
 
 
 class Subject(Protocol):
-    """What is verified: ``pipeline.Optimised``."""
+    """What is verified: ``optimised.Optimised``."""
 
     @property
     def loaded(self) -> LoadedModel: ...

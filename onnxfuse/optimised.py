@@ -1,0 +1,75 @@
+"""A fused model and all that led to it: what the pipeline makes, and what reports, tuning and delivery look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import onnx
+
+from onnxfuse.graph import Graph, LoadedModel
+from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.plan import Plan, together
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.refusal import Refusal
+from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
+from onnxfuse.rules import CanonicalGraph, RuleSet
+from onnxfuse.verifying import Verification
+
+Tell = Callable[[str, int, int], None]
+"""Told a stage's name, how much of it is done, and how much there is; 0 of 0 where that is not known."""
+
+
+def silent(stage: str, done: int, of: int) -> None:
+    """A ``Tell`` that says nothing."""
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """A fused model, and all that led to it.
+
+    Attributes:
+        folded: the loaded model with its arithmetic on sizes folded: what was planned and rewritten.
+        regions: the plan's fusions as the rewriting got them.
+        verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
+        notes: what a user should know of how the plan came about.
+    """
+
+    loaded: LoadedModel
+    folded: LoadedModel
+    graph: Graph
+    canonical: CanonicalGraph
+    rules: RuleSet
+    profile: Profile
+    ledger: Ledger
+    costs: CostModel
+    plan: Plan
+    regions: tuple[FusedRegion, ...]
+    rewritten: Rewritten
+    verification: Verification | None = None
+    taken_back: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The fused model."""
+        return self.rewritten.model
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Everything that came near and was not fused."""
+        stages = (*self.taken_back, *self.canonical.refusals, *self.plan.refusals, *self.rewritten.refusals)
+        return tuple(dict.fromkeys(stages))
+
+    def without(self, lost: Collection[int]) -> Optimised:
+        """The same with some regions, and those that go ``together`` with them, left as they were."""
+        lost = self.together(lost)
+        fusions = tuple(fusion for place, fusion in enumerate(self.plan.fusions) if place not in lost)
+        regions = tuple(region for place, region in enumerate(self.regions) if place not in lost)
+        rewritten = rewrite(self.folded.proto, self.graph, regions)
+        return replace(self, plan=replace(self.plan, fusions=fusions), regions=regions, rewritten=rewritten)
+
+    def together(self, lost: Collection[int]) -> set[int]:
+        """See ``planning.plan.together``."""
+        return together(self.plan.fusions, lost)
