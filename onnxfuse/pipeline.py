@@ -20,10 +20,10 @@ from onnxfuse.graph.binding import bound
 from onnxfuse.measurements import Place, observing, opened
 from onnxfuse.operators import infer
 from onnxfuse.optimised import Optimised, Tell, silent
+from onnxfuse.planning.admission import prefers_channels_last
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
-from onnxfuse.planning.layout import prefers_channels_last
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.passes import planned
 from onnxfuse.planning.plan import Plan

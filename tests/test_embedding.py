@@ -46,7 +46,7 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(name: str, meant: 
 
 def test_equal_kernels_are_compiled_once_and_kept(compiler: Compiler, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    kernels = [KernelSource(ADD_ONE), KernelSource(TWICE), KernelSource(ADD_ONE)]
+    kernels = [KernelSource(text, (), ("add_one",)) for text in (ADD_ONE, TWICE, ADD_ONE)]
     first = compile_images(kernels, ["75", "sm_86"], lambda done, count: seen.append((done, count)), compiler)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert first[0] == first[2] != first[1]
@@ -59,11 +59,11 @@ def test_equal_kernels_are_compiled_once_and_kept(compiler: Compiler, tmp_path: 
 
 def test_options_reach_the_compiler(compiler: Compiler) -> None:
     text = 'extern "C" __global__ void k(float* y) { y[0] = AMOUNT; }'
-    one, two = (KernelSource(text, (f"-DAMOUNT={amount}",)) for amount in ("1.0f", "2.0f"))
+    one, two = (KernelSource(text, (f"-DAMOUNT={amount}",), ("k",)) for amount in ("1.0f", "2.0f"))
     first, second = compile_images([one, two], ["80"], compiler=compiler)
     assert first != second
     with pytest.raises(KernelError, match=r'(?s)^a kernel does not compile for sm_80 .*identifier "AMOUNT" is undef'):
-        compile_images([one, KernelSource(text)], ["80"], compiler=compiler)
+        compile_images([one, KernelSource(text, (), ("k",))], ["80"], compiler=compiler)
 
 
 def test_regions_get_the_images_that_the_runtime_looks_for(monkeypatch: pytest.MonkeyPatch, compiler: Compiler) -> None:

@@ -13,9 +13,9 @@ from emulator import run_plan, variants_that_hold
 from onnxfuse.cli.parameters import STRATEGIES as OFFERED
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.admission import efficiency, too_large
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
-from onnxfuse.planning.limits import efficiency, too_large
 from onnxfuse.planning.objective import STRATEGIES, Hints, Objective, read_hints
 from onnxfuse.planning.region import RegionCost
 from onnxfuse.planning.traffic import chosen_variant

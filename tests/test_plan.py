@@ -10,7 +10,7 @@ import pytest
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.facts import node_facts
+from onnxfuse.planning.admission import node_facts
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting import report_of
 

@@ -42,3 +42,18 @@ def in_training(node: Node) -> bool:
         return bool(node.attributes.get("training_mode", 0))
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     return mode is not None and (mode.constant is None or bool(np.any(mode.constant)))
+
+
+def moves_innermost(node: Node) -> bool:
+    """Whether a node is a Transpose that moves the innermost axis, those of size one apart."""
+    if node.op != "Transpose" or node.domain:
+        return False
+    source = node.inputs[0]
+    shape = source.shape if source is not None else None
+    if shape is None:
+        return False
+    axes = node.attributes.get("perm") or range(len(shape) - 1, -1, -1)
+    if sorted(axes) != list(range(len(shape))):
+        return False  # ONNX Runtime refuses it
+    moved = [axis for axis in axes if shape[axis] != 1]
+    return bool(moved) and moved[-1] != max(moved)

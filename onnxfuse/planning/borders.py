@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from onnxfuse.graph.model import Node
+from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
-from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.region import Region
 from onnxfuse.rules import Prohibitions
 from onnxfuse.schedules import Kernel

@@ -11,9 +11,9 @@ from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.lowering.structure import structure
+from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
-from onnxfuse.planning.facts import moves_innermost
 from onnxfuse.planning.grow import escaping, spread
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
 from onnxfuse.planning.region import Region

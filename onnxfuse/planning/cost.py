@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.planning.facts import moves_innermost
+from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost

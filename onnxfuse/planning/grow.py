@@ -23,7 +23,7 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.lowering.arrangement import Arrangement
 from onnxfuse.lowering.lower import lower
-from onnxfuse.planning.facts import Facts
+from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.graph.sizes import elements_of
+from onnxfuse.planning.admission import inefficient, too_large
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
-from onnxfuse.planning.limits import inefficient, too_large
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.pieces import Piece, bound, joint_rule, not_in, piece_of, regions, with_joins

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node
+from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import shared
 from onnxfuse.planning.weighing import Considered

@@ -19,10 +19,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node, Place, Value
+from onnxfuse.planning.admission import inefficient, operators, too_large, too_many
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import admitting
-from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.plan import Plan, SearchSpace
 from onnxfuse.planning.region import Region

@@ -17,13 +17,12 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph.binding import bind
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.planning.admission import Facts, beside_convolutions, node_facts
 from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.facts import Facts, node_facts
 from onnxfuse.planning.grow import Group, Growth, admitting
-from onnxfuse.planning.layout import beside_convolutions
 from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, SearchSpace

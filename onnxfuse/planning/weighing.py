@@ -13,12 +13,11 @@ from itertools import accumulate
 from operator import or_
 
 from onnxfuse.graph.model import Node
+from onnxfuse.planning.admission import Facts, inefficient, operators, too_large, too_many
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.facts import Facts
 from onnxfuse.planning.grow import trimmed
 from onnxfuse.planning.legality import boundary, copied
-from onnxfuse.planning.limits import inefficient, operators, too_large, too_many
 from onnxfuse.planning.objective import REFUSALS, Objective
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.refusal import Refusal

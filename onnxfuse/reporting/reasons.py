@@ -7,7 +7,7 @@ from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.facts import node_facts
+from onnxfuse.planning.admission import node_facts
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger
