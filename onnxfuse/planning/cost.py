@@ -3,7 +3,7 @@
 One kernel takes the GPU's floor plus the longer of its traffic and its arithmetic.  Traffic runs at the bandwidth that
 a good kernel reaches; a kernel whose tensors fit the second-level cache together finds them there, since the kernel
 before has just written them.  The unfused side runs as ONNX Runtime would run it: groups that it fuses itself
-(``runtime_fusions``) are one kernel.  How often nodes run in one run of the model weighs both sides.  Where a profile
+(``provider.fusions``) are one kernel.  How often nodes run in one run of the model weighs both sides.  Where a profile
 of a run is given, its times stand in place of predictions of that side, and it tells how often nodes ran.
 """
 
