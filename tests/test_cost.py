@@ -15,6 +15,7 @@ from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.provider.kernels import runtime_efficiency
 
 H200 = find_profile("H200")
 FLOOR = 1.7e-6
@@ -94,6 +95,23 @@ def test_one_kernel_for_one_kernel_is_not_worth_it() -> None:
     loaded = graph("float[268435456] x", "float[268435456] y", "y = Exp(x)")
     cost = CostModel(Ledger(loaded, {}), H200).region(fuse(loaded, "Exp"))
     assert cost.estimated_speedup < 1.2
+
+
+@pytest.mark.parametrize(("reduction", "moved"), [("none", 2), ("add", 3)])
+def test_a_scatter_over_what_nobody_else_needs_moves_its_updates_alone(reduction: str, moved: int) -> None:
+    """A row of 2^20 float32 of 256 MiB, and one index; where the result of the Exp has another reader it is copied."""
+    row, index = 2**22, 8
+    scatter = f'a = Exp(x) y = ScatterND<reduction="{reduction}">(a, i, u)'
+    inputs, outputs = "float[64, 1048576] x, float[1, 1048576] u", "float[64, 1048576] y"
+    for more, kept in (("", False), (" z = Neg(a)", True)):
+        loaded = load_graph(onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["" : 18]> g ({inputs}) => ({outputs}{", float[64, 1048576] z" * kept}) '
+            f"<int64[1, 1] i = {{3}}> {{ {scatter}{more} }}"))
+        node = next(node for node in loaded.nodes if node.op == "ScatterND")
+        seconds, _ = CostModel(Ledger(loaded, {}), H200).unfused([node])
+        total = 2 * 64 * row + row + index if kept else moved * row + index
+        rate = runtime_efficiency([node]) * effective_bandwidth(total, H200)
+        assert seconds == pytest.approx(FLOOR + total / rate)
 
 
 SKIP = (

@@ -23,7 +23,7 @@ from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import KernelTraffic, Ledger, again_in
 from onnxfuse.provider.fusions import RuntimeFusion
-from onnxfuse.provider.kernels import runtime_efficiency
+from onnxfuse.provider.kernels import overwrites, runtime_efficiency
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import running
@@ -127,12 +127,22 @@ class CostModel:
                 return self._seconds[nodes]
             if len(nodes) == 1:
                 (node,) = nodes
-                counted = self.ledger.node(node)
+                counted = self._in_place(node) if overwrites(node) else self.ledger.node(node)
             else:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
             self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
+
+    def _in_place(self, node: Node) -> KernelTraffic:
+        """What a Scatter moves that writes over what it reads: what it updates, with what stands there where it makes
+        something of both."""
+        counted, (data, _, updates) = self.ledger.node(node), node.inputs[:3]
+        moved = 0 if updates is None else self.ledger.bytes_of(updates) or 0
+        reads = {value: size for value, size in counted.reads.items() if data is None or value is not source(data)}
+        if data is not None and node.attributes.get("reduction", "none") != "none":
+            reads[source(data)] = moved
+        return replace(counted, reads=reads, writes=dict.fromkeys(counted.writes, moved))
 
     def unfused(self, nodes: Iterable[Node]) -> tuple[float, int]:
         """Predicted time, and kernels, of ``nodes`` as ONNX Runtime runs them.

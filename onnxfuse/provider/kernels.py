@@ -63,6 +63,18 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
     return BIAS if is_bias else BROADCAST
 
 
+def overwrites(node: Node) -> bool:
+    """Whether ONNX Runtime may write a node's result over its first operand, and then moves its updates alone: a
+    Scatter of what nobody else needs."""
+    if node.domain or node.op not in ("ScatterND", "ScatterElements") or None in node.inputs[:3]:
+        return False
+    data = node.inputs[0]
+    return (
+        data is not None and data.producer is not None and not data.is_constant and not data.is_output
+        and data.consumers == [node] and data not in node.inputs[1:]
+    )
+
+
 def _is_narrow(value: Value | None) -> bool:
     return value is not None and value.dtype in (10, 16)
 
