@@ -89,6 +89,12 @@ def cases() -> Iterator[tuple[str, str]]:
         yield f"pad, {batch} x 96 x 56 x 56", (
             f"(float16[{batch},96,56,56] x) => (float16[{batch},96,57,57] y) <int64[8] p = {{0,0,0,0,0,0,1,1}}> "
             "{ t = Relu(x) y = Pad(t, p) }")
+    for batch, first, step in ((4, 0, 1), (32, 0, 1), (32, 3, 1), (32, 0, 2)):
+        places = ", ".join(str(place) for place in range(first, first + 16 * step, step))
+        yield f"every {step}th of 16 from {first} of 85 changed in place, {batch} x 3 x 80 x 80", (
+            f"(float16[{batch},3,80,80,85] x, float16[{batch},3,80,80,16] u) => (float16[{batch},3,80,80,85] y) "
+            f"<int64[16] p = {{{places}}}, int64[5] n = {{{batch},3,80,80,16}}> "
+            "{ i = Expand(p, n) a = Sigmoid(x) b = Mul(u, u) t = ScatterElements <axis = 4> (a, i, b) y = Relu(t) }")
     for batch, side in ((1, 20), (8, 40), (32, 80)):
         yield f"silu in unequal halves, {batch} x 96 x {side} x {side}", (
             f"(float16[{batch},96,{side},{side}] x) => "

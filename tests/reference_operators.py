@@ -249,6 +249,32 @@ def _gather(attributes: Mapping, opset: int, x: Array, indices: Array) -> Array:
     return np.take(x, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
 
 
+REDUCING = {
+    b"none": lambda there, update: update, b"add": np.add, b"mul": np.multiply,
+    # Of two that cannot be compared the runtime's kernels keep the update.
+    b"max": lambda there, update: np.where(there > update, there, update),
+    b"min": lambda there, update: np.where(there < update, there, update),
+}
+"""What a Scatter makes of what is there and an update."""
+
+
+def _scatter_nd(attributes: Mapping, opset: int, x: Array, indices: Array, updates: Array) -> Array:
+    result, reduction = x.copy(), REDUCING[attributes.get("reduction", b"none")]
+    for at in np.ndindex(indices.shape[:-1]):
+        place = tuple(int(index) for index in indices[at])
+        result[place] = reduction(result[place], updates[at])
+    return result
+
+
+def _scatter_elements(attributes: Mapping, opset: int, x: Array, indices: Array, updates: Array) -> Array:
+    result, reduction = x.copy(), REDUCING[attributes.get("reduction", b"none")]
+    axis = attributes.get("axis", 0) % x.ndim
+    for at in np.ndindex(indices.shape):
+        place = (*at[:axis], int(indices[at]), *at[axis + 1:])
+        result[place] = reduction(result[place], updates[at])
+    return result
+
+
 def _pad(attributes: Mapping, opset: int, x: Array, amounts: Array, value: Array | None = None,
          axes: Array | None = None) -> Array:
     chosen = [int(axis) % x.ndim for axis in (range(x.ndim) if axes is None else axes)]
@@ -356,6 +382,8 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "GatherElements"): _gather_elements,
     ("", "Gather"): _gather,
     ("", "Pad"): _pad,
+    ("", "ScatterND"): _scatter_nd,
+    ("", "ScatterElements"): _scatter_elements,
     ("", "Resize"): _resize,
     ("", "OneHot"): _one_hot,
     ("", "GlobalAveragePool"): _global_pool("average"),

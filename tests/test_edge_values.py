@@ -37,9 +37,10 @@ MOVING = frozenset({
     "Concat", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements",
     "NegativeLogLikelihoodLoss", "Not", "And", "Or", "Xor", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
     "Pad", "Range", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu",
-    "Unsqueeze", "CastLike",
+    "Unsqueeze", "CastLike", "ScatterND", "ScatterElements",
 })
-"""Operators whose results are elements of their operands, or bits of them, whatever these are; CastLike is a Cast."""
+"""Operators whose results are elements of their operands, or bits of them, whatever these are; CastLike is a Cast, and
+of a Scatter's sums and extrema test_lowering_values tells."""
 
 
 def operands(case: Case, run: int) -> list[Array]:

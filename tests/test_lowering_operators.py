@@ -225,6 +225,37 @@ CASES: tuple[Case, ...] = (
     Case("gather of the last", "g (T[N,9] x, int64[2,2] i) => (T[N,2,2] y) { y = Gather<axis=-1>(x, i) }", inputs={"i": below(9, -9)}),
     Case("gather one", "g (T[N,9,3] x, T[N,3] z) => (T[N,3] y) <int64 i = {-2}, int64[1] j = {4}, int64[1] one = {1}> "
          "{ a = Gather<axis=1>(x, i) b = Gather<axis=1>(x, j) c = Squeeze(b, one) d = Add(a, c) y = Add(d, z) }"),
+    Case("scatter rows", "g (T[N,5] x, T[3,5] u) => (T[N,5] y) <int64[3,1] i = {-3,-2,-1}> { y = ScatterND(x, i, u) }",
+         (*FLOATING, *INTEGERS, "bool"), sizes=({"N": 3}, {"N": 40})),
+    Case("scatter a part of each row", "g (T[N,4,6] x, T[N,4] u) => (T[N,4,6] y) <int64 t = {2}> "
+         "{ r = Transpose<perm=[2,0,1]>(x) v = Unsqueeze(u, o) s = ScatterND(r, i, v) y = Transpose<perm=[1,2,0]>(s) }"
+         .replace("<int64 t = {2}>", "<int64[1,1] i = {4}, int64[1] o = {0}>"), ("float", "float16")),
+    Case("scatter a grid", "g (T[2,7,N] x, T[2,3,N] u) => (T[2,7,N] y) "
+         "<int64[2,3,2] i = {0,1, 0,3, 0,5, 1,1, 1,3, 1,5}> { a = Neg(u) s = ScatterND(x, i, a) y = Abs(s) }",
+         (*FLOATING, *SIGNED), sizes=({"N": 0}, {"N": 1}, {"N": 33})),
+    Case("scatter backwards", "g (T[7,N] x, T[3,N] u) => (T[7,N] y) <int64[3,1] i = {6,-4,0}> { y = ScatterND(x, i, u) }",
+         sizes=({"N": 1}, {"N": 33})),
+    Case("scatter elements of a grid that is listed", "g (T[3,4,N] x, T[4,N] u) => (T[3,4,N] y) "
+         "<int64[4,2] i = {1,0, 1,3, 2,0, 2,3}> { y = ScatterND(x, i, u) }", sizes=({"N": 5},)),
+    Case("scatter single elements", "g (T[3,9] x, T[2,4] u) => (T[3,9] y) "
+         "<int64[2,4,2] i = {0,8, 0,6, 0,4, 0,2, 2,8, 2,6, 2,4, 2,2}> { y = ScatterND(x, i, u) }", sizes=({},)),
+    Case("scatter over everything", "g (T[3,N] x, T[3,N] u) => (T[3,N] y) <int64[3,1] i = {0,1,2}> "
+         "{ s = ScatterND(x, i, u) y = Add(s, x) }", sizes=({"N": 9},)),
+    Case("scatter nothing", "g (T[3,N] x, T[0,N] u) => (T[3,N] y) <int64[0,1] i = {}> { s = ScatterND(x, i, u) y = Neg(s) }",
+         sizes=({"N": 9},)),
+    *(Case(f"scatter with {reduction}", f"g (T[2,7,N] x, T[2,3,N] u, T[2,7,4] z, T[2,7,2] v) => (T[2,7,N] y, T[2,7,4] w) "
+           f"<int64[2,3,2] i = {{0,1, 0,2, 0,3, 1,1, 1,2, 1,3}}, int64[2,7,2] j = {{{', '.join(['-1, 1'] * 14)}}}> "
+           f"{{ y = ScatterND<reduction=\"{reduction}\">(x, i, u) w = ScatterElements<axis=-1, reduction=\"{reduction}\">(z, j, v) }}",
+           (*FLOATING, "int32", "int64"), sizes=({"N": 1}, {"N": 33}))
+      for reduction in ("add", "mul", "max", "min")),
+    Case("scatter elements", "g (T[N,9] x, T[2,3] u, T[N,9] z) => (T[N,9] y) <int64[2,3] i = {7,5,3, 7,5,3}> "
+         "{ s = ScatterElements<axis=1>(x, i, u) y = Add(s, z) }", (*FLOATING, *INTEGERS), sizes=({"N": 2}, {"N": 40})),
+    Case("scatter elements of expanded indices", "g (T[N,9] x, T[N,3] u) => (T[N,9] y) <int64[3] p = {2,3,4}, int64[1] c = {3}> "
+         "{ s = Shape<start=0,end=1>(x) t = Concat<axis=0>(s, c) i = Expand(p, t) y = ScatterElements<axis=1>(x, i, u) }",
+         sizes=({"N": 1}, {"N": 40})),
+    Case("scatter elements of an index for all rows", "g (T[N,9] x, T[N,1] u) => (T[N,9] y) <int64 p = {-2}, int64[1] c = {1}> "
+         "{ s = Shape<start=0,end=1>(x) t = Concat<axis=0>(s, c) i = Expand(p, t) y = ScatterElements<axis=1>(x, i, u) }",
+         sizes=({"N": 1}, {"N": 40})),
     Case("pad", "g (T[N,5] x) => (T[M,9] y) <int64[4] p = {1,0,2,4}, T v = {2}> { y = Pad(x, p, v) }", ("float", "int32", "double"),
          sizes=({"N": 1, "M": 4}, {"N": 40, "M": 43})),
     Case("pad and cut", "g (T[N,5] x, T[N,7] z) => (T[N,7] y) <int64[4] p = {0,-1,0,3}> { a = Pad(x, p) y = Add(a, z) }", ("float", "float16")),

@@ -12,9 +12,22 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 from emulator import EmulatorError, run_plan
-from kernel_harness import Made, arguments, check, failures, make, random_inputs, refused, sweep
+from kernel_harness import (
+    Made,
+    arguments,
+    attempt,
+    check,
+    failures,
+    make,
+    parse,
+    random_inputs,
+    refused,
+    sweep,
+)
+from onnx import numpy_helper
 
-from onnxfuse.graph.dims import dim, parse, symbol
+from onnxfuse.graph.dims import dim, symbol
+from onnxfuse.graph.dims import parse as parse_dim
 from onnxfuse.ir.tensors import Input
 from onnxfuse.lowering.binding import bind
 
@@ -138,12 +151,12 @@ def test_binding() -> None:
     """Plain sizes first, then linear ones, then stand-ins; every other axis is checked."""
     n, s = symbol("n"), symbol("s")
     x = Input(1, (s + 1, n), 0)
-    z = Input(1, (s * 2, parse("p*q"), n), 1)
+    z = Input(1, (s * 2, parse_dim("p*q"), n), 1)
     bound = bind([x, z])
     assert bound.sources == ("i0.1", "i0.0 1 -")
     assert bound.symbols == {"n": "s0", "s": "s1"}
     assert [check.condition for check in bound.checks] == ["i0.0 s1 1 + ==", "i1.0 s1 2 * ==", "i1.2 s0 =="]
-    assert list(bound.stand_ins) == [parse("p*q")]
+    assert list(bound.stand_ins) == [parse_dim("p*q")]
     only = bind([Input(1, (s * 64, dim(3)), 0)])
     assert only.sources == ("i0.0 64 //",) and only.checks[1].condition == "i0.1 3 =="
 
@@ -172,3 +185,17 @@ def test_empty_tensors(text: str) -> None:
     made = make(text)
     for sizes in ({"N": 3, "M": 0, "K": 3}, {"N": 0, "M": 5, "K": 8}, {"N": 0, "M": 0, "K": 3}):
         check(made, random_inputs(made, sizes))
+
+
+def test_a_grid_of_many_indices_stays_an_operand_that_no_kernel_reads() -> None:
+    """6,144 numbers, more than are read to see a graph; the node's body needs them."""
+    grid = np.stack(np.meshgrid([0], range(64), range(3, 35), indexing="ij"), -1)
+    model = parse("g (float[1,64,N,4] x, float[1,64,32,4] u) => (float[1,64,N,4] y) "
+                  "{ s = ScatterND(x, i, u) y = Neg(s) }")
+    model.graph.initializer.append(numpy_helper.from_array(grid, "i"))
+    made = attempt(model)
+    assert isinstance(made, Made), made
+    assert [value.name for value in made.lowered.tensors] == ["x", "u", "i"]
+    assert "i2[" not in made.kernel.source
+    for number in (35, 41):
+        check(made, random_inputs(made, {"N": number}))

@@ -53,6 +53,24 @@ def test_small_values(name: str, kind: str) -> None:
     check(made, {"x": (rng.standard_normal(65) * 1e-3).astype(FLOATS[NAMES[kind]])})
 
 
+@pytest.mark.parametrize("kind", FLOATING)
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_special_values_that_are_scattered(reduction: str, kind: str) -> None:
+    """Tolerance: of each element's own magnitude in float64, at least of 1; a largest or smallest of what cannot be
+    compared is the update, as the runtime's kernels have it."""
+    values = special_values(kind)
+    count = len(values)
+    places = ", ".join(str(place) for place in range(1, count + 1))
+    made = make(f"g ({kind}[N, {count + 2}] x, {kind}[N, {count}] u) => ({kind}[N, {count + 2}] y) "
+                f"<int64[{count}, 1] i = {{{places}}}> {{ r = Transpose(x) v = Transpose(u) "
+                f"s = ScatterND<reduction=\"{reduction}\">(r, i, v) y = Transpose(s) }}", opset=18)
+    x = np.broadcast_to(values[:, None], (count, count + 2))
+    inputs = {"x": x.copy(), "u": np.broadcast_to(values, (count, count)).copy()}
+    with np.errstate(all="ignore"):
+        expected = evaluate(made.model, inputs)["y"]
+        check(made, inputs, scales={"y": np.maximum(np.abs(np.nan_to_num(expected)), 1)})
+
+
 def test_negative_zero_keeps_its_sign() -> None:
     made = make("g (float[N] x) => (float[N] a, float[N] b, float[N] c) "
                 "{ n = Neg(x) a = Reciprocal(n) f = Ceil(x) b = Reciprocal(f) d = Identity(x) c = Reciprocal(d) }")
@@ -121,6 +139,29 @@ REFUSALS = [
      "iteration-shape", "an output of 7*N elements fits neither the rows nor their elements"),
     ("g (float[N,5] x, float[5,N] z) => (float[N,5] y) <int64[1] a = {-1}> { m = ReduceMax(z, a) t = Transpose(m) "
      "n = ReduceMax(x, a) s = Sub(x, n) y = Add(s, t) }", "reduction-structure", "reductions over different rows meet in one region"),
+    ("g (float[N,5] x, float[2,5] u) => (float[N,5] y) <int64[2,1] i = {3,3}> { y = ScatterND(x, i, u) }",
+     "repeated-places", "ScatterND writes a place more than once"),
+    ("g (float[8,5] x, float[2,5] u) => (float[8,5] y) <int64[2,1] i = {-8,0}> { y = ScatterND(x, i, u) }",
+     "repeated-places", "ScatterND writes a place more than once"),
+    ("g (float[N,5] x, float[3,5] u) => (float[N,5] y) <int64[3,1] i = {0,1,3}> { y = ScatterND(x, i, u) }",
+     "scattered-places", "ScatterND writes places that are no grid of equal steps along the axes"),
+    ("g (float[N,5] x, float[3,5] u) => (float[N,5] y) <int64[3,1] i = {-1,0,1}> { y = ScatterND(x, i, u) }",
+     "scattered-places", "ScatterND writes places that are no grid of equal steps along the axes"),
+    ("g (float[3,5] x, float[4] u) => (float[3,5] y) <int64[4,2] i = {0,0, 0,1, 1,0, 2,1}> { y = ScatterND(x, i, u) }",
+     "scattered-places", "ScatterND writes places that are no grid of equal steps along the axes"),
+    ("g (float[3,5] x, float[4] u) => (float[3,5] y) <int64[4,2] i = {0,0, 1,0, 0,1, 1,1}> { y = ScatterND(x, i, u) }",
+     "scattered-places", "ScatterND writes places that are no grid of equal steps along the axes"),
+    ("g (float[3,5] x, float[2,5] u) => (float[3,5] y) <int64[2,1] i = {2,3}> { y = ScatterND(x, i, u) }",
+     "unknown-places", "ScatterND writes outside of an axis of 3 elements"),
+    ("g (float[N,5] x, int64[2,1] i, float[2,5] u) => (float[N,5] y) { y = ScatterND(x, i, u) }",
+     "unknown-places", "ScatterND has indices that are not known before the model runs"),
+    ("g (float[3,5] x, float[2,2] u) => (float[3,5] y) <int64[2,2] i = {0,1, 1,0}> { y = ScatterElements<axis=1>(x, i, u) }",
+     "scattered-places", "ScatterElements writes places that are no grid of equal steps along the axes"),
+    ("g (float[N,5] x, float[N,2] u) => (float[N,5] y) <int64[1] p = {1}, int64[1] c = {2}> { s = Shape<start=0,end=1>(x) "
+     "t = Concat<axis=0>(s, c) i = Expand(p, t) y = ScatterElements<axis=1>(x, i, u) }",
+     "repeated-places", "ScatterElements writes a place more than once"),
+    ("g (bool[N,5] x, bool[1,5] u) => (bool[N,5] y) <int64[1,1] i = {1}> { y = ScatterND<reduction=\"mul\">(x, i, u) }",
+     "unsupported-mode", "a ScatterND of this type with the reduction 'mul' has no kernel"),
     ("g (float[\"@L\"] x) => (float[\"@L\"] y) { y = Neg(x) }", "reserved-name",
      "a size of 'x' has a name that begins with '@', as only loop variables of kernels may"),
     ("g (float[N] x) => (float[N] y) { " + " ".join(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxfuse.graph.context import INT64, MAX_ELEMENTS, Type, TypeContext, flat, same
-from onnxfuse.graph.dims import dim, product
-from onnxfuse.graph.model import Node
+from onnxfuse.graph.dims import Dim, dim, product
+from onnxfuse.graph.model import Node, Value, root
 from onnxfuse.ir.context import LoweringContext, apply, expand, like, reshape, size_of, test
-from onnxfuse.ir.tensors import Iota, Map, Take, Tensor
+from onnxfuse.ir.scalars import BOOL
+from onnxfuse.ir.tensors import Concat, Iota, Map, Take, Tensor
 from onnxfuse.operators.operands import axis_of, integer_attribute, operand, present, result_shape
 from onnxfuse.operators.pieces import cut
 from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, define
@@ -176,6 +183,158 @@ def gather_elements(node: Node, context: LoweringContext) -> Tensor:
     return Take(source.dtype, indices.shape, source, indices, axis)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Places of an axis in the order in which they are written: ``start``, and on by ``step``, ``count`` of them."""
+
+    start: Dim
+    step: int
+    count: Dim
+
+    @property
+    def first(self) -> Dim:
+        """The one nearest to the front."""
+        return self.start if self.step > 0 else self.start + (self.count - 1) * self.step
+
+    @property
+    def end(self) -> Dim:
+        """Behind the one farthest from the front."""
+        return self.first + (self.count - 1) * abs(self.step) + 1
+
+
+MOST_PLACES = 1 << 22
+"""Indices that are looked at, at most."""
+
+REDUCING = {"add": "add", "mul": "mul", "max": "at_least", "min": "at_most"}
+"""What a Scatter does with an update and what is there; of two that cannot be compared it keeps the update."""
+
+
+def scatter_nd(node: Node, context: LoweringContext) -> Tensor:
+    """Updates over a whole grid of places along the leading axes."""
+    source, updates = operand(node, context, 0), operand(node, context, 2)
+    fixed = _fixed(node, context, present(node, context, 1))
+    depth = fixed.shape[-1]
+    if fixed.size == 0:
+        return source
+    rows = fixed.reshape(-1, depth)
+    # What is written one after the other is a grid where each axis counts through its places, the last one fastest.
+    counted = [list(dict.fromkeys(column)) for column in rows.T.tolist()]
+    if prod(map(len, counted)) != len(rows) or not np.array_equal(
+            rows, np.stack(np.meshgrid(*counted, indexing="ij"), -1).reshape(-1, depth)):
+        raise _scattered(node, context, len(np.unique(rows, axis=0)) < len(rows))
+    grid = [_progression(node, context, places, size)
+            for places, size in zip(counted, source.shape[:depth], strict=True)]
+    grid += [Places(dim(0), 1, size) for size in source.shape[depth:]]
+    return _scattered_over(node, context, source, reshape(updates, tuple(each.count for each in grid)), grid)
+
+
+def scatter_elements(node: Node, context: LoweringContext) -> Tensor:
+    """Updates over places of one axis that are the same all along the others."""
+    source, updates = operand(node, context, 0), operand(node, context, 2)
+    axis = axis_of(node, "axis", 0, len(source.shape))
+    indices = present(node, context, 1)
+    maker = root(indices).producer
+    given = maker.inputs[0] if maker is not None and (maker.domain, maker.op) == ("", "Expand") else None
+    fixed = _fixed(node, context, given or indices)
+    if fixed.size == 0:
+        return source
+    spread = np.moveaxis(fixed.reshape((1,) * (len(source.shape) - fixed.ndim) + fixed.shape), axis, -1)
+    row = spread.reshape(-1, spread.shape[-1])[0]
+    count = updates.shape[axis].value
+    if count is not None and row.size == 1:
+        row = np.repeat(row, count)
+    if row.size != count or not np.array_equal(spread, np.broadcast_to(row[:spread.shape[-1]], spread.shape)):
+        raise _scattered(node, context, repeated=False)
+    grid = [Places(dim(0), 1, size) for size in updates.shape]
+    grid[axis] = _progression(node, context, row.tolist(), source.shape[axis])
+    return _scattered_over(node, context, source, updates, grid)
+
+
+def _fixed(node: Node, context: LoweringContext, known: Value) -> NDArray[np.int64]:
+    """The indices of a Scatter as numbers: those of ``known``, which are its operand or are repeated to that."""
+    operand_value = present(node, context, 1)
+    count = prod(size.value or 0 for size in known.shape or ())
+    array = known.constant
+    if array is None and known.contents is not None and count <= MOST_PLACES:
+        array = known.contents()
+    if array is None:
+        raise context.refuse(
+            "unknown-places", f"{node.qualified_op} has indices that are not known before the model runs",
+            "fold the model's constants",
+        )
+    if operand_value.constant is not None:
+        context.note_size(operand_value)
+    else:
+        context.tensor(operand_value)  # an operand of the body, which the kernel has no use for
+    return np.asarray(array, np.int64)
+
+
+def _progression(node: Node, context: LoweringContext, places: Sequence[int], size: Dim) -> Places:
+    """Places of an axis as a start and a step; negative ones count from its end."""
+    number = size.value
+    if number is not None:
+        if any(not -number <= place < number for place in places):
+            raise context.refuse("unknown-places", f"{node.qualified_op} writes outside of an axis of {size} elements")
+        places = [place % number for place in places]
+    elif min(places) < 0 <= max(places):
+        raise _scattered(node, context, repeated=False)
+    steps = {after - before for before, after in pairwise(places)} or {1}
+    if len(set(places)) < len(places) or len(steps) > 1:
+        raise _scattered(node, context, len(set(places)) < len(places))
+    start = dim(places[0]) if places[0] >= 0 else size + places[0]
+    return Places(start, steps.pop(), dim(len(places)))
+
+
+def _scattered(node: Node, context: LoweringContext, repeated: bool) -> Exception:
+    if repeated:
+        return context.refuse("repeated-places", f"{node.qualified_op} writes a place more than once")
+    return context.refuse(
+        "scattered-places", f"{node.qualified_op} writes places that are no grid of equal steps along the axes")
+
+
+def _scattered_over(
+    node: Node, context: LoweringContext, source: Tensor, updates: Tensor, grid: Sequence[Places]
+) -> Tensor:
+    """The updates, or what is made of them and what is there, on a grid, of which each axis has places; elsewhere what
+    is there."""
+    reduction = node.attributes.get("reduction", "none")
+    if reduction != "none" and (reduction not in REDUCING or source.dtype == BOOL):
+        raise context.refuse(
+            "unsupported-mode", f"a {node.op} of this type with the reduction '{reduction}' has no kernel")
+    shape = source.shape
+    inside: list[Tensor] = []
+    for axis, (places, size) in enumerate(zip(grid, shape, strict=True)):
+        updates = _laid_out(updates, axis, places, size)
+        place = Iota(INT64, shape, axis)
+        if places.first != 0:
+            inside.append(test("ge", place, size_of(places.first, INT64)))
+        if places.end != size:
+            inside.append(test("lt", place, size_of(places.end, INT64)))
+        if abs(places.step) > 1:
+            after = place if places.first == 0 else apply("sub", place, size_of(places.first, INT64))
+            passed = apply("mod", after, like(abs(places.step), place))
+            inside.append(test("eq", passed, like(0, place)))
+    made = updates if reduction == "none" else apply(REDUCING[reduction], updates, source)
+    if not inside:
+        return made
+    return apply("where", reduce(lambda one, other: test("and", one, other), inside), made, source)
+
+
+def _laid_out(updates: Tensor, axis: int, places: Places, size: Dim) -> Tensor:
+    """Updates of an axis where they are written; what stands between and beside them is never looked at."""
+    count, step = places.count, abs(places.step)
+    before, after = updates.shape[:axis], updates.shape[axis + 1:]
+    if places.step < 0:
+        updates = cut(updates, axis, count - 1, count, -1)
+    if step > 1:
+        each = reshape(updates, (*before, count, dim(1), *after))
+        whole = reshape(expand(each, (*before, count, dim(step), *after)), (*before, count * step, *after))
+        updates = cut(whole, axis, dim(0), places.end - places.first)
+    beside = [expand(like(0, updates), (*before, more, *after)) for more in (places.first, size - places.end)]
+    parts = [part for part in (beside[0], updates, beside[1]) if part.shape[axis] != 0]
+    return parts[0] if len(parts) == 1 else Concat(updates.dtype, (*before, size, *after), tuple(parts), axis)
+
+
 define("Gather", kind=VIEW, types=gather_types, lowering=gather)
 define("GatherElements", kind=VIEW, types=gather_elements_types, lowering=gather_elements)
 define("OneHot", kind=VIEW, types=one_hot_types, lowering=one_hot, host=(1,))
@@ -187,4 +346,6 @@ define("Compress", kind=OPAQUE, types=compress_types)
 define("Unique", kind=OPAQUE, types=unique_types)
 define("TopK", kind=OPAQUE, types=top_k_types, host=(1,))
 define("NonMaxSuppression", kind=OPAQUE, types=non_max_suppression_types, host=(2, 3, 4))
-define("Scatter", "ScatterElements", "ScatterND", "TensorScatter", "ReverseSequence", kind=OPAQUE, types=same)
+define("ScatterND", kind=VIEW, types=same, lowering=scatter_nd)
+define("ScatterElements", kind=VIEW, types=same, lowering=scatter_elements)
+define("Scatter", "TensorScatter", "ReverseSequence", kind=OPAQUE, types=same)
