@@ -7,11 +7,12 @@ import struct
 
 import pytest
 from fused_models import KERNELS
-from native.stand_in import HEADER, IMAGE, SECTION
+from native.stand_in import HEADER, SECTION, image
 
 from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import architectures, compile_cubin
 
+IMAGE = image("add_one", "add_more")
 (TABLE,) = struct.unpack_from("<Q", IMAGE, 40)
 CODE = TABLE + 2 * SECTION
 """Where the entry of the first kernel's section stands."""
