@@ -20,6 +20,7 @@ from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.invariants import require
 from onnxfuse.rewriting.metadata import ConstantRecord, NodeRecord, ValueRecord, packed, unpacked
+from onnxfuse.rewriting.region import LocatedRegion
 
 _SPELLED_OUT = "ai.onnx"
 """ONNX Runtime takes this for "" in a graph, and not in a function."""
@@ -38,34 +39,23 @@ class Body:
     constants: Mapping[str, ConstantRecord]
 
 
-def make_body(
-    index: ModelIndex,
-    label: str,
-    nodes: Sequence[int],
-    hosts: Sequence[str],
-    tensors: Sequence[str],
-    inlined: Mapping[str, np.ndarray | None],
-    outputs: Sequence[str],
-) -> Body:
-    """The body of a region given by positions of nodes and names of values.
-
-    ``inlined`` gives contents for constants kept outside the model file.
-    """
-    order = _walk(index, nodes, outputs)
-    formals = {name: f"h{place}" for place, name in enumerate(hosts)}
-    formals |= {name: f"x{place}" for place, name in enumerate(tensors)}
-    formals |= {name: f"y{place}" for place, name in enumerate(outputs)}
+def make_body(index: ModelIndex, region: LocatedRegion) -> Body:
+    """The body of a region."""
+    order = _walk(index, region.nodes, region.outputs)
+    formals = {name: f"h{place}" for place, name in enumerate(region.hosts)}
+    formals |= {name: f"x{place}" for place, name in enumerate(region.tensors)}
+    formals |= {name: f"y{place}" for place, name in enumerate(region.outputs)}
     function = onnx.FunctionProto(domain=launch.DOMAIN)
     function.input.extend(f"h{place}" for place in range(launch.HOST_INPUTS))
-    function.input.extend(f"x{place}" for place in range(len(tensors)))
-    function.output.extend(f"y{place}" for place in range(len(outputs)))
+    function.input.extend(f"x{place}" for place in range(len(region.tensors)))
+    function.output.extend(f"y{place}" for place in range(len(region.outputs)))
 
     constants: dict[str, ConstantRecord] = {}
     for position in order:
         for name in index.nodes[position].input:
-            if name in inlined and name not in formals:
+            if name in region.inlined and name not in formals:
                 formals[name] = formal = f"c{len(constants)}"
-                node, constants[formal] = _constant(index, label, name, inlined[name])
+                node, constants[formal] = _constant(index, region, name)
                 node.output[:] = [formal]
                 function.node.append(node)
     records: list[NodeRecord] = []
@@ -180,9 +170,7 @@ def _walk(index: ModelIndex, nodes: Sequence[int], outputs: Sequence[str]) -> li
     return order
 
 
-def _constant(
-    index: ModelIndex, label: str, name: str, contents: np.ndarray | None
-) -> tuple[onnx.NodeProto, ConstantRecord]:
+def _constant(index: ModelIndex, region: LocatedRegion, name: str) -> tuple[onnx.NodeProto, ConstantRecord]:
     """A Constant node that holds a constant of the model, without its output's name, and where it stood."""
     original = index.constant_node(name)
     holder = index.holder(name)
@@ -193,9 +181,10 @@ def _constant(
     stored = holder.graph.initializer[place]
     tensor = onnx.TensorProto()
     if stored.data_location == onnx.TensorProto.EXTERNAL:
-        require(contents is not None, f"{label}: inlines {name!r}, which lies in another file and was not read")
+        contents = region.inlined[name]
+        require(contents is not None, f"{region.label}: inlines {name!r}, which lies in another file and was not read")
         tensor.CopyFrom(numpy_helper.from_array(np.asarray(contents)))
-        require(tensor.data_type == stored.data_type, f"{label}: {name!r} was read as another type than it has")
+        require(tensor.data_type == stored.data_type, f"{region.label}: {name!r} was read as another type than it has")
         if stored.HasField("doc_string"):
             tensor.doc_string = stored.doc_string
         tensor.metadata_props.extend(stored.metadata_props)

@@ -8,7 +8,7 @@ get the names of the If's.  What computed the condition, or what only the other 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -76,39 +76,74 @@ def with_branches(model: onnx.ModelProto, taken: Taken) -> tuple[onnx.ModelProto
     coming = {position: _Arrivals() for position in chosen}
     for position in sorted(chosen):
         _unwrap(graph.node[position], ((position, ""),), taken, names, coming[position])
+    exchange = _exchange(model, coming)
+    return exchange.applied(model), exchange.record(graph)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """What leaves a main graph, and what comes.
+
+    Attributes:
+        nodes, weights, infos: places of the nodes, initialisers and ``value_info`` entries that leave.
+        arriving: the nodes that come, by the place of the If whose place they take.
+        tensors, stated: the initialisers and entries that come.
+    """
+
+    nodes: Sequence[int]
+    weights: Sequence[int]
+    infos: Sequence[int]
+    arriving: Mapping[int, Sequence[onnx.NodeProto]]
+    tensors: Sequence[onnx.TensorProto]
+    stated: Sequence[onnx.ValueInfoProto]
+
+    def record(self, graph: onnx.GraphProto) -> BranchRecord:
+        """What is needed to put back into ``graph`` what it has before."""
+        return BranchRecord(
+            (len(graph.node), len(graph.initializer), len(graph.value_info)),
+            tuple((place, packed(graph.node[place])) for place in self.nodes),
+            tuple((place, packed(graph.initializer[place])) for place in self.weights),
+            tuple((place, packed(graph.value_info[place])) for place in self.infos),
+            tuple(first_output(node) for nodes in self.arriving.values() for node in nodes),
+            tuple(tensor.name for tensor in self.tensors),
+            tuple(info.name for info in self.stated),
+        )
+
+    def applied(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A copy of the model after the exchange."""
+        result = onnx.ModelProto()
+        result.CopyFrom(model)
+        del result.graph.node[:]
+        gone = frozenset(self.nodes)
+        for position, node in enumerate(model.graph.node):
+            if position in self.arriving:
+                result.graph.node.extend(self.arriving[position])
+            elif position not in gone:
+                result.graph.node.append(node)
+        for items, places in ((result.graph.initializer, self.weights), (result.graph.value_info, self.infos)):
+            for place in reversed(places):
+                del items[place]
+        result.graph.initializer.extend(self.tensors)
+        result.graph.value_info.extend(self.stated)
+        return result
+
+
+def _exchange(model: onnx.ModelProto, coming: Mapping[int, _Arrivals]) -> _Exchange:
+    """What goes with the Ifs that go, and what of what comes out of them is read."""
+    graph = model.graph
     dead, lost = _unread(model, coming)
-    left = sorted(chosen | dead)
+    left = sorted({*coming, *dead})
     weights = sorted(_unread_weights(model, coming, dead))
     gone = {name for position in left for name in graph.node[position].output} - {
         name for arrivals in coming.values() for node in arrivals.nodes for name in node.output}
     gone |= {graph.initializer[place].name for place in weights}
-    infos = [place for place, info in enumerate(graph.value_info) if info.name in gone]
-    stated = [info for arrivals in coming.values() for info in arrivals.infos]
-    arriving = {position: [node for node in arrivals.nodes if first_output(node) not in lost]
-                for position, arrivals in coming.items()}
-    record = BranchRecord(
-        (len(graph.node), len(graph.initializer), len(graph.value_info)),
-        tuple((place, packed(graph.node[place])) for place in left),
-        tuple((place, packed(graph.initializer[place])) for place in weights),
-        tuple((place, packed(graph.value_info[place])) for place in infos),
-        tuple(first_output(node) for nodes in arriving.values() for node in nodes),
-        tuple(tensor.name for arrivals in coming.values() for tensor in arrivals.weights),
-        tuple(info.name for info in stated),
+    return _Exchange(
+        left, weights, [place for place, info in enumerate(graph.value_info) if info.name in gone],
+        {position: [node for node in arrivals.nodes if first_output(node) not in lost]
+         for position, arrivals in coming.items()},
+        [tensor for arrivals in coming.values() for tensor in arrivals.weights],
+        [info for arrivals in coming.values() for info in arrivals.infos],
     )
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    for position, node in enumerate(graph.node):
-        if position in arriving:
-            result.graph.node.extend(arriving[position])
-        elif position not in dead:
-            result.graph.node.append(node)
-    for items, places in ((result.graph.initializer, weights), (result.graph.value_info, infos)):
-        for place in reversed(places):
-            del items[place]
-    result.graph.initializer.extend(tensor for arrivals in coming.values() for tensor in arrivals.weights)
-    result.graph.value_info.extend(stated)
-    return result, record
 
 
 def without_branches(graph: onnx.GraphProto, record: BranchRecord) -> None:

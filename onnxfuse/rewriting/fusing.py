@@ -12,21 +12,19 @@ that reads it, and that graph's record keeps it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 from onnx import helper
 
-from onnxfuse.graph.model import Graph, Node, Place
+from onnxfuse.graph.model import Graph, Place
 from onnxfuse.graph.order import all_nodes, contracted
 from onnxfuse.lowering import launch
-from onnxfuse.provider.removed import passes_on
 from onnxfuse.refusal import Refusal
-from onnxfuse.rewriting.body import Body, make_body, value_record
+from onnxfuse.rewriting.body import value_record
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of, reads_of, users_of
-from onnxfuse.rewriting.invariants import InvariantError, check_body, check_cover, require
+from onnxfuse.rewriting.invariants import InvariantError, check_cover, require
 from onnxfuse.rewriting.mark import note_optimised
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,
@@ -38,10 +36,11 @@ from onnxfuse.rewriting.metadata import (
     packed,
     to_json,
 )
-from onnxfuse.rewriting.names import NamePool, Names, node_stem
+from onnxfuse.rewriting.names import Names, node_stem
 from onnxfuse.rewriting.order import rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.region import FusedRegion
+from onnxfuse.rewriting.sites import Site, by_place, find_sites, with_standing
 from onnxfuse.rewriting.types import region_names, symbol_names, type_of, value_info
 
 
@@ -63,37 +62,7 @@ class Rewritten:
     refusals: tuple[Refusal, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Site:
-    """A region in terms of the model: positions of its nodes, names of its values, its body and operator type.
-
-    ``again`` are positions of nodes that another region holds too; ``passing`` of those that pass their operand on,
-    which others may hold too, and ``stands`` of those among them that stand beside the fused node.
-    """
-
-    number: int
-    region: FusedRegion
-    nodes: frozenset[int]
-    again: frozenset[int]
-    passing: frozenset[int]
-    inlined: frozenset[str]
-    body: Body
-    op: str
-    stands: frozenset[int] = frozenset()
-
-    @property
-    def actuals(self) -> tuple[str, ...]:
-        """What the fused node reads, "" for absent host inputs."""
-        hosts = tuple(value.name for value in self.region.hosts)
-        padding = ("",) * (launch.HOST_INPUTS - len(hosts))
-        return hosts + padding + tuple(value.name for value in self.region.tensors)
-
-    @property
-    def label(self) -> str:
-        return _label(self.number, self.region)
-
-
-_Gone = dict[int, list[_Site]]
+_Gone = dict[int, list[Site]]
 """The sites that hold a node, by its position; one of them but for what is computed again."""
 
 
@@ -111,83 +80,35 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
     Raises:
         InvariantError: a region breaks a promise of ``FusedRegion``.
     """
-    graphs = {each.place: each for each in graph.walk()}
     indexes = ModelIndex.each(model, [(), *(region.place for region in regions)])
-    pool = NamePool.of(model)
-    sites: list[_Site] = []
-    refusals: list[Refusal] = []
-    taken: dict[tuple[Place, int], str] = {}
-    lost: set[tuple[Place, int]] = set()
-    for number, region in enumerate(regions):
-        label = _label(number, region)
-        require(region.place in graphs, f"{label}: its nodes are of no graph of the model")
-        index = indexes[region.place]
-        for value in (*region.hosts, *region.tensors, *region.inlined, *region.outputs):
-            require(value.name in graphs[region.place].values, f"{label}: {value.name!r} is no value of the graph")
-        nodes, inlined = resolve(index, region, label)
-        outer = {name for node in region.again for name in (_first_output(each) for each in node.originals)}
-        again = {position for position in nodes if outer.intersection(index.nodes[position].output)}
-        passing = _passing(index, region)
-        for position in nodes:
-            shared = position in again or position in passing
-            other = label if shared else taken.setdefault((region.place, position), label)
-            require(other == label, f"{label} and {other} share node {index.nodes[position].name!r}")
-        hosts, tensors, outputs = (
-            [value.name for value in values] for values in (region.hosts, region.tensors, region.outputs)
-        )
-        check_body(index, label, nodes, hosts, tensors, list(inlined), outputs)
-        body = make_body(index, label, nodes, hosts, tensors, inlined, outputs)
-        op, _ = pool.name(body.function, region.plan.to_json(), region.source)
-        if op is None:
-            refusals.append(_out_of_names(region))
-            lost.update((region.place, position) for position in nodes if position not in passing)
-        else:
-            held = (frozenset(nodes), frozenset(again), passing, frozenset(inlined))
-            sites.append(_Site(number, region, *held, body, op))
-    kept = _apart(sites, lost)
-    refusals += [_out_of_names(site.region) for site in sites if site not in kept]
-    sites = kept
+    sites, refusals = find_sites(model, graph, regions, indexes)
     result = onnx.ModelProto()
     result.CopyFrom(model)
     if not sites:
         return Rewritten(result, (), tuple(refusals))
-    present = {function.name for function in model.functions if function.domain == launch.DOMAIN}
-    for op, body in {site.op: site.body for site in sites if site.op not in present}.items():
-        function = result.functions.add()
-        function.CopyFrom(body.function)
-        function.name = op
-    sites = [replace(site, stands=stands) for place, here in _by_place(sites).items()
-             for site, stands in _with_standing(indexes[place], here)]
+    _add_functions(result, sites)
+    sites = with_standing(indexes, sites)
     names = Names(_names(model, indexes, sites))
     placed: list[Placed] = []
-    by_place, symbols = _by_place(sites), symbol_names(model)
+    sites_at, symbols = by_place(sites), symbol_names(model)
     # To reorder a graph moves its nodes, and with them the bodies inside.
     for place in sorted(indexes, key=lambda place: (-len(place), place)):
-        placed += _apply(result, indexes[place], by_place.get(place, []), names, symbols)
+        placed += _apply(result, indexes[place], sites_at.get(place, []), names, symbols)
     _import_domain(result)
     note_optimised(result)
     return Rewritten(result, tuple(sorted(placed, key=lambda entry: entry.region)), tuple(refusals))
 
 
-def _label(number: int, region: FusedRegion) -> str:
-    return f"region {number} ({region.rule})"
+def _add_functions(model: onnx.ModelProto, sites: Sequence[Site]) -> None:
+    """Give a model the bodies of the sites that it has not yet, under the names of their operators."""
+    present = {function.name for function in model.functions if function.domain == launch.DOMAIN}
+    for op, body in {site.op: site.body for site in sites if site.op not in present}.items():
+        function = model.functions.add()
+        function.CopyFrom(body.function)
+        function.name = op
 
 
-def _apart(sites: Sequence[_Site], lost: set[tuple[Place, int]]) -> list[_Site]:
-    """The sites that hold none of the ``lost`` nodes, nor a node of a site that does: what a region no longer writes,
-    because all that read it compute it again, nobody would write."""
-    kept, left = list(sites), len(sites) + 1
-    while len(kept) < left and lost:
-        left = len(kept)
-        for site in kept:
-            held = {(site.region.place, position) for position in site.nodes - site.passing}
-            if not lost.isdisjoint(held):
-                lost |= held
-        kept = [site for site in kept if (site.region.place, next(iter(site.nodes - site.passing))) not in lost]
-    return kept
-
-
-def _names(model: onnx.ModelProto, indexes: Mapping[Place, ModelIndex], sites: Sequence[_Site]) -> set[str]:
+def _names(model: onnx.ModelProto, indexes: Mapping[Place, ModelIndex], sites: Sequence[Site]) -> set[str]:
     """Names of the nodes that stay, in all graphs of the model."""
     names = Counter(node.name for node in all_nodes(iter(model.graph.node)))
     gone = {(site.region.place, position) for site in sites for position in site.nodes - site.stands}
@@ -195,26 +116,13 @@ def _names(model: onnx.ModelProto, indexes: Mapping[Place, ModelIndex], sites: S
     return {name for name, count in names.items() if count > 0}
 
 
-def _by_place(sites: Iterable[_Site]) -> dict[Place, list[_Site]]:
-    """Sites by the place of their graph."""
-    found: dict[Place, list[_Site]] = {}
-    for site in sites:
-        found.setdefault(site.region.place, []).append(site)
-    return found
-
-
-def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], names: Names,
+def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[Site], names: Names,
            symbols: frozenset[str]) -> list[Placed]:
     """Put fused nodes into one graph of the copy of the model that ``index`` is of."""
-    gone: _Gone = {}
-    for site in sites:
-        for position in site.nodes - site.stands:
-            gone.setdefault(position, []).append(site)
+    gone = _nodes_gone(sites)
     reads = _reads(index, gone)
     users = users_of(reads)
-    holders = {position: [site.nodes for site in found] for position, found in gone.items()}
-    for site in sites:
-        check_cover(index, site.label, site.nodes, {v.name for v in site.region.outputs}, users, holders)
+    _check_covers(index, sites, gone, users)
     unread = _unread_constants(index, sites, gone, users)
     origin = Origin.of(index)
     idle = _idle_constants(graph_at(model, index.place), index, reads, gone, unread, origin)
@@ -231,8 +139,8 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
     ]
     placed: list[Placed] = []
     for site in sites:
-        own = sorted(position for position in site.nodes if len(gone.get(position, ())) == 1)
-        name = names.give(node_stem([index.nodes[position] for position in own], site.region.rule))
+        stem = node_stem([index.nodes[position] for position in _own(site, gone)], site.region.rule)
+        name = names.give(stem)
         fresh = [v for v in site.region.outputs if v.name not in index.infos and v.name not in index.outputs]
         record = _record(index, site, gone, origin, unread, tuple(value.name for value in fresh))
         graph.node.append(_node(site, name, record))
@@ -247,71 +155,20 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[_Site], na
     return placed
 
 
-def _passing(index: ModelIndex, region: FusedRegion) -> frozenset[int]:
-    """Positions of a region's nodes that pass their operand on, and whose result is not the region's."""
-    originals = (original for node in region.nodes for original in node.originals)
-    return frozenset(
-        index.producer[_first_output(node)] for node in originals
-        if passes_on(node) and node.outputs[0] not in region.outputs and node.outputs[0] is not None
-    )
+def _nodes_gone(sites: Sequence[Site]) -> _Gone:
+    """The nodes that fused nodes take the place of, by position, with the sites that hold them."""
+    gone: _Gone = {}
+    for site in sites:
+        for position in site.nodes - site.stands:
+            gone.setdefault(position, []).append(site)
+    return gone
 
 
-def _with_standing(index: ModelIndex, sites: Sequence[_Site]) -> list[tuple[_Site, frozenset[int]]]:
-    """The sites of one graph, each with those of its nodes that have to stand beside it: they pass an operand on, and
-    something that stays reads it, or it is an output of the graph."""
-    passing = frozenset().union(*(site.passing for site in sites))
-    fixed = frozenset().union(*(site.nodes - site.passing for site in sites))
-    gone = passing | fixed
-    wanted = [*index.outputs]
-    wanted += [name for position, names in enumerate(index.reads) if position not in gone for name in names]
-    written = {value.name for site in sites for value in site.region.outputs}
-    found: set[int] = set()
-    while wanted:
-        name = wanted.pop()
-        position = index.producer.get(name)
-        if position in passing and position not in fixed and position not in found and name not in written:
-            found.add(position)
-            wanted += index.reads[position]
-    return [(site, site.nodes & found) for site in sites]
-
-
-def resolve(
-    index: ModelIndex, region: FusedRegion, label: str
-) -> tuple[tuple[int, ...], dict[str, np.ndarray | None]]:
-    """Positions in the model of the region's nodes, in order, and the constants that its body holds.
-
-    Constant nodes among the region's nodes are held as the inlined constants are: others may read them too.
-    """
-    found = set()
-    inlined = {value.name: value.constant for value in region.inlined}
-    outputs = {value.name for value in region.outputs}
-    for node in region.nodes:
-        for original in node.originals:
-            name = _first_output(original)
-            position = index.producer.get(name)
-            if position is None or index.nodes[position].op_type != original.op:
-                raise InvariantError(f"{label}: node {original.label!r} is not in the model")
-            if index.constant_node(name) is not None and name not in outputs:
-                inlined.setdefault(name, None)
-            else:
-                found.add(position)
-    read = {name for position in found for name in index.reads[position]}
-    listed = {value.name for value in region.inlined}
-    return tuple(sorted(found)), {name: array for name, array in inlined.items() if name in read | listed}
-
-
-def _first_output(node: Node) -> str:
-    return next((value.name for value in node.outputs if value is not None), "")
-
-
-def _out_of_names(region: FusedRegion) -> Refusal:
-    return Refusal(
-        "region-names",
-        f"All {launch.REGION_NAMES} names for fused operators are taken by other kernels of this model.",
-        region.nodes[0].label,
-        region.rule,
-        "Disable a rule that makes many different kernels with little gain.",
-    )
+def _check_covers(index: ModelIndex, sites: Sequence[Site], gone: _Gone, users: dict[str, list[int]]) -> None:
+    """Check that nothing that stays reads what vanishes with the sites."""
+    holders = {position: [site.nodes for site in found] for position, found in gone.items()}
+    for site in sites:
+        check_cover(index, site.label, site.nodes, {v.name for v in site.region.outputs}, users, holders)
 
 
 def _reads(index: ModelIndex, gone: _Gone) -> tuple[tuple[str, ...], ...]:
@@ -323,15 +180,20 @@ def _reads(index: ModelIndex, gone: _Gone) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _first(site: _Site, gone: _Gone) -> int:
+def _own(site: Site, gone: _Gone) -> list[int]:
+    """The nodes of a site that no other holds, in order."""
+    return sorted(position for position in site.nodes if len(gone.get(position, ())) == 1)
+
+
+def _first(site: Site, gone: _Gone) -> int:
     """The first node of a site that no other holds: it stands for the site."""
-    own = [position for position in site.nodes if len(gone.get(position, ())) == 1]
+    own = _own(site, gone)
     require(bool(own), f"{site.label}: other regions hold all of its nodes")
-    return min(own)
+    return own[0]
 
 
 def _unread_constants(
-    index: ModelIndex, sites: Sequence[_Site], gone: _Gone, users: Mapping[str, list[int]]
+    index: ModelIndex, sites: Sequence[Site], gone: _Gone, users: Mapping[str, list[int]]
 ) -> frozenset[str]:
     """Inlined constants that nothing reads any more."""
     names = {name for site in sites for name in site.inlined}
@@ -408,7 +270,7 @@ def _cycle(stuck: Sequence[int], needs: Mapping[int, Collection[int]]) -> list[i
 
 
 def _record(
-    index: ModelIndex, site: _Site, gone: _Gone, origin: Origin, unread: Collection[str], added: tuple[str, ...]
+    index: ModelIndex, site: Site, gone: _Gone, origin: Origin, unread: Collection[str], added: tuple[str, ...]
 ) -> FusedRecord:
     """What the site's fused node remembers, in positions of the original model."""
     body, region = site.body, site.region
@@ -450,14 +312,14 @@ def _record(
     )
 
 
-def _again(index: ModelIndex, site: _Site, gone: _Gone) -> Iterator[str]:
+def _again(index: ModelIndex, site: Site, gone: _Gone) -> Iterator[str]:
     """Inner values, by their formal names, that another region computes too."""
     again = site.again | {position for position in site.passing if len(gone.get(position, ())) > 1}
     names = {name for position in again for name in index.nodes[position].output if name}
     return (formal for formal, value in site.body.values.items() if value.name in names)
 
 
-def _node(site: _Site, name: str, record: FusedRecord) -> onnx.NodeProto:
+def _node(site: Site, name: str, record: FusedRecord) -> onnx.NodeProto:
     region = site.region
     node = helper.make_node(
         site.op,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import ModelIndex
+from onnxfuse.rewriting.region import LocatedRegion
 
 
 class InvariantError(RuntimeError):
@@ -18,25 +19,16 @@ def require(condition: bool, message: str) -> None:
         raise InvariantError(message)
 
 
-def check_body(
-    index: ModelIndex,
-    label: str,
-    nodes: Sequence[int],
-    hosts: Sequence[str],
-    tensors: Sequence[str],
-    inlined: Sequence[str],
-    outputs: Sequence[str],
-) -> None:
-    """A region by itself: it reads exactly what it says it reads and computes what it says it computes.
-
-    ``nodes`` are positions in the model, the rest names of values.
-    """
+def check_body(index: ModelIndex, region: LocatedRegion) -> None:
+    """A region by itself: it reads exactly what it says it reads and computes what it says it computes."""
+    label, nodes, inlined = region.label, region.nodes, region.inlined
+    hosts, tensors, outputs = region.hosts, region.tensors, region.outputs
     require(bool(nodes), f"{label}: the region has no nodes")
     require(len(hosts) <= launch.HOST_INPUTS, f"{label}: {len(hosts)} host inputs, at most {launch.HOST_INPUTS}")
     require(bool(tensors), f"{label}: the region has no tensor input")
     require(bool(outputs), f"{label}: the region has no output")
     for kind, names in (("host", hosts), ("tensor", tensors), ("inlined", inlined), ("output", outputs)):
-        require(len(set(names)) == len(names), f"{label}: a value stands twice among its {kind} values: {names}")
+        require(len(set(names)) == len(names), f"{label}: a value stands twice among its {kind} values: {[*names]}")
     produced = {name for position in nodes for name in index.nodes[position].output if name}
     for position in nodes:
         node = index.nodes[position]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.lowering.launch import LaunchPlan
 
@@ -46,3 +48,22 @@ class FusedRegion:
     def place(self) -> Place:
         """Where the graph is in the model that the nodes are of."""
         return self.nodes[0].place if self.nodes else ()
+
+
+@dataclass(frozen=True, eq=False)
+class LocatedRegion:
+    """A region in terms of the graph of the model that it is of.
+
+    Attributes:
+        label: what errors call it.
+        nodes: positions of its nodes, in order.
+        hosts, tensors, outputs: names of values, as in ``FusedRegion``.
+        inlined: the constants that its body holds; with contents where they are kept outside the model's file.
+    """
+
+    label: str
+    nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
+    tensors: tuple[str, ...]
+    inlined: Mapping[str, np.ndarray | None]
+    outputs: tuple[str, ...]

@@ -13,11 +13,11 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.body import make_body
-from onnxfuse.rewriting.fusing import resolve
 from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.metadata import IR_VERSION
 from onnxfuse.rewriting.reading import FusedNode
 from onnxfuse.rewriting.region import FusedRegion
+from onnxfuse.rewriting.sites import resolve
 from onnxfuse.rewriting.types import region_names, type_of
 
 Precision = Literal["float32", "float64"]
@@ -68,16 +68,7 @@ def _of_region(
     region: FusedRegion, model: onnx.ModelProto
 ) -> tuple[onnx.FunctionProto, Types, Sequence[onnx.FunctionProto]]:
     index = ModelIndex.of(model, region.place)
-    nodes, inlined = resolve(index, region, region.rule)
-    body = make_body(
-        index,
-        region.rule,
-        nodes,
-        [value.name for value in region.hosts],
-        [value.name for value in region.tensors],
-        inlined,
-        [value.name for value in region.outputs],
-    )
+    body = make_body(index, resolve(index, region, region.rule))
     return body.function, {formal: type_of(value) for formal, value in region_names(region)}, model.functions
 
 

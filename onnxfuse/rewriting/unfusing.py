@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
 import onnx
-from onnx import helper
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Place
-from onnxfuse.graph.order import NOTHING, Scope, all_nodes, graphs_of
+from onnxfuse.graph.order import Scope, all_nodes, graphs_of
 from onnxfuse.lowering import launch
-from onnxfuse.rewriting.body import dress, give_notes, strip, take_notes
+from onnxfuse.rewriting.expanding import Restored, expand, takers
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of
 from onnxfuse.rewriting.mark import forget_optimised
 from onnxfuse.rewriting.metadata import (
@@ -25,29 +24,13 @@ from onnxfuse.rewriting.metadata import (
     FusedRecord,
     IdleRecord,
     ModelRecord,
-    NodeRecord,
     ValueRecord,
     to_json,
     unpacked,
-    unreadable,
 )
-from onnxfuse.rewriting.names import Names
 from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.sizes import unfold
-
-
-@dataclass
-class _Restored:
-    """What fused nodes turn into, gathered before the model is changed; ``None`` is an unknown place."""
-
-    nodes: list[tuple[int, int | None, onnx.NodeProto]] = field(default_factory=list)
-    initializers: list[tuple[int | None, onnx.TensorProto]] = field(default_factory=list)
-    infos: list[tuple[int | None, onnx.ValueInfoProto]] = field(default_factory=list)
-    constants: set[str] = field(default_factory=set)
-    """Names of constants that are in the model again."""
-    shared: dict[str, str] = field(default_factory=dict)
-    """Values that other fused nodes compute too, by their names in the original: what they are called in the model."""
 
 
 def unfuse(
@@ -73,7 +56,7 @@ def unfuse(
     chosen = {place for place, part in parts.items() if part.chosen}
     around_chosen = {inner[:depth] for inner in chosen for depth in range(len(inner) + 1)}
     marked = {place for place in around_chosen if any(entry.key == KEY for entry in notes_of(model, place))}
-    back = {place: frozenset(_takers(part.chosen.values())).union(entry.name for entry in part.origin.record.idle)
+    back = {place: frozenset(takers(part.chosen.values())).union(entry.name for entry in part.origin.record.idle)
             for place, part in parts.items()}
     above = _above_fused(parts)
     result = onnx.ModelProto()
@@ -84,7 +67,7 @@ def unfuse(
         idle = frozenset(entry.name for entry in origin.record.idle)
         coming = Scope(idle, *(back[place[:depth]] for depth in range(len(place))))
         graph = graph_at(result, place)
-        part.restored = restored = _expand(index, wanted, origin.fused.values(), coming)
+        part.restored = restored = expand(index, wanted, origin.fused.values(), coming)
         _wake(restored, origin.record.idle)
         if len(wanted) < len(origin.fused):
             left = {place: record for place, record in origin.fused.items() if place not in wanted}
@@ -110,7 +93,7 @@ def _above_fused(parts: Mapping[Place, _Part]) -> set[Place]:
             for depth in range(len(inner))}
 
 
-def _wake(restored: _Restored, idle: Sequence[IdleRecord]) -> None:
+def _wake(restored: Restored, idle: Sequence[IdleRecord]) -> None:
     """Constants that left the graph because only fused nodes in bodies held them."""
     for entry in idle:
         restored.constants.add(entry.name)
@@ -129,7 +112,7 @@ class _Part:
     index: ModelIndex
     origin: Origin
     chosen: Mapping[int, FusedRecord]
-    restored: _Restored = field(default_factory=_Restored)
+    restored: Restored = field(default_factory=Restored)
 
 
 def _parts(model: onnx.ModelProto, only: Collection[str] | None) -> dict[Place, _Part]:
@@ -158,7 +141,7 @@ def _parts(model: onnx.ModelProto, only: Collection[str] | None) -> dict[Place, 
     }
 
 
-def _forget(graph: onnx.GraphProto, restored: _Restored, left: Mapping[int, FusedRecord],
+def _forget(graph: onnx.GraphProto, restored: Restored, left: Mapping[int, FusedRecord],
             functions: Mapping[str, onnx.FunctionProto]) -> None:
     """Let the fused nodes that stay no longer claim the places of what is in the model again: constants, and nodes that
     others held too."""
@@ -185,213 +168,8 @@ def _unplaced(constant: ConstantRecord) -> ConstantRecord:
     return replace(constant, position=None, node=node)
 
 
-class _Names:
-    """Names of values that are taken, and constants that a body has given back already."""
-
-    def __init__(self, index: ModelIndex, coming: Scope = NOTHING) -> None:
-        """``coming``: constants that come back into the graphs around."""
-        self.coming = coming
-        layers: list[Container[str]] = [coming]
-        here: ModelIndex | None = index
-        while here is not None:
-            layers += [here.producer, here.inputs, here.outputs, here.initializers]
-            layers.append({sparse.values.name for sparse in here.graph.sparse_initializer})
-            here = here.around
-        self.values = Names(*layers)
-        self.nodes = Names({node.name for node in index.nodes})
-        self.constants: dict[str, bytes] = {}
-        self.shared: dict[tuple[str, bytes], str] = {}
-        """Names of values that several fused nodes compute, by their names in the original and what computes them."""
-
-
-
-def _expand(
-    index: ModelIndex, fused: Mapping[int, FusedRecord], records: Iterable[FusedRecord], coming: Scope
-) -> _Restored:
-    """What the fused nodes turn into.
-
-    Args:
-        records: those of all fused nodes of the graph.
-        coming: names of constants that come back into the graphs around it.
-    """
-    names = _Names(index, coming)
-    restored = _Restored()
-    records = list(records)
-    takers = _takers(records)
-    common = {record.values[formal].name for record in records for formal in record.again if formal in record.values}
-    for position, record in fused.items():
-        call = index.nodes[position]
-        function = index.functions[call.op_type]
-        _check_fits(call, function, record)
-        actuals = dict(zip(function.input, (*call.input, *[""] * len(function.input)), strict=False))
-        actuals |= dict(zip(function.output, call.output, strict=False))
-        # Without its record a body is nodes alone; with it, the constants that were inlined come first.
-        first = len(function.node) - len(record.nodes) if record.nodes else 0
-        for place, original in enumerate(function.node):
-            if place >= first:
-                notes = record.nodes[place - first] if record.nodes else NodeRecord()
-            else:
-                name = record.constants[original.output[0]].name
-                constant, info = takers.get(name, (record.constants[original.output[0]], None))
-                if _give_back(index, names, restored, constant, info, original, actuals):
-                    continue
-                if info is not None:
-                    _restore_info(restored, info, actuals[original.output[0]])
-                notes = constant.node or NodeRecord()
-            formal = first_output(original)
-            inner = record.values.get(formal) if formal not in record.constants else None
-            key = None
-            if inner is not None and (notes.stands or inner.name in common):
-                key = inner.name, _content(original, actuals)
-                known = names.shared.get(key) or (_standing(index, *key) if notes.stands else None)
-                if known is not None:
-                    actuals[formal] = known
-                    continue
-            node = _node(call, record, original, actuals, names, restored)
-            if key is not None:
-                names.shared[key] = restored.shared[key[0]] = actuals[formal]
-            dress(node, notes)
-            if node.name and not notes.twins:
-                node.name = names.nodes.give(node.name)
-            restored.nodes.append((position, notes.position, node))
-    return restored
-
-
-def _check_fits(call: onnx.NodeProto, function: onnx.FunctionProto, record: FusedRecord) -> None:
-    """Check that a record is of this body: what follows takes that for granted.
-
-    Raises:
-        ModelError: somebody changed one of them since.
-    """
-    inlined = function.node[:len(function.node) - len(record.nodes)] if record.nodes else ()
-    constants = [record.constants.get(node.output[0]) if len(node.output) == 1 else None for node in inlined]
-    fits = (
-        len(record.nodes) <= len(function.node)
-        and len(call.input) <= len(function.input) and len(call.output) <= len(function.output)
-        and all(
-            node.op_type == "Constant" and entry is not None and (
-                entry.node is not None or [each.type for each in node.attribute] == [onnx.AttributeProto.TENSOR])
-            for node, entry in zip(inlined, constants, strict=True)
-        )
-    )
-    if not fits:
-        raise unreadable(f"node {call.name!r}", "it does not fit the function that the node calls")
-
-
-def _content(node: onnx.NodeProto, actuals: Mapping[str, str]) -> bytes:
-    """What a node of a body computes: the same for two nodes that give the same result."""
-    bare, _ = strip(node, 0)
-    bare.ClearField("output")
-    bare.input[:] = [actuals.get(formal, formal) if formal else "" for formal in bare.input]
-    return bytes(bare.SerializeToString(deterministic=True))
-
-
-def _standing(index: ModelIndex, name: str, content: bytes) -> str | None:
-    """The name, where the model still has a node that computes just that under it."""
-    position = index.producer.get(name)
-    if position is None or _content(index.nodes[position], {}) != content:
-        return None
-    return name
-
-
-def _takers(records: Iterable[FusedRecord]) -> dict[str, tuple[ConstantRecord, ValueRecord | None]]:
-    """By name, the record of each constant that knows where it stood: several bodies may hold one constant, and it
-    left the model when the last of them was made."""
-    return {
-        constant.name: (constant, record.values.get(formal))
-        for record in records
-        for formal, constant in record.constants.items()
-        if constant.position is not None or (constant.node is not None and constant.node.position is not None)
-    }
-
-
-def _give_back(
-    index: ModelIndex,
-    names: _Names,
-    restored: _Restored,
-    constant: ConstantRecord,
-    info: ValueRecord | None,
-    held: onnx.NodeProto,
-    actuals: dict[str, str],
-) -> bool:
-    """Name an inlined constant, and put it back where it was an initialiser that left; False for one that has to
-    become a node again."""
-    formal = held.output[0]
-    bare = onnx.NodeProto()
-    bare.CopyFrom(held)
-    bare.ClearField("output")
-    contents = bare.SerializeToString(deterministic=True)
-    there = constant.name in names.coming or _still_there(index, constant.name, contents)
-    if there or names.constants.get(constant.name) == contents:
-        actuals[formal] = constant.name
-        return True
-    actuals[formal] = name = names.values.give(constant.name)
-    names.constants[name] = contents
-    restored.constants.add(name)
-    if constant.node is not None:
-        return False
-    tensor = onnx.TensorProto()
-    tensor.CopyFrom(held.attribute[0].t)
-    give_notes(tensor, constant.tensor)
-    tensor.name = name
-    restored.initializers.append((constant.position, tensor))
-    if info is not None:
-        _restore_info(restored, info, name)
-    return True
-
-
-def _still_there(index: ModelIndex, name: str, contents: bytes) -> bool:
-    """Whether the model still has a constant of this name and contents; what lies in another file is not read."""
-    node = index.constant_node(name)
-    if node is not None:
-        bare, _ = strip(node, 0)
-        bare.ClearField("output")
-        return bool(bare.SerializeToString(deterministic=True) == contents)
-    holder = index.holder(name)
-    if name not in holder.initializers:
-        return False
-    stored = holder.graph.initializer[holder.initializers[name]]
-    if stored.data_location == onnx.TensorProto.EXTERNAL:
-        return True
-    tensor = onnx.TensorProto()
-    tensor.CopyFrom(stored)
-    take_notes(tensor)
-    same = helper.make_node("Constant", [], [], value=tensor)
-    return bool(same.SerializeToString(deterministic=True) == contents)
-
-
-def _node(
-    call: onnx.NodeProto,
-    record: FusedRecord,
-    original: onnx.NodeProto,
-    actuals: dict[str, str],
-    names: _Names,
-    restored: _Restored,
-) -> onnx.NodeProto:
-    """A node of the body under the names that its values have, or get, in the model."""
-    node = onnx.NodeProto()
-    node.CopyFrom(original)
-    for formal in node.output:
-        if formal and not actuals.get(formal):
-            inner = record.values.get(formal)
-            stem = f"{call.name or call.op_type}.{formal}" if inner is None else inner.name
-            actuals[formal] = names.values.give(stem)
-        if formal in record.values and formal not in record.constants:
-            _restore_info(restored, record.values[formal], actuals[formal])
-    node.input[:] = [actuals[formal] if formal else "" for formal in node.input]
-    node.output[:] = [actuals[formal] if formal else "" for formal in node.output]
-    return node
-
-
-def _restore_info(restored: _Restored, entry: ValueRecord, name: str) -> None:
-    if entry.info:
-        info = unpacked(entry.info, onnx.ValueInfoProto())
-        info.name = name
-        restored.infos.append((entry.position, info))
-
-
 def _place_nodes(
-    graph: onnx.GraphProto, index: ModelIndex, origin: Origin, chosen: Collection[int], restored: _Restored
+    graph: onnx.GraphProto, index: ModelIndex, origin: Origin, chosen: Collection[int], restored: Restored
 ) -> None:
     """In the original order where that is known, of all nodes, and still sound, else each body where its fused node
     stood."""
@@ -417,7 +195,7 @@ def _place_nodes(
     del graph.node[len(kept) :]
 
 
-def _place_weights(graph: onnx.GraphProto, origin: Origin, restored: _Restored) -> None:
+def _place_weights(graph: onnx.GraphProto, origin: Origin, restored: Restored) -> None:
     places = [origin.initializers.get(place) for place in range(len(graph.initializer))]
     for place, tensor in restored.initializers:
         graph.initializer.append(tensor)
@@ -426,7 +204,7 @@ def _place_weights(graph: onnx.GraphProto, origin: Origin, restored: _Restored) 
 
 
 def _place_infos(
-    graph: onnx.GraphProto, index: ModelIndex, origin: Origin, chosen: Mapping[int, FusedRecord], restored: _Restored
+    graph: onnx.GraphProto, index: ModelIndex, origin: Origin, chosen: Mapping[int, FusedRecord], restored: Restored
 ) -> None:
     """Those of the original in its order, then those of fused nodes that stay."""
     added = {name for record in chosen.values() for name in record.added}
@@ -495,7 +273,7 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> Counter[str]:
     return Counter(node.op_type for node in all_nodes(nodes) if node.domain == launch.DOMAIN)
 
 
-def _with_places(record: ModelRecord, restored: _Restored) -> ModelRecord:
+def _with_places(record: ModelRecord, restored: Restored) -> ModelRecord:
     """The record with the places of the nodes that were put back, which may stand elsewhere now."""
     places = {first_output(node): place for _, place, node in restored.nodes}
     known = {name: place for name, place in places.items() if name and place is not None}
