@@ -1,13 +1,14 @@
 """What is planned and generated for many models, as text: two states of the code compared byte for byte.
 
     python tests/baseline.py record FOLDER [--random 500] [--only zoo] [--jobs 2]
-    python tests/baseline.py compare BEFORE AFTER
+    python tests/baseline.py compare BEFORE AFTER [--plans]
 
 ``record`` plans the zoo's rows, the examples of every rule, models with bodies, quantised ones and random graphs, for
 more than one GPU, and writes a file for each: regions with their rules, nodes, costs, launch plans and kernels' text,
 refusals, what else was weighed, and a digest of the fused model.  ``compare`` says which differ and shows the first
 lines that do; it exits with 1 where any does.  For a change that must change nothing: record in a worktree of the
-commit before, and after.
+commit before, and after.  With ``--plans`` kernels' text does not count, nor what is a digest of it: for a change of
+texts that must change no decision.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import difflib
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -155,12 +157,22 @@ def record_shares(folder: Path, kinds: list[str], count: int, share: int, shares
         record_share(folder, kind, count, share, shares)
 
 
-def compare(before: Path, after: Path) -> int:
-    """How many files differ; shows the first lines of each."""
+def plans_alone(text: str) -> str:
+    """A record without kernels' text and its digests, which are in kernels' names and in the model."""
+    head, *regions = text.split("\n== ")
+    kept = [_MODEL.sub("", head), *("\n".join(region.split("\n")[:2]) for region in regions)]
+    return _DIGEST.sub("_", "\n== ".join(kept))
+
+
+_MODEL, _DIGEST = re.compile(r' "model": "\w+"'), re.compile(r"_[0-9a-f]{6}_(?=\w+')")
+
+
+def compare(before: Path, after: Path, read: Callable[[str], str] = str) -> int:
+    """How many files differ, as ``read`` has them; shows the first lines of each."""
     names = sorted({path.name for folder in (before, after) for path in folder.iterdir()})
     differ = 0
     for name in names:
-        texts = [path.read_text(errors="replace") if (path := folder / name).exists() else ""
+        texts = [read(path.read_text(errors="replace")) if (path := folder / name).exists() else ""
                  for folder in (before, after)]
         if texts[0] != texts[1]:
             differ += 1
@@ -184,9 +196,10 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="show what differs")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
+    comparing.add_argument("--plans", action="store_true", help="leave out kernels' text")
     arguments = parser.parse_args()
     if arguments.command == "compare":
-        return 1 if compare(arguments.before, arguments.after) else 0
+        return 1 if compare(arguments.before, arguments.after, plans_alone if arguments.plans else str) else 0
     record(arguments.folder, arguments.only or list(KINDS), arguments.random, arguments.jobs)
     return 0
 

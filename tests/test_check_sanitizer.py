@@ -57,7 +57,7 @@ def test_a_fault_in_a_kernel_is_seen():
     jobs, _ = sanitizer.collect([lambda: sanitizer.model_jobs(["tower_fp32:1"], "H200")])
     (job,) = jobs
     assert [array.dtype for array in job.inputs] == [np.float32] * 3
-    broken = dataclasses.replace(job, name="broken", source=job.source.replace("(i2 + (v8))", "(i2 + (v8 + 4))"))
+    broken = dataclasses.replace(job, name="broken", source=job.source.replace("(i2 + digit0)", "(i2 + (digit0 + 4))"))
     assert broken.source != job.source
     _, failures = sanitizer.emulate([broken])
     assert len(failures) == 1 and failures[0].startswith("broken: ")

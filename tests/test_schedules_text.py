@@ -51,7 +51,7 @@ def test_an_error_of_one_percent_is_found(name: str) -> None:
     made = make(SAMPLES[name])
     inputs = inputs_of(made)
     assert not failures(made, inputs, length=64)
-    stores = list(re.finditer(r"\bw\d+\[v\] = (\w+);", made.kernel.source))
+    stores = list(re.finditer(r"\by\d+\[v\] = (\w+);", made.kernel.source))
     assert stores
     for store in stores:
         faulty = made.kernel.source[: store.start(1)] + f"1.01f * {store[1]}" + made.kernel.source[store.end(1):]
@@ -106,6 +106,29 @@ def test_only_sizes_that_are_used_are_parameters(name: str) -> None:
     text = "".join(function.body for function in code.functions)
     sizes = {each.name for function in code.functions for each in function.parameters if each.name.startswith("s")}
     assert sizes == set(re.findall(r"\bs\d+\b", text))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_line_only_copies(name: str) -> None:
+    """What a node only declares anew, as a cast that rounds later, has its operand's name."""
+    assert not re.findall(r"^ *const [\w ]+ \w+ = \w+;$", make(SAMPLES[name]).kernel.source, re.MULTILINE)
+
+
+def test_names_say_what_they_hold_and_phases_what_they_are_for() -> None:
+    source = make(SAMPLES["norm"], planned={"B": 8, "S": 128}).kernel.source
+    for line in ("// Phase 1 of 3: the row's sum, output 1.", "// Phase 2 of 3: the row's sum.", "// Phase 3 of 3: output 0.",
+                 "const float add0 = x0 + x1;", "kept_add0[item * width + v] = add0;",
+                 "my_sum0[v] = of::Sum::of(my_sum0[v], mul0);", "of::reduce<of::Sum, threads>(of::fold<of::Sum>(my_sum1),"):
+        assert line in source, line
+    # A name that a phase no longer needs is another's in the next.
+    assert source.count("const float x0 = of::value(vector0.at[v]);") == 4
+
+
+def test_a_value_kept_under_two_types_is_kept_once() -> None:
+    """The difference is kept as it is; that it is declared as float16 changes nothing before it is stored."""
+    source = make("g (float16[R,64] x) => (float16[R,64] y, float16[R,64] z) <int64[1] a = {1}> "
+                  "{ m = ReduceMean(x, a) z = Sub(x, m) p = Softmax(z) y = Mul(p, z) }", planned={"R": 4096}).kernel.source
+    assert len(re.findall(r"float (kept_\w+)\[items \* width\];", source)) == 3
 
 
 def test_texts_are_the_same_each_time() -> None:

@@ -7,7 +7,8 @@ A function is one of three sorts here:
 - *choosing*: the result is one of the operands, or its negative, so it is as rounded as they are (max, where);
 - *jumping*: the result jumps (comparisons, floor, isnan), so the operands are rounded to their declared type first.
 
-Texts are formatted with the operands; functions of the ``of`` namespace live in ``schedules/cuda/scalar.cuh``.
+Texts are formatted with the operands, each a name or a number, and become a name's whole definition; functions of the
+``of`` namespace live in ``schedules/cuda/onnxfuse.cuh``.
 """
 
 from __future__ import annotations
@@ -109,24 +110,24 @@ def _unary(name: str, sort: Sort = Sort.SMOOTH, quick: bool = False) -> Function
 
 
 def _compare(operator: str) -> Function:
-    return Function(f"({{0}} {operator} {{1}})", f"({{0}} {operator} {{1}})", Sort.JUMPING)
+    return Function(f"{{0}} {operator} {{1}}", f"{{0}} {operator} {{1}}", Sort.JUMPING)
 
 
 FUNCTIONS: dict[str, Function] = {
-    "add": Function("({0} + {1})", "({0} + {1})"),
-    "sub": Function("({0} - {1})", "({0} - {1})"),
-    "mul": Function("({0} * {1})", "({0} * {1})"),
+    "add": Function("{0} + {1}", "{0} + {1}"),
+    "sub": Function("{0} - {1}", "{0} - {1}"),
+    "mul": Function("{0} * {1}", "{0} * {1}"),
     "div": Function("of::divide({0}, {1})", "of::divide_integers({0}, {1})"),
     "mod": Function(None, "of::modulo({0}, {1})", Sort.JUMPING),
     "fmod": Function("of::fmod({0}, {1})", "of::remainder_of_integers({0}, {1})", Sort.JUMPING),
     "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})"),
-    "min": Function("of::min({0}, {1})", "({0} < {1} ? {0} : {1})", Sort.CHOOSING),
-    "max": Function("of::max({0}, {1})", "({0} > {1} ? {0} : {1})", Sort.CHOOSING),
-    "at_least": Function("({0} < {1} ? {1} : {0})", "({0} < {1} ? {1} : {0})", Sort.CHOOSING),
-    "at_most": Function("({0} > {1} ? {1} : {0})", "({0} > {1} ? {1} : {0})", Sort.CHOOSING),
-    "neg": Function("(-{0})", "(-{0})", Sort.CHOOSING),
+    "min": Function("of::min({0}, {1})", "{0} < {1} ? {0} : {1}", Sort.CHOOSING),
+    "max": Function("of::max({0}, {1})", "{0} > {1} ? {0} : {1}", Sort.CHOOSING),
+    "at_least": Function("{0} < {1} ? {1} : {0}", "{0} < {1} ? {1} : {0}", Sort.CHOOSING),
+    "at_most": Function("{0} > {1} ? {1} : {0}", "{0} > {1} ? {1} : {0}", Sort.CHOOSING),
+    "neg": Function("-{0}", "-{0}", Sort.CHOOSING),
     "abs": Function("of::abs({0})", "of::iabs({0})", Sort.CHOOSING),
-    "where": Function("({0} ? {1} : {2})", "({0} ? {1} : {2})", Sort.CHOOSING),
+    "where": Function("{0} ? {1} : {2}", "{0} ? {1} : {2}", Sort.CHOOSING),
     "copy": Function("{0}", "{0}", Sort.CHOOSING),
     "exp": _unary("exp", quick=True),
     "quick_exp": _unary("quick_exp"),
@@ -155,29 +156,29 @@ FUNCTIONS: dict[str, Function] = {
     "erf": _unary("erf"),
     "sigmoid": _unary("sigmoid", quick=True),
     "softplus": _unary("softplus"),
-    "relu": Function("of::max({0}, 0.0f)", "({0} > 0 ? {0} : 0)", Sort.CHOOSING),
+    "relu": Function("of::max({0}, 0.0f)", "{0} > 0 ? {0} : 0", Sort.CHOOSING),
     "floor": _unary("floor", sort=Sort.JUMPING),
     "ceil": _unary("ceil", sort=Sort.JUMPING),
     "round": _unary("round", sort=Sort.JUMPING),
-    "sign": Function("of::sign({0})", "(({0} > 0) - ({0} < 0))", Sort.JUMPING),
+    "sign": Function("of::sign({0})", "({0} > 0) - ({0} < 0)", Sort.JUMPING),
     "isnan": Function("of::isnan({0})", "false", Sort.JUMPING),
     "isinf": Function("of::isinf({0})", "false", Sort.JUMPING),
-    "ispinf": Function("({0} == OF_INFINITY)", "false", Sort.JUMPING),
-    "isninf": Function("({0} == -OF_INFINITY)", "false", Sort.JUMPING),
+    "ispinf": Function("{0} == OF_INFINITY", "false", Sort.JUMPING),
+    "isninf": Function("{0} == -OF_INFINITY", "false", Sort.JUMPING),
     "eq": _compare("=="),
     "ne": _compare("!="),
     "lt": _compare("<"),
     "le": _compare("<="),
     "gt": _compare(">"),
     "ge": _compare(">="),
-    "and": Function(None, "({0} && {1})"),
-    "or": Function(None, "({0} || {1})"),
-    "xor": Function(None, "({0} != {1})"),
-    "not": Function(None, "(!{0})"),
-    "bitand": Function(None, "({0} & {1})"),
-    "bitor": Function(None, "({0} | {1})"),
-    "bitxor": Function(None, "({0} ^ {1})"),
-    "bitnot": Function(None, "(~{0})"),
+    "and": Function(None, "{0} && {1}"),
+    "or": Function(None, "{0} || {1}"),
+    "xor": Function(None, "{0} != {1}"),
+    "not": Function(None, "!{0}"),
+    "bitand": Function(None, "{0} & {1}"),
+    "bitor": Function(None, "{0} | {1}"),
+    "bitxor": Function(None, "{0} ^ {1}"),
+    "bitnot": Function(None, "~{0}"),
     "shl": Function(None, "of::shift_left({0}, {1})"),
     "shr": Function(None, "of::shift_right({0}, {1})"),
 }

@@ -210,6 +210,10 @@ class ColumnPhases(PhaseText):
             "  const idx row = live ? given : 0;",
         ]
 
+    def accumulator(self, name: str) -> str:
+        """Results take the accumulators' place."""
+        return name
+
     def combined(self, name: str, reduction: Reduced) -> str:
         """A line that makes of accumulators, one a lane, the results of their columns."""
         functor, kind = REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
@@ -247,10 +251,9 @@ class ColumnText(ColumnPhases):
                 "    const idx e = (idx)item * deep + place;",
                 f"    if (e < {self.frame.length}) {{",
             ]
-        return ["#pragma unroll 4", f"  for (idx e = place; e < {self.frame.length}; e += deep) {{", "    {"]
+        return ["#pragma unroll 4", f"  for (idx e = place; e < {self.frame.length}; e += deep) {{"]
 
-    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced) -> list[str]:
         """Over the threads; the accumulators become the results."""
-        name = f"a{self.phase}_{number}"
         self.names[reduction] = f"{name}[v]"
         return [self.combined(name, reduction)]

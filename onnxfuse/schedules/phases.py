@@ -11,7 +11,7 @@ from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, children
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer
+from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer, pointer
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,17 @@ class PhaseText(ABC):
 
     @abstractmethod
     def head(self) -> list[str]:
-        """The loop over the elements ``e`` of a row that are a thread's, up to two open braces; ``item`` counts those
-        that are kept."""
+        """The loop over the elements ``e`` of a row that are a thread's, up to its body; ``item`` counts those that
+        are kept."""
 
     @abstractmethod
-    def reduce(self, number: int, reduction: Reduced) -> list[str]:
-        """What becomes of the accumulators ``a{phase}_{number}`` at the end of a phase."""
+    def reduce(self, name: str, reduction: Reduced) -> list[str]:
+        """What becomes of a reduction's accumulators at the end of a phase; they have the name that
+        ``accumulator`` gives."""
+
+    def accumulator(self, name: str) -> str:
+        """What the accumulators of the reduction of a name are called."""
+        return f"my_{name}"
 
     def loaded(self) -> list[str]:
         """Lines after the vectors of a loop's turn are asked for."""
@@ -176,7 +181,7 @@ class PhaseText(ABC):
 
     def store(self, output: Output, name: str) -> list[str]:
         """What becomes of a vector of an output, the array ``name``."""
-        place = f"o{output.index} + ({self.writer.index(output.place)})"
+        place = pointer(f"o{output.index}", self.writer.index(output.place))
         return [f"{self.live}of::store({place}, of::pack<{TYPES[output.dtype].storage}>({name}));"]
 
     # ---- What they share. ----
@@ -196,10 +201,12 @@ class PhaseText(ABC):
 
     def phase_lines(self) -> list[str]:
         """The phase at hand: its loop, and its reductions."""
-        reductions = self.phases.reductions[self.phase]
+        reductions = {reduction: self.writer.fresh(WORDS[reduction.kind])
+                      for reduction in self.phases.reductions[self.phase]}
         before, inner, after = [], [], []
-        for number, reduction in enumerate(reductions):
-            accumulator, functor = f"a{self.phase}_{number}", REDUCTIONS[reduction.kind][0]
+        kept: dict[str, str] = {}
+        for reduction, name in reductions.items():
+            accumulator, functor = self.accumulator(name), REDUCTIONS[reduction.kind][0]
             # One accumulator a lane: a single one would make every element wait for the one before it.
             before += accumulators(accumulator, reduction)
             inner.append(
@@ -207,22 +214,36 @@ class PhaseText(ABC):
             )
         for scalar, first in self.phases.kept.items():
             if self.keep and first == self.phase:
-                name = f"k{len(self.arrays)}"
-                inner.append(f"{name}[item * width + v] = {self.writer.scalar(scalar)};")
-                self.arrays[scalar] = name
-                before.append(f"{TYPES[scalar.dtype].compute} {name}[items * width];")
+                value = self.writer.scalar(scalar)
+                if value not in kept:
+                    # What another expression only declares anew may be kept already, by this phase or an earlier one.
+                    kept[value] = self.writer.fresh(f"kept_{value}_") if value.isidentifier() else value.split("[")[0]
+                    if value.isidentifier():
+                        inner.append(f"{kept[value]}[item * width + v] = {value};")
+                        before.append(f"{TYPES[scalar.dtype].compute} {kept[value]}[items * width];")
+                self.arrays[scalar] = kept[value]
         vectors = []
         for output in self.phases.outputs:
             if output.whole and self.phases.depth(output.scalar) == self.phase:
-                name = f"w{output.index}"
+                name = f"y{output.index}"
                 vectors.append(f"{TYPES[output.dtype].compute} {name}[width];")
                 inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
                 after += self.store(output, name)
         loop = self.loop(vectors, inner, after) if inner else []
-        lines = [f"  {line}" for line in [*self._outside(), *before]] + loop
-        for number, reduction in enumerate(reductions):
-            lines += self.reduce(number, reduction)
+        lines = [f"  {line}" for line in [*self._comment(), *self._outside(), *before]] + loop
+        for reduction, name in reductions.items():
+            lines += self.reduce(name, reduction)
         return lines
+
+    def _comment(self) -> list[str]:
+        """What the phase at hand is for; nothing where there is one."""
+        kinds = [WORDS[reduction.kind] for reduction in self.phases.reductions[self.phase]]
+        computed = [f"the row's {kind}" for kind in dict.fromkeys(kinds)]
+        computed += [f"output {output.index}" for output in self.phases.outputs
+                     if output.whole and self.phases.depth(output.scalar) == self.phase]
+        if not computed or self.phases.count < 2:
+            return []
+        return [f"// Phase {self.phase + 1} of {self.phases.count}: {', '.join(computed)}."]
 
     def _outside(self) -> list[str]:
         """Definitions that a loop over a row's elements needs once."""
@@ -241,11 +262,14 @@ class PhaseText(ABC):
         if self.frame.lanes.across:
             # Across rows, what all lanes have in common may still differ from element to element.
             vector_lines = [*self.writer.leave(Scope.ROW), *vector_lines]
-        lines = [*self.head(), *(f"      {line}" for line in vector_lines), *self.loaded()]
-        lines += [f"      {line}" for line in vectors]
-        lines += ["#pragma unroll", "      for (int v = 0; v < width; ++v) {"]
-        lines += [f"        {line}" for line in [*lane_lines, *inner]]
-        return [*lines, "      }", *(f"      {line}" for line in after), "    }", "  }"]
+        head = self.head()
+        depth = 1 + sum(line.endswith("{") for line in head)
+        body = [*vectors, "#pragma unroll", "for (int v = 0; v < width; ++v) {"]
+        body += [*(f"  {line}" for line in [*lane_lines, *inner]), "}", *after]
+        return [
+            *head, *_indented(vector_lines, depth), *self.loaded(), *_indented(body, depth),
+            *("  " * level + "}" for level in range(depth - 1, 0, -1)),
+        ]
 
     def row_outputs(self) -> list[str]:
         """What there is once a row, after all phases."""
@@ -261,15 +285,24 @@ class PhaseText(ABC):
         places = [self.writer.index(output.place) for output in once]
         lane_lines, vector_lines = self.writer.leave(Scope.LANE), self.writer.leave(Scope.VECTOR)
         lines = [*self._outside(), *self.writer.leave(Scope.ROW), *vector_lines]
-        lines += [f"{kind.compute} w{output.index}[width];" for output, kind, _ in values]
-        inner = [*lane_lines, *(f"w{output.index}[v] = {text};" for output, _, text in values)]
-        stores = [f"of::store(o{output.index} + {place}, of::pack<{kind.storage}>(w{output.index}));"
+        lines += [f"{kind.compute} y{output.index}[width];" for output, kind, _ in values]
+        inner = [*lane_lines, *(f"y{output.index}[v] = {text};" for output, _, text in values)]
+        stores = [f"of::store({pointer(f'o{output.index}', place)}, of::pack<{kind.storage}>(y{output.index}));"
                   for (output, kind, _), place in zip(values, places, strict=True)]
         return [
             f"  if ({self.first}) {{", *(f"    {line}" for line in lines),
             "#pragma unroll", "    for (int v = 0; v < width; ++v) {", *(f"      {line}" for line in inner), "    }",
             *(f"    {line}" for line in stores), "  }",
         ]
+
+
+def _indented(lines: Iterable[str], depth: int) -> list[str]:
+    """Lines inside so many braces; a directive stands at the margin."""
+    return [line if line.startswith("#") else "  " * depth + line for line in lines]
+
+
+WORDS = {"max_number": "max", **{kind: kind for kind in ("sum", "prod", "max", "min")}}
+"""What names of reductions begin with, by kind."""
 
 
 def accumulators(name: str, reduction: Reduced) -> list[str]:

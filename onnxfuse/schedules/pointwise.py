@@ -322,10 +322,10 @@ def vector_lines(writer: Writer, stores: Sequence[Store]) -> list[str]:
     kinds = [TYPES[store.dtype] for store in stores]
     lane = writer.lines[Scope.LANE]
     outer = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
-    outer += [f"{kind.compute} w{store.index}[width];" for store, kind in zip(stores, kinds, strict=True)]
-    inner = [*lane, *(f"w{store.index}[v] = {text};" for store, text in zip(stores, values, strict=True))]
+    outer += [f"{kind.compute} y{store.index}[width];" for store, kind in zip(stores, kinds, strict=True)]
+    inner = [*lane, *(f"y{store.index}[v] = {text};" for store, text in zip(stores, values, strict=True))]
     after = [
-        f"of::store({store.target}, of::pack<{kind.storage}>(w{store.index}));"
+        f"of::store({store.target}, of::pack<{kind.storage}>(y{store.index}));"
         for store, kind in zip(stores, kinds, strict=True)
     ]
     loop = ["#pragma unroll", "for (int v = 0; v < width; ++v) {", *(f"  {line}" for line in inner), "}"]

@@ -26,7 +26,6 @@ class _RowText(PhaseText):
 
     def __init__(self, frame: Frame, keep: bool) -> None:
         super().__init__(frame, keep)
-        self.partials = 0
         self.early: dict[Load, str] = {}
 
     def text(self) -> Body:
@@ -63,18 +62,16 @@ class _RowText(PhaseText):
                 "    const idx e = ((idx)item * threads + lane) * width;",
                 f"    if (e < {self.frame.length}) {{",
             ]
-        return [f"  for (idx e = (idx)lane * width; e < {self.frame.length}; e += threads * width) {{", "    {"]
+        return [f"  for (idx e = (idx)lane * width; e < {self.frame.length}; e += threads * width) {{"]
 
-    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced) -> list[str]:
         """Over the lanes of a vector, then over the threads."""
         kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
-        name, partial = f"r{self.phase}_{number}", f"p{self.partials}"
-        mine = f"of::fold<{functor}>(a{self.phase}_{number})"
-        self.partials += 1
+        mine = f"of::fold<{functor}>({self.accumulator(name)})"
         self.names[reduction] = name
         return [
-            f"  __shared__ {kind} {partial}[32];",
-            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {partial});",
+            f"  __shared__ {kind} {name}_of_warps[32];",
+            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {name}_of_warps);",
         ]
 
     def loaded(self) -> list[str]:
@@ -89,18 +86,16 @@ class _RowText(PhaseText):
         if lanes.stride(load.offset) != 1 or not lanes.aligned(load.offset):
             return None
         if load not in self.early:
-            self.early[load] = f"q{len(self.early)}"
-        vector = f"of::Vector<{TYPES[load.dtype].storage}, width>"
-        late = f"of::load<width>(i{load.input} + ({self.writer.index(load.offset)}))"
-        name = self.writer.define(("vector", load), Scope.VECTOR, vector, f"early ? {self.early[load]}[item] : {late}")
-        return self.writer.define(load, Scope.LANE, TYPES[load.dtype].compute, f"of::value({name}.at[v])")
+            self.early[load] = self.writer.fresh(f"early{load.input}_")
+        late = f"of::load<width>({self.writer.address(load)})"
+        return self.writer.of_vector(load, f"early ? {self.early[load]}[item] : {late}")
 
     def _early_loads(self) -> list[str]:
         """Ask for the vectors of later phases right after those of the first, where a thread has registers for them."""
         if not self.early:
             return []
         writer = Writer(self.frame.lanes, self.sizes)
-        loads = [f"{name}[item] = of::load<width>(i{load.input} + ({writer.index(load.offset)}));"
+        loads = [f"{name}[item] = of::load<width>({writer.address(load)});"
                  for load, name in self.early.items()]
         inner = [line for scope in Scope for line in writer.lines[scope]]
         return ["      if constexpr (early) {", *(f"        {line}" for line in [*inner, *loads]), "      }"]
@@ -112,4 +107,7 @@ class _RowText(PhaseText):
         sizes = " + ".join(str(TYPES[load.dtype].size) for load in self.early)
         vectors = [f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];"
                    for load, name in self.early.items()]
-        return [f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors]
+        return [
+            "  // What the last phases read is asked for with what the first one reads, where registers hold it.",
+            f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors,
+        ]

@@ -24,7 +24,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import WARP, ColumnPhases, Columns, longest_kept, side_by_side
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_reductions
-from onnxfuse.schedules.phases import Frame, Phases, PhaseText, accumulators
+from onnxfuse.schedules.phases import WORDS, Frame, Phases, PhaseText, accumulators, neutral
 from onnxfuse.schedules.reduction import Reduction, Ways, Work
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Expected
@@ -316,8 +316,8 @@ class _Split(PhaseText):
                 "  const idx begin = part * chunk;",
                 f"  const idx end = {self.frame.length} - begin > chunk ? begin + chunk : {self.frame.length};",
             ]
-        for number, reduction in enumerate(needed):
-            lines += self.together(number, reduction)
+        for reduction in needed:
+            lines += self.together(self.writer.fresh(WORDS[reduction.kind]), reduction)
         lines += self.phase_lines()
         if last:
             lines += self.row_outputs()
@@ -328,8 +328,8 @@ class _Split(PhaseText):
         """Which row and chunk the block has."""
 
     @abstractmethod
-    def together(self, number: int, reduction: Reduced) -> list[str]:
-        """The result of an earlier phase's reduction, from all chunks."""
+    def together(self, name: str, reduction: Reduced) -> list[str]:
+        """The result of an earlier phase's reduction, from all chunks, by this name."""
 
 
 class _RowSplit(_Split):
@@ -353,36 +353,32 @@ class _RowSplit(_Split):
         return [
             f"#pragma unroll {UNROLLED}",
             "  for (idx e = begin + (idx)lane * width; e < end; e += threads * width) {",
-            "    {",
         ]
 
-    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced) -> list[str]:
         """Over the block, into scratch."""
         functor = REDUCTIONS[reduction.kind][0]
-        accumulator = f"a{self.phase}_{number}"
         return [
-            *self._over_threads(f"m{number}", reduction, f"of::fold<{functor}>({accumulator})", f"mine{number}"),
-            f"  if (lane == 0) {self.parts.names[reduction]}[row * chunks + part] = mine{number};",
+            *self._over_threads(name, reduction, f"of::fold<{functor}>({self.accumulator(name)})"),
+            f"  if (lane == 0) {self.parts.names[reduction]}[row * chunks + part] = {name};",
         ]
 
-    def together(self, number: int, reduction: Reduced) -> list[str]:
+    def together(self, name: str, reduction: Reduced) -> list[str]:
         """Every block does it, each thread for some of the chunks."""
-        functor = REDUCTIONS[reduction.kind][0]
-        declared, filled = accumulators(f"b{number}", reduction)
-        self.names[reduction] = f"r{number}"
+        functor, mine = REDUCTIONS[reduction.kind][0], self.accumulator(name)
+        self.names[reduction] = name
         return [
-            f"  {declared.replace('[width]', '[1]')}",
-            f"  {filled}",
+            f"  {TYPES[reduction.dtype].compute} {mine} = {neutral(reduction)};",
             "  for (idx c = lane; c < chunks; c += threads)",
-            f"    b{number}[0] = {functor}::of(b{number}[0], {self.parts.names[reduction]}[row * chunks + c]);",
-            *self._over_threads(f"n{number}", reduction, f"b{number}[0]", f"r{number}"),
+            f"    {mine} = {functor}::of({mine}, {self.parts.names[reduction]}[row * chunks + c]);",
+            *self._over_threads(name, reduction, mine),
         ]
 
-    def _over_threads(self, room: str, reduction: Reduced, mine: str, name: str) -> list[str]:
+    def _over_threads(self, name: str, reduction: Reduced, mine: str) -> list[str]:
         kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
         return [
-            f"  __shared__ {kind} {room}[32];",
-            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {room});",
+            f"  __shared__ {kind} {name}_of_warps[32];",
+            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {name}_of_warps);",
         ]
 
 
@@ -404,20 +400,20 @@ class _ColumnSplit(ColumnPhases, _Split):
 
     def head(self) -> list[str]:
         """A thread has every ``deep``-th element of the chunk."""
-        return [f"#pragma unroll {UNROLLED}", "  for (idx e = begin + place; e < end; e += deep) {", "    {"]
+        return [f"#pragma unroll {UNROLLED}", "  for (idx e = begin + place; e < end; e += deep) {"]
 
-    def reduce(self, number: int, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced) -> list[str]:
         """Over the block, into scratch."""
-        name, kind = f"a{self.phase}_{number}", TYPES[reduction.dtype].compute
+        kind = TYPES[reduction.dtype].compute
         target = f"{self.parts.names[reduction]} + ((long long)part * {self.frame.count} + row)"
         return [
             self.combined(name, reduction),
             f"  if (live && place == 0) of::store({target}, of::pack<{kind}>({name}));",
         ]
 
-    def together(self, number: int, reduction: Reduced) -> list[str]:
+    def together(self, name: str, reduction: Reduced) -> list[str]:
         """Every block does it, each thread for some of the chunks."""
-        name, functor, kind = f"r{number}", REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
+        functor, kind = REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
         self.names[reduction] = f"{name}[v]"
         source = f"{self.parts.names[reduction]} + ((long long)c * {self.frame.count} + row)"
         return [

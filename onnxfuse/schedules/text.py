@@ -8,7 +8,7 @@ vector.  ``Lanes`` decides which is which, and notes what must divide by the vec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -197,7 +197,7 @@ def literal(number: Number, dtype: int) -> str:
 def converted(text: str, source: int, target: int) -> str:
     """A value of one type rounded to another, in the type that is computed in."""
     if target == BOOL:
-        return f"({text} != 0)"
+        return f"{text} != 0"
     kind = TYPES[target]
     if target in (FLOAT16, BFLOAT16):
         return f"of::round_to<{kind.storage}>((float){text})"
@@ -223,7 +223,8 @@ class Writer:
         self.hook = hook
         self.lines: dict[Scope, list[str]] = {scope: [] for scope in Scope}
         self.names: dict[Scope, dict[object, str]] = {scope: {} for scope in Scope}
-        self.count = 0
+        self._taken: dict[str, Scope] = {}
+        self._next: dict[str, int] = {}
         self._scopes: dict[Scalar, Scope] = {}
 
     def leave(self, scope: Scope) -> list[str]:
@@ -233,15 +234,27 @@ class Writer:
             if inner >= scope:
                 self.lines[inner] = []
                 self.names[inner] = {}
+        self._taken = {name: where for name, where in self._taken.items() if where < scope}
+        self._next = {}
         return lines
 
-    def define(self, key: object, scope: Scope, kind: str, text: str) -> str:
-        """A named constant of a scope; the same key gives the same name again."""
+    def fresh(self, word: str, scope: Scope = Scope.KERNEL) -> str:
+        """A name that begins with a word, for something of a scope: no other until that scope is left has it.  Words
+        that end with "_" are names already, and are numbered from the second on."""
+        number = self._next.get(word, 0)
+        while (name := f"{word}{number}" if number or word[-1] != "_" else word[:-1]) in self._taken:
+            number += 1
+        self._next[word] = number + 1
+        self._taken[name] = scope
+        return name
+
+    def define(self, key: object, scope: Scope, kind: str, text: str, word: str) -> str:
+        """A named constant of a scope, its name begins with a word that says what it holds; the same key gives the
+        same name again."""
         for outer in Scope:
             if key in self.names[outer]:
                 return self.names[outer][key]
-        name = f"v{self.count}"
-        self.count += 1
+        name = self.fresh(word, scope)
         self.names[scope][key] = name
         self.lines[scope].append(f"const {kind} {name} = {text};")
         return name
@@ -282,16 +295,16 @@ class Writer:
         scope = Scope.LANE if lane else Scope.VECTOR if lanes._moves(name) else Scope.ROW
         key = ("variable", name, lane)
         if name in lanes.space.derived:
-            return self.define(key, scope, "idx", self.index(lanes.space.derived[name], lane))
+            return self.define(key, scope, "idx", self.index(lanes.space.derived[name], lane), "place")
         if name in lanes.puller.gathered:
-            return self.define(key, scope, "idx", f"(idx){self.scalar(lanes.puller.gathered[name])}")
+            return self.define(key, scope, "idx", f"(idx){self.scalar(lanes.puller.gathered[name])}", "index")
         digit = lanes.space.digits[name]
         text = self._variable(digit.base, lane)
         if digit.step != 1:
             text = f"{text} / {self.size(digit.step)}"
         if digit.size is not None and not digit.top:
             text = f"{text} % {self.size(digit.size)}"
-        return self.define(key, scope, "idx", text)
+        return self.define(key, scope, "idx", text, "digit")
 
     def condition(self, condition: Condition) -> tuple[str, Scope]:
         """A condition as text, and where it is known."""
@@ -321,15 +334,22 @@ class Writer:
             case Load():
                 return self._load(scalar)
             case Index():
+                if scalar.index.value is not None and not TYPES[scalar.dtype].is_floating:
+                    return literal(scalar.index.value, scalar.dtype)
                 scope = self.lanes.scope(scalar.index)
-                return self.define(scalar, scope, kind, f"({kind})({self.index(scalar.index, scope is Scope.LANE)})")
+                text = f"({kind})({self.index(scalar.index, scope is Scope.LANE)})"
+                return self.define(scalar, scope, kind, text, "place")
             case Select():
                 chosen = [self.scalar(operand) for operand in scalar.operands]
                 condition, where = self.condition(scalar.condition)
                 scope = max(where, *(self.scope(operand) for operand in scalar.operands))
-                return self.define(scalar, scope, kind, f"{condition} ? {chosen[0]} : {chosen[1]}")
+                return self.define(scalar, scope, kind, f"{condition} ? {chosen[0]} : {chosen[1]}", "chosen")
             case Apply():
-                return self.define(scalar, self.scope(scalar), kind, self._apply(scalar))
+                operands = [self.scalar(operand) for operand in scalar.operands]
+                text = self._apply(scalar, operands)
+                # What only declares another type is its operand, by the operand's name.
+                return text if text in operands else self.define(
+                    scalar, self.scope(scalar), kind, text, scalar.function)
         raise AssertionError(scalar)
 
     def scope(self, scalar: Scalar) -> Scope:
@@ -362,21 +382,30 @@ class Writer:
         stride = lanes.stride(load.offset)
         if stride == 0 and where <= Scope.VECTOR:
             scope = max(lanes.scope(load.offset), where, Scope.ROW)
-            return self.define(load, scope, kind.compute, self._one(load, allowed, lane=False))
+            return self.define(load, scope, kind.compute, self._one(load, allowed, lane=False), element_of(load))
         if stride == 1 and where <= Scope.VECTOR and lanes.aligned(load.offset):
-            text = f"of::load<width>(i{load.input} + ({self.index(load.offset)}))"
+            text = f"of::load<width>({self.address(load)})"
             if allowed:
                 text = f"{allowed} ? {text} : of::Vector<{kind.storage}, width>{{}}"
-            vector = self.define(("vector", load), Scope.VECTOR, f"of::Vector<{kind.storage}, width>", text)
-            return self.define(load, Scope.LANE, kind.compute, f"of::value({vector}.at[v])")
-        return self.define(load, Scope.LANE, kind.compute, self._one(load, allowed, lane=True))
+            return self.of_vector(load, text)
+        return self.define(load, Scope.LANE, kind.compute, self._one(load, allowed, lane=True), element_of(load))
+
+    def of_vector(self, load: Load, text: str) -> str:
+        """The lane's element of a vector of an input that is ``text``."""
+        kind = TYPES[load.dtype]
+        vector = self.define(
+            ("vector", load), Scope.VECTOR, f"of::Vector<{kind.storage}, width>", text, f"vector{load.input}_")
+        return self.define(load, Scope.LANE, kind.compute, f"of::value({vector}.at[v])", element_of(load))
+
+    def address(self, load: Load) -> str:
+        """Where the first element of a load's vector lies."""
+        return pointer(f"i{load.input}", self.index(load.offset))
 
     def _one(self, load: Load, allowed: str, lane: bool) -> str:
         text = f"of::value(i{load.input}[{self.index(load.offset, lane)}])"
         return f"{allowed} ? {text} : ({TYPES[load.dtype].compute})0" if allowed else text
 
-    def _apply(self, scalar: Apply) -> str:
-        operands = [self.scalar(operand) for operand in scalar.operands]
+    def _apply(self, scalar: Apply, operands: Sequence[str]) -> str:
         if scalar.function == "cast":
             return converted(operands[0], scalar.operands[0].dtype, scalar.dtype)
         if scalar.function == "rounded":
@@ -390,6 +419,16 @@ class Writer:
             template = function.narrow
         assert template is not None, scalar.function
         return template.format(*operands)
+
+
+def element_of(load: Load) -> str:
+    """What names of an input's elements begin with."""
+    return f"x{load.input}_"
+
+
+def pointer(base: str, index: str) -> str:
+    """A pointer ``index`` elements past another; one sum of indices, which may be of 32 bits, before it is added."""
+    return f"{base} + {index}" if index.isidentifier() else f"{base} + ({index})"
 
 
 _OPERATIONS = {"//": "quotient", "%": "remainder", "min": "imin", "max": "imax", "bcast": "bcast"}

@@ -15,7 +15,7 @@ from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.kernel import is_vector
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer
+from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer, pointer
 
 THREADS = 256
 
@@ -82,10 +82,10 @@ class _TiledText:
             "  const idx front = (idx)blockIdx.x / wide / high * batch;",
         ]
         if self.work.loads:
-            lines += [*self._bring(), "  __syncthreads();"]
-        lines += self._compute()
+            lines += ["  // Into shared memory, along what lies in one piece.", *self._bring(), "  __syncthreads();"]
+        lines += ["  // The outputs' elements, along i.", *self._compute()]
         if self.outgoing:
-            lines += ["  __syncthreads();", *self._send()]
+            lines += ["  // Out of shared memory, along what lies in one piece.", "  __syncthreads();", *self._send()]
         return Body("\n".join(lines) + "\n", frozenset(self.sizes.used))
 
     def _tile(self, dtype: int) -> str:
@@ -140,7 +140,7 @@ class _TiledText:
         for target in self.work.targets:
             place = f"out{target.index}.place(part * rows + row, column)"
             if not target.staged:
-                place = f"o{target.index} + ({self.compute.index(target.offset)})"
+                place = pointer(f"o{target.index}", self.compute.index(target.offset))
             stores.append(Store(target.index, target.dtype, target.scalar, place))
         lines = vector_lines(self.compute, stores)
         return _loop(
@@ -161,20 +161,14 @@ class _TiledText:
         """Text of an element that was brought into shared memory."""
         if not isinstance(scalar, Load) or scalar not in self.tiles:
             return None
-        kind, tile = TYPES[scalar.dtype], self.tiles[scalar]
-        vector = self.compute.define(
-            ("vector", scalar),
-            Scope.VECTOR,
-            f"of::Vector<{kind.storage}, width>",
-            f"of::load<width>({tile}.place(part * rows + row, column))",
-        )
-        return self.compute.define(scalar, Scope.LANE, kind.compute, f"of::value({vector}.at[v])")
+        text = f"of::load<width>({self.tiles[scalar]}.place(part * rows + row, column))"
+        return self.compute.of_vector(scalar, text)
 
     def _send(self) -> list[str]:
         """Shared to global memory."""
         writer = Writer(self.work.down, self.sizes)
         sent = [
-            f"of::store(o{target.index} + ({writer.index(target.offset)}), out{target.index}_down[j]);"
+            f"of::store({pointer(f'o{target.index}', writer.index(target.offset))}, out{target.index}_down[j]);"
             for target in self.outgoing
         ]
         defined = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
@@ -194,7 +188,7 @@ def fetch(writer: Writer, load: Load, target: str, width: str) -> list[str]:
     allowed = " && ".join(f"({text})" for text in conditions if text != "true")
     guard = f"if ({allowed}) " if allowed else ""
     if is_vector(load, writer.lanes):
-        return [f"{guard}{target} = of::load<{width}>(i{load.input} + ({writer.index(load.offset)}));"]
+        return [f"{guard}{target} = of::load<{width}>({writer.address(load)});"]
     place = writer.index(load.offset, lane=True)
     inner = [*writer.lines[Scope.LANE], f"{guard}{target}.at[v] = i{load.input}[{place}];"]
     writer.lines[Scope.LANE] = []

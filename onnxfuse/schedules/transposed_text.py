@@ -15,7 +15,7 @@ from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.columns import ColumnText
 from onnxfuse.schedules.phases import Frame, Output
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Lanes, Scope, Writer
+from onnxfuse.schedules.text import Lanes, Scope, Writer, element_of, pointer
 from onnxfuse.schedules.tiled_text import fetch
 
 
@@ -74,7 +74,7 @@ class _TransposedText(ColumnText):
             return found
         self.brought[scalar] = self.tiles[scalar]
         element = f"of::value(*{self.tiles[scalar]}.place(column * width + v, at))"
-        return self.writer.define(scalar, Scope.LANE, TYPES[scalar.dtype].compute, element)
+        return self.writer.define(scalar, Scope.LANE, TYPES[scalar.dtype].compute, element, element_of(scalar))
 
     def head(self) -> list[str]:
         """A thread has every ``deep``-th element, of the columns or of the chunk at hand."""
@@ -150,7 +150,7 @@ class _TransposedText(ColumnText):
             return []
         writer = Writer(self.staging.down, self.sizes)
         sent = [
-            f"of::store(o{output.index} + ({writer.index(output.place)}), "
+            f"of::store({pointer(f'o{output.index}', writer.index(output.place))}, "
             f"of::load<wide>(out{output.index}.place(of_block, at)));"
             for output in outputs
         ]
