@@ -20,8 +20,8 @@ from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
-from onnxfuse.planning.region import Region, RegionCost
-from onnxfuse.planning.traffic import KernelTraffic, Ledger, again_in
+from onnxfuse.planning.region import Region, RegionCost, united
+from onnxfuse.planning.traffic import KernelTraffic, Ledger
 from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import overwrites, runtime_efficiency
 from onnxfuse.provider.removed import is_given, readers, source
@@ -190,11 +190,7 @@ class CostModel:
     def together(self, parts: Sequence[Region]) -> RegionCost:
         """Independent regions of one graph before, and after in one launch.  Each moves in it what it moves alone: a
         tensor that two of them read comes twice."""
-        whole = Region(
-            tuple(sorted({node for part in parts for node in part.nodes}, key=lambda node: node.index)),
-            tuple(dict.fromkeys(value for part in parts for value in part.tensors)),
-            tuple(value for part in parts for value in part.outputs), again=again_in(parts),
-        )
+        whole = united(parts)
         reads: dict[Value, int] = {}
         alone = [self.ledger.region(part) for part in parts]
         again = sum(map(self.read_again, parts))

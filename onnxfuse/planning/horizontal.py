@@ -24,13 +24,13 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.pieces import Piece, bound, joint_rule, not_in, piece_of, regions, with_joins
+from onnxfuse.planning.pieces import Piece, may_be_one, not_in, parts_of, piece_of, regions, with_joins
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.region import Region, RegionCost
+from onnxfuse.planning.region import Region, RegionCost, united
 from onnxfuse.planning.shares import Share, put_together, shares_of
 from onnxfuse.planning.spills import Spills
-from onnxfuse.planning.traffic import again_in, shared
+from onnxfuse.planning.traffic import shared
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel
 from onnxfuse.schedules.together import share_launch, together
@@ -209,15 +209,14 @@ class _Joiner:
         total = one.cost.bytes_after + other.cost.bytes_after
         if self._bytes(common) < LEAST_SHARED * total or self._largest(one) != self._largest(other):
             return None
-        members = {*one.view, *other.view}
-        if not self._may_meet(first.members, second.members) or self._operators(members) > self._most_operators():
+        both = united([one, other])
+        if not self._may_meet(first.members, second.members) or self._operators(both.view) > self._most_operators():
             return None
-        region = self.maker.region(members, joint_rule([one, other]), self._written(one, other))
+        region = self.maker.region(both.view, both.rule, self._written(both))
         if isinstance(region, Refusal):
             return None
-        again = again_in([one, other])
-        if again:
-            region = replace(region, again=again)
+        if both.again:
+            region = replace(region, again=both.again)
             region = replace(region, counted=self.costs.region(region))
         if not self._gains(region.cost, [first, second], first.saved + second.saved):
             return None
@@ -233,11 +232,11 @@ class _Joiner:
             return part
         return None
 
-    def _written(self, *fusions: Region) -> list[Value]:
-        """Values of the view that regions write, in graph order."""
-        written = {self.maker.view.values[value.name] for fusion in fusions for value in fusion.outputs}
-        nodes = _ordered(fusion.view for fusion in fusions)
-        return list(dict.fromkeys(value for node in nodes for value in node.outputs if value in written and value))
+    def _written(self, region: Region) -> list[Value]:
+        """Values of the view that a region writes, in graph order."""
+        written = {self.maker.view.values[value.name] for value in region.outputs}
+        return list(dict.fromkeys(
+            value for node in region.view for value in node.outputs if value in written and value))
 
     def _bytes(self, values: Iterable[Value]) -> int:
         return sum(self.costs.ledger.bytes_of(value) or 0 for value in values)
@@ -315,7 +314,7 @@ class _Joiner:
             return f"together they have more than {most} operators"
         if not self._may_meet(launch.members, part.members):
             return ""
-        if bound(parts) is None:
+        if not may_be_one(united([each.fusion for each in parts])):
             return "together they read and write more than one node can"
         cost = self.costs.together([each.fusion for each in parts])
         return cost if self._gains(cost, parts, launch.saved + part.saved) else "too little is predicted to be saved"
@@ -323,18 +322,11 @@ class _Joiner:
     def _made(self, launch: _Launch) -> Piece | None:
         """A launch with its kernel."""
         parts = tuple(sorted(launch.parts, key=lambda part: part.first))
-        fusions = [part.fusion for part in parts]
-        rule, found = joint_rule(fusions), bound(parts)
-        assert found is not None
-        kernel = together(found.parts, rule, len(found.outputs))
-        label = fusions[0].nodes[0].label
-        if not isinstance(kernel, Kernel) or check_host_inputs(found.tensors, self.maker.graph, label) is not None:
+        whole = united([part.fusion for part in parts])
+        kernel = together(parts_of(whole, parts), whole.rule, len(whole.outputs))
+        if isinstance(kernel, Refusal) or check_host_inputs(whole.tensors, self.maker.graph, whole.label) is not None:
             return None
-        nodes, view = _ordered(f.nodes for f in fusions), _ordered(f.view for f in fusions)
-        fusion = Region(
-            nodes, found.tensors, found.outputs, rule, view, found.hosts, found.inlined, again_in(fusions),
-            counted=launch.cost, made=kernel,
-        )
+        fusion = replace(whole, counted=launch.cost, made=kernel)
         if self._exceeds(fusion) is not None:
             return None
         compiled = self._compiled(fusion, parts, sum(part.saved for part in parts))
@@ -418,8 +410,3 @@ def _ended(launch: _Launch, why: str, part: Piece) -> Refusal:
     first, label = launch.parts[0].fusion, part.fusion.nodes[0].label
     message = f"It is not in the launch of {first.nodes[0].label}, which runs the same kernel: {why}."
     return Refusal(CODE, message, label, part.fusion.rule)
-
-
-def _ordered(groups: Iterable[Iterable[Node]]) -> tuple[Node, ...]:
-    """Nodes of several regions in graph order; regions may have constants in common."""
-    return tuple(sorted({node for group in groups for node in group}, key=lambda node: node.index))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Node, Value
@@ -119,48 +119,28 @@ def _contents(value: Value, sizes: Sizes) -> list[int] | None:
         return None
 
 
-@dataclass(frozen=True)
-class Bound:
-    """What several regions read and write together, and where the kernel of each finds its own."""
-
-    tensors: tuple[Value, ...]
-    hosts: tuple[Value, ...]
-    inlined: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    parts: tuple[Part, ...]
-
-
-def bound(pieces: Sequence[Piece]) -> Bound | None:
-    """The regions' values together; None where one of them is needed in device memory and elsewhere too, or they are
-    too many."""
-    fusions = [piece.fusion for piece in pieces]
-    tensors, hosts, inlined, outputs = (
-        tuple(dict.fromkeys(value for values in found for value in values))
-        for found in zip(*((f.tensors, f.hosts, f.inlined, f.outputs) for f in fusions), strict=True)
+def may_be_one(whole: Region) -> bool:
+    """Whether what several regions read and write together is no more than one node can, and no value of it is needed
+    in device memory and elsewhere too."""
+    return (
+        len(whole.hosts) <= HOST_INPUTS and len(whole.tensors) + len(whole.outputs) <= MOST_POINTERS
+        and set(whole.tensors).isdisjoint((*whole.hosts, *whole.inlined))
     )
-    if len(hosts) > HOST_INPUTS or len(tensors) + len(outputs) > MOST_POINTERS:
-        return None
-    if not set(tensors).isdisjoint((*hosts, *inlined)):
-        return None
-    read, asked, written = (_numbered(values) for values in (tensors, hosts, outputs))
-    parts = (
+
+
+def parts_of(whole: Region, pieces: Sequence[Piece]) -> list[Part]:
+    """Where the kernel of each piece finds its own among what the whole reads and writes."""
+    read, asked, written = (
+        {value: number for number, value in enumerate(values)} for values in (whole.tensors, whole.hosts, whole.outputs)
+    )
+    return [
         Part(
             piece.fusion.kernel, piece.planned, tuple(read[value] for value in piece.fusion.tensors),
             tuple(asked[value] for value in piece.fusion.hosts),
             tuple(written[value] for value in piece.fusion.outputs),
         )
         for piece in pieces
-    )
-    return Bound(tensors, hosts, inlined, outputs, tuple(parts))
-
-
-def _numbered(values: Sequence[Value]) -> Mapping[Value, int]:
-    return {value: number for number, value in enumerate(values)}
-
-
-def joint_rule(fusions: Sequence[Region]) -> str:
-    """The ids of all rules that regions are due to."""
-    return "+".join(dict.fromkeys(rule for fusion in fusions for rule in fusion.rule.split("+")))
+    ]
 
 
 def regions(own: Sequence[Region], joins: Sequence[Piece]) -> list[Region]:

@@ -6,7 +6,7 @@ on: tensor operations, a cost, a kernel, what was measured of that and what the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,3 +111,30 @@ class Region:
         """What schedules are asked to make its kernel of; the arguments are as ``Request`` has them."""
         assert self.lowered is not None, self.label
         return Request(self.lowered, self.rule, sizes, choice, nearby)
+
+
+def united(regions: Sequence[Region]) -> Region:
+    """Regions of one graph as one, of which there is no cost and no kernel yet."""
+    return Region(
+        _in_order(region.nodes for region in regions),
+        _each_once(region.tensors for region in regions), _each_once(region.outputs for region in regions),
+        "+".join(dict.fromkeys(rule for region in regions for rule in region.rule.split("+"))),
+        _in_order(region.view for region in regions),
+        _each_once(region.hosts for region in regions), _each_once(region.inlined for region in regions),
+        _again_in(regions),
+    )
+
+
+def _again_in(regions: Sequence[Region]) -> tuple[Node, ...]:
+    """What regions joined to one compute again that none of them counts before fusion, in graph order."""
+    own = {node for region in regions for node in region.own}
+    return _in_order([[node for region in regions for node in region.again if node not in own]])
+
+
+def _in_order(groups: Iterable[Iterable[Node]]) -> tuple[Node, ...]:
+    """Nodes of several regions in graph order; regions may have constants in common."""
+    return tuple(sorted({node for group in groups for node in group}, key=lambda node: node.index))
+
+
+def _each_once(groups: Iterable[Iterable[Value]]) -> tuple[Value, ...]:
+    return tuple(dict.fromkeys(value for group in groups for value in group))

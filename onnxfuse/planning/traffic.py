@@ -247,13 +247,6 @@ def _unsized(*groups: Mapping[Value, int | None]) -> tuple[str, ...]:
     return tuple(value.name for group in groups for value, size in group.items() if size is None)
 
 
-def again_in(parts: Sequence[Region]) -> tuple[Node, ...]:
-    """What regions joined to one compute again that none of them counts before fusion, in graph order."""
-    own = {node for part in parts for node in part.own}
-    again = {node for part in parts for node in part.again if node not in own}
-    return tuple(sorted(again, key=lambda node: node.index))
-
-
 def shared(fused: Iterable[Region]) -> frozenset[Node]:
     """Nodes that several of some regions hold; Constants, which bodies hold copies of, left out."""
     return frozenset(node for region in fused for node in region.again if node.op != "Constant")
