@@ -71,6 +71,50 @@ class _Source:
     folder: Path | None
 
 
+@dataclass(frozen=True)
+class _Links:
+    """What the nodes of one graph are linked by.
+
+    Attributes:
+        folder: where the model's external data is looked for; body: which body the graph is, None for the main one.
+        values: those of the graph by name; known: those, and those of the graphs around.
+    """
+
+    folder: Path | None
+    body: Body | None
+    values: dict[str, Value]
+    known: ChainMap[str, Value]
+
+    def node(self, index: int, imported: gs.Node, original: onnx.NodeProto) -> Node:
+        """A node, linked with what it reads and computes."""
+        values = self.values
+        has_subgraph = any(True for _ in subgraphs(original))
+        node = Node(
+            index=index,
+            name=original.name,
+            op=imported.op,
+            domain="" if original.domain == "ai.onnx" else original.domain,
+            attributes=_attributes(original, imported.attrs, self.folder),
+            inputs=tuple(None if not tensor.name else values[tensor.name] for tensor in imported.inputs),
+            outputs=tuple(
+                None if not tensor.name else values.setdefault(tensor.name, Value(tensor.name))
+                for tensor in imported.outputs
+            ),
+            captures=tuple(values[name] for name in captures(original) if name in values) if has_subgraph else (),
+            has_subgraph=has_subgraph,
+            body=self.body,
+        )
+        for value in node.outputs:
+            if value is not None:
+                value.producer = node
+                self.known[value.name] = value
+        for value in node.reads():
+            value.consumers.append(node)
+        if node.op == "Constant" and not node.domain:
+            _set_constant(node, original)
+        return node
+
+
 def _build(graph: onnx.GraphProto, source: _Source, around: ChainMap[str, Value] | None = None,
            body: Body | None = None, owner: Node | None = None) -> Graph:
     """One graph and the bodies in it.
@@ -86,6 +130,7 @@ def _build(graph: onnx.GraphProto, source: _Source, around: ChainMap[str, Value]
     # What is known around stays where it is: a copy for each body would be work of the bodies times the names.
     known = around.new_child(dict(values)) if around is not None else ChainMap(dict(values))
     taken = Scope({name for node in graph.node for name in node.output if name}, known)
+    links = _Links(source.folder, body, values, known)
     nodes: list[Node] = []
     bodies: list[Graph] = []
     inside: dict[int, list[tuple[Body, onnx.GraphProto]]] = {}
@@ -94,31 +139,8 @@ def _build(graph: onnx.GraphProto, source: _Source, around: ChainMap[str, Value]
     pairs = list(zip(_import(graph, proto).nodes, graph.node, strict=True))
     for index, position in enumerate(sequence(graph)):
         imported, original = pairs[position]
-        has_subgraph = any(True for _ in subgraphs(original))
-        node = Node(
-            index=index,
-            name=original.name,
-            op=imported.op,
-            domain="" if original.domain == "ai.onnx" else original.domain,
-            attributes=_attributes(original, imported.attrs, source.folder),
-            inputs=tuple(None if not tensor.name else values[tensor.name] for tensor in imported.inputs),
-            outputs=tuple(
-                None if not tensor.name else values.setdefault(tensor.name, Value(tensor.name))
-                for tensor in imported.outputs
-            ),
-            captures=tuple(values[name] for name in captures(original) if name in values) if has_subgraph else (),
-            has_subgraph=has_subgraph,
-            body=body,
-        )
+        node = links.node(index, imported, original)
         nodes.append(node)
-        for value in node.outputs:
-            if value is not None:
-                value.producer = node
-                known[value.name] = value
-        for value in node.reads():
-            value.consumers.append(node)
-        if node.op == "Constant" and not node.domain:
-            _set_constant(node, original)
         if (node.domain, node.op) in OWNERS and not any(_hides(inner, taken) for _, inner in bodies_of(original)):
             own = [_build(inner, source, known, found, node) for found, inner in inside.get(position, ())]
             bodies += own

@@ -205,6 +205,10 @@ def _check_versions(proto: onnx.ModelProto, place: str | None) -> None:
                 f"The model imports version {entry.version} of the operators of '{entry.domain}', and there can be no "
                 "such version.", place=place, remedy="Mend model.opset_import, or export the model again.",
             )
+    _check_opset(proto, place)
+
+
+def _check_opset(proto: onnx.ModelProto, place: str | None) -> None:
     versions = {entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS}
     newest = onnx.defs.onnx_opset_version()
     if not versions:

@@ -163,12 +163,7 @@ class Puller:
             case Reduce():
                 return self._reduce(tensor, at, conditions)
             case Reshape():
-                place = self.space.linear(at, tensor.shape)
-                if product(tensor.operand.shape) != product(tensor.shape):
-                    self.relations["==", product(tensor.operand.shape), product(tensor.shape)] = None
-                floors = tuple(c.index - c.low for c in conditions if c.low is not None)
-                return self.element(
-                    tensor.operand, self.space.delinear(place, tensor.operand.shape, floors), conditions)
+                return self._reshape(tensor, at, conditions)
             case Permute():
                 moved = [dim(0)] * len(at)
                 for place_out, axis in enumerate(tensor.axes):
@@ -198,6 +193,13 @@ class Puller:
             for operand in tensor.operands
         ]
         return self.apply(tensor.function, tensor.dtype, *pulled)
+
+    def _reshape(self, tensor: Reshape, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        place = self.space.linear(at, tensor.shape)
+        if product(tensor.operand.shape) != product(tensor.shape):
+            self.relations["==", product(tensor.operand.shape), product(tensor.shape)] = None
+        floors = tuple(c.index - c.low for c in conditions if c.low is not None)
+        return self.element(tensor.operand, self.space.delinear(place, tensor.operand.shape, floors), conditions)
 
     def _broadcast(self, at: Coordinates, shape: Shape, narrow: Shape) -> Coordinates:
         """Where an operand of shape ``narrow`` is read for a place of ``shape``: trailing axes align, an axis of
