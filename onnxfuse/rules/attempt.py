@@ -128,8 +128,7 @@ class Attempt:
                 for _ in self._match(pattern.pattern, value):
                     yield from self._bind(pattern.name, value, False)
         elif isinstance(pattern, Literal):
-            if self._equals(pattern.value, value):
-                yield
+            yield from self._literal(pattern.value, value)
         elif isinstance(pattern, Op):
             yield from self._node(pattern, value, 0)
         elif isinstance(pattern, Output):
@@ -176,19 +175,18 @@ class Attempt:
             yield
             del self.bindings[name]
 
-    def _equals(self, wanted: float, value: Value | None) -> bool:
+    def _literal(self, wanted: float, value: Value | None) -> Iterator[None]:
         found = root(value) if value is not None else None
         if found is None or found.constant is None or found.constant.size != 1:
             self._miss(NOT_CONSTANT, "constant-value", lambda: (
                 f"{name_of(value)} is not a constant of one element; the rule needs {wanted:g}."
             ), self._reader(value))
-            return False
-        if equals_literal(wanted, found):
-            return True
-        self._miss(OTHER_VALUE, "constant-value", lambda: (
-            f"{name_of(value)} is {plain(found):g}; the rule needs {wanted:g}."
-        ), self._reader(value))
-        return False
+        elif equals_literal(wanted, found):
+            yield
+        else:
+            self._miss(OTHER_VALUE, "constant-value", lambda: (
+                f"{name_of(value)} is {plain(found):g}; the rule needs {wanted:g}."
+            ), self._reader(value))
 
     def _reader(self, value: Value | None) -> Node | None:
         """The node of the match that reads a value, the last of several."""
@@ -371,9 +369,21 @@ class Attempt:
             for name in self.pattern.results
             if isinstance(self.bindings.get(name), Value)
         }
-        declared = set(results.values())
-        extra: list[Value] = []
-        escaped: set[Value] = set()
+        leaving = self._leaving(set(results.values()))
+        if leaving is None:
+            return None
+        kept = [
+            value for name, value in results.items()
+            if name not in self.pattern.optional_results or value in leaving
+        ]
+        extra = [value for value, declared in leaving.items() if not declared]
+        nodes = tuple(sorted(self.nodes, key=lambda node: node.index))
+        return Match(self.rule, nodes, dict(self.bindings), dict(self.holes), (*kept, *extra))
+
+    def _leaving(self, results: Collection[Value]) -> dict[Value, bool] | None:
+        """Values of the match that are needed outside, and whether each is among the ``results``; None where one may
+        not leave a match of this rule."""
+        found: dict[Value, bool] = {}
         for node in self.nodes:
             for value in node.outputs:
                 if value is None:
@@ -382,8 +392,8 @@ class Attempt:
                 reader = next(iter(readers), None)
                 if reader is None and not value.is_output:
                     continue
-                escaped.add(value)
-                if value in declared:
+                found[value] = value in results
+                if found[value]:
                     continue
                 code = ESCAPE_CODES[0] if reader is not None else ESCAPE_CODES[1]
                 # What only dead nodes read is written for them: nobody would have a rule wait for that.
@@ -391,13 +401,7 @@ class Attempt:
                 if self._forbids(code) and not (idle and isinstance(self.rule, FuseRule)):
                     self._escape(code, value, node, reader)
                     return None
-                extra.append(value)
-        kept = [
-            value for name, value in results.items()
-            if name not in self.pattern.optional_results or value in escaped
-        ]
-        nodes = tuple(sorted(self.nodes, key=lambda node: node.index))
-        return Match(self.rule, nodes, dict(self.bindings), dict(self.holes), (*kept, *extra))
+        return found
 
     def _forbids(self, code: str) -> bool:
         return self.forbidden is None or code in self.forbidden

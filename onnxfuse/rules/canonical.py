@@ -61,22 +61,7 @@ def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool
         if idle:
             view = _rebuild(view, idle)
             continue
-        claimed: set[Node] = set()
-        chosen: list[Match] = []
-        misses: list[Refusal] = []
-        for rule in order:
-            result = match(rule, view, index, claimed=claimed)
-            if tell_all or not rule.quiet:
-                misses += [miss for miss in result.near_misses if miss.code != "claimed"]
-            for found in result.matches:
-                if not claimed.isdisjoint(found.nodes) or _is_canonical(found):
-                    continue
-                refusal = _obstacle(found, view)
-                if refusal is not None:
-                    misses.append(refusal)
-                    continue
-                chosen.append(found)
-                claimed.update(found.nodes)
+        chosen, misses = _chosen(order, view, index, tell_all)
         for miss in misses:
             told[miss.rule, miss.node] = miss
         if not chosen:
@@ -93,6 +78,29 @@ def canonicalise(graph: Graph, rules: Sequence[CanonicalRule], *, tell_all: bool
         made + tuple(node for body in bodies for node in body.made),
         refusals + tuple(miss for body in bodies for miss in body.refusals),
     )
+
+
+def _chosen(
+    rules: Sequence[CanonicalRule], view: Graph, index: NodeIndex, tell_all: bool
+) -> tuple[list[Match], list[Refusal]]:
+    """Matches of which no two share a node, those of earlier rules first, and near misses."""
+    claimed: set[Node] = set()
+    chosen: list[Match] = []
+    misses: list[Refusal] = []
+    for rule in rules:
+        result = match(rule, view, index, claimed=claimed)
+        if tell_all or not rule.quiet:
+            misses += [miss for miss in result.near_misses if miss.code != "claimed"]
+        for found in result.matches:
+            if not claimed.isdisjoint(found.nodes) or _is_canonical(found):
+                continue
+            refusal = _obstacle(found, view)
+            if refusal is not None:
+                misses.append(refusal)
+                continue
+            chosen.append(found)
+            claimed.update(found.nodes)
+    return chosen, misses
 
 
 def _idle(rules: Sequence[CanonicalRule], view: Graph, index: NodeIndex) -> list[Match]:
@@ -180,23 +188,42 @@ def _makes_cycle(found: Match) -> bool:
 def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
     """A copy of the graph with each match replaced by its canonical node, in which nodes read what those that give
     their operand back were given: these are left out where nothing needs their result."""
-    replaced: dict[Node, Match] = {node: found for found in matches for node in found.nodes}
-    last: dict[int, int] = {id(found): found.nodes[-1].index for found in matches}
-    # A canonical node stands where the last of its nodes stood: everything that it reads is computed before.  What
-    # reads one of its results earlier than that comes after it by sorting again.
     values = {
         name: replace(value, producer=None, consumers=[]) for name, value in graph.values.items()
     }
-    pending: list[_Entry] = []
+    nodes = _linked(_entries(graph, matches), values)
+    kept = {
+        name: value for name, value in values.items()
+        if value.producer is not None or graph.values[name].producer is None
+    }
+    return Graph(
+        nodes, kept, tuple(values[value.name] for value in graph.inputs),
+        tuple(values[value.name] for value in graph.outputs), graph.opsets, graph.functions,
+        body=graph.body, owner=graph.owner, first=graph.first,
+    )
+
+
+def _entries(graph: Graph, matches: Sequence[Match]) -> list[_Entry]:
+    """The nodes of a graph, and a canonical one for each match, which stands where the last of its nodes stood:
+    everything that it reads is computed before.  What reads one of its results earlier than that comes after it by
+    sorting again."""
+    replaced: dict[Node, Match] = {node: found for found in matches for node in found.nodes}
+    last: dict[int, int] = {id(found): found.nodes[-1].index for found in matches}
+    entries: list[_Entry] = []
     for node in graph.nodes:
         found = replaced.get(node)
         if found is None:
-            pending.append((node, node.inputs, node.outputs))
+            entries.append((node, node.inputs, node.outputs))
         elif node.index == last[id(found)]:
             made = _canonical_node(found, graph)
-            pending.append((made, made.inputs, made.outputs))
-    alive = _alive(pending)
-    passing = _passing(_sorted(pending))
+            entries.append((made, made.inputs, made.outputs))
+    return entries
+
+
+def _linked(entries: Sequence[_Entry], values: Mapping[str, Value]) -> tuple[Node, ...]:
+    """Copies of the nodes in an order that can be run, linked with values of the same names."""
+    alive = _alive(entries)
+    passing = _passing(_sorted(entries))
     read = {value for node, inputs, _ in passing for value in (*inputs, *node.captures)}
     nodes: list[Node] = []
     for node, inputs, outputs in passing:
@@ -215,15 +242,7 @@ def _rebuild(graph: Graph, matches: Sequence[Match]) -> Graph:
                 value.producer = copy
         for value in copy.reads():
             value.consumers.append(copy)
-    kept = {
-        name: value for name, value in values.items()
-        if value.producer is not None or graph.values[name].producer is None
-    }
-    return Graph(
-        tuple(nodes), kept, tuple(values[value.name] for value in graph.inputs),
-        tuple(values[value.name] for value in graph.outputs), graph.opsets, graph.functions,
-        body=graph.body, owner=graph.owner, first=graph.first,
-    )
+    return tuple(nodes)
 
 
 def _alive(entries: Sequence[_Entry]) -> set[Value]:

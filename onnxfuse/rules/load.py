@@ -31,6 +31,7 @@ from onnxfuse.rules.kinds import (
 )
 from onnxfuse.rules.operators import OperatorKey, operator_key, operator_names
 from onnxfuse.rules.pattern import CompiledPattern, suggestion
+from onnxfuse.rules.shapes import shape_error
 from onnxfuse.rules.syntax import Call, Name, TextError
 from onnxfuse.rules.yamlfile import Document, Path_
 
@@ -142,7 +143,7 @@ def _rule(document: Document) -> Rule:
     try:
         part = schema.KINDS[kind].model_validate(data)
     except ValidationError as error:
-        raise _shape_error(document, error, schema.KINDS[kind]) from None
+        raise shape_error(document, error, schema.KINDS[kind]) from None
     common: _Common = {
         "id": part.id, "summary": part.summary.strip(), "why": part.why.strip(), "place": document.place(("id",)),
         "examples": _examples(document, part), "quiet": part.quiet,
@@ -161,54 +162,6 @@ def _rule(document: Document) -> Rule:
         )
     assert isinstance(part, schema.ForbidPart)
     return _forbid(document, part, common)
-
-
-# Messages for pydantic's kinds of error; {name} is the key.
-_SHAPE_MESSAGES = {
-    "string_type": "{name} must be a string.",
-    "int_type": "{name} must be an integer.",
-    "float_type": "{name} must be a number.",
-    "list_type": "{name} must be a list.",
-    "dict_type": "{name} must be a mapping.",
-    "model_type": "{name} must be a mapping.",
-    "greater_than": "{name} must be greater than 0.",
-    "string_pattern_mismatch": "{name} must be lower-case words joined by dashes.",
-    "too_short": "{name} has too few entries.",
-    "too_long": "{name} has too many entries.",
-}
-
-
-def _shape_error(document: Document, error: ValidationError, model: type[schema.RulePart]) -> RuleError:
-    found = error.errors(include_url=False)
-    # an unknown key first: where a required one is missing too, it is most often the same key misspelt
-    chosen = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
-    path: Path_ = tuple(chosen["loc"])
-    name = next((part for part in reversed(path) if isinstance(part, str) and part != "test"), "the rule")
-    if chosen["type"] == "extra_forbidden":
-        known = _known_keys(model, path[:-1])
-        close = suggestion(str(path[-1]), known)
-        return document.error(
-            path, f"Unknown key {path[-1]}.",
-            f"Did you mean {close}?" if close else f"The keys here are {', '.join(known)}.", key=True,
-        )
-    if chosen["type"] == "missing":
-        return document.error(path[:-1], f"The key {path[-1]} is missing.", f"Add {path[-1]}: ...", key=True)
-    template = _SHAPE_MESSAGES.get(chosen["type"])
-    message = template.format(name=name) if template else f"{name}: {chosen['msg']}."
-    if chosen["type"] == "string_pattern_mismatch" and name == "entry":
-        message = "entry must be the name of a function."
-    return document.error(path, message, None)
-
-
-def _known_keys(model: type[schema.Part], path: Path_) -> list[str]:
-    current: Any = model
-    nested = {
-        "examples": schema.ExamplePart, "where": schema.ConditionPart, "expect": schema.Expectation,
-        "kernel": schema.KernelPart, "edge": schema.EdgePart, "arguments": schema.ArgumentPart,
-    }
-    for part in path:
-        current = nested.get(str(part), current)
-    return [field.alias or name for name, field in current.model_fields.items()]
 
 
 def _examples(document: Document, part: schema.RulePart) -> tuple[Example, ...]:
@@ -397,26 +350,8 @@ def _fuse(document: Document, part: schema.FusePart, common: _Common) -> FuseRul
 
 def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPattern) -> Kernel:
     file = _inside(document, ("kernel", "file"), part.file)
-    try:
-        source = read_bytes(file, MAX_SOURCE).decode("utf-8", "replace").replace("\r\n", "\n")
-    except OSError as error:
-        raise document.error(("kernel", "file"), f"{part.file} cannot be read: {error.strerror}.", "Check the file."
-                             ) from error
-    for key, chosen, allowed in (
-        ("inputs", part.inputs, pattern.inputs), ("outputs", part.outputs, pattern.results)
-    ):
-        for number, name in enumerate(chosen):
-            if name not in allowed:
-                close = suggestion(name, allowed)
-                raise document.error(
-                    ("kernel", key, number), f"{name} is none of the pattern's {key}.",
-                    f"Did you mean {close}?" if close else f"They are {', '.join(allowed)}.",
-                )
-    for name in pattern.results:
-        if name not in part.outputs:
-            raise document.error(
-                ("kernel", "outputs"), f"The kernel does not write the result {name}.", f"Add {name} to its outputs."
-            )
+    source = _source(document, part, file)
+    _check_operands(document, part, pattern)
     fault = cuda.fault(source, part.entry, len(part.inputs) + len(part.outputs), len(part.arguments))
     if fault is not None:
         raise document.error(
@@ -447,6 +382,37 @@ def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPatter
     )
 
 
+def _source(document: Document, part: schema.KernelPart, file: Path) -> str:
+    try:
+        return read_bytes(file, MAX_SOURCE).decode("utf-8", "replace").replace("\r\n", "\n")
+    except OSError as error:
+        raise document.error(("kernel", "file"), f"{part.file} cannot be read: {error.strerror}.", "Check the file."
+                             ) from error
+
+
+def _check_operands(document: Document, part: schema.KernelPart, pattern: CompiledPattern) -> None:
+    """Check that a kernel reads inputs of the pattern and writes its results, all of them.
+
+    Raises:
+        RuleError: it does not.
+    """
+    for key, chosen, allowed in (
+        ("inputs", part.inputs, pattern.inputs), ("outputs", part.outputs, pattern.results)
+    ):
+        for number, name in enumerate(chosen):
+            if name not in allowed:
+                close = suggestion(name, allowed)
+                raise document.error(
+                    ("kernel", key, number), f"{name} is none of the pattern's {key}.",
+                    f"Did you mean {close}?" if close else f"They are {', '.join(allowed)}.",
+                )
+    for name in pattern.results:
+        if name not in part.outputs:
+            raise document.error(
+                ("kernel", "outputs"), f"The kernel does not write the result {name}.", f"Add {name} to its outputs."
+            )
+
+
 def _forbid(document: Document, part: schema.ForbidPart, common: _Common) -> ForbidRule:
     chosen = [key for key in ("pattern", "edge", "condition") if getattr(part, key) is not None]
     if len(chosen) != 1:
@@ -455,26 +421,7 @@ def _forbid(document: Document, part: schema.ForbidPart, common: _Common) -> For
         )
     reason = part.reason.strip()
     if part.pattern is not None:
-        pattern = _pattern(document, part.pattern, None, part.sets)
-        where = _conditions(document, part.where, pattern)
-        path: Path_
-        for number, name in enumerate(part.leave):
-            path = ("leave", number)
-            _assigned(document, path if path in document.values else ("leave",), name, pattern)
-        if part.unless_made and not part.leave:
-            raise document.error(("unless_made",), "unless_made needs leave.", "Say what is left otherwise.", key=True)
-        for number, name in enumerate(part.unless_made):
-            if name not in pattern.inputs:
-                close = suggestion(name, pattern.inputs)
-                path = ("unless_made", number)
-                raise document.error(
-                    path if path in document.values else ("unless_made",),
-                    f"{name} is no input of the pattern.", f"Did you mean {close}?" if close else None
-                )
-        return ForbidRule(
-            **common, pattern=pattern, pattern_text=part.pattern, where=where, reason=reason, leave=tuple(part.leave),
-            unless_made=tuple(part.unless_made),
-        )
+        return _forbid_pattern(document, part, part.pattern, {**common, "reason": reason})
     for key in ("where", "leave", "unless_made", "sets"):
         if getattr(part, key):
             raise document.error((key,), f"{key} needs a pattern.", "Remove it, or write a pattern.", key=True)
@@ -491,3 +438,27 @@ def _forbid(document: Document, part: schema.ForbidPart, common: _Common) -> For
             f"Did you mean {close}?" if close else f"There are {', '.join(ESCAPE_CODES)}.",
         )
     return ForbidRule(**empty, condition=part.condition)
+
+
+def _forbid_pattern(document: Document, part: schema.ForbidPart, text: str, common: _Common) -> ForbidRule:
+    """A rule that forbids to fuse what a pattern matches; ``common`` has its reason too."""
+    pattern = _pattern(document, text, None, part.sets)
+    where = _conditions(document, part.where, pattern)
+    path: Path_
+    for number, name in enumerate(part.leave):
+        path = ("leave", number)
+        _assigned(document, path if path in document.values else ("leave",), name, pattern)
+    if part.unless_made and not part.leave:
+        raise document.error(("unless_made",), "unless_made needs leave.", "Say what is left otherwise.", key=True)
+    for number, name in enumerate(part.unless_made):
+        if name not in pattern.inputs:
+            close = suggestion(name, pattern.inputs)
+            path = ("unless_made", number)
+            raise document.error(
+                path if path in document.values else ("unless_made",),
+                f"{name} is no input of the pattern.", f"Did you mean {close}?" if close else None
+            )
+    return ForbidRule(
+        **common, pattern=pattern, pattern_text=text, where=where, leave=tuple(part.leave),
+        unless_made=tuple(part.unless_made),
+    )
