@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from onnxfuse.cli.parameters import (
 from onnxfuse.cli.targets import gpus_present
 
 if TYPE_CHECKING:
+    from onnxfuse.api import Result
+    from onnxfuse.reporting import Report
     from onnxfuse.rewriting.saving import External
 
 
@@ -73,10 +76,7 @@ def optimize(
     The exit code is 0 on success, also where nothing could be fused; 1 on an error in the model or a rule; 2 on wrong
     usage.
     """
-    from dataclasses import replace
-
     from onnxfuse import api, measuring
-    from onnxfuse.reporting import as_json, text
 
     hush_runtime()
     check_folder(report_file)
@@ -90,15 +90,29 @@ def optimize(
         )
         report = result.report
         if target_file is not None:
-            path = result.save(
-                target_file, external=external_data, progress=lambda done, of: tell("writing the weights", done, of),
-            )
+            path = _save(result, target_file, external_data, tell)
             report = replace(report, output=str(path))
-            # What did not run within the bounds of verification would have none here.
-            ran = report.verification["status"] != "not run"
-            if report.fusions and (measure or (measure is None and ran and gpus_present())):
+            if _is_measured(report, measure):
                 measured = _measured(model, path, dims, arrays, wanted["provider_options"], tell)
                 report = replace(report, measured=measured)
+    _show(report, report_file, as_data, explain=explain, quiet=quiet)
+
+
+def _save(result: Result, file: Path, external_data: External, tell: Tell) -> Path:
+    return result.save(file, external=external_data, progress=lambda done, of: tell("writing the weights", done, of))
+
+
+def _is_measured(report: Report, measure: bool | None) -> bool:
+    """Whether both models are to run; by default where there is a GPU and they have run within the bounds of
+    verification: what did not would not here."""
+    ran = report.verification["status"] != "not run"
+    return bool(report.fusions and (measure or (measure is None and ran and gpus_present())))
+
+
+def _show(report: Report, report_file: Path | None, as_data: bool, *, explain: bool, quiet: bool) -> None:
+    """Write the report where it was asked for, and print it."""
+    from onnxfuse.reporting import as_json, text
+
     content = as_json(report)
     if report_file is not None:
         write_text(report_file, json_text(content) + "\n")

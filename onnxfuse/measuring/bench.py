@@ -74,52 +74,103 @@ def bench(
         OnnxfuseError: the fused model's kernels cannot be had, or a kernel failed.
     """
     say = progress or (lambda text: None)
-    options = dict(provider_options or {})
-    machine = find_machine(int(options.get("device_id", 0)))
+    given = dict(provider_options or {})
+    machine = find_machine(int(given.get("device_id", 0)))
     say("preparing inputs")
     feeds = _feeds(original, dims or {}, inputs)
-    notes = [] if machine.gpu else [_ON_CPU]
-    if machine.gpu and cuda_graph:
-        options[CUDA_GRAPH] = "1"
-    elif cuda_graph:
-        notes.append("There are no CUDA graphs on the CPU; the runs were plain ones.")
-    start_provider(machine, options)
+    setting = _Setting(machine, feeds, given)
+    if cuda_graph:
+        setting.replay_graphs()
+    start_provider(machine, setting.options)
 
-    say("creating sessions")
-    runners = [Runner(path, machine, feeds, options, fused=place == 1)
-               for place, path in enumerate((original, fused)) if path is not None]
-    notes += [f"{Path(runner.path).name} has nodes that ONNX Runtime runs on the CPU, so that no CUDA graph holds it: "
-              "its runs were plain ones." for runner in runners if runner.uncaptured]
-    say("warming up")
-    for runner in runners:
-        _warm_up(runner)
+    runners = setting.runners([original] if fused is None else [original, fused], say)
     errors = compare(runners[0].results(), runners[1].results()) if fused else ()
     say("timing runs")
     latencies = _latencies(runners, runs)
     say("timing kernels")
-    activities, note = _activities(runners, machine, feeds, options, laps)
-    notes += note
-    created = [runner.creation_seconds for runner in runners]
-    paths = [runner.path for runner in runners]
+    activities = setting.activities(runners, laps)
+    created, paths = [runner.creation_seconds for runner in runners], [runner.path for runner in runners]
     runners.clear()
     gc.collect()
-    peaks: list[int | None] = [None] * len(paths)
-    if memory and machine.gpu:
-        say("counting memory")
-        for place, path in enumerate(paths):
-            peaks[place], note = _peak(path, machine, feeds, provider_options or {}, fused=place == 1)
-            notes += note
-
-    sides = [
-        side_of(path, seconds, latency, lap, peak)
-        for path, seconds, latency, lap, peak in zip(paths, created, latencies, activities, peaks, strict=True)
-    ]
+    peaks = setting.peaks(paths, given, say) if memory else [None] * len(paths)
+    sides = [side_of(*known) for known in zip(paths, created, latencies, activities, peaks, strict=True)]
     return BenchResult(
-        machine.name, machine.provider, options, cuda_graph and machine.gpu is not None,
+        machine.name, machine.provider, setting.options, cuda_graph and machine.gpu is not None,
         {name: tuple(array.shape) for name, array in feeds.items()}, sides[0], sides[1] if fused else None,
         ratio(latencies[0], latencies[1]) if fused else None, gpu_ratio(activities) if fused else None, errors,
-        tuple(dict.fromkeys(notes)),
+        tuple(dict.fromkeys(setting.notes)),
     )
+
+
+class _Setting:
+    """What the models run on and with; ``notes`` are what the reader has to know of it."""
+
+    def __init__(self, machine: Machine, feeds: Inputs, options: Mapping[str, str]) -> None:
+        self.machine, self.feeds, self.options = machine, feeds, dict(options)
+        self.notes = [] if machine.gpu else [_ON_CPU]
+
+    def replay_graphs(self) -> None:
+        """Have runs replay CUDA graphs, where there are some."""
+        if self.machine.gpu:
+            self.options[CUDA_GRAPH] = "1"
+        else:
+            self.notes.append("There are no CUDA graphs on the CPU; the runs were plain ones.")
+
+    def runners(self, paths: Sequence[str | Path], say: Progress) -> list[Runner]:
+        """Sessions of the original and the fused model, warmed up."""
+        say("creating sessions")
+        runners = self._runners(paths)
+        self.notes += [
+            f"{Path(runner.path).name} has nodes that ONNX Runtime runs on the CPU, so that no CUDA graph holds it: "
+            "its runs were plain ones." for runner in runners if runner.uncaptured]
+        say("warming up")
+        for runner in runners:
+            _warm_up(runner)
+        return runners
+
+    def _runners(self, paths: Sequence[str | Path]) -> list[Runner]:
+        return [Runner(path, self.machine, self.feeds, self.options, fused=place == 1)
+                for place, path in enumerate(paths)]
+
+    def activities(self, runners: Sequence[Runner], count: int) -> list[Laps]:
+        """What the GPU did in each lap of each model, laps by turns; nothing, and a note, where that cannot be had."""
+        nothing: list[Laps] = [[] for _ in runners]
+        if self.machine.gpu is None:
+            return nothing
+        try:
+            with KernelTimer(self.machine.synchronise) as timer:
+                found = take_laps(timer, runners, count)
+                if not all(map(has_kernels, found)):
+                    # Of a graph that was made before CUPTI came, the kernels may stay unseen.
+                    found = take_laps(timer, self._runners([runner.path for runner in runners]), count)
+        except OnnxfuseError as error:
+            self.notes.append(f"GPU time was not measured: {error}")
+            return nothing
+        if not all(map(has_kernels, found)):
+            self.notes.append("GPU time was not measured: CUPTI saw no kernels.")
+            return nothing
+        return found
+
+    def peaks(self, paths: Sequence[str], options: Mapping[str, str], say: Progress) -> list[int | None]:
+        """The most device memory that a session of each model takes with these options; None where there is no GPU,
+        or, with a note, where it cannot be had."""
+        if self.machine.gpu is None:
+            return [None] * len(paths)
+        say("counting memory")
+        return [self._peak(path, options, fused=place == 1) for place, path in enumerate(paths)]
+
+    def _peak(self, path: str, options: Mapping[str, str], *, fused: bool) -> int | None:
+        assert self.machine.gpu is not None
+        meter = MemoryMeter(self.machine.gpu)
+        try:
+            runner = Runner(path, self.machine, self.feeds, {**options, **meter.options}, fused=fused)
+            self.machine.gpu.synchronise()
+            del runner
+            gc.collect()
+        except OnnxfuseError as error:
+            self.notes.append(f"memory was not measured: {error}")
+            return None
+        return meter.peak
 
 
 def _feeds(path: str | Path, dims: Mapping[str, int], inputs: Inputs | None) -> dict[str, NDArray[Any]]:
@@ -152,38 +203,3 @@ def _latencies(runners: Sequence[Runner], runs: int | None) -> list[NDArray[np.f
         if collecting:
             gc.enable()
     return times
-
-
-def _activities(runners: Sequence[Runner], machine: Machine, inputs: Inputs, options: Mapping[str, str],
-                count: int) -> tuple[list[Laps], list[str]]:
-    """What the GPU did in each lap of each model, laps by turns; and a note where that cannot be had."""
-    nothing: list[Laps] = [[] for _ in runners]
-    if machine.gpu is None:
-        return nothing, []
-    try:
-        with KernelTimer(machine.synchronise) as timer:
-            found = take_laps(timer, runners, count)
-            if not all(map(has_kernels, found)):
-                # Of a graph that was made before CUPTI came, the kernels may stay unseen.
-                again = [Runner(runner.path, machine, inputs, options, fused=place == 1)
-                         for place, runner in enumerate(runners)]
-                found = take_laps(timer, again, count)
-    except OnnxfuseError as error:
-        return nothing, [f"GPU time was not measured: {error}"]
-    if not all(map(has_kernels, found)):
-        return nothing, ["GPU time was not measured: CUPTI saw no kernels."]
-    return found, []
-
-
-def _peak(path: str, machine: Machine, inputs: Inputs, options: Mapping[str, str], *,
-          fused: bool) -> tuple[int | None, list[str]]:
-    assert machine.gpu is not None
-    meter = MemoryMeter(machine.gpu)
-    try:
-        runner = Runner(path, machine, inputs, {**options, **meter.options}, fused=fused)
-        machine.gpu.synchronise()
-        del runner
-        gc.collect()
-    except OnnxfuseError as error:
-        return None, [f"memory was not measured: {error}"]
-    return meter.peak, []

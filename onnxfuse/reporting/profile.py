@@ -128,13 +128,7 @@ def profile_of_run(
             remedy="Give the fused model that ran.",
         )
     recorded = read_statistics(file)
-    own = [entry for entry in recorded.nodes if _is_of(entry, nodes.get(entry.node))]
-    if not own:
-        raise MeasurementError(
-            f"The statistics are of another model: none of their {len(recorded.nodes)} fused nodes is in "
-            f"{name_of(loaded)} with the same kernel.", place=str(file),
-            remedy="Give the very model that ran; a model that was fused again may have other kernels.",
-        )
+    own = _own(recorded, nodes, name_of(loaded), file)
     targets = {gpu.ordinal: _target(gpu, target, rules) for gpu in recorded.gpus}
     predictor = _Predictor(loaded, dims or {})
     total = sum(_total_us(run) for entry in own for run in entry.runs)
@@ -159,6 +153,22 @@ def profile_of_run(
 def as_json(profile: RunProfile) -> dict[str, Any]:
     """The profile as plain data."""
     return {**asdict(profile), "compared": len(profile.compared), "close": len(profile.close)}
+
+
+def _own(recorded: RunStatistics, nodes: Mapping[str, FusedNode], model: str, file: Path) -> list[RecordedNode]:
+    """What was recorded of the model's own nodes.
+
+    Raises:
+        MeasurementError: there is nothing.
+    """
+    own = [entry for entry in recorded.nodes if _is_of(entry, nodes.get(entry.node))]
+    if not own:
+        raise MeasurementError(
+            f"The statistics are of another model: none of their {len(recorded.nodes)} fused nodes is in "
+            f"{model} with the same kernel.", place=str(file),
+            remedy="Give the very model that ran; a model that was fused again may have other kernels.",
+        )
+    return own
 
 
 def _is_of(entry: RecordedNode, node: FusedNode | None) -> bool:

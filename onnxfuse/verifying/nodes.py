@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -112,7 +112,7 @@ class NodeVerifier:
             holding = self._runner.variants(node.plan, arrays) if every_variant else [None]
         except ValueError as error:
             raise KernelError(f"the launch plan refuses inputs that the model gives: {error}") from error
-        length = lengths(arrays, wanted)
+        case = _Case(node, reference, arrays, wanted, own, lengths(arrays, wanted))
         for variant in holding:
             if tally.failed:
                 break
@@ -121,25 +121,48 @@ class NodeVerifier:
                 tally.variants[name] = None
                 tally.where = f"{feeds.label}, variant {name}"
             got = self._runner.kernel(node, self._model, arrays, variant)
-            for place, precision in enumerate(reference.precision):
-                sides, mine, nearness = [wanted[place]], got[place], NEAR
-                types = node.plan.outputs[place].dtype, precision.arithmetic
-                terms = length if precision.reduces else 1
-                judgement = judge(got[place], sides, own[place], types, terms)
-                if not judgement.passed and precision.decides:
-                    sides += [entry[place] for entry in reference.nudged(arrays)]
-                    judgement = judge(got[place], sides, own[place], types, terms)
-                if not judgement.passed and types[0] in TABLE and not np.isfinite(own[place]).all():
-                    single = reference.single(arrays)[place]
-                    nearness = near(single, wanted[place], own[place])
-                    mine = replace_unowed(got[place], single, wanted[place], own[place])
-                    judgement = judge(mine, sides, own[place], types, terms, nearness)
-                if not judgement.passed and types[0] in TABLE and mine.shape == wanted[place].shape:
-                    moved = moves(wanted[place], [sample[place] for sample in reference.wavering(arrays, length)])
-                    mine = replace_moved(mine, wanted[place], moved)
-                    again = judge(mine, sides, own[place], types, terms, nearness)
-                    judgement = again if again.passed else judgement
-                tally.note(judgement, f"output {place} of {len(wanted)}")
+            for place in range(len(reference.precision)):
+                tally.note(case.judged(place, got[place]), f"output {place} of {len(wanted)}")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What a node's outputs have to be for one set of inputs.
+
+    Attributes:
+        arrays: the inputs; length: of the longest sum of them.
+        wanted: the reference's results; own: the original's own.
+    """
+
+    node: FusedNode
+    reference: Reference
+    arrays: Mapping[str, Array]
+    wanted: Sequence[Array]
+    own: Sequence[Array]
+    length: int
+
+    def judged(self, place: int, got: Array) -> Judgement:
+        """The judgement of one output; what it is compared with is made as far as it needs it."""
+        reference, arrays, wanted, own = self.reference, self.arrays, self.wanted[place], self.own[place]
+        precision = reference.precision[place]
+        sides, mine, nearness = [wanted], got, NEAR
+        types = self.node.plan.outputs[place].dtype, precision.arithmetic
+        terms = self.length if precision.reduces else 1
+        judgement = judge(got, sides, own, types, terms)
+        if not judgement.passed and precision.decides:
+            sides += [entry[place] for entry in reference.nudged(arrays)]
+            judgement = judge(got, sides, own, types, terms)
+        if not judgement.passed and types[0] in TABLE and not np.isfinite(own).all():
+            single = reference.single(arrays)[place]
+            nearness = near(single, wanted, own)
+            mine = replace_unowed(got, single, wanted, own)
+            judgement = judge(mine, sides, own, types, terms, nearness)
+        if not judgement.passed and types[0] in TABLE and mine.shape == wanted.shape:
+            moved = moves(wanted, [sample[place] for sample in reference.wavering(arrays, self.length)])
+            mine = replace_moved(mine, wanted, moved)
+            again = judge(mine, sides, own, types, terms, nearness)
+            judgement = again if again.passed else judgement
+        return judgement
 
 
 def condemned(results: list[NodeResult]) -> list[NodeResult]:

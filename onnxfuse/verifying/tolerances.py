@@ -175,7 +175,7 @@ def judge(
         length: of the longest sum on the way to it.
         nearness: the relative error that passes where the original overflowed and the reference did not.
     """
-    reference, (dtype, arithmetic) = wanted[0], types
+    reference, (dtype, _) = wanted[0], types
     if got.shape != reference.shape:
         return Judgement(float("inf"), 0.0, float("inf"), max(got.size, 1), got.size,
                          got=f"shape {got.shape}", wanted=f"shape {reference.shape}")
@@ -189,6 +189,30 @@ def judge(
     if dtype not in TABLE:
         # The original's own answer is right too: it may have rounded a quotient on the other side of a tie.
         return _exact(got, wanted if own is None else [*wanted, own])
+    return _close(got, wanted, own, types, length, nearness)
+
+
+def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
+    """Integers and booleans."""
+    bytes_got = got.view(np.uint8) if got.dtype == np.bool_ else got
+    wrong = np.ones(got.shape, np.bool_)
+    steady = True
+    for number, reference in enumerate(wanted):
+        if number and wrong.any():
+            steady = False
+        wrong &= bytes_got != reference.astype(got.dtype).view(bytes_got.dtype)
+    count = int(wrong.sum())
+    place = np.unravel_index(int(wrong.argmax()), wrong.shape) if count else ()
+    return Judgement(count / max(got.size, 1), 0.0, float("inf") if count else 0.0, count, got.size,
+                     tuple(int(axis) for axis in place), _text(got, place) if count else "",
+                     _text(wanted[0], place) if count else "", steady)
+
+
+def _close(
+    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], length: int, nearness: float
+) -> Judgement:
+    """Numbers of float types, in arrays with axes; as ``judge``."""
+    reference, (_, arithmetic) = wanted[0], types
     limits = EXACT if arithmetic is None else TABLE[arithmetic]
     wide, exact = got.astype(np.float64), reference.astype(np.float64)
     other = None if own is None else own.astype(np.float64)
@@ -214,22 +238,6 @@ def judge(
         worst * share, worst * share / ratio if 0 < ratio < np.inf else mine * share, ratio, wrong, got.size,
         tuple(int(axis) for axis in place), _text(got, place), _text(reference, place), steady,
     )
-
-
-def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
-    """Integers and booleans."""
-    bytes_got = got.view(np.uint8) if got.dtype == np.bool_ else got
-    wrong = np.ones(got.shape, np.bool_)
-    steady = True
-    for number, reference in enumerate(wanted):
-        if number and wrong.any():
-            steady = False
-        wrong &= bytes_got != reference.astype(got.dtype).view(bytes_got.dtype)
-    count = int(wrong.sum())
-    place = np.unravel_index(int(wrong.argmax()), wrong.shape) if count else ()
-    return Judgement(count / max(got.size, 1), 0.0, float("inf") if count else 0.0, count, got.size,
-                     tuple(int(axis) for axis in place), _text(got, place) if count else "",
-                     _text(wanted[0], place) if count else "", steady)
 
 
 def _compare(
