@@ -89,9 +89,9 @@ def cases() -> list[Case]:
             case(f"norm of {rows} rows",
                  "g (T[R,L] x, T[L] w, T[L] b) => (T[R,L] y) { y = LayerNormalization(x, w, b) }", sizes,
                  lambda x, w, b: (norm(x, w, b, 1),))
-            case(f"sums of {rows} rows",
-                 "g (T[R,L] x) => (T[R,1] y) <int64[1] a = {1}> { e = Abs(x) y = ReduceSum(e, a) }", sizes,
-                 lambda x: (cp.abs(x).sum(axis=1, keepdims=True),))
+            case(f"means of {rows} rows",
+                 "g (T[R,L] x) => (T[R,1] y) <int64[1] a = {1}> { e = Abs(x) y = ReduceMean(e, a) }", sizes,
+                 lambda x: (cp.abs(x).mean(axis=1, keepdims=True),))
         image = {"N": 32, "H": 56, "W": 56}
         case("softmax over 64 channels", "g (T[N,64,H,W] x) => (T[N,64,H,W] y) { y = Softmax<axis=1>(x) }", image,
              lambda x: (softmax(x, 1),))

@@ -108,7 +108,7 @@ def jobs_of(name: str, optimised: Any, sizes: Mapping[str, int],
             if None in hosts:
                 yield f"{name}, {_label(region)}: the contents of a host input are not known"
                 continue
-            yield Job(f"{name}, {_label(region)}", region.source, region.plan, tuple(inputs), tuple(hosts))
+            yield Job(f"{name}, {_label(region)}", region.source, region.plan.to_json(), tuple(inputs), tuple(hosts))
 
 
 def _label(region: Any) -> str:
