@@ -76,7 +76,11 @@ def infer_model(model: onnx.ModelProto) -> onnx.ModelProto | None:
     for function in model.functions:
         leave_out(function.node)
     inferred = _inferred(model, follow=False)
-    if inferred is None or not _Numbers(inferred).few():
+    if inferred is None:
+        return None
+    numbers = _Numbers(inferred)
+    numbers.exchange()
+    if not numbers.followed:
         return inferred
     return _inferred(inferred, follow=True) or inferred
 
@@ -91,20 +95,21 @@ def _inferred(model: onnx.ModelProto, follow: bool) -> onnx.ModelProto | None:
 
 
 class _Numbers:
-    """How many numbers onnx would follow in the values of a model whose types it has inferred."""
+    """How many numbers onnx would follow in the values of a model whose types it has inferred.
+
+    ``followed`` tells, once operators were exchanged, whether it would follow any.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
         self._left = MOST_FOLLOWED
-        self._found = False
+        self.followed = False
 
-    def few(self) -> bool:
-        """Exchange the operators, in place, through which onnx would follow numbers of values that may have many;
-        whether there are others."""
+    def exchange(self) -> None:
+        """Exchange the operators, in place, through which onnx would follow numbers of values that may have many."""
         self._graph(self._model.graph, {}, frozenset())
         for function in self._model.functions:
             self._nodes(function.node, {}, frozenset())
-        return self._found
 
     def _graph(self, graph: onnx.GraphProto, counts: Mapping[str, int], tables: frozenset[str]) -> None:
         """Args: what is known of values around: how many elements they have at most; names of those of several axes."""
@@ -135,7 +140,7 @@ class _Numbers:
             if node.domain not in STANDARD_DOMAINS:
                 continue
             if node.op_type in ("Shape", "Size"):
-                self._found = True
+                self.followed = True
                 counts[node.output[0]] = _RANK if node.op_type == "Shape" else 1
             elif node.op_type == "Constant":
                 if (held := _held(node)) is not None:
@@ -152,7 +157,7 @@ class _Numbers:
         known = [count for count in read if count is not None]
         count = sum(known) if node.op_type == "Concat" else prod(known)
         if len(known) == len(read) and count <= min(LONGEST, self._left):
-            self._found = True
+            self.followed = True
             self._left -= count
             counts[node.output[0]] = max(count, counts.get(node.output[0], 0))
         elif len(known) == len(read) or not all(name in counts or name in tables for name in node.input if name):

@@ -250,7 +250,13 @@ class _Stage:
         if isinstance(come, Refusal):
             self._keep(part, readers, come.message)
             return None
-        return _Change(tuple(readers), gone, come, heavier) if self._better(part, readers, gone, come) else None
+        if self._refused_made(part, gone, come):
+            return None
+        if not self._better(gone, come):
+            before, after = (sum(self._seconds(each, self.costs) for each in parts) for parts in (gone, come))
+            self._tell(part, readers, before, after)
+            return None
+        return _Change(tuple(readers), gone, come, heavier)
 
     # ---- What it would take. ----
 
@@ -316,30 +322,28 @@ class _Stage:
     def _refused(self, fusion: Region) -> Refusal | None:
         return too_large(fusion, self.costs) or inefficient(fusion, self.costs)
 
-    def _better(
-        self, part: Part, readers: Mapping[Value, Sequence[Part]], gone: Sequence[Part], come: Sequence[Part]
-    ) -> bool:
-        """Whether parts with their kernels are better than those that they stand for: as measured, else as predicted;
-        and lose at no further size that matters."""
+    def _refused_made(self, part: Part, gone: Sequence[Part], come: Sequence[Part]) -> bool:
+        """Whether parts with their kernels lose at a further size that matters, or the objective refuses what is left
+        of the part whose values are computed again."""
         if any(sum(self._seconds(each, costs) for each in come) > sum(self._seconds(each, costs) for each in gone)
                for costs in self.space.nearby.values()):
-            return False
+            return True
         rest = next((each for each in come if not set(each.outputs).isdisjoint(part.outputs)), None)
-        if rest is not None and rest.fusion is not None and not self.context.eager:
-            label = rest.view[0].label
-            if self.objective.refuses(rest.fusion.cost, len(rest.fusion.nodes), label, rest.fusion.rule) is not None:
-                return False
+        if rest is None or rest.fusion is None or self.context.eager:
+            return False
+        label = rest.view[0].label
+        return self.objective.refuses(rest.fusion.cost, len(rest.fusion.nodes), label, rest.fusion.rule) is not None
+
+    def _better(self, gone: Sequence[Part], come: Sequence[Part]) -> bool:
+        """Whether parts with their kernels are better than those that they stand for: as measured, else as
+        predicted."""
         before = sum(self._seconds(each, self.costs) for each in gone)
         after = sum(self._seconds(each, self.costs) for each in come)
         times = [[each.measured for each in parts] for parts in (gone, come)]
         known = [[time for time in side if time is not None] for side in times]
         if all(len(found) == len(side) for found, side in zip(known, times, strict=True)):
-            if sum(known[1]) < BETTER * sum(known[0]):
-                return True
-        elif self._gains(before, after, gone, come) or (self.context.eager and after < NEAR * before):
-            return True
-        self._tell(part, readers, before, after)
-        return False
+            return sum(known[1]) < BETTER * sum(known[0])
+        return self._gains(before, after, gone, come) or (self.context.eager and after < NEAR * before)
 
     # ---- What came of it. ----
 

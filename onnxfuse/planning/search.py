@@ -109,7 +109,12 @@ class _Search:
         self._offer_unions(groups)
         chosen = self._select()
         for _ in range(MOST_ROUNDS):
-            if not self._offer_rest(groups, chosen):
+            fixed = [*chosen, *(frozenset(fusion.view) for fusion in self.custom)]
+            if not self._leaves_some(groups, fixed):
+                break
+            known = len(self.candidates.pool)
+            self._offer_rest(fixed)
+            if len(self.candidates.pool) <= known:
                 break
             chosen = self._select()
         self._take_in_borders(chosen)
@@ -146,25 +151,25 @@ class _Search:
             self.candidates.offer(group.nodes, group.rule.id if group.rule is not None else None)
         return groups
 
-    def _offer_rest(self, groups: Sequence[Group], chosen: Sequence[Members]) -> bool:
-        """What is left of groups that were not taken whole grows anew; whether there is anything new to choose from.
+    def _leaves_some(self, groups: Sequence[Group], fixed: Sequence[Members]) -> bool:
+        """Whether of a group that was not taken whole more than one operator is left."""
+        taken = frozenset().union(*fixed)
+        return any(sum(not self.facts[node].view for node in group.nodes - taken) > 1
+                   for group in groups if group.nodes & self.facts.keys())
+
+    def _offer_rest(self, fixed: Sequence[Members]) -> None:
+        """What is left of groups that were not taken whole grows anew.
 
         A second optimisation of the result would find it, and find nothing after this.
         """
-        fixed = [*chosen, *(frozenset(fusion.view) for fusion in self.custom)]
         taken = frozenset().union(*fixed)
-        if not any(sum(not self.facts[node].view for node in group.nodes - taken) > 1
-                   for group in groups if group.nodes & self.facts.keys()):
-            return False
         rest = {node: facts for node, facts in self.facts.items() if node not in taken and node in self.growth.group}
         growth = Growth(self.view, rest, self.rules, self.growth.sizes)
         for members in fixed:
             growth.contraction.contract(members)
         for node in rest:
             growth.seed([node])
-        known = len(self.candidates.pool)
         self._grown(growth)
-        return len(self.candidates.pool) > known
 
     def _seed_match(self, match: Match) -> Refusal | None:
         rule = match.rule.id
@@ -243,8 +248,10 @@ class _Search:
             found = select(candidates, lambda places: self._cycles(pool, places))  # noqa: B023
             chosen = [pool[place] for place in found.chosen]
             # Kernels of all of them, so that the rounds are few; each round strikes one from the pool at least.
-            made = [self.candidates.pool[each].made is not None or self.candidates.make(each) for each in chosen]
-            if all(made):
+            for each in chosen:
+                if self.candidates.pool[each].made is None:
+                    self.candidates.make(each)
+            if all(each in self.candidates.pool for each in chosen):
                 return chosen
 
     def _take_in_borders(self, chosen: Sequence[Members]) -> None:

@@ -112,7 +112,7 @@ class CandidatePool:
                 cuts += 1
                 waiting += self._parted(members)
 
-    def make(self, members: Members) -> bool:
+    def make(self, members: Members) -> None:
         """Make the kernel of a region of the pool; where there is none, strike it from the pool and weigh its parts."""
         region = self.pool[members]
         made = self.maker.with_kernel(region)
@@ -122,7 +122,7 @@ class CandidatePool:
                 refusal = self._no_gain(made)
             if refusal is None:
                 self.pool[members] = made
-                return True
+                return
         else:
             refusal = made
         del self.pool[members], self.worths[members]
@@ -130,7 +130,6 @@ class CandidatePool:
         if len(members) > 2:
             for part in self._parted(members):
                 self.offer(part, None)
-        return False
 
     def worth(self, nodes: Collection[Node]) -> float:
         """About what a set of nodes would be worth, its views at the border left out; nothing is lowered for it."""

@@ -88,11 +88,13 @@ class Fusing:
         nodes = tuple(sorted(self._nodes, key=lambda node: node.index))
         return Graph(nodes, {}, (), (), self._opsets)
 
-    def fuse(self, nodes: Sequence[Node], made: Made) -> bool:
-        """Put one node in the place of others, unless some are fused already.  What is read of these by further nodes
-        too belongs to the first that took it in: the runtime has each take it in, and nothing is left to launch."""
-        if not self._nodes.keys() >= set(nodes):
-            return False
+    def holds(self, nodes: Collection[Node]) -> bool:
+        """Whether all of these are still there: none was fused."""
+        return self._nodes.keys() >= set(nodes)
+
+    def fuse(self, nodes: Sequence[Node], made: Made) -> None:
+        """Put one node in the place of others that are there.  What is read of these by further nodes too belongs to
+        the first that took it in: the runtime has each take it in, and nothing is left to launch."""
         inner = {value for node in nodes for value in node.outputs}
         more = {value: None for node in nodes for value in node.reads()
                 if value not in inner and value not in made.inputs}
@@ -107,7 +109,6 @@ class Fusing:
         self._nodes[node] = None
         self._link(node)
         self._core[node] = frozenset(originals) if core is None else core
-        return True
 
     def groups(self) -> tuple[RuntimeFusion, ...]:
         """What was fused, two of the graph's nodes and more each, in graph order."""

@@ -47,8 +47,13 @@ def _fused(graph: Graph, rules: Sequence[RuntimeRule]) -> tuple[Fusing, set[str]
         chosen = [rule for rule in rules if rule.level == level]
         for _ in range(MOST_ROUNDS):
             index = NodeIndex(fusing.graph)
-            done = [rule for rule in chosen for found in match(rule, index.graph, index, tell=False).matches
-                    if _fuse(fusing, rule, found, index.graph)]
+            done: list[RuntimeRule] = []
+            for rule in chosen:
+                for found in match(rule, index.graph, index, tell=False).matches:
+                    new = _made(rule, found, index.graph)
+                    if new is not None and fusing.holds(found.nodes):
+                        fusing.fuse(found.nodes, new)
+                        done.append(rule)
             matched.update(rule.id for rule in done)
             # What was made is all that a further round could find more of.
             made = {(rule.becomes.domain, rule.becomes.op) for rule in done}
@@ -58,18 +63,17 @@ def _fused(graph: Graph, rules: Sequence[RuntimeRule]) -> tuple[Fusing, set[str]
     return fusing, matched
 
 
-def _fuse(fusing: Fusing, rule: RuntimeRule, found: Match, graph: Graph) -> bool:
-    """Put what a pattern becomes in its place; not where that reads what would be gone then."""
+def _made(rule: RuntimeRule, found: Match, graph: Graph) -> Made | None:
+    """What a pattern becomes; None where that reads what would be gone then, or needs what is not known."""
     assert rule.pattern is not None
     kept = [found.bindings.get(name) for name in rule.pattern.optional_results]
     inputs, core = inputs_of(found), found.bindings.get(rule.core or "")
     if any(value is not None and value.producer in found.nodes for value in inputs):
-        return False
+        return None
     try:
         attributes = attributes_of(found, graph)
     except ValueError:
-        return False
-    return fusing.fuse(found.nodes, Made(
-        rule.becomes.op, rule.becomes.domain, attributes, inputs,
-        tuple(value for value in found.results if value not in kept),
-        core.producer if isinstance(core, Value) else None))
+        return None
+    results = tuple(value for value in found.results if value not in kept)
+    return Made(rule.becomes.op, rule.becomes.domain, attributes, inputs, results,
+                core.producer if isinstance(core, Value) else None)
