@@ -30,7 +30,7 @@ from onnxfuse.measuring.machine import find_machine
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, Rewritten, read_fused, unfuse
-from onnxfuse.verifying.capture import capture, run_model
+from onnxfuse.verifying.capture import Source, capture, run_model
 from onnxfuse.verifying.runs import Recipe
 
 Array = NDArray[Any]
@@ -340,7 +340,7 @@ def test_the_real_timer_measures_through_bench(fused: Optimised, tmp_path: Path)
     run_of_all = Recipe(pair.ledger.sizes).make(pair.graph)
     with paired(pair.loaded, pair.fused) as (slim, _):
         nodes = read_fused(fused.model)[:1]
-        (taken,) = capture(nodes, pair.loaded, pair.graph, slim, run_of_all, pair.ledger.sizes, timer.providers)
+        (taken,) = capture(nodes, Source(pair.loaded, pair.graph, run_of_all), slim, pair.ledger.sizes, timer.providers)
     for measure in (lambda: timer.node(taken.node, fused.model, taken.feeds),
                     lambda: timer.whole(pair, fused.model, run_of_all.feeds)):
         with pytest.raises(KernelError, match="both models ran on the CPU"):

@@ -52,7 +52,7 @@ from onnxfuse.reporting import as_json
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.runtime.nodes import fused_nodes, names_needed
 from onnxfuse.verifying import RunInputs, verify
-from onnxfuse.verifying.capture import Captured, capture
+from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import sharing
 
@@ -244,8 +244,8 @@ def test_bodies_of_the_users_functions_stay_as_they_are() -> None:
 def captured(made: onnx.ModelProto, given: dict[str, Any]) -> dict[str, Captured]:
     done = fused(made)
     with sharing(from_proto(made), done.model) as (plain, _):
-        taken = capture(read_fused(done.model), done.loaded, done.graph, plain, Run(RunInputs("mine"), given),
-                        {**done.ledger.sizes, "n": 5}, ["CPUExecutionProvider"])
+        source = Source(done.loaded, done.graph, Run(RunInputs("mine"), given))
+        taken = capture(read_fused(done.model), source, plain, {**done.ledger.sizes, "n": 5}, ["CPUExecutionProvider"])
         return {each.node.label.split(":")[0]: each for each in taken}
 
 

@@ -38,7 +38,7 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import planned_form, read_fused, unfuse
 from onnxfuse.rewriting.order import is_sorted
 from onnxfuse.verifying import RunInputs
-from onnxfuse.verifying.capture import capture
+from onnxfuse.verifying.capture import Source, capture
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.nodes import NodeVerifier
 from onnxfuse.verifying.runs import Run
@@ -221,7 +221,7 @@ def right_bodies(graph: SchemaGraph, result: Optimised) -> None:
     planned = planned_form(result.loaded, result.model)
     with sharing(planned, result.model) as (original, _):
         run = Run(RunInputs("schema"), graph.feeds[0])
-        for taken in capture(nodes, planned, result.graph, original, run, result.ledger.sizes, CPU):
+        for taken in capture(nodes, Source(planned, result.graph, run), original, result.ledger.sizes, CPU):
             found = verifier.verify(taken.node, taken.feeds, taken.how)
             assert found.verdict != "failed", f"kernel {taken.node.name} in a body: {found.message}"
 

@@ -27,7 +27,7 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.runtime.compile import architectures, compile_cubin
 from onnxfuse.verifying import RunInputs
-from onnxfuse.verifying.capture import capture
+from onnxfuse.verifying.capture import Source, capture
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.nodes import NodeVerifier
 from onnxfuse.verifying.runs import Run
@@ -158,7 +158,8 @@ def captured(model: Optimised, nodes: Sequence[FusedNode], run: Mapping[str, Arr
     loaded: LoadedModel = model.loaded
     with sharing(loaded, model.model) as (original, _):
         sizes = bind(model.graph, dims)
-        for taken in capture(nodes, loaded, model.graph, original, Run(RunInputs("made"), dict(run)), sizes, CPU):
+        source = Source(loaded, model.graph, Run(RunInputs("made"), dict(run)))
+        for taken in capture(nodes, source, original, sizes, CPU):
             yield taken.node, dict(taken.feeds)
 
 

@@ -23,7 +23,7 @@ from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.measuring import BenchResult, bench
 from onnxfuse.measuring.machine import find_machine
 from onnxfuse.rewriting import FusedNode, body_model
-from onnxfuse.verifying.capture import Captured, capture
+from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.evaluate import plain_feeds, with_plain_borders
 from onnxfuse.verifying.runner import node_model
 from onnxfuse.verifying.runs import Recipe, users_run
@@ -124,7 +124,7 @@ def bisect_times(pair: Pair, timer: Timer | None = None, *, inputs: Inputs | Non
     times: dict[tuple[Any, ...], NodeTime] = {}
     planned = rewriting.planned_form(pair.loaded, pair.fused.proto)
     with paired(planned, pair.fused) as (original, _):
-        captured = capture(nodes, planned, pair.graph, original, run, pair.ledger.sizes, timer.providers)
+        captured = capture(nodes, Source(planned, pair.graph, run), original, pair.ledger.sizes, timer.providers)
         for done, taken in enumerate(captured):
             step(f"timing {taken.node.name}", done, len(nodes))
             key = _key(taken)

@@ -82,7 +82,7 @@ def observe(times: Mapping[str, NodeTime], graph: Graph, model: onnx.ModelProto,
     bodies = list(_bodies(model.graph))
     inner, never = _in_bodies(bodies, times)
     known = {*names.values(), *inner, *(name for body in bodies for name in body.nodes)}
-    return Observed(nodes, inner, tuple(_notes(times, known, graph, ledger, nodes, seconds is None, never)))
+    return Observed(nodes, inner, tuple(_notes(times, known, ledger, nodes, seconds is None, never)))
 
 
 def runtime_names(graph: Graph) -> dict[Node, str]:
@@ -141,8 +141,9 @@ def _in_bodies(bodies: Sequence[_Body], times: Mapping[str, NodeTime]) -> tuple[
     return inner, never
 
 
-def _notes(times: Mapping[str, NodeTime], known: set[str], graph: Graph, ledger: Ledger,
+def _notes(times: Mapping[str, NodeTime], known: set[str], ledger: Ledger,
            nodes: Mapping[Node, Observation], untimed: bool, never: Sequence[_Body]) -> Iterator[str]:
+    graph = ledger.graph
     inside = [node for body in graph.walk() if body is not graph for node in body.nodes]
     launched = sum(ledger.node(node).kernels > 0 for node in (*graph.nodes, *inside))
     named = len(nodes) + sum(node.name in times and ledger.node(node).kernels > 0 for node in inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -49,8 +50,8 @@ def report_of(optimised: Optimised) -> Report:
         reads = [value.name for value in (*region.hosts, *region.tensors)]
         regions.append(counted)
         entries.append(
-            _entry(placed.node, placed.op, region.rule, region.schedule, counted, reads, costs,
-                   tuple(sorted(region.images)), region.figures)
+            _entry(_Named(placed.node, placed.op, region.rule, region.schedule, tuple(sorted(region.images)),
+                          region.figures), counted, reads, costs)
         )
     whole = costs_before(costs, optimised.loaded, optimised.folded, optimised.rules.runtime)
     before = _total(whole, (), optimised.loaded.proto)
@@ -91,8 +92,8 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         reads = [*node.hosts, *node.tensors]
         regions.append(counted)
         entries.append(
-            _entry(node.name, node.op, node.rule, node.schedule, counted, reads, costs, node.architectures,
-                   node.figures)
+            _entry(_Named(node.name, node.op, node.rule, node.schedule, node.architectures, node.figures), counted,
+                   reads, costs)
         )
     before = _total(costs_before(costs, source, folded), (), source.proto)
     after = _total(costs, regions, loaded.proto)
@@ -180,16 +181,28 @@ def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Region:
     return Region(replaced_nodes(node, graph), tensors, outputs, again=again, steps=kernels, scratch=scratch)
 
 
-def _entry(node: str, kernel: str, rule: str, schedule: str, region: Region, reads: Iterable[str], costs: CostModel,
-           architectures: tuple[str, ...], figures: Mapping[str, Any]) -> FusionEntry:
+@dataclass(frozen=True)
+class _Named:
+    """A fused node as the plan, or the file, names it: its kernel, what that is due to and compiled for, and figures
+    that are kept with it."""
+
+    node: str
+    kernel: str
+    rule: str
+    schedule: str
+    architectures: tuple[str, ...]
+    figures: Mapping[str, Any]
+
+
+def _entry(named: _Named, region: Region, reads: Iterable[str], costs: CostModel) -> FusionEntry:
     cost = costs.region(region)
     body = region.nodes[0].body
     before = "" if body is None else f"{body.label}: "
     return FusionEntry(
-        rule=rule,
-        schedule=schedule,
-        node=node,
-        kernel=kernel,
+        rule=named.rule,
+        schedule=named.schedule,
+        node=named.node,
+        kernel=named.kernel,
         replaces=tuple(member.label.removeprefix(before) for member in region.nodes),
         operators=tuple(member.qualified_op for member in region.nodes if member.op != "Constant"),
         inputs=tuple(reads),
@@ -200,9 +213,9 @@ def _entry(node: str, kernel: str, rule: str, schedule: str, region: Region, rea
         kernels_after=cost.kernels_after,
         estimated_speedup=round(cost.estimated_speedup, 4),
         memory_saved=cost.memory_saved,
-        architectures=architectures,
-        measured=_note(figures, "measured", node),
-        compiled=_note(figures, "compiled", node),
+        architectures=named.architectures,
+        measured=_note(named.figures, "measured", named.node),
+        compiled=_note(named.figures, "compiled", named.node),
         body="" if body is None else body.label,
         runs=cost.executions,
         recomputes=tuple(member.label.removeprefix(before) for member in region.again if member.op != "Constant"),

@@ -43,8 +43,8 @@ class Captured:
     how: str = "captured"
 
 
-def capture(nodes: Sequence[FusedNode], loaded: LoadedModel, graph: Graph, slim: Slim, run: Run, sizes: Sizes,
-            providers: Sequence[Any]) -> Iterator[Captured]:
+def capture(nodes: Sequence[FusedNode], source: Source, slim: Slim, sizes: Sizes, providers: Sequence[Any]
+            ) -> Iterator[Captured]:
     """The inputs of each node, from one run of the original for every group of nodes that fits in memory.
 
     Nodes in bodies come after the others.  What they read in a run that does not get there is drawn in the types and
@@ -53,7 +53,7 @@ def capture(nodes: Sequence[FusedNode], loaded: LoadedModel, graph: Graph, slim:
     Raises:
         VerificationError: ONNX Runtime cannot run the original.
     """
-    source = _Source(loaded, graph, run)
+    graph, run = source.graph, source.run
     outside = [node for node in nodes if node.body is None]
     for group in _groups(outside, graph, sizes):
         wanted = dict.fromkeys(value for node in group for value in source.computed(node))
@@ -81,8 +81,8 @@ def _label(body: Body | None) -> str:
     return "" if body is None else body.label
 
 
-class _Source:
-    """What fused nodes read, in the graphs of the original."""
+class Source:
+    """What fused nodes read, in the graphs of the original and one run of it."""
 
     def __init__(self, loaded: LoadedModel, graph: Graph, run: Run) -> None:
         self._loaded, self.graph, self.run = loaded, graph, run
@@ -149,7 +149,7 @@ class _Source:
         return None if tensor is None else read(tensor, self._loaded.folder)
 
 
-def _inside(wanted: Iterable[Value], source: _Source, slim: Slim, providers: Sequence[Any]) -> dict[Value, Array]:
+def _inside(wanted: Iterable[Value], source: Source, slim: Slim, providers: Sequence[Any]) -> dict[Value, Array]:
     """What values of bodies, and of the main graph, were in a run; without those that were not computed in it."""
     values = [value for value in wanted if value.dtype is not None]
     inner = [value for value in values if source.place[value]]

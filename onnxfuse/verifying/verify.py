@@ -16,7 +16,7 @@ from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import FusedNode, Placed, Rewritten, planned_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
-from onnxfuse.verifying.capture import capture
+from onnxfuse.verifying.capture import Source, capture
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.nodes import NodeVerifier, condemned
 from onnxfuse.verifying.results import NodeResult, OutputDifference, Verification, WholeResult
@@ -78,14 +78,15 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
     rewritten = subject.rewritten
     nodes = read_fused(rewritten.model)
     step = progress or (lambda *_: None)
-    notes: list[str] = []
+    work = _Work(subject, inputs, runner, step)
+    notes = work.notes
     step("checking the fused model", 0, 1)
     message = checker_message(rewritten.model)
     if message and (own := checker_message(subject.loaded.proto)):
         notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
         message = ""
     with sharing(subject.loaded, rewritten.model, bounds) as (original, fused):
-        compared = _first_that_runs(subject, original, fused, inputs, runner, notes, step)
+        compared = work.first_that_runs(original, fused)
         if isinstance(compared, VerificationError):
             whole = WholeResult(not message, None, message=message or compared.message)
             return Verification(None, (), whole, _not_run(nodes, compared.message), tuple(notes))
@@ -98,7 +99,7 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
             with nullcontext((original, fused)) if planned is subject.loaded else sharing(
                 planned, rewritten.model, bounds
             ) as (source, _):
-                results = _verify_nodes(subject, planned, source, runs, nodes, runner, notes, step)
+                results = work.nodes(planned, source, runs, nodes, runner)
             if CUDA in str(providers) and all(result.verdict != "failed" for result in results):
                 try:
                     device = on_device(original, fused, runs[0], providers)
@@ -126,122 +127,12 @@ class _Comparison:
     message: str = ""
 
 
-def _first_that_runs(
-    subject: Subject, original: Slim, fused: Slim, inputs: Mapping[str, Array] | None, runner: KernelRunner | None,
-    notes: list[str], step: Progress,
-) -> VerificationError | _Comparison:
-    """``_compare_whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type.
-
-    Not where inputs do not fit the model: a GPU reads past the end of a table and says nothing.
-    """
-    try:
-        # On a GPU's machine the driver takes memory of its own accord, which no limit should stand in the way of.
-        with original.bounds.within_memory():
-            return _compare_whole(subject, original, fused, inputs, CPU, notes, step)
-    except BoundsError as error:
-        return error
-    except _NoRunError as error:
-        if runner is None or list(runner.providers) == CPU or not error.lacking:
-            return error
-    except VerificationError as error:
-        if runner is None or list(runner.providers) == CPU:
-            return error
-    try:
-        result = _compare_whole(subject, original, fused, inputs, runner.providers, notes, step)
-    except VerificationError as error:
-        return error
-    notes.append("The CPU provider cannot run the model; it was compared without kernels on the GPU.")
-    return result
-
-
 class _NoRunError(VerificationError):
     """The original runs on none of the inputs tried; ``lacking`` where the provider has an operator not at all."""
 
     def __init__(self, failures: Sequence[OnnxfuseError]) -> None:
         super().__init__(_told(failures), place=failures[0].place, remedy=failures[0].remedy)
         self.lacking = is_lacking(failures[-1])
-
-
-def _compare_whole(
-    subject: Subject, original: Slim, fused: Slim, inputs: Mapping[str, Array] | None, providers: Sequence[Any],
-    notes: list[str], step: Progress,
-) -> _Comparison:
-    """Compare on the user's inputs, or on generated ones of as many sets of sizes as the model can have.
-
-    Raises:
-        VerificationError: ONNX Runtime refuses the model, or no run can be made within the bounds.
-        ModelError: the user's inputs do not fit the model.
-    """
-    step("comparing with the original", 0, 2)
-    whole = Whole(original, fused, providers)
-    comparison = _Comparison()
-    try:
-        for number in range(1 if inputs else _RUNS):
-            failures = _compare_once(subject, whole, inputs, comparison, number, notes)
-            if len(comparison.runs) <= number and number < 1:
-                raise _NoRunError(failures)
-            if failures:
-                notes.append(f"{_TRIED_FIRST[number]}: {_told(failures)}")
-            step("comparing with the original", min(number + 1, 2), 2)
-    except BoundsError as error:
-        if not comparison.runs:
-            raise
-        notes.append(f"Further runs of the model were left out: {error.message}")
-    return comparison
-
-
-def _compare_once(
-    subject: Subject, whole: Whole, inputs: Mapping[str, Array] | None, comparison: _Comparison, number: int,
-    notes: list[str],
-) -> list[OnnxfuseError]:
-    """Add one run to a comparison, of the first inputs that the original takes; what those before it failed with.
-
-    Raises:
-        ModelError: the user's inputs do not fit the model.
-        BoundsError: the time is up, or the fused model's run takes more memory than it may.
-    """
-    failures: list[OnnxfuseError] = []
-    for recipe in _recipes(subject, inputs, comparison, number):
-        try:
-            run, wanted = _first_half(subject, whole, inputs, recipe)
-        except OutOfTimeError:
-            raise
-        except (VerificationError, ModelError) as problem:
-            if inputs and isinstance(problem, ModelError):
-                raise
-            failures.append(problem)
-            if is_lacking(problem) or isinstance(problem, ModelError):
-                break
-            continue
-        try:
-            found = whole.compare(run, wanted)
-        except MemoryError as error:
-            raise OutOfMemoryError from error
-        comparison.runs.append(run)
-        comparison.recipes.append(recipe)
-        comparison.differences |= {entry.output: entry for entry in found.differences}
-        comparison.message = comparison.message or found.message
-        notes += [found.note] if found.note else []
-        break
-    return failures
-
-
-def _first_half(subject: Subject, whole: Whole, inputs: Mapping[str, Array] | None, recipe: Recipe
-                ) -> tuple[Run, list[Any]]:
-    """Inputs, and what the original makes of them.
-
-    Raises:
-        VerificationError: it does not run on them, or not within the bounds.
-        ModelError: the inputs cannot be made, or the user's do not fit.
-    """
-    ledger = subject.ledger
-    if not inputs:
-        whole.bounds.check_memory(Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement))
-    try:
-        run = users_run(subject.graph, inputs) if inputs else recipe.make(subject.graph)
-        return run, whole.original(run)
-    except MemoryError as error:
-        raise OutOfMemoryError from error
 
 
 _RUNS = 3
@@ -252,16 +143,167 @@ _TRIED_FIRST = (
 """What notes say of the runs of which a first choice failed."""
 
 
-def _recipes(subject: Subject, inputs: Mapping[str, Array] | None, comparison: _Comparison,
-             number: int) -> Iterable[Recipe]:
-    """Ways to make the inputs of a run, the preferred first."""
-    ledger = subject.ledger
-    if inputs or not number:
-        return [Recipe({})] if inputs else first_recipes(ledger)
-    first = comparison.recipes[0]
-    if number == 1:
-        return second_recipes(ledger, first)
-    return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
+@dataclass
+class _Work:
+    """A verification under way: what it is of, the user's inputs, what runs kernels, what is told how far it is, and
+    what the result will note."""
+
+    subject: Subject
+    inputs: Mapping[str, Array] | None
+    runner: KernelRunner | None
+    step: Progress
+    notes: list[str] = field(default_factory=list)
+
+    def first_that_runs(self, original: Slim, fused: Slim) -> VerificationError | _Comparison:
+        """``whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type.
+
+        Not where inputs do not fit the model: a GPU reads past the end of a table and says nothing.
+        """
+        try:
+            # On a GPU's machine the driver takes memory of its own accord, which no limit should stand in the way of.
+            with original.bounds.within_memory():
+                return self.whole(original, fused, CPU)
+        except BoundsError as error:
+            return error
+        except _NoRunError as error:
+            if self.runner is None or list(self.runner.providers) == CPU or not error.lacking:
+                return error
+        except VerificationError as error:
+            if self.runner is None or list(self.runner.providers) == CPU:
+                return error
+        try:
+            result = self.whole(original, fused, self.runner.providers)
+        except VerificationError as error:
+            return error
+        self.notes.append("The CPU provider cannot run the model; it was compared without kernels on the GPU.")
+        return result
+
+    def whole(self, original: Slim, fused: Slim, providers: Sequence[Any]) -> _Comparison:
+        """Compare on the user's inputs, or on generated ones of as many sets of sizes as the model can have.
+
+        Raises:
+            VerificationError: ONNX Runtime refuses the model, or no run can be made within the bounds.
+            ModelError: the user's inputs do not fit the model.
+        """
+        self.step("comparing with the original", 0, 2)
+        whole = Whole(original, fused, providers)
+        comparison = _Comparison()
+        try:
+            for number in range(1 if self.inputs else _RUNS):
+                failures = self._compare_once(whole, comparison, number)
+                if len(comparison.runs) <= number and number < 1:
+                    raise _NoRunError(failures)
+                if failures:
+                    self.notes.append(f"{_TRIED_FIRST[number]}: {_told(failures)}")
+                self.step("comparing with the original", min(number + 1, 2), 2)
+        except BoundsError as error:
+            if not comparison.runs:
+                raise
+            self.notes.append(f"Further runs of the model were left out: {error.message}")
+        return comparison
+
+    def _compare_once(self, whole: Whole, comparison: _Comparison, number: int) -> list[OnnxfuseError]:
+        """Add one run to a comparison, of the first inputs that the original takes; what those before it failed with.
+
+        Raises:
+            ModelError: the user's inputs do not fit the model.
+            BoundsError: the time is up, or the fused model's run takes more memory than it may.
+        """
+        failures: list[OnnxfuseError] = []
+        for recipe in self._recipes(comparison, number):
+            try:
+                run, wanted = self._first_half(whole, recipe)
+            except OutOfTimeError:
+                raise
+            except (VerificationError, ModelError) as problem:
+                if self.inputs and isinstance(problem, ModelError):
+                    raise
+                failures.append(problem)
+                if is_lacking(problem) or isinstance(problem, ModelError):
+                    break
+                continue
+            try:
+                found = whole.compare(run, wanted)
+            except MemoryError as error:
+                raise OutOfMemoryError from error
+            comparison.runs.append(run)
+            comparison.recipes.append(recipe)
+            comparison.differences |= {entry.output: entry for entry in found.differences}
+            comparison.message = comparison.message or found.message
+            self.notes += [found.note] if found.note else []
+            break
+        return failures
+
+    def _first_half(self, whole: Whole, recipe: Recipe) -> tuple[Run, list[Any]]:
+        """Inputs, and what the original makes of them.
+
+        Raises:
+            VerificationError: it does not run on them, or not within the bounds.
+            ModelError: the inputs cannot be made, or the user's do not fit.
+        """
+        ledger, graph = self.subject.ledger, self.subject.graph
+        if not self.inputs:
+            whole.bounds.check_memory(Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement))
+        try:
+            run = users_run(graph, self.inputs) if self.inputs else recipe.make(graph)
+            return run, whole.original(run)
+        except MemoryError as error:
+            raise OutOfMemoryError from error
+
+    def _recipes(self, comparison: _Comparison, number: int) -> Iterable[Recipe]:
+        """Ways to make the inputs of a run, the preferred first."""
+        ledger = self.subject.ledger
+        if self.inputs or not number:
+            return [Recipe({})] if self.inputs else first_recipes(ledger)
+        first = comparison.recipes[0]
+        if number == 1:
+            return second_recipes(ledger, first)
+        return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
+
+    def nodes(
+        self, planned: LoadedModel, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
+        runner: KernelRunner,
+    ) -> tuple[NodeResult, ...]:
+        """Every kernel against the nodes that it replaced, on what they read in the runs.
+
+        Args:
+            planned: the model whose values the fused nodes read; original: that for sessions.
+        """
+        subject = self.subject
+        runner.prepare(subject.rewritten.model)
+        verifier = NodeVerifier(subject.rewritten.model, runner, original.bounds)
+        results: dict[str, NodeResult] = {}
+        total = len(nodes) * len(runs)
+        for number, run in enumerate(runs):
+            sizes = {**subject.ledger.sizes, **run.about.sizes}
+            turn = "" if len(runs) == 1 else f", run {number + 1}"
+            done: set[str] = set()
+            try:
+                for taken in capture(nodes, Source(planned, subject.graph, run), original, sizes, runner.providers):
+                    node = taken.node
+                    original.bounds.left()
+                    self.step(f"verifying {node.name}", number * len(nodes) + len(done), total)
+                    done.add(node.name)
+                    earlier = results.get(node.name)
+                    if earlier is not None and earlier.verdict == "failed":
+                        continue
+                    if number > 1 and earlier is not None and not verifier.is_first(node, taken.feeds):
+                        continue  # nothing of it depends on the sizes that changed
+                    results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
+                    if results[node.name].verdict == "failed" and not runner.alive():
+                        raise VerificationError(f"the GPU stopped answering when {node.name} ran")
+                original.bounds.left()
+            except (VerificationError, MemoryError) as problem:
+                error = OutOfMemoryError() if isinstance(problem, MemoryError) else problem
+                left = "Nodes, or some of their inputs," if isinstance(error, OutOfTimeError) else "Nodes"
+                self.notes.append(f"{left} were left out in run {number + 1}: {error.message}")
+                for node in nodes:
+                    results.setdefault(node.name, _not_run((node,), error.message)[0])
+                if isinstance(error, OutOfTimeError) or not runner.alive():
+                    break
+        for node in nodes:
+            results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])
+        return tuple(condemned([results[node.name] for node in nodes]))
 
 
 def _told(failures: Sequence[OnnxfuseError]) -> str:
@@ -272,48 +314,6 @@ def _told(failures: Sequence[OnnxfuseError]) -> str:
         text += f" {len(failures) - 1} more sets of inputs failed"
         text += f", the last: {others[-1]}" if others else " in the same way."
     return text
-
-
-def _verify_nodes(
-    subject: Subject, planned: LoadedModel, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
-    runner: KernelRunner, notes: list[str], step: Progress,
-) -> tuple[NodeResult, ...]:
-    model = subject.rewritten.model
-    runner.prepare(model)
-    verifier = NodeVerifier(model, runner, original.bounds)
-    results: dict[str, NodeResult] = {}
-    total = len(nodes) * len(runs)
-    for number, run in enumerate(runs):
-        sizes = {**subject.ledger.sizes, **run.about.sizes}
-        turn = "" if len(runs) == 1 else f", run {number + 1}"
-        done: set[str] = set()
-        try:
-            for taken in capture(nodes, planned, subject.graph, original, run, sizes, runner.providers):
-                node = taken.node
-                original.bounds.left()
-                step(f"verifying {node.name}", number * len(nodes) + len(done), total)
-                done.add(node.name)
-                earlier = results.get(node.name)
-                if earlier is not None and earlier.verdict == "failed":
-                    continue
-                if number > 1 and earlier is not None and not verifier.is_first(node, taken.feeds):
-                    continue  # nothing of it depends on the sizes that changed
-                results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
-                if results[node.name].verdict == "failed" and not runner.alive():
-                    raise VerificationError(f"the GPU stopped answering when {node.name} ran")
-            original.bounds.left()
-        except (VerificationError, MemoryError) as problem:
-            error = OutOfMemoryError() if isinstance(problem, MemoryError) else problem
-            late = isinstance(error, OutOfTimeError)
-            left = "Nodes, or some of their inputs," if late else "Nodes"
-            notes.append(f"{left} were left out in run {number + 1}: {error.message}")
-            for node in nodes:
-                results.setdefault(node.name, _not_run((node,), error.message)[0])
-            if late or not runner.alive():
-                break
-    for node in nodes:
-        results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])
-    return tuple(condemned([results[node.name] for node in nodes]))
 
 
 def _joined(first: NodeResult | None, second: NodeResult) -> NodeResult:

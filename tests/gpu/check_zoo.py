@@ -113,7 +113,7 @@ def _planted(optimised: Any, runner: Any) -> tuple[list[str], int]:
     from planted import kernels, plant
 
     from onnxfuse.rewriting import read_fused
-    from onnxfuse.verifying.capture import capture
+    from onnxfuse.verifying.capture import Source, capture
     from onnxfuse.verifying.nodes import NodeVerifier
     from onnxfuse.verifying.runs import Recipe, shrunk
     from onnxfuse.verifying.sharing import sharing
@@ -128,8 +128,8 @@ def _planted(optimised: Any, runner: Any) -> tuple[list[str], int]:
     with sharing(optimised.loaded, optimised.model) as (original, _):
         run = Recipe(shrunk(optimised.ledger, optimised.ledger.sizes)[-1]).make(optimised.graph)
         sizes = {**optimised.ledger.sizes, **run.about.sizes}
-        for taken in capture(list(firsts.values()), optimised.loaded, optimised.graph, original, run, sizes,
-                             runner.providers):
+        source = Source(optimised.loaded, optimised.graph, run)
+        for taken in capture(list(firsts.values()), source, original, sizes, runner.providers):
             result = verifier.verify(taken.node, taken.feeds, "captured")
             if result.verdict != "failed":
                 missed.append(f"{taken.node.op} ({taken.node.rule}): {result.verdict} {result.message}".rstrip())

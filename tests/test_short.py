@@ -1,0 +1,61 @@
+"""Functions and files are short enough to be read at once, and functions take few things."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_models import ROOT
+
+PACKAGE = ROOT / "onnxfuse"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+LINES_OF_A_FUNCTION, LINES_OF_A_FILE, PARAMETERS = 40, 500, 6
+
+LONG = {("schedules/reduction.py", "_vectorised"): 48, ("schedules/reduction.py", "arranged"): 44}
+"""Functions that are longer yet, with the lines that they have; they may not grow."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    """All functions of a module, methods and those inside others too."""
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def lines(function: Function) -> int:
+    """Lines of a function, from ``def`` on, without its docstring."""
+    first = function.body[0]
+    told = ast.get_docstring(function, clean=False) is not None
+    return (function.end_lineno or 0) - function.lineno + 1 - (
+        (first.end_lineno or 0) - first.lineno + 1 if told else 0)
+
+
+def placed(function: Function) -> list[str]:
+    """Names of the parameters that may be given by their place: one that must be named says what it is where it is
+    given."""
+    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def is_command(function: Function) -> bool:
+    """Whether click calls it, which names every parameter."""
+    return any(ast.unparse(each).startswith("click.command(") for each in function.decorator_list)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_functions_and_files_are_short(path: Path) -> None:
+    name, text = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LINES_OF_A_FILE
+    for function in functions(ast.parse(text)):
+        assert lines(function) <= LONG.get((name, function.name), LINES_OF_A_FUNCTION), function.name
+        assert is_command(function) or len(placed(function)) <= PARAMETERS, function.name
+
+
+def test_what_is_long_is_there() -> None:
+    """An entry of ``LONG`` goes when its function was taken apart."""
+    found = {(path.relative_to(PACKAGE).as_posix(), function.name): lines(function)
+             for path in MODULES for function in functions(ast.parse(path.read_text(encoding="utf-8")))}
+    assert all(found.get(each, 0) > LINES_OF_A_FUNCTION for each in LONG)
