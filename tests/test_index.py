@@ -23,7 +23,7 @@ from onnxfuse.ir.tensors import Concat, Expand, Input, Map, Permute, Reshape, Sl
 from onnxfuse.lowering.index import IndexSpace, strides
 from onnxfuse.lowering.pull import Condition, Constant, Load, Puller, Scalar, Select
 from onnxfuse.schedules.kernel import is_vector, walk
-from onnxfuse.schedules.text import Lanes
+from onnxfuse.schedules.lanes import Lanes
 
 Numbers = NDArray[np.int64]
 SYMBOLS = ("A", "B", "C")

@@ -131,6 +131,39 @@ def test_a_value_kept_under_two_types_is_kept_once() -> None:
     assert len(re.findall(r"float (kept_\w+)\[items \* width\];", source)) == 3
 
 
+HEADS = ("g (float16[B,S,768] x, float16[768] b) => (float16[B,12,S,64] y) <int64[4] s = {0,0,12,64}> "
+         "{ a = Add(x, b) r = Reshape(a, s) y = Transpose<perm=[0,2,1,3]>(r) }")
+
+
+def test_one_division_by_a_size_of_the_run_gives_all_digits() -> None:
+    """Of the place in the output: quotients are taken one from the other, and of a quotient and a remainder of the same
+    numbers the compiler makes one division."""
+    made = make(HEADS, planned={"B": 8, "S": 128})
+    body = made.kernel.source.partition("pointwise_at(")[2].partition("pointwise(")[0]
+    assert re.findall(r"(\w+) [/%] (s\d+);", body) == [("quotient0", "s1")] * 2 and not re.findall(r"[/%] \(", body)
+    for sizes in ({"B": 3, "S": 5}, {"B": 1, "S": 1}, {"B": 2, "S": 64}):
+        assert not failures(made, random_inputs(made, sizes), orders=("forward",))
+
+
+DEVIATIONS = ("g (T[N,24,H,W] x, T[24,1,1] w, T[N,1,1,1] b) => (T[N,24,H,W] y, T[N,24,H,W] z) <int64[1] a = {1}> "
+              "{ q = Mul(x, x) m = ReduceMean(q, a) r = Sqrt(m) y = Div(x, r) s = Mul(r, w) z = Add(s, b) }")
+
+
+@pytest.mark.parametrize(("kind", "divides"), [("float16", False), ("bfloat16", True), ("float", True), ("double", True)])
+def test_what_is_known_of_a_column_is_computed_before_the_loop(kind: str, divides: bool) -> None:
+    """Digits of the column, what images have in common, the root, and in float16, which does not show it, the root's
+    reciprocal."""
+    made = make(DEVIATIONS.replace("T[", f"{kind}["), planned={"N": 2, "H": 8, "W": 8})
+    phase = made.kernel.source.partition("columns_streaming(")[2].partition("// Phase 2")[2]
+    before, loop, inside = phase.partition("for (idx e")
+    inside = inside.partition("of::store")[0]
+    assert loop and "of::sqrt" in before and "= of::value(i2[quotient" in before and not re.findall(r"of::(sqrt|reciprocal)| [/%] ", inside)
+    assert ("of::divide" in inside) is divides
+    inputs = random_inputs(made, {"N": 3, "H": 5, "W": 3})
+    inputs["x"][0, :, 0, 0], inputs["x"][1, 3, 1, 1], inputs["x"][2, 3, 1, 1] = 0, np.inf, np.nan
+    assert not failures(made, inputs, length=24)
+
+
 def test_texts_are_the_same_each_time() -> None:
     for text in SAMPLES.values():
         assert make(text).kernel == make(text).kernel

@@ -20,8 +20,9 @@ from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.region import Region
 from onnxfuse.rules import Prohibitions
 from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.source import Given, Source
 
-_NAMED = re.compile(r"\b[iosv]\d+\b")
+_NAMED = re.compile(r"(?<!::)\b[a-z_][a-z_0-9]*?\d+(?:_\d+)?\b")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -105,13 +106,23 @@ class Borders:
 
 
 def _same_work(kernel: Kernel, other: Kernel) -> bool:
-    """Whether two kernels' texts say the same but for what their inputs, outputs and sizes are called."""
+    """Whether two kernels' texts say the same but for what their inputs, outputs and sizes, and what is computed from
+    them, are called."""
+    one, two = kernel.code, other.code
+    if isinstance(one, Given) or isinstance(two, Given):
+        return one == two
     variants = [len(each.plan.variants) for each in (kernel, other)]
     return kernel.schedule == other.schedule and variants[0] == variants[1] and (
-        _words(kernel.source) == _words(other.source))
+        [entry.name for entry in one.entries] == [entry.name for entry in two.entries]
+        and _words(_functions(one)) == _words(_functions(two)))
+
+
+def _functions(source: Source) -> str:
+    inner = (_functions(each) for _, each in source.inner)
+    return "".join([*inner, *(function.text for function in source.functions)])
 
 
 @lru_cache(maxsize=256)
-def _words(source: str) -> Counter[str]:
-    lines = (line for line in source.splitlines() if not line.startswith("//"))
+def _words(text: str) -> Counter[str]:
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("//"))
     return Counter(_WORD.findall(_NAMED.sub("#", "\n".join(lines))))

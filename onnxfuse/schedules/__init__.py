@@ -7,7 +7,7 @@ transposed.py      reductions between tensors that lie along the rows and others
 split.py       few long rows, in several steps
 reduction.py   what these four have in common; phases.py the phases that they run in
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
-text.py        scalar expressions as C++
+text.py        scalar expressions as C++; lanes.py where they are known
 together.py    several independent regions, each with its own schedule's kernel, in one launch
 schedule.py    what a schedule is; choice.py what tuning may change
 source.py      a kernel's text as data: functions, entries and their parameters

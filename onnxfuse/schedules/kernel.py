@@ -15,8 +15,8 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.source import Given, Source
-from onnxfuse.schedules.text import Lanes
 
 INDEX_LIMIT = 2**31 - 2**22
 """Tensors of fewer elements are indexed with 32 bits; the rest of the range is for threads past the end."""

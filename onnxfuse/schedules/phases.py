@@ -10,8 +10,9 @@ from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, children
 from onnxfuse.schedules.kernel import walk
+from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer, pointer
+from onnxfuse.schedules.text import Sizes, Writer, pointer
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class PhaseText(ABC):
         self.arrays: dict[Scalar, str] = {}
         self.phase = 0
         self.sizes = Sizes(frame.sizes)
-        self.writer = Writer(frame.lanes, self.sizes, self.known)
+        self.writer = Writer(frame.lanes, self.sizes, self.known, streams=not keep)
 
     # ---- What subclasses say. ----
 
@@ -230,7 +231,7 @@ class PhaseText(ABC):
                 inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
                 after += self.store(output, name)
         loop = self.loop(vectors, inner, after) if inner else []
-        lines = [f"  {line}" for line in [*self._comment(), *self._outside(), *before]] + loop
+        lines = _indented([*self._comment(), *self.writer.outside(), *before], 1) + loop
         for reduction, name in reductions.items():
             lines += self.reduce(name, reduction)
         return lines
@@ -244,16 +245,6 @@ class PhaseText(ABC):
         if not computed or self.phases.count < 2:
             return []
         return [f"// Phase {self.phase + 1} of {self.phases.count}: {', '.join(computed)}."]
-
-    def _outside(self) -> list[str]:
-        """Definitions that a loop over a row's elements needs once."""
-        scopes = (Scope.KERNEL,) if self.frame.lanes.across else (Scope.KERNEL, Scope.ROW)
-        return [line for scope in scopes for line in self._take(scope)]
-
-    def _take(self, scope: Scope) -> list[str]:
-        lines = self.writer.lines[scope]
-        self.writer.lines[scope] = []
-        return lines
 
     def loop(self, vectors: list[str], inner: list[str], after: list[str]) -> list[str]:
         """The loop of a phase: arrays that a turn declares, lines for each lane, and lines for the whole vector."""
@@ -277,20 +268,21 @@ class PhaseText(ABC):
         once = [output for output in self.phases.outputs if not output.whole]
         if not once:
             return []
-        values = [(output, TYPES[output.dtype], self.writer.scalar(output.scalar)) for output in once]
+        values = [(output, TYPES[output.dtype], self.writer.scalar(output.scalar, each_row=True)) for output in once]
         if not self.frame.lanes.across:
             stores = [f"    o{o.index}[{self.writer.index(o.place)}] = of::Store<{kind.storage}>::from({text});"
                       for o, kind, text in values]
-            return [*(f"  {line}" for line in self._outside()), f"  if ({self.first}) {{", *stores, "  }"]
+            return [*(f"  {line}" for line in self.writer.outside()), f"  if ({self.first}) {{", *stores, "  }"]
         places = [self.writer.index(output.place) for output in once]
-        lane_lines, vector_lines = self.writer.leave(Scope.LANE), self.writer.leave(Scope.VECTOR)
-        lines = [*self._outside(), *self.writer.leave(Scope.ROW), *vector_lines]
+        lane, vector, row, each = (
+            self.writer.leave(scope) for scope in (Scope.LANE, Scope.VECTOR, Scope.ROW, Scope.EACH_ROW))
+        lines, lane_lines = [*self.writer.outside(), *row, *vector], [*each, *lane]
         lines += [f"{kind.compute} y{output.index}[width];" for output, kind, _ in values]
         inner = [*lane_lines, *(f"y{output.index}[v] = {text};" for output, _, text in values)]
         stores = [f"of::store({pointer(f'o{output.index}', place)}, of::pack<{kind.storage}>(y{output.index}));"
                   for (output, kind, _), place in zip(values, places, strict=True)]
         return [
-            f"  if ({self.first}) {{", *(f"    {line}" for line in lines),
+            f"  if ({self.first}) {{", *_indented(lines, 2),
             "#pragma unroll", "    for (int v = 0; v < width; ++v) {", *(f"      {line}" for line in inner), "    }",
             *(f"    {line}" for line in stores), "  }",
         ]

@@ -35,9 +35,10 @@ from onnxfuse.schedules.kernel import (
     vector_guards,
     widest,
 )
+from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
-from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer
+from onnxfuse.schedules.text import Sizes, Writer
 
 THREADS = 256
 

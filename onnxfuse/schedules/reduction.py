@@ -36,11 +36,12 @@ from onnxfuse.schedules.kernel import (
     walk,
     widest,
 )
+from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.phases import Frame, Output, Phases
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.text import Lanes, Sizes, Writer
+from onnxfuse.schedules.text import Sizes, Writer
 
 KEPT_LIMIT = 32
 """Elements of a row that a thread keeps in registers, at most; more of them cost occupancy."""

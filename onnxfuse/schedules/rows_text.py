@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar
+from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.phases import Frame, PhaseText
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Scope, Writer
+from onnxfuse.schedules.text import Writer
 
 EARLY_BYTES = 128
 """Bytes a thread may hold of what only later phases read."""

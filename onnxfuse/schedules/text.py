@@ -1,7 +1,8 @@
 """C++ text of scalar expressions.
 
-The text of a kernel has four scopes, each inside the one before: the kernel, a row, a vector of neighbouring
-elements, and one lane of that vector.  An expression is written once, into the outermost scope in which it is known:
+The text of a kernel has scopes, each inside the one before: the kernel, a row, a vector of neighbouring elements, and
+one lane of that vector; where each lane has a row of its own, also what is known before the loop over their elements,
+of all of them or of each lane.  An expression is written once, into the outermost scope in which it is known:
 an index that is the same for all lanes is computed before them, neighbouring elements of a tensor are loaded as one
 vector.  ``Lanes`` decides which is which, and notes what must divide by the vector width for it to be so.
 """
@@ -9,25 +10,14 @@ vector.  ``Lanes`` decides which is which, and notes what must divide by the vec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 
-from onnxfuse.graph.dims import Dim, dim, symbol
+from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.ir.scalars import BFLOAT16, BOOL, DOUBLE, FLOAT16, FUNCTIONS, TYPES
 from onnxfuse.ir.tensors import Number
-from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.pull import Apply, Condition, Constant, Index, Load, Puller, Reduced, Scalar, Select, children
-
-
-class Scope(IntEnum):
-    """Where an expression is known, outermost first."""
-
-    KERNEL = 0
-    ROW = 1
-    VECTOR = 2
-    LANE = 3
+from onnxfuse.lowering.pull import Apply, Condition, Constant, Index, Load, Reduced, Scalar, Select, children
+from onnxfuse.schedules.lanes import Lanes, Scope
 
 
 class Sizes:
@@ -44,130 +34,6 @@ class Sizes:
         """The name of a size; it counts as used."""
         self.used.add(self.names[symbol])
         return self.names[symbol]
-
-
-@dataclass
-class Lanes:
-    """How indices move along the lanes of a vector.
-
-    Attributes:
-        space: the loop variables; ``puller`` knows which are indices read from memory.
-        element: the base whose neighbours make a vector; ``row`` the base of rows, or "".  Where they are the same,
-            the lanes of a vector are of neighbouring rows.
-        width: lanes of a vector, a power of two.
-        multiples: sizes that must be multiples of the width; guards make sure of those that are not constant.
-    """
-
-    space: IndexSpace
-    puller: Puller
-    element: str
-    row: str
-    width: int
-    multiples: dict[Dim, None] = field(default_factory=dict)
-    _moving: dict[Scalar, bool] = field(default_factory=dict)
-
-    @property
-    def across(self) -> bool:
-        """Whether each lane belongs to a row of its own."""
-        return self.element == self.row
-
-    def stride(self, index: Dim) -> Dim | None:
-        """By how much an index grows from lane to lane; None where that is no constant step."""
-        total = dim(0)
-        for monomial, factor in index.terms.items():
-            for atom, power in monomial:
-                if atom.kind != "symbol" or not self._moves(atom.name):
-                    continue
-                step = self._step(atom.name)
-                if step is None or power > 1:
-                    return None
-                if step != 0:
-                    scale = Dim({monomial: factor}).divide(symbol(atom.name))
-                    if scale is None or any(self._moves(name) for name in scale.symbols):
-                        return None
-                    total = total + scale * step
-        return total
-
-    def _step(self, name: str) -> Dim | None:
-        if name in self.space.derived:
-            inner = self.stride(self.space.derived[name])
-            return dim(0) if inner == 0 else None
-        digit = self.space.variable(name)
-        if name == self.element:
-            return dim(1)
-        if digit is None or digit.base != self.element:
-            base = digit.base if digit is not None else name
-            return self._step(base) if base != name and self._moves(base) else (None if self._moves(base) else dim(0))
-        if digit.step == 1:
-            return dim(1) if digit.size is not None and self._multiple(digit.size) else None
-        return dim(0) if self._multiple(digit.step) else None
-
-    def _moves(self, name: str) -> bool:
-        """Whether a variable depends on the element at all."""
-        if name == self.element:
-            return True
-        if name in self.space.derived:
-            return any(self._moves(part) for part in self.space.derived[name].symbols)
-        if name in self.puller.gathered:
-            return self.moves(self.puller.gathered[name])
-        digit = self.space.digits.get(name)
-        return digit is not None and self._moves(digit.base)
-
-    def moves(self, scalar: Scalar) -> bool:
-        """Whether an expression depends on the element."""
-        if scalar not in self._moving:
-            self._moving[scalar] = self._depends(scalar)
-        return self._moving[scalar]
-
-    def _depends(self, scalar: Scalar) -> bool:
-        indices = []
-        if isinstance(scalar, Load):
-            indices = [scalar.offset, *(condition.index for condition in scalar.conditions)]
-        elif isinstance(scalar, Index):
-            indices = [scalar.index]
-        elif isinstance(scalar, Select):
-            indices = [scalar.condition.index]
-        elif isinstance(scalar, Reduced):
-            return self.across
-        return any(self._moves(name) for index in indices for name in index.symbols) or any(
-            self.moves(child) for child in children(scalar)
-        )
-
-    def _multiple(self, size: Dim) -> bool:
-        if size.multiple_of() % self.width == 0:
-            return True
-        if size.value is not None:
-            return False
-        self.multiples[size] = None
-        return True
-
-    def aligned(self, index: Dim) -> bool:
-        """Whether an index is a multiple of the width at the first lane."""
-        for monomial, factor in index.terms.items():
-            term = Dim({monomial: factor})
-            for name in term.symbols:
-                if name == self.element or (name in self.space.digits and self._step(name) == 1):
-                    break
-                if self.space.is_variable(name):
-                    term = term.divide(symbol(name)) or term
-            else:
-                if not self._multiple(term):
-                    return False
-        return True
-
-    def uniform(self, condition: Condition) -> bool:
-        """Whether a condition is the same for all lanes of a vector."""
-        stride = self.stride(condition.index)
-        if stride == 0:
-            return True
-        limits = [limit for limit in (condition.low, condition.high) if limit is not None]
-        return stride == 1 and self.aligned(condition.index) and all(self._multiple(limit) for limit in limits)
-
-    def scope(self, index: Dim) -> Scope:
-        """Where the value of an index is known."""
-        if any(self._moves(name) for name in index.symbols):
-            return Scope.VECTOR if self.stride(index) == 0 else Scope.LANE
-        return Scope.ROW if any(self.space.is_variable(name) for name in index.symbols) else Scope.KERNEL
 
 
 def literal(number: Number, dtype: int) -> str:
@@ -213,12 +79,16 @@ class Writer:
         lanes: how indices move.
         sizes: names of size symbols; writers of one text share them.
         hook: called before an expression is written; may give its text (for values kept from an earlier phase).
+        streams: whether loops over the elements of a row go on for as long as it is.  Those over what registers hold
+            are unrolled, and there what is the same for all elements, but not for all lanes, takes fewer registers in
+            its place.
     """
 
     def __init__(
-        self, lanes: Lanes, sizes: Sizes, hook: Callable[[Scalar], str | None] | None = None
+        self, lanes: Lanes, sizes: Sizes, hook: Callable[[Scalar], str | None] | None = None, *, streams: bool = False
     ) -> None:
         self.lanes = lanes
+        self.streams = streams
         self.sizes = sizes
         self.hook = hook
         self.lines: dict[Scope, list[str]] = {scope: [] for scope in Scope}
@@ -226,6 +96,8 @@ class Writer:
         self._taken: dict[str, Scope] = {}
         self._next: dict[str, int] = {}
         self._scopes: dict[Scalar, Scope] = {}
+        self._exported: dict[Scalar, str] = {}
+        self._reciprocals: dict[Scalar, Scalar] = {}
 
     def leave(self, scope: Scope) -> list[str]:
         """Close a scope and those inside it; gives its lines, and forgets its names."""
@@ -293,18 +165,39 @@ class Writer:
             text = name.removeprefix("@")  # a loop's variable
             return f"({text} + v)" if lane else text
         scope = Scope.LANE if lane else Scope.VECTOR if lanes._moves(name) else Scope.ROW
+        if scope is Scope.VECTOR and lanes.once([name]):
+            scope = Scope.ROWS
         key = ("variable", name, lane)
         if name in lanes.space.derived:
             return self.define(key, scope, "idx", self.index(lanes.space.derived[name], lane), "place")
         if name in lanes.puller.gathered:
             return self.define(key, scope, "idx", f"(idx){self.scalar(lanes.puller.gathered[name])}", "index")
         digit = lanes.space.digits[name]
-        text = self._variable(digit.base, lane)
-        if digit.step != 1:
-            text = f"{text} / {self.size(digit.step)}"
-        if digit.size is not None and not digit.top:
-            text = f"{text} % {self.size(digit.size)}"
+        quotient = self._quotient(digit.base, digit.step, scope, lane)
+        if digit.size is None or digit.top:
+            return quotient
+        text = f"{quotient} % {self.size(digit.size)}"
         return self.define(key, scope, "idx", text, "digit")
+
+    def _steps(self, base: str) -> list[Dim]:
+        """Steps of a base's digits."""
+        return list(dict.fromkeys(digit.step for digit in self.lanes.space.digits.values() if digit.base == base))
+
+    def _quotient(self, base: str, step: Dim, scope: Scope, lane: bool) -> str:
+        """``base // step``, from the quotient by the longest step that divides this one: so that no two divisions by
+        the same size are made, and constant factors are constants to divide by.  By a constant it is quickest alone;
+        and once a row, each from the row's number, none waits for another."""
+        text, rest = self._variable(base, lane), step
+        if step == 1:
+            return text
+        longest = dim(1)
+        for other in self._steps(base) if step.value is None and scope is not Scope.ROW else ():
+            ratio = step.divide(other)
+            if ratio is not None and ratio != 1 and other.divide(longest) is not None:
+                longest, rest = other, ratio
+        if longest != 1:
+            text = self._quotient(base, longest, scope, lane)
+        return self.define(("quotient", base, step, lane), scope, "idx", f"{text} / {self.size(rest)}", "quotient")
 
     def condition(self, condition: Condition) -> tuple[str, Scope]:
         """A condition as text, and where it is known."""
@@ -319,13 +212,20 @@ class Writer:
             parts.append(f"{index} < {self.size(condition.high)}")
         return " && ".join(parts) or "true", scope
 
-    def scalar(self, scalar: Scalar) -> str:
-        """An expression's name or text; its definition is written where it belongs."""
+    def scalar(self, scalar: Scalar, each_row: bool = False) -> str:
+        """An expression's name or text; its definition is written where it belongs.
+
+        Args:
+            each_row: whether that is wanted before the loop over the elements of rows, where lanes are rows.
+        """
         if isinstance(scalar, Constant):
             return literal(scalar.number, scalar.dtype)
+        if scalar in self._exported:
+            return self._exported[scalar]
         for scope in Scope:
             if scalar in self.names[scope]:
-                return self.names[scope][scalar]
+                name = self.names[scope][scalar]
+                return self._export(scalar, name) if scope is Scope.EACH_ROW and not each_row else name
         kept = self.hook(scalar) if self.hook is not None else None
         if kept is not None:
             return kept
@@ -342,15 +242,56 @@ class Writer:
             case Select():
                 chosen = [self.scalar(operand) for operand in scalar.operands]
                 condition, where = self.condition(scalar.condition)
-                scope = max(where, *(self.scope(operand) for operand in scalar.operands))
+                scope = _innermost([where, *(self.scope(operand) for operand in scalar.operands), Scope.ROW])
                 return self.define(scalar, scope, kind, f"{condition} ? {chosen[0]} : {chosen[1]}", "chosen")
             case Apply():
-                operands = [self.scalar(operand) for operand in scalar.operands]
-                text = self._apply(scalar, operands)
-                # What only declares another type is its operand, by the operand's name.
-                return text if text in operands else self.define(
-                    scalar, self.scope(scalar), kind, text, scalar.function)
+                where = self.scope(scalar)
+                shared = self._divides_many(scalar)
+                given = (scalar.operands[0], self._reciprocal(scalar.operands[1])) if shared else scalar.operands
+                operands = [self.scalar(operand, where is Scope.EACH_ROW) for operand in given]
+                text = " * ".join(operands) if shared else self._apply(scalar, operands)
+                if text in operands:  # What only declares another type is its operand, by the operand's name.
+                    return self.scalar(given[operands.index(text)], each_row)
+                name = self.define(scalar, where, kind, text, scalar.function)
+                return self._export(scalar, name) if where is Scope.EACH_ROW and not each_row else name
         raise AssertionError(scalar)
+
+    def _divides_many(self, scalar: Apply) -> bool:
+        """Whether a division is one of many by the same divisor, so that a product with its reciprocal is quicker.
+
+        That errs by one more rounding of float32, of which float16 shows nothing: also where a quotient is a number of
+        float16 it is that one when it is rounded.  In the wider types x / x would no longer be one, and a reciprocal of
+        what bfloat16 has below 2**-128 would be infinite.
+        """
+        return (
+            scalar.function == "div" and all(operand.dtype == FLOAT16 for operand in scalar.operands)
+            and self.scope(scalar) is Scope.LANE and self.scope(scalar.operands[1]) is not Scope.LANE
+        )
+
+    def _reciprocal(self, scalar: Scalar) -> Scalar:
+        if scalar not in self._reciprocals:
+            self._reciprocals[scalar] = Apply(scalar.dtype, False, "reciprocal", (scalar,))
+        return self._reciprocals[scalar]
+
+    def _export(self, scalar: Scalar, name: str) -> str:
+        """The element of an array that holds what is known of each row before the loop over the rows' elements."""
+        array, kind = self.fresh(f"rows_{name}_", Scope.ROWS), TYPES[scalar.dtype].compute
+        self.lines[Scope.ROWS].append(f"{kind} {array}[width];")
+        self.lines[Scope.EACH_ROW].append(f"{array}[v] = {name};")
+        self._exported[scalar] = f"{array}[v]"
+        return self._exported[scalar]
+
+    def outside(self) -> list[str]:
+        """Close the scopes that are around a loop over a row's elements, but for their names."""
+        if not self.lanes.across:
+            lines = self.lines[Scope.KERNEL] + self.lines[Scope.ROW]
+            self.lines[Scope.KERNEL], self.lines[Scope.ROW] = [], []
+            return lines
+        each = self.leave(Scope.EACH_ROW)
+        lines = self.lines[Scope.KERNEL] + self.lines[Scope.ROWS]
+        self.lines[Scope.KERNEL], self.lines[Scope.ROWS] = [], []
+        loop = ["#pragma unroll", "for (int v = 0; v < width; ++v) {", *(f"  {line}" for line in each), "}"]
+        return lines + (loop if each else [])
 
     def scope(self, scalar: Scalar) -> Scope:
         """Where an expression is known."""
@@ -363,16 +304,23 @@ class Writer:
             case Constant():
                 return Scope.KERNEL
             case Reduced():
-                return Scope.LANE if self.lanes.across else Scope.ROW
+                if not self.lanes.across:
+                    return Scope.ROW
+                return Scope.EACH_ROW if self.streams else Scope.LANE
             case Index():
                 return self.lanes.scope(scalar.index)
             case Load():
                 where = self.lanes.scope(scalar.offset)
-                return max(where, *(self.lanes.scope(c.index) for c in scalar.conditions), Scope.ROW)
+                return max(where, *(self.lanes.scope(c.index) for c in scalar.conditions), self._once)
             case Select():
                 _, where = self.condition(scalar.condition)
-                return max(where, *(self.scope(operand) for operand in scalar.operands))
-        return max((self.scope(operand) for operand in children(scalar)), default=Scope.KERNEL)
+                return _innermost([where, *(self.scope(operand) for operand in scalar.operands), Scope.ROW])
+        return _innermost([self.scope(operand) for operand in children(scalar)])
+
+    @property
+    def _once(self) -> Scope:
+        """Where memory is read at the outermost."""
+        return Scope.ROWS if self.lanes.across else Scope.ROW
 
     def _load(self, load: Load) -> str:
         lanes, kind = self.lanes, TYPES[load.dtype]
@@ -381,20 +329,21 @@ class Writer:
         where = max((scope for _, scope in conditions), default=Scope.KERNEL)
         stride = lanes.stride(load.offset)
         if stride == 0 and where <= Scope.VECTOR:
-            scope = max(lanes.scope(load.offset), where, Scope.ROW)
+            scope = max(lanes.scope(load.offset), where, self._once)
             return self.define(load, scope, kind.compute, self._one(load, allowed, lane=False), element_of(load))
         if stride == 1 and where <= Scope.VECTOR and lanes.aligned(load.offset):
             text = f"of::load<width>({self.address(load)})"
             if allowed:
                 text = f"{allowed} ? {text} : of::Vector<{kind.storage}, width>{{}}"
-            return self.of_vector(load, text)
+            return self.of_vector(load, text, Scope.ROWS if lanes.once(load.offset.symbols) and where <= Scope.ROWS
+                                  else Scope.VECTOR)
         return self.define(load, Scope.LANE, kind.compute, self._one(load, allowed, lane=True), element_of(load))
 
-    def of_vector(self, load: Load, text: str) -> str:
-        """The lane's element of a vector of an input that is ``text``."""
+    def of_vector(self, load: Load, text: str, scope: Scope = Scope.VECTOR) -> str:
+        """The lane's element of a vector of an input that is ``text``, and known in a scope."""
         kind = TYPES[load.dtype]
         vector = self.define(
-            ("vector", load), Scope.VECTOR, f"of::Vector<{kind.storage}, width>", text, f"vector{load.input}_")
+            ("vector", load), scope, f"of::Vector<{kind.storage}, width>", text, f"vector{load.input}_")
         return self.define(load, Scope.LANE, kind.compute, f"of::value({vector}.at[v])", element_of(load))
 
     def address(self, load: Load) -> str:
@@ -419,6 +368,13 @@ class Writer:
             template = function.narrow
         assert template is not None, scalar.function
         return template.format(*operands)
+
+
+def _innermost(scopes: Sequence[Scope]) -> Scope:
+    """Where an expression of operands that are known in these scopes is known."""
+    innermost = max(scopes, default=Scope.KERNEL)
+    # What differs from lane to lane, with what changes from element to element.
+    return Scope.LANE if Scope.EACH_ROW in scopes and innermost > Scope.EACH_ROW else innermost
 
 
 def element_of(load: Load) -> str:

@@ -35,11 +35,11 @@ from onnxfuse.schedules.kernel import (
     vector_guards,
     widest,
 )
+from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import output_coordinates
 from onnxfuse.schedules.pointwise import elements
 from onnxfuse.schedules.schedule import Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled_text import THREADS, Target, Work, tiled_text
 
 TILE_BYTES = 8192

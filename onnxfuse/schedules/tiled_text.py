@@ -13,9 +13,10 @@ from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.kernel import is_vector
+from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Lanes, Scope, Sizes, Writer, pointer
+from onnxfuse.schedules.text import Sizes, Writer, pointer
 
 THREADS = 256
 

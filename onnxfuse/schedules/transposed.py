@@ -20,11 +20,11 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, divides, fits_narrow, is_vector, vector_guards
+from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.reduction import Reduction, Ways, Work, arranged
 from onnxfuse.schedules.schedule import Expected, Request
 from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.split import few_rows
-from onnxfuse.schedules.text import Lanes
 from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
 from onnxfuse.schedules.transposed_text import Staging, transposed_text
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.columns import ColumnText
+from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.phases import Frame, Output
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Lanes, Scope, Writer, element_of, pointer
+from onnxfuse.schedules.text import Writer, element_of, pointer
 from onnxfuse.schedules.tiled_text import fetch
 
 
