@@ -26,13 +26,17 @@ from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import overwrites, runtime_efficiency
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.rules import groups_of
-from onnxfuse.schedules import running
+from onnxfuse.schedules import Does, running
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
 
-STREAMING = running(reduces=False, transposes=False).efficiency
+STREAMING = running(Does(0)).efficiency
 """Share of the bandwidth that a kernel reaches which does nothing but move elements."""
+
+DOES = {OperatorClass.REDUCTION: Does.REDUCES}
+"""What operators of a class do that makes kernels differ."""
+
 
 def kernel_time(
     reads: float,
@@ -215,9 +219,10 @@ class CostModel:
 
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node], again: int = 0) -> float:
         """``again``: bytes that are read more than once."""
-        reduces = any(classify(node, self.ledger.graph) is OperatorClass.REDUCTION for node in nodes)
-        moves = any(map(moves_innermost, nodes))
-        schedule = running(reduces, moves)
+        does = Does.TRANSPOSES if any(map(moves_innermost, nodes)) else Does(0)
+        for node in nodes:
+            does |= DOES.get(classify(node, self.ledger.graph), Does(0))
+        schedule = running(does)
         efficiency = schedule.efficiency
         if not schedule.cached:
             efficiency *= uncached(sum(counted.reads.values()) + sum(counted.writes.values()), self.profile)

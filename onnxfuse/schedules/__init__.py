@@ -26,7 +26,7 @@ from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.kernel import USER, Kernel, named
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.rows import Rows
-from onnxfuse.schedules.schedule import Expected, Request, Schedule
+from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.split import Split
 from onnxfuse.schedules.tiled import Tiled
 from onnxfuse.schedules.transposed import Transposed
@@ -38,13 +38,13 @@ SCHEDULES: dict[str, Schedule] = {
 }
 """All schedules by name, in the order in which they are asked for a region."""
 
-__all__ = ["SCHEDULES", "USER", "Choice", "Expected", "Kernel", "Request", "Schedule", "asked", "make_kernel", "named",
-           "parse_choice", "running", "words"]
+__all__ = ["SCHEDULES", "USER", "Choice", "Does", "Expected", "Kernel", "Request", "Schedule", "asked", "make_kernel",
+           "named", "parse_choice", "running", "words"]
 
 
-def running(reduces: bool, transposes: bool) -> Schedule:
-    """The schedule that runs nodes which reduce, or move the innermost axis, or do both or neither."""
-    return next(each for each in SCHEDULES.values() if each.runs(reduces, transposes))
+def running(does: Does) -> Schedule:
+    """The schedule that runs nodes which do all this together."""
+    return next(each for each in SCHEDULES.values() if each.runs(does))
 
 
 def asked(schedule: Schedule, request: Request) -> Kernel | Refusal | None:

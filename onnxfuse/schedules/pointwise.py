@@ -36,7 +36,7 @@ from onnxfuse.schedules.kernel import (
     widest,
 )
 from onnxfuse.schedules.lanes import Lanes, Scope
-from onnxfuse.schedules.schedule import Expected, Request, Schedule
+from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.text import Sizes, Writer
 
@@ -56,9 +56,9 @@ class Pointwise(Schedule):
     settings = "blocks of {block}, width {width}, {vectors} a thread"
     efficiency = 0.9
 
-    def runs(self, reduces: bool, transposes: bool) -> bool:
+    def runs(self, does: Does) -> bool:
         """Maps, and views that leave the innermost axis in place."""
-        return not reduces and not transposes
+        return not does
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """One kernel, which may read again what outputs of different sizes share."""

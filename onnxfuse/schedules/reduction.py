@@ -39,7 +39,7 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.phases import Frame, Output, Phases
-from onnxfuse.schedules.schedule import Expected, Request, Schedule
+from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.text import Sizes, Writer
 
@@ -155,9 +155,9 @@ class Reduction(Schedule):
     efficiency = 0.8
     heavy: ClassVar[bool] = True
 
-    def runs(self, reduces: bool, transposes: bool) -> bool:
+    def runs(self, does: Does) -> bool:
         """Reductions that leave the innermost axis in place."""
-        return reduces and not transposes
+        return does == Does.REDUCES
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """One kernel."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from typing import ClassVar, TypeVar
 
 from onnxfuse.graph.dims import Dim, dim
@@ -18,6 +19,14 @@ from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import Kernel
 
 Found = TypeVar("Found")
+
+
+class Does(Flag):
+    """What nodes do that makes kernels differ."""
+
+    REDUCES = auto()
+    TRANSPOSES = auto()
+    """They move the innermost axis."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +83,9 @@ class Schedule(ABC):
     cached: ClassVar[bool] = True
 
     @abstractmethod
-    def runs(self, reduces: bool, transposes: bool) -> bool:
-        """Whether it is what runs nodes that reduce, or move the innermost axis, or do both or neither: what costs are
-        estimated by before nodes are lowered."""
+    def runs(self, does: Does) -> bool:
+        """Whether it is what runs nodes that do all this together: what costs are estimated by before nodes are
+        lowered."""
 
     @abstractmethod
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:

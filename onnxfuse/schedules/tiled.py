@@ -38,7 +38,7 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import output_coordinates
 from onnxfuse.schedules.pointwise import elements
-from onnxfuse.schedules.schedule import Expected, Request, Schedule
+from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.tiled_text import THREADS, Target, Work, tiled_text
 
@@ -118,9 +118,9 @@ class Tiled(Schedule):
     # What goes through shared memory waits for its whole block.
     cached = False
 
-    def runs(self, reduces: bool, transposes: bool) -> bool:
+    def runs(self, does: Does) -> bool:
         """Transposes with maps around them."""
-        return transposes and not reduces
+        return does == Does.TRANSPOSES
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Nobody asks: what it runs is the pointwise schedule's until that has a kernel which reads badly."""

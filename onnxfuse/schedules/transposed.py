@@ -22,7 +22,7 @@ from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, divides, fits_narrow, is_vector, vector_guards
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.reduction import Reduction, Ways, Work, arranged
-from onnxfuse.schedules.schedule import Expected, Request
+from onnxfuse.schedules.schedule import Does, Expected, Request
 from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.split import few_rows
 from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
@@ -89,9 +89,9 @@ class Transposed(Reduction):
     # A block waits for shared memory twice.
     cached = False
 
-    def runs(self, reduces: bool, transposes: bool) -> bool:
+    def runs(self, does: Does) -> bool:
         """Reductions with transposes of the innermost axis."""
-        return reduces and transposes
+        return does == Does.REDUCES | Does.TRANSPOSES
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """Not known before the region is pulled; other schedules of the family answer."""
