@@ -27,6 +27,7 @@ from onnxfuse.ir.tensors import (
     Permute,
     Reduce,
     Reshape,
+    Scan,
     Size,
     Slice,
     Take,
@@ -147,6 +148,8 @@ def _made(tensor: Tensor, values: Mapping[int, _Value], inputs: Sequence[Array],
         case Reduce():
             exact = (tensor.kind in ("max", "min") and source.exact) or not TYPES[tensor.dtype].is_narrow
             return _Value(_reduced(tensor, array), exact)
+        case Scan():
+            return _Value(_running(tensor, array), not TYPES[tensor.dtype].is_narrow)
         case Reshape():
             array = array.reshape(shape)
         case Permute():
@@ -198,6 +201,18 @@ def _reduced(tensor: Reduce, array: Array) -> Array:
         return np.full([1 if axis in tensor.axes else size for axis, size in enumerate(array.shape)], neutral)
     options = {} if tensor.dtype in FLOATS or tensor.kind not in ("sum", "prod") else {"dtype": array.dtype}
     return REDUCTIONS[tensor.kind](array, axis=tensor.axes, keepdims=True, **options)
+
+
+def _running(tensor: Scan, array: Array) -> Array:
+    """Running totals, one place after the other."""
+    places = range(array.shape[tensor.axis])
+    result, total = np.empty_like(array), np.full_like(array.take([0], tensor.axis) if array.size else array, 0)
+    assert tensor.kind == "sum"
+    for place in reversed(places) if tensor.reverse else places:
+        at = tuple(slice(place, place + 1) if axis == tensor.axis else slice(None) for axis in range(array.ndim))
+        before, total = total, total + array[at]
+        result[at] = before if tensor.exclusive else total
+    return result
 
 
 def _windows(tensor: Window, array: Array, starts: Sequence[int], shape: Sequence[int]) -> Array:

@@ -1,10 +1,11 @@
 """The region IR: a small DAG of tensor operations.
 
 A region of the graph becomes tensors over its inputs.  Elementwise work is ``Map``, a sum or maximum over axes is
-``Reduce``, and everything that only moves elements is a view with an index map: reading an element of a view means
-reading an element of its operand somewhere else, which costs nothing until a schedule decides where.  What a matrix
-product, an attention's scores or a convolution sums up is a ``Contract``, a convolution's over a ``Window``.  A
-schedule turns the DAG into loops and scalars; the IR itself says nothing about threads.
+``Reduce``, running totals along an axis are ``Scan``, and everything that only moves elements is a view with an index
+map: reading an element of a view means reading an element of its operand somewhere else, which costs nothing until a
+schedule decides where.  What a matrix product, an attention's scores or a convolution sums up is a ``Contract``, a
+convolution's over a ``Window``.  A schedule turns the DAG into loops and scalars; the IR itself says nothing about
+threads.
 
 Shapes are sizes over the graph's symbols (``graph.dims``); a ``Map`` broadcasts as NumPy does.  Ranks and axes that do
 not fit raise a ValueError: a model may say that they do.
@@ -94,6 +95,26 @@ class Reduce(Tensor):
 
     def __post_init__(self) -> None:
         self._require(self.rank == self.operand.rank, self.has(*self.axes))
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Tensor):
+    """Running totals of ``kind`` (a name of ``scalars.REDUCTIONS``) along ``axis``: each element is what comes of those
+    up to it, itself included unless ``exclusive``, counted from the end where ``reverse``."""
+
+    kind: str
+    operand: Tensor
+    axis: int
+    exclusive: bool = False
+    reverse: bool = False
+
+    def __post_init__(self) -> None:
+        self._require(self.shape == self.operand.shape, self.has(self.axis))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axis, as a reduction has them."""
+        return (self.axis,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +301,7 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
             return tensor.operands
         case Take():
             return (tensor.operand, tensor.indices)
-        case Reduce() | Reshape() | Permute() | Expand() | Slice() | Window():
+        case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Window():
             return (tensor.operand,)
     return ()
 

@@ -3,8 +3,9 @@
 ``Puller.element(tensor, coordinates)`` follows the DAG backwards from an element that is wanted.  A map pulls its
 operands at the same place (at 0 where they are broadcast), a view pulls its operand elsewhere, an input becomes a
 load at an offset.  Where a concatenation decides between operands, the loads of each carry the condition under which
-they may be made; so do the loads of a window that reaches past its operand.  A reduction becomes a ``Reduced``: the
-row schedule computes it once a row.  A contraction has no elements by themselves.
+they may be made; so do the loads of a window that reaches past its operand.  A reduction becomes a ``Reduced``, which
+the row schedule computes once a row; a scan becomes a ``Scanned``, which is one an element and takes the whole row.
+A contraction has no elements by themselves.
 
 Expressions are shared: pulling the same element twice gives the same object.
 """
@@ -29,6 +30,7 @@ from onnxfuse.ir.tensors import (
     Permute,
     Reduce,
     Reshape,
+    Scan,
     Size,
     Slice,
     Take,
@@ -107,6 +109,17 @@ class Reduced(Scalar):
     element: Scalar
 
 
+@dataclass(frozen=True, eq=False)
+class Scanned(Scalar):
+    """The running total of ``element`` at a place of a row, with what lies at that place unless ``exclusive``; from the
+    row's end where ``reverse``."""
+
+    kind: str
+    element: Scalar
+    exclusive: bool
+    reverse: bool
+
+
 @dataclass
 class Rows:
     """The row structure that reductions are pulled in: the row at hand, the place in it, and how rows lie."""
@@ -162,13 +175,13 @@ class Puller:
                 return self._map(tensor, at, conditions)
             case Reduce():
                 return self._reduce(tensor, at, conditions)
+            case Scan():
+                return self._scan(tensor, at)
             case Reshape():
                 return self._reshape(tensor, at, conditions)
             case Permute():
-                moved = [dim(0)] * len(at)
-                for place_out, axis in enumerate(tensor.axes):
-                    moved[axis] = at[place_out]
-                return self.element(tensor.operand, tuple(moved), conditions)
+                places = dict(zip(tensor.axes, at, strict=True))
+                return self.element(tensor.operand, tuple(places[axis] for axis in range(len(at))), conditions)
             case Expand():
                 return self.element(tensor.operand, self._broadcast(at, tensor.shape, tensor.operand.shape), conditions)
             case Slice():
@@ -256,6 +269,17 @@ class Puller:
                 element,
             )
         )
+
+    def _scan(self, tensor: Scan, at: Coordinates) -> Scalar:
+        if self.rows is None:
+            raise _refused("scan-structure", "running totals are used where elements are not arranged in their rows")
+        places = coordinates(tensor.shape, tensor.axes, self.rows.row, self.rows.place, self.space)
+        here = all(size == 1 or one == other for size, one, other in zip(tensor.shape, at, places, strict=True))
+        if not here or arrangement(tensor.shape, tensor.axes) != self.rows.arrangement:
+            raise _refused("scan-structure", "running totals are used at another place than where they are taken")
+        element = self.element(tensor.operand, places)
+        exact = not TYPES[tensor.dtype].is_narrow
+        return self._share(Scanned(tensor.dtype, exact, tensor.kind, element, tensor.exclusive, tensor.reverse))
 
     def _concat(self, tensor: Concat, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
         for axis, size in enumerate(tensor.shape):
@@ -345,7 +369,7 @@ def children(scalar: Scalar) -> tuple[Scalar, ...]:
     match scalar:
         case Apply() | Select():
             return scalar.operands
-        case Reduced():
+        case Reduced() | Scanned():
             return (scalar.element,)
     return ()
 

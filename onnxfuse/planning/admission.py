@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import shape_of
-from onnxfuse.ir.tensors import Reduce, postorder
+from onnxfuse.ir.tensors import Reduce, Scan, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.lower import lower
 from onnxfuse.lowering.pull import NO_SCHEDULE
@@ -84,7 +84,7 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
         return lowered
     rows: Arrangement | None = None
     for tensor in postorder(lowered.program.outputs):
-        if not isinstance(tensor, Reduce):
+        if not isinstance(tensor, Reduce | Scan):
             continue
         # The program speaks of sizes by names of its own; nodes are compared by the graph's.
         found = arrangement(tensor.operand.shape, tensor.axes).substitute(lowered.binding.names)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.scalars import BOOL, TYPES
-from onnxfuse.ir.tensors import Input, Reduce, Reshape, postorder
+from onnxfuse.ir.tensors import Input, Reduce, Reshape, Scan, postorder
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
@@ -79,8 +79,13 @@ def named(kernel: Kernel) -> Kernel:
 
 
 def has_reductions(lowered: Lowered) -> bool:
-    """Whether a region has reductions."""
-    return any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
+    """Whether a region has reductions, or running totals: its elements are arranged in rows."""
+    return has_scans(lowered) or any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
+
+
+def has_scans(lowered: Lowered) -> bool:
+    """Whether a region has running totals."""
+    return any(isinstance(tensor, Scan) for tensor in postorder(lowered.program.outputs))
 
 
 def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Variant]) -> LaunchPlan:
@@ -125,7 +130,7 @@ def fits_narrow(lowered: Lowered) -> bool:
 def _inner_sizes(lowered: Lowered) -> list[Dim]:
     """Elements of what is never in memory, but counted through by a reshape or a reduction."""
     inner = postorder(lowered.program.outputs)
-    counted = [tensor.operand for tensor in inner if isinstance(tensor, Reshape | Reduce)]
+    counted = [tensor.operand for tensor in inner if isinstance(tensor, Reshape | Reduce | Scan)]
     return [product(tensor.shape) for tensor in counted if not isinstance(tensor, Input)]
 
 

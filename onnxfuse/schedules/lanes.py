@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.pull import Condition, Index, Load, Puller, Reduced, Scalar, Select, children
+from onnxfuse.lowering.pull import Condition, Index, Load, Puller, Reduced, Scalar, Scanned, Select, children
 
 
 class Scope(IntEnum):
@@ -123,6 +123,8 @@ class Lanes:
             indices = [scalar.condition.index]
         elif isinstance(scalar, Reduced):
             return self.across and base == self.element
+        elif isinstance(scalar, Scanned):
+            return True
         return any(self._variable_follows(name, base) for index in indices for name in index.symbols) or any(
             self._follows(child, base) for child in children(scalar)
         )

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.tensors import Map, Permute, Program, Reduce, Reshape, Tensor, operands, postorder
+from onnxfuse.ir.tensors import Map, Permute, Program, Reduce, Reshape, Scan, Tensor, operands, postorder
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 
 
@@ -50,7 +50,7 @@ def reached(program: Program, space: IndexSpace, start: Mapping[Tensor, Coordina
 def _down(tensor: Tensor, operand: Tensor, at: Coordinates, space: IndexSpace) -> Coordinates | None:
     """Coordinates in an operand, where it has the elements of the tensor."""
     match tensor:
-        case Map() if operand.shape == tensor.shape:
+        case Map() | Scan() if operand.shape == tensor.shape:
             return at
         case Permute():
             moved = dict(zip(tensor.axes, at, strict=True))
@@ -63,7 +63,7 @@ def _down(tensor: Tensor, operand: Tensor, at: Coordinates, space: IndexSpace) -
 def _up(tensor: Tensor, user: Tensor, at: Coordinates, space: IndexSpace) -> Coordinates | None:
     """Coordinates in what is computed from a tensor, where it has the tensor's elements."""
     match user:
-        case Map() if user.shape == tensor.shape:
+        case Map() | Scan() if user.shape == tensor.shape:
             return at
         case Permute():
             return tuple(at[axis] for axis in user.axes)

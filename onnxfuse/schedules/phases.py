@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
-from onnxfuse.lowering.pull import Load, Reduced, Scalar, children
+from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
@@ -303,8 +303,8 @@ def accumulators(name: str, reduction: Reduced) -> list[str]:
     return [f"{kind.compute} {name}[width];", f"of::fill({name}, {neutral(reduction)});"]
 
 
-def neutral(reduction: Reduced) -> str:
-    """The neutral element of a reduction, as text."""
+def neutral(reduction: Reduced | Scanned) -> str:
+    """The neutral element of a reduction or a scan, as text."""
     text, kind = REDUCTIONS[reduction.kind][1], TYPES[reduction.dtype]
     if text in ("0", "1"):
         return f"({kind.compute}){text}"

@@ -15,18 +15,19 @@ from typing import ClassVar
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Permute, Program, Reduce, postorder
+from onnxfuse.ir.tensors import Permute, Program, Reduce, Scan, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Load, Puller, Reduced, Rows
+from onnxfuse.lowering.pull import Load, Puller, Reduced, Rows, Scanned
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import (
     Kernel,
     divides,
     has_reductions,
+    has_scans,
     is_vector,
     make_plan,
     moving_loads,
@@ -154,6 +155,8 @@ class Reduction(Schedule):
     settings = ""
     efficiency = 0.8
     heavy: ClassVar[bool] = True
+    scans: ClassVar[bool] = False
+    """Whether it is for rows with running totals; others cannot hold them."""
 
     def runs(self, does: Does) -> bool:
         """Reductions that leave the innermost axis in place."""
@@ -166,19 +169,24 @@ class Reduction(Schedule):
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region whose rows are for this schedule."""
         work = request.once(arranged)
-        return work if work is None or isinstance(work, Refusal) else self.of_rows(work, request.rule)
+        if work is None or isinstance(work, Refusal):
+            return work
+        return self.of_rows(work, request.rule) if has_scans(request.lowered) is self.scans else None
 
     @abstractmethod
     def of_rows(self, work: Work, rule: str) -> Kernel | Refusal | None:
         """The kernel of a region with these rows, why there is none, or None where they are not for this schedule."""
 
+    def headers(self, work: Work) -> tuple[str, ...]:
+        """The headers that its texts begin with."""
+        return ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.transposes else []))
+
     def made(self, work: Work, ways: Ways, rule: str) -> Kernel:
         """The kernel of these variants."""
         lowered = work.lowered
         plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
-        headers = ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.transposes else []))
-        source = Source(
-            headers, f"{rule}: {', '.join(lowered.program.operators)}", tuple(ways.functions), tuple(ways.entries))
+        comment = f"{rule}: {', '.join(lowered.program.operators)}"
+        source = Source(self.headers(work), comment, tuple(ways.functions), tuple(ways.entries))
         return Kernel(
             self.name, source, plan, work.scattered, ways.choice, ways.choices, work.phases.count, self.heavy)
 
@@ -187,7 +195,7 @@ def arranged(request: Request) -> Work | Refusal | None:
     """The rows of a region with reductions, or why they have no kernel; None where it has no reductions."""
     lowered, sizes = request.lowered, request.sizes
     program = lowered.program
-    reductions = [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Reduce)]
+    reductions = [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Reduce | Scan)]
     if not reductions:
         return None
     found = arrangement(reductions[0].operand.shape, reductions[0].axes)
@@ -218,7 +226,7 @@ def arranged(request: Request) -> Work | Refusal | None:
             outputs.append(Output(index, tensor.dtype, puller.element(tensor, at), whole, place))
     except Unlowerable as stopped:
         return stopped.refusal
-    if any(isinstance(scalar, Reduced) for scalar in walk(puller.gathered.values())):
+    if any(isinstance(scalar, Reduced | Scanned) for scalar in walk(puller.gathered.values())):
         return Refusal("reduced-index", "a tensor is indexed by what a reduction of the same region gives")
     names = lowered.binding.names
     own, *others = (
@@ -235,7 +243,7 @@ def _planned(size: Dim, sizes: Mapping[str, int]) -> int | None:
     return size.evaluate(sizes) if size.symbols <= sizes.keys() else None
 
 
-def _places(program: Program, space: IndexSpace, rows: Rows, reduction: Reduce) -> dict[int, Coordinates]:
+def _places(program: Program, space: IndexSpace, rows: Rows, reduction: Reduce | Scan) -> dict[int, Coordinates]:
     """Coordinates of the element at hand, or of its row, in the tensors that have it, by ``id``; nothing where no axes
     are moved, and all lie as the rows do."""
     if not any(isinstance(tensor, Permute) for tensor in postorder(program.outputs)):

@@ -16,7 +16,7 @@ import numpy as np
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.ir.scalars import BFLOAT16, BOOL, DOUBLE, FLOAT16, FUNCTIONS, TYPES
 from onnxfuse.ir.tensors import Number
-from onnxfuse.lowering.pull import Apply, Condition, Constant, Index, Load, Reduced, Scalar, Select, children
+from onnxfuse.lowering.pull import Apply, Condition, Constant, Index, Load, Reduced, Scalar, Scanned, Select, children
 from onnxfuse.schedules.lanes import Lanes, Scope
 
 
@@ -307,6 +307,8 @@ class Writer:
                 if not self.lanes.across:
                     return Scope.ROW
                 return Scope.EACH_ROW if self.streams else Scope.LANE
+            case Scanned():
+                return Scope.LANE
             case Index():
                 return self.lanes.scope(scalar.index)
             case Load():
