@@ -37,17 +37,19 @@ class OperatorClass(IntEnum):
     """Each result element is one element of one operand, at a place that sizes or indices tell, or a constant."""
     REDUCTION = 3
     """Each result element comes from a row, a channel or all of an operand: sums, norms, softmax."""
-    HEAVY = 4
+    SCAN = 4
+    """Each result element comes from those before it along an axis: running totals."""
+    HEAVY = 5
     """Matrix products, convolutions, attention and recurrent layers: arithmetic, not bytes, is what they cost."""
-    SHAPE = 5
+    SHAPE = 6
     """Reads its operand's sizes and none of its elements."""
-    OPAQUE = 6
+    OPAQUE = 7
     """Everything else."""
 
 
-POINTWISE, VIEW, REDUCTION, HEAVY, SHAPE, OPAQUE = (
-    OperatorClass.POINTWISE, OperatorClass.VIEW, OperatorClass.REDUCTION, OperatorClass.HEAVY, OperatorClass.SHAPE,
-    OperatorClass.OPAQUE)
+POINTWISE, VIEW, REDUCTION, SCAN, HEAVY, SHAPE, OPAQUE = (
+    OperatorClass.POINTWISE, OperatorClass.VIEW, OperatorClass.REDUCTION, OperatorClass.SCAN, OperatorClass.HEAVY,
+    OperatorClass.SHAPE, OperatorClass.OPAQUE)
 
 
 class RuntimeKernel(Enum):
@@ -91,15 +93,15 @@ class Operator:
 
 
 __all__ = [
-    "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "POINTWISE", "REDUCTION", "SHAPE", "VIEW", "Lowering",
-    "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "is_contraction", "lowered", "lowering_of",
-    "operator_of",
+    "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "POINTWISE", "REDUCTION", "SCAN", "SHAPE", "VIEW",
+    "Lowering", "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "is_contraction", "lowered",
+    "lowering_of", "operator_of",
 ]
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
 """Every record by domain and name."""
 
-_COUNTED = (POINTWISE, REDUCTION, HEAVY)
+_COUNTED = (POINTWISE, REDUCTION, SCAN, HEAVY)
 
 
 def define(

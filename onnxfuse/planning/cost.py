@@ -34,7 +34,7 @@ PRODUCT_EFFICIENCY = 0.7
 STREAMING = running(Does(0)).efficiency
 """Share of the bandwidth that a kernel reaches which does nothing but move elements."""
 
-DOES = {OperatorClass.REDUCTION: Does.REDUCES}
+DOES = {OperatorClass.REDUCTION: Does.REDUCES, OperatorClass.SCAN: Does.SCANS}
 """What operators of a class do that makes kernels differ."""
 
 

@@ -1,4 +1,5 @@
-"""Classes of operators, as rules name them: pointwise, broadcast, view, reduction, activation.
+"""Classes of operators, as rules name them: pointwise, broadcast, view, reduction, scan,
+activation.
 
 The classes are those of ``onnxfuse.operators.classes``, asked by name; operators of the internal view are added.
 """
@@ -30,6 +31,7 @@ def _by_name() -> dict[str, frozenset[OperatorKey]]:
         "broadcast": _BROADCAST,
         "view": frozenset(found[OperatorClass.VIEW]) - _BROADCAST,
         "reduction": frozenset(found[OperatorClass.REDUCTION]),
+        "scan": frozenset(found.get(OperatorClass.SCAN, ())),
         "activation": frozenset(key for key, record in OPERATORS.items() if record.activation),
     }
 

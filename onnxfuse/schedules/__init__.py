@@ -3,9 +3,10 @@
 pointwise.py   maps and views
 rows.py        reductions over the last axes, with maps around them; rows_text.py its text
 columns.py     reductions over other axes
-transposed.py      reductions between tensors that lie along the rows and others across; transposed_text.py its text
+transposed.py  reductions between tensors that lie along the rows and others across; transposed_text.py its text
 split.py       few long rows, in several steps
-reduction.py   what these four have in common; phases.py the phases that they run in
+scans.py       running totals along rows, with maps and reductions around them; scans_text.py its text
+reduction.py   what these five have in common; phases.py the phases that they run in
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known
 together.py    several independent regions, each with its own schedule's kernel, in one launch
@@ -26,6 +27,7 @@ from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.kernel import USER, Kernel, named
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.rows import Rows
+from onnxfuse.schedules.scans import Scans
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.split import Split
 from onnxfuse.schedules.tiled import Tiled
@@ -34,7 +36,7 @@ from onnxfuse.schedules.transposed import Transposed
 _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
-    each.name: each for each in (Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
+    each.name: each for each in (Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

@@ -19,10 +19,12 @@ _EARLY = "early"
 def row_text(frame: Frame, keep: bool) -> Body:
     """The body of a row kernel over the template's ``width``, ``threads`` (of a row), ``block`` (threads of a block),
     ``items`` and ``idx``, with kept values in registers or streaming."""
-    return _RowText(frame, keep).text()
+    return RowText(frame, keep).text()
 
 
-class _RowText(PhaseText):
+class RowText(PhaseText):
+    """The text of a row kernel."""
+
     first = "live && lane == 0"
 
     def __init__(self, frame: Frame, keep: bool) -> None:

@@ -25,6 +25,7 @@ class Does(Flag):
     """What nodes do that makes kernels differ."""
 
     REDUCES = auto()
+    SCANS = auto()
     TRANSPOSES = auto()
     """They move the innermost axis."""
 

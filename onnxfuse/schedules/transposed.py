@@ -19,7 +19,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import STREAM, Kernel, divides, fits_narrow, is_vector, vector_guards
+from onnxfuse.schedules.kernel import STREAM, Kernel, divides, fits_narrow, has_scans, is_vector, vector_guards
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.reduction import Reduction, Ways, Work, arranged
 from onnxfuse.schedules.schedule import Does, Expected, Request
@@ -115,6 +115,8 @@ def refuses_transposing(request: Request) -> Refusal | None:
         return Refusal("scattered-access", "the rows would be read element by element")
     if work is None or not work.transposes:
         return None
+    if has_scans(request.lowered):
+        return Refusal("scan-structure", "rows with running totals and tensors that lie across them meet")
     refusal = few_rows(work)
     if refusal is not None:
         return refusal
