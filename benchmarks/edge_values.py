@@ -243,6 +243,7 @@ def cases() -> Iterator[Case]:
     yield from elementwise()
     yield from casts()
     yield from reductions()
+    yield from totals()
     yield from normalisations()
 
 
@@ -369,6 +370,20 @@ def reductions() -> Iterator[Case]:
     for operator, kind in product(("GlobalMaxPool", "GlobalAveragePool"), FLOATS):
         image = operand(kind, [[[entry[:2], entry[2:]] for entry in rows(kind)]])
         yield Case(operator, "", [[image]], kind)
+
+
+def totals() -> Iterator[Case]:
+    """Running totals along rows and columns, and what a Scatter makes of two numbers."""
+    for kind, exclusive, reverse in product((*FLOATS, "int32", "int64"), (0, 1), (0, 1)):
+        form = " ".join([*["exclusive"] * exclusive, *["reverse"] * reverse])
+        more = {"attributes": {"exclusive": exclusive, "reverse": reverse}}
+        yield Case("CumSum", f"rows {form}".strip(), [[row_operands(kind), integers(-1)]], kind, **more)
+        turned = operand(kind, np.array(rows(kind), dtype=object).T.tolist())
+        yield Case("CumSum", f"columns {form}".strip(), [[turned, integers(0)]], kind, **more)
+    for kind, reduction in product((*FLOATS, "int32", "int64"), ("add", "mul", "max", "min")):
+        a, b = both(kind)
+        places = operand("int64", [[place] for place in range(a.array().size)], constant=True)
+        yield Case("ScatterND", reduction, [[a, places, b]], kind, attributes={"reduction": reduction})
 
 
 def normalisations() -> Iterator[Case]:

@@ -95,6 +95,17 @@ def cases() -> Iterator[tuple[str, str]]:
             f"(float16[{batch},3,80,80,85] x, float16[{batch},3,80,80,16] u) => (float16[{batch},3,80,80,85] y) "
             f"<int64[16] p = {{{places}}}, int64[5] n = {{{batch},3,80,80,16}}> "
             "{ i = Expand(p, n) a = Sigmoid(x) b = Mul(u, u) t = ScatterElements <axis = 4> (a, i, b) y = Relu(t) }")
+    for count, length in ((8, 128), (4096, 128), (4096, 1000), (1024, 4096), (64, 50_257), (1, 1_000_000)):
+        yield f"total of a softmax from the end, {count} x {length}", (
+            f"(float16[{count},{length}] x, float16[{count},{length}] z) => (float16[{count},{length}] y) "
+            "<int64 a = {1}> { p = Softmax(x) c = CumSum <reverse = 1> (p, a) y = Mul(c, z) }")
+        yield f"places of a mask, {count} x {length}", (
+            f"(int64[{count},{length}] m) => (int64[{count},{length}] y) <int64 a = {{1}}, int64 one = {{1}}> "
+            "{ c = CumSum(m, a) y = Sub(c, one) }")
+    for batch, length in ((8, 128), (64, 1000), (2, 8000)):
+        yield f"total over time, {batch} x {length} x 512", (
+            f"(float16[{batch},{length},512] x, float16[512] w) => (float16[{batch},{length},512] y) "
+            "<int64 a = {1}> { m = Mul(x, w) c = CumSum(m, a) y = Tanh(c) }")
     for batch, side in ((1, 20), (8, 40), (32, 80)):
         yield f"silu in unequal halves, {batch} x 96 x {side} x {side}", (
             f"(float16[{batch},96,{side},{side}] x) => "

@@ -275,6 +275,18 @@ def _scatter_elements(attributes: Mapping, opset: int, x: Array, indices: Array,
     return result
 
 
+def _running_total(attributes: Mapping, opset: int, x: Array, axis: Array) -> Array:
+    """One element after the other, so that what is infinite or no number reaches none before it."""
+    along = int(np.ravel(axis)[0]) % x.ndim
+    places = range(x.shape[along])
+    result, total = np.empty_like(x), np.zeros(x.shape[:along] + x.shape[along + 1:], x.dtype)
+    for place in reversed(places) if attributes.get("reverse", 0) else places:
+        at = (slice(None),) * along + (place,)
+        before, total = total, total + x[at]
+        result[at] = before if attributes.get("exclusive", 0) else total
+    return result
+
+
 def _pad(attributes: Mapping, opset: int, x: Array, amounts: Array, value: Array | None = None,
          axes: Array | None = None) -> Array:
     chosen = [int(axis) % x.ndim for axis in (range(x.ndim) if axes is None else axes)]
@@ -382,6 +394,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "GatherElements"): _gather_elements,
     ("", "Gather"): _gather,
     ("", "Pad"): _pad,
+    ("", "CumSum"): _running_total,
     ("", "ScatterND"): _scatter_nd,
     ("", "ScatterElements"): _scatter_elements,
     ("", "Resize"): _resize,

@@ -33,8 +33,8 @@ g (float[n, 4096] x, float[4096, 4096] w) => (float[n, 4096] y, float[4096, n] t
   q = Sigmoid(p)
   y = Mul(q, p)
   t = Transpose <perm = [1, 0]> (y)
-  c = CumSum(p, axis)
-  f = Relu(c)
+  c = Hardmax(p)
+  f = Max(c, least)
 }
 """
 """Two regions around a product, and nodes that cannot be in any."""
@@ -42,7 +42,7 @@ g (float[n, 4096] x, float[4096, 4096] w) => (float[n, 4096] y, float[4096, n] t
 
 def blocked() -> onnx.ModelProto:
     model = parse(BLOCKED)
-    model.graph.initializer.append(onnx.helper.make_tensor("axis", onnx.TensorProto.INT64, [], [0]))
+    model.graph.initializer.append(onnx.helper.make_tensor("least", onnx.TensorProto.FLOAT, [], [0.0]))
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
     return model
@@ -99,13 +99,13 @@ def test_a_node_that_no_region_can_hold() -> None:
     found = explain(blocked(), "node_c", dims={"n": 512}).node
     assert found is not None
     assert (found.state, found.fused_nodes) == ("alone", ())
-    assert (found.refusals[0].code, found.refusals[0].message) == ("no-lowering", "CumSum has no lowering")
+    assert (found.refusals[0].code, found.refusals[0].message) == ("no-lowering", "Hardmax has no lowering")
 
 
 def test_a_node_without_company() -> None:
     found = explain(blocked(), "f", dims={"n": 512}).node
     assert found is not None
-    assert found.refusals[0].message == "it stands alone beside CumSum: one kernel that stays one kernel gains nothing"
+    assert found.refusals[0].message == "it stands alone beside Hardmax: one kernel that stays one kernel gains nothing"
 
 
 def test_a_region_that_gains_too_little_says_so() -> None:
@@ -135,8 +135,8 @@ def test_nodes_without_a_kernel() -> None:
     ("???", "No node, value or fused node of the model is called '???'.",
      "`onnxfuse explain MODEL` lists the nodes that move the most bytes."),
     ("x", "'x' is an input of the model: no node computes it.", "Name a node that reads it, such as 'node_a'."),
-    ("axis", "'axis' is a constant of the model: no node computes it.",
-     "Name a node that reads it, such as 'node_c'."),
+    ("least", "'least' is a constant of the model: no node computes it.",
+     "Name a node that reads it, such as 'node_f'."),
 ])
 def test_names_that_are_no_nodes(name: str, message: str, remedy: str) -> None:
     with pytest.raises(ModelError) as caught:
@@ -205,7 +205,7 @@ def test_a_fused_file_is_explained_from_its_original(tmp_path: Path) -> None:
     assert found.notes == ("The file is fused already: what follows is about the original in it, planned anew.",)
     assert found.node is not None and found.node.nodes == ("node_a", "node_b")
     # what the file fused is known by its name also where the plan is another now
-    growth = ["grow-pointwise", "grow-row-reduction"]
+    growth = ["grow-pointwise", "grow-row-reduction", "grow-scan"]
     other = explain(tmp_path / "m.fused.onnx", first.name, dims={"n": 512}, disable=growth)
     assert other.node is not None
     assert (other.node.nodes, other.node.fused_nodes) == (("node_a", "node_b"), ())
@@ -231,7 +231,7 @@ def test_the_command_on_a_model(tmp_path: Path) -> None:
     onnx.save(blocked(), tmp_path / "m.onnx")
     output = run("explain", tmp_path / "m.onnx", "--dim", "n=512").output
     assert "Through device memory in one run, outside products and convolutions: " in output
-    assert "not fused  1 x CumSum\n" in output and "no-lowering: CumSum has no lowering\n" in output
+    assert "not fused  1 x Hardmax\n" in output and "no-lowering: Hardmax has no lowering\n" in output
     assert "Products and convolutions: 83.9 MB in 1 kernel, ONNX Runtime's\n" in output
 
 

@@ -364,6 +364,13 @@ CASES: tuple[Case, ...] = (
           *((name, "of short integers", "N,3", "<int64[1] a = {-1}>", "<keepdims=0>", ", a", ("int8", "uint8", "bool"), 20)
             for name in ("ReduceMax", "ReduceMin")),
       )),
+    *(Case(f"running totals of {rows}, exclusive {exclusive}, reverse {reverse}",
+           f"g (T[{shape}] x) => (T[{shape}] y) <int64 a = {{{axis}}}> {{ y = CumSum<exclusive={exclusive}, reverse={reverse}>(x, a) }}",
+           (*FLOATING, "int32", "int64", "uint32", "uint64") if (exclusive, reverse) == (0, 0) else ("float", "int64"),
+           sizes=({"N": 0}, {"N": 1}, {"N": 31}, {"N": 33}), length=33)
+      for rows, shape, axis in (("rows", "3,N", -1), ("columns", "2,N,5", 1), ("everything", "N", 0))
+      for exclusive in (0, 1) for reverse in (0, 1)),
+    Case("running totals of single elements", "g (T[N,1] x) => (T[N,1] y) <int64 a = {1}> { c = CumSum<exclusive=1>(x, a) d = CumSum(x, a) y = Sub(d, c) }"),
     Case("reduce everything", "g (T[N,5] x) => (T y) { y = ReduceSum<keepdims=0>(x) }", FLOATING, opset=13, length=200),
     Case("reduce nothing", "g (T[N,5] x) => (T[N,5] y) { a = ReduceSum<noop_with_empty_axes=1>(x) y = Neg(a) }", opset=13),
     Case("reduce a scalar", "g (T x) => (T a, T b, T c, T d) "

@@ -7,12 +7,12 @@ from math import prod
 from onnxfuse.graph.context import INT64, INTEGERS, Type, TypeContext, same
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Node
-from onnxfuse.ir.context import LoweringContext, accumulate, apply, declare, like, mean, reshape, test, total
+from onnxfuse.ir.context import LoweringContext, accumulate, apply, declare, expand, like, mean, reshape, test, total
 from onnxfuse.ir.scalars import DOUBLE, TYPES, limits
-from onnxfuse.ir.tensors import Map, Take, Tensor
+from onnxfuse.ir.tensors import Map, Scan, Take, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, per_input, per_output
-from onnxfuse.operators.operands import integer_attribute, operand, optional, result_shape
-from onnxfuse.operators.record import OPAQUE, REDUCTION, RuntimeKernel, define
+from onnxfuse.operators.operands import integer_attribute, operand, optional, present, result_shape
+from onnxfuse.operators.record import OPAQUE, REDUCTION, SCAN, RuntimeKernel, define
 from onnxfuse.operators.views import axes_of
 
 
@@ -171,6 +171,21 @@ def negative_log_likelihood(node: Node, context: LoweringContext) -> Tensor:
     return apply("neg", reshape(chosen, labels.shape))
 
 
+def running_total(node: Node, context: LoweringContext) -> Tensor:
+    """The sum of all elements up to each along an axis; integers wrap, as the runtime has it."""
+    source = operand(node, context, 0)
+    (axis,), rank = context.integers(present(node, context, 1)), len(source.shape)
+    axis = axis + rank if axis < 0 else axis
+    exclusive, reverse = (bool(integer_attribute(node, name, 0)) for name in ("exclusive", "reverse"))
+    kind = TYPES[source.dtype]
+    if kind.size < 4 and not kind.is_floating:
+        raise context.refuse("unsupported-type", f"{node.op} of {kind.name} has no kernel")
+    if source.shape[axis] == 1:
+        return expand(like(0, source), source.shape) if exclusive else source
+    summed = accumulate(source) if kind.is_floating else source
+    return declare(Scan(summed.dtype, summed.shape, "sum", summed, axis, exclusive, reverse), source.dtype)
+
+
 for _name, _cost in (
     ("ReduceSum", SIMPLE), ("ReduceMean", SIMPLE), ("ReduceMax", SIMPLE), ("ReduceMin", SIMPLE),
     ("ReduceProd", SIMPLE), ("ReduceL1", SIMPLE), ("ReduceLogSum", SIMPLE), ("ReduceSumSquare", 2), ("ReduceL2", 2),
@@ -186,5 +201,5 @@ define("GlobalLpPool", kind=REDUCTION, types=global_pool_types, lowering=global_
 define("NegativeLogLikelihoodLoss", kind=REDUCTION, types=loss_types, lowering=negative_log_likelihood,
        arithmetic=per_output(SIMPLE))
 define("SoftmaxCrossEntropyLoss", kind=REDUCTION, types=loss_types, arithmetic=per_input(4 + ELEMENTARY))
-define("CumSum", kind=OPAQUE, types=same, arithmetic=per_input(SIMPLE), host=(1,))
+define("CumSum", kind=SCAN, types=same, lowering=running_total, arithmetic=per_input(SIMPLE), host=(1,))
 define("CumProd", kind=OPAQUE, types=same, arithmetic=per_input(SIMPLE), host=())
