@@ -111,7 +111,8 @@ def test_explain_shows_every_near_miss_with_node_and_remedy(tmp_path: Path) -> N
 
 def test_disable_leaves_a_rule_out(tmp_path: Path) -> None:
     path = write(tmp_path, CHAIN)
-    result = run("optimize", path, "--disable", "grow-pointwise", "--disable", "grow-row-reduction")
+    result = run("optimize", path, "--disable", "grow-pointwise", "--disable", "grow-row-reduction",
+                 "--disable", "grow-scan")
     assert "Nothing was fused." in result.output
 
 

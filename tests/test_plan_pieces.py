@@ -184,8 +184,7 @@ def test_many_time_steps_share_launches(count: int, cut: str, cell: str) -> None
 def test_a_split_into_more_than_a_rule_admits_says_so() -> None:
     (refusal,) = refusals(fuse(steps(20, "split", "cell", "s = Exp(x)"), {"N": 8}), "region-size")[:1]
     assert refusal.message == (
-        "no grow rule admits a region of these 2 nodes: grow-pointwise takes 8 outputs, not 20; "
-        "grow-row-reduction takes 8 outputs, not 20")
+        "no grow rule admits a region of these 2 nodes: grow-pointwise takes 8 outputs, not 20")
 
 
 def test_a_limit_is_told_of_rules_that_list_the_operators() -> None:

@@ -232,8 +232,9 @@ def admitting(rules: RuleSet, members: set[Node]) -> GrowRule | None:
 
 
 def _past(rules: RuleSet, members: set[Node]) -> str:
-    """Which limit a region passes of each grow rule that lists all of its operators; "" where none does."""
-    found = []
+    """Which limits a region passes of grow rules that list all of its operators, each by the first that has it; ""
+    where there is none."""
+    found: dict[str, str] = {}
     for rule in rules.grow:
         if any((node.domain, node.op) not in rule.operators for node in members):
             continue
@@ -242,9 +243,9 @@ def _past(rules: RuleSet, members: set[Node]) -> str:
             ("outputs", len(escaping(members)), rule.max_outputs),
         ):
             if most is not None and count > most:
-                found.append(f"{rule.id} takes {most} {what}, not {count}")
+                found.setdefault(f"takes {most} {what}, not {count}", rule.id)
                 break
-    return ": " + "; ".join(found) if found else ""
+    return ": " + "; ".join(f"{rule} {limit}" for limit, rule in found.items()) if found else ""
 
 
 def _within(rule: GrowRule, members: set[Node]) -> bool:
