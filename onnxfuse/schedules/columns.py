@@ -15,7 +15,7 @@ from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.pull import Reduced
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
-from onnxfuse.schedules.phases import Frame, PhaseText
+from onnxfuse.schedules.phases import Frame, PhaseText, accumulators
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Reduction, Ways, Work
 from onnxfuse.schedules.source import Body, Function
 
@@ -210,6 +210,22 @@ class ColumnPhases(PhaseText):
             "  const idx row = live ? given : 0;",
         ]
 
+    def largest_so_far(self, name: str, largest: Reduced) -> list[str]:
+        """One a lane, as of any reduction."""
+        return accumulators(name, largest)
+
+    def combined_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> str:
+        """The same as ``combined`` of a maximum and the sum that goes with it."""
+        functor, kind = self.phases.online[powers[1]].functor, TYPES[largest[1].dtype].compute
+        template = f"{functor}, {REDUCTIONS[largest[1].kind][0]}, deep, across"
+        return f"  of::combine_exponentials<{template}>({largest[0]}, {powers[0]}, {shared(kind)});"
+
+    def totals(self, largest: str, powers: tuple[str, Reduced]) -> list[str]:
+        """``total`` of each lane."""
+        name, reduction = powers
+        each = self.total(f"{name}[v]", f"{largest}[v]", self.phases.online[reduction].functor)
+        return ["#pragma unroll", f"  for (int v = 0; v < width; ++v) {each}"]
+
     def accumulator(self, name: str) -> str:
         """Results take the accumulators' place."""
         return name
@@ -257,3 +273,8 @@ class ColumnText(ColumnPhases):
         """Over the threads; the accumulators become the results."""
         self.names[reduction] = f"{name}[v]"
         return [self.combined(name, reduction)]
+
+    def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
+        """Over the threads, both."""
+        self.names[largest[1]], self.names[powers[1]] = (f"{name}[v]" for name, _ in (largest, powers))
+        return [self.combined_online(largest, powers), *self.totals(largest[0], powers)]

@@ -42,7 +42,7 @@ class Kernel:
             transaction is wasted.
         choice: what its first variant was told to be, or None where the schedule chose by itself.
         choices: what it could be told instead, for tuning.
-        phases: how often it goes through its elements.
+        phases: how often it reads its elements where they do not stay in registers.
         heavy: whether its functions hold more than some hundred bytes of shared memory: of such a launch that several
             kernels share has room for one.
     """

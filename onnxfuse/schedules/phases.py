@@ -11,6 +11,7 @@ from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.online import Online, online_sums
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, pointer
 
@@ -37,17 +38,27 @@ class Phases:
         kept: expressions an element that a later phase needs again, with the phase that computes them.
         live: how many of them are held at a time, at most.
         count: number of phases; the last one computes no reduction.
+        online: sums that are found in one phase with the maximum that they need (``schedules.online``).
     """
 
-    def __init__(self, outputs: list[Output], lanes: Lanes) -> None:
-        """``lanes``: along the elements of a row."""
+    def __init__(self, outputs: list[Output], lanes: Lanes, *, streams: bool = False) -> None:
+        """``lanes``: along the elements of a row; ``streams``: whether every phase reads these anew, so that there
+        should be few."""
         self.outputs = outputs
+        self.online: dict[Reduced, Online] = {}
         self.lanes = lanes
         self._depths: dict[Scalar, int] = {}
         self._reading: dict[Scalar, bool] = {}
         scalars = walk([output.scalar for output in outputs])
         found = sorted((s for s in scalars if isinstance(s, Reduced)), key=self._order(outputs).__getitem__)
         self.count = 1 + max((self.depth(s) for s in found), default=0)
+        if streams and (online := online_sums(found)):
+            separate = dict(self._depths)
+            self.online, self._depths = online, {}
+            together = 1 + max(self.depth(s) for s in found)
+            if together == self.count:  # Other reductions need as many passes.
+                self.online, self._depths = {}, separate
+            self.count = together
         self.reductions: list[list[Reduced]] = [[] for _ in range(self.count)]
         for reduction in found:
             self.reductions[self.depth(reduction) - 1].append(reduction)
@@ -104,12 +115,14 @@ class Phases:
         """The first phase in which an expression can be computed."""
         if scalar not in self._depths:
             inner = max((self.depth(child) for child in children(scalar)), default=0)
-            self._depths[scalar] = inner + 1 if isinstance(scalar, Reduced) else inner
+            together = isinstance(scalar, Reduced) and scalar in self.online
+            self._depths[scalar] = inner + 1 if isinstance(scalar, Reduced) and not together else inner
         return self._depths[scalar]
 
     def roots(self, phase: int) -> list[Scalar]:
         """Expressions an element that a phase must compute."""
-        elements: list[Scalar] = [reduction.element for reduction in self.reductions[phase]]
+        # Of a sum that goes with its maximum, the phase computes what the maximum is of.
+        elements: list[Scalar] = [each.element for each in self.reductions[phase] if each not in self.online]
         return elements + [o.scalar for o in self.outputs if o.whole and self.depth(o.scalar) == phase]
 
     def _reads(self, scalar: Scalar) -> bool:
@@ -127,12 +140,14 @@ class Frame:
     """What all texts of a region share.
 
     Attributes:
+        phases: where a row's elements stay in registers; streaming: where every phase reads them.
         lanes: along the elements of a row, or across rows.
         sizes: name of each size symbol.
         count, length: texts of the number of rows and of their elements, with the sizes that these name.
     """
 
     phases: Phases
+    streaming: Phases
     lanes: Lanes
     sizes: Mapping[str, str]
     count: str
@@ -153,7 +168,7 @@ class PhaseText(ABC):
     first = ""
 
     def __init__(self, frame: Frame, keep: bool) -> None:
-        self.frame, self.phases, self.keep = frame, frame.phases, keep
+        self.frame, self.phases, self.keep = frame, frame.phases if keep else frame.streaming, keep
         self.names: dict[Scalar, str] = {}
         self.arrays: dict[Scalar, str] = {}
         self.phase = 0
@@ -171,6 +186,18 @@ class PhaseText(ABC):
     def reduce(self, name: str, reduction: Reduced) -> list[str]:
         """What becomes of a reduction's accumulators at the end of a phase; they have the name that
         ``accumulator`` gives."""
+
+    def largest_so_far(self, name: str, largest: Reduced) -> list[str]:
+        """The accumulator of a maximum that a sum goes with; for frames whose streaming phases have one."""
+        raise NotImplementedError(type(self))
+
+    def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
+        """The same as ``reduce`` of a maximum and the sum that goes with it, each with its name."""
+        raise NotImplementedError(type(self))
+
+    def total(self, name: str, largest: str, functor: str) -> str:
+        """A line that makes a sum that of the row, for which the maximum is known: an infinite one gives no number."""
+        return f"if ({self.frame.length} > 0) {name} = {functor}::total({name}, {largest});"
 
     def accumulator(self, name: str) -> str:
         """What the accumulators of the reduction of a name are called."""
@@ -204,9 +231,21 @@ class PhaseText(ABC):
         """The phase at hand: its loop, and its reductions."""
         reductions = {reduction: self.writer.fresh(WORDS[reduction.kind])
                       for reduction in self.phases.reductions[self.phase]}
-        before, inner, after = [], [], []
+        before, inner, after, vectors = [], [], [], []
         kept: dict[str, str] = {}
+        online = {self.phases.online[each].largest: each for each in reductions if each in self.phases.online}
         for reduction, name in reductions.items():
+            if reduction in self.phases.online:
+                continue
+            if reduction in online:
+                before += self.largest_so_far(name, reduction) + accumulators(
+                    self.accumulator(reductions[online[reduction]]), online[reduction])
+                kind, functor = TYPES[reduction.dtype].compute, self.phases.online[online[reduction]].functor
+                vectors.append(f"{kind} of_{name}[width];")
+                inner.append(f"of_{name}[v] = {self.writer.scalar(reduction.element)};")
+                names = ", ".join(self.accumulator(each) for each in (name, reductions[online[reduction]]))
+                after.append(f"of::add_exponentials<{functor}, {REDUCTIONS[reduction.kind][0]}>({names}, of_{name});")
+                continue
             accumulator, functor = self.accumulator(name), REDUCTIONS[reduction.kind][0]
             # One accumulator a lane: a single one would make every element wait for the one before it.
             before += accumulators(accumulator, reduction)
@@ -223,7 +262,6 @@ class PhaseText(ABC):
                         inner.append(f"{kept[value]}[item * width + v] = {value};")
                         before.append(f"{TYPES[scalar.dtype].compute} {kept[value]}[items * width];")
                 self.arrays[scalar] = kept[value]
-        vectors = []
         for output in self.phases.outputs:
             if output.whole and self.phases.depth(output.scalar) == self.phase:
                 name = f"y{output.index}"
@@ -233,7 +271,10 @@ class PhaseText(ABC):
         loop = self.loop(vectors, inner, after) if inner else []
         lines = _indented([*self._comment(), *self.writer.outside(), *before], 1) + loop
         for reduction, name in reductions.items():
-            lines += self.reduce(name, reduction)
+            if reduction in online:
+                lines += self.reduce_online((name, reduction), (reductions[online[reduction]], online[reduction]))
+            elif reduction not in self.phases.online:
+                lines += self.reduce(name, reduction)
         return lines
 
     def _comment(self) -> list[str]:

@@ -188,7 +188,8 @@ class Reduction(Schedule):
         comment = f"{rule}: {', '.join(lowered.program.operators)}"
         source = Source(self.headers(work), comment, tuple(ways.functions), tuple(ways.entries))
         return Kernel(
-            self.name, source, plan, work.scattered, ways.choice, ways.choices, work.phases.count, self.heavy)
+            self.name, source, plan, work.scattered, ways.choice, ways.choices,
+            work.frame.streaming.count, self.heavy)
 
 
 def arranged(request: Request) -> Work | Refusal | None:
@@ -328,7 +329,8 @@ def _vectorised(
     sizes = Sizes(Signature(lowered).sizes)
     writer = Writer(lanes, sizes)
     count, length = writer.size(extent.count), writer.size(extent.length)
-    frame = Frame(Phases(outputs, along), lanes, sizes.names, count, length, frozenset(sizes.used))
+    phases, streaming = (Phases(outputs, along, streams=streams) for streams in (False, True))
+    frame = Frame(phases, streaming, lanes, sizes.names, count, length, frozenset(sizes.used))
     narrow = narrow_guards(lowered)
     vectors = tuple(_vectors(wide, loads, lanes))
     scattered = scattered_inputs(loads, candidates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar
 from onnxfuse.schedules.lanes import Scope
-from onnxfuse.schedules.phases import Frame, PhaseText
+from onnxfuse.schedules.phases import Frame, PhaseText, neutral
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Writer
 
@@ -77,6 +77,16 @@ class RowText(PhaseText):
             f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {name}_of_warps);",
         ]
 
+    def largest_so_far(self, name: str, largest: Reduced) -> list[str]:
+        """One for all lanes: their elements are of one row."""
+        return [f"{TYPES[largest.dtype].compute} {self.accumulator(name)} = {neutral(largest)};"]
+
+    def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
+        """The maximum over the threads, then the sums for that."""
+        lines = online_over_threads(largest, powers, self.phases.online[powers[1]].functor)
+        self.names[largest[1]], self.names[powers[1]] = largest[0], powers[0]
+        return [*lines, f"  {self.total(powers[0], largest[0], self.phases.online[powers[1]].functor)}"]
+
     def loaded(self) -> list[str]:
         """Where later phases' vectors are asked for."""
         return [_EARLY] if self.phase == 0 else []
@@ -114,3 +124,15 @@ class RowText(PhaseText):
             "  // What the last phases read is asked for with what the first one reads, where registers hold it.",
             f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors,
         ]
+
+
+def online_over_threads(largest: tuple[str, Reduced], powers: tuple[str, Reduced], functor: str) -> list[str]:
+    """Lines that find a maximum and the sum that goes with it from what the threads of a row have of both."""
+    (most, found), (total, _) = largest, powers
+    kind, maximum = TYPES[found.dtype].compute, REDUCTIONS[found.kind][0]
+    mine = f"of::fold<of::Sum>(my_{total}) * {functor}::scale(my_{most}, {functor}::offset({most}))"
+    return [
+        f"  __shared__ {kind} {most}_of_warps[32], {total}_of_warps[32];",
+        f"  const {kind} {most} = of::reduce<{maximum}, threads>(my_{most}, {most}_of_warps);",
+        f"  {kind} {total} = of::reduce<of::Sum, threads>({mine}, {total}_of_warps);",
+    ]

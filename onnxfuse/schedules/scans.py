@@ -110,6 +110,8 @@ class Scans(Reduction):
             return Refusal(
                 "few-rows", f"{extent.rows} rows side by side, of {extent.planned} elements, are too few to have a "
                 "thread each")
+        # Totals are written for phases that are apart, a softmax's too.
+        work = replace(work, frame=replace(work.frame, streaming=work.frame.phases))
         return self.made(work, _ways(work), rule)
 
 

@@ -10,25 +10,23 @@ nothing in scratch needs a value before the first step.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.ir.tensors import Reduce, operands, postorder
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Reduced, Scalar, children
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.columns import WARP, ColumnPhases, Columns, longest_kept, side_by_side
+from onnxfuse.schedules.columns import WARP, Columns, longest_kept, side_by_side
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_reductions
-from onnxfuse.schedules.phases import WORDS, Frame, Phases, PhaseText, accumulators, neutral
+from onnxfuse.schedules.online import joins_maximum
 from onnxfuse.schedules.reduction import Reduction, Ways, Work
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Expected
-from onnxfuse.schedules.source import Body, Function, Parameter
+from onnxfuse.schedules.source import Function, Parameter
+from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit, Parts, RowSplit, is_last
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,6 @@ KEPT_ROW = 65_536
 
 MULTIPROCESSORS = 160
 """Of the largest GPUs: where fewer blocks than half of that are at work on some GPU, the plan has to ask."""
-
-UNROLLED = 4
-"""Elements, or vectors, that a thread has on its way at a time."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,7 @@ def _guards(work: Work, form: Form) -> tuple[str, ...]:
 
 
 def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
-    extent, phases = work.extent, work.phases
+    extent, phases = work.extent, work.frame.streaming
     count, length = work.expression(extent.count), work.expression(extent.length)
     blocks = count if form.rows == 1 else f"{count} {form.rows} ceil"
     # Chunks are whole units, as many blocks as the GPU holds have one each.
@@ -235,7 +230,7 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
     ways = Ways(scratch=[f"{count} {chunks} * {parts.bytes} *"])
     template = ("width", "deep", "across") if form.across else ("width", "threads")
     for phase in range(phases.count):
-        body = (_ColumnSplit if form.across else _RowSplit)(work.frame, phase, parts).text()
+        body = (ColumnSplit if form.across else RowSplit)(work.frame, phase, parts).text()
         ways.functions.append(Function(f"split_{phase}", template, signature.parameters(body.sizes), body.text))
     wide = [(form.width, 32, work.aligned)] if fits_narrow(work.lowered) else []
     narrow = [(1, 32, work.narrow)] if wide and form.width > 1 and work.aligned != work.narrow else []
@@ -251,197 +246,12 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
             least = max(min(form.shape.blocks, MOST_THREADS // threads), 1)
             entry = function.entry(name, (width, *share), bits, threads, least)
             ways.entries.append(entry)
-            steps.append(entry.step(blocks if _is_last(phases, phase) else f"{blocks} {chunks} *"))
+            steps.append(entry.step(blocks if is_last(phases, phase) else f"{blocks} {chunks} *"))
         label = f"split, {'columns, ' if across else ''}width {width}, {bits}-bit"
         ways.variants.append(Variant(label, tuple(steps), (*guards, *needed)))
         if not needed:
             break
     return ways
-
-
-def _is_last(phases: Phases, phase: int) -> bool:
-    """Whether a phase only combines what others found: a block has a row then, not a chunk."""
-    return phase == phases.count - 1 and not phases.roots(phase)
-
-
-class Parts:
-    """Where the reductions' numbers lie in scratch: one a row and chunk, the longest types first.
-
-    Attributes:
-        offsets: bytes before a reduction's own, over rows times chunks; bytes: of all of them.
-        names: of the pointers to them.
-    """
-
-    def __init__(self, phases: Phases) -> None:
-        found = [reduction for phase in phases.reductions for reduction in phase]
-        self.names = {reduction: f"part{number}" for number, reduction in enumerate(found)}
-        self.offsets: dict[Reduced, int] = {}
-        self.bytes = 0
-        for reduction in sorted(found, key=lambda reduction: -_bytes(reduction)):
-            self.offsets[reduction] = self.bytes
-            self.bytes += _bytes(reduction)
-
-    def pointer(self, reduction: Reduced, count: str) -> str:
-        """A line that declares the pointer to a reduction's numbers."""
-        kind = TYPES[reduction.dtype].compute
-        offset = f" + (long long){count} * chunks * {self.offsets[reduction]}" if self.offsets[reduction] else ""
-        return f"  {kind}* const {self.names[reduction]} = reinterpret_cast<{kind}*>(t0{offset});"
-
-
-def _bytes(reduction: Reduced) -> int:
-    """Bytes of a number as it is computed with."""
-    kind = TYPES[reduction.dtype]
-    return {"float": 4, "double": 8}.get(kind.compute, kind.size)
-
-
-class _Split(PhaseText):
-    """One phase; ``rest`` says where the numbers of the others are."""
-
-    def __init__(self, frame: Frame, phase: int, parts: Parts) -> None:
-        super().__init__(frame, keep=False)
-        self.phase, self.parts = phase, parts
-        self.alone = _is_last(self.phases, phase)
-
-    def text(self) -> Body:
-        """The whole body of a step."""
-        last = self.phase == self.phases.count - 1
-        roots = self.phases.roots(self.phase)
-        if last:
-            roots = [*roots, *(output.scalar for output in self.phases.outputs if not output.whole)]
-        needed = _results(roots)
-        own = self.phases.reductions[self.phase]
-        lines = [*self.opening(), *(self.parts.pointer(each, self.frame.count) for each in [*needed, *own])]
-        if not self.alone:
-            lines += [
-                "  const idx begin = part * chunk;",
-                f"  const idx end = {self.frame.length} - begin > chunk ? begin + chunk : {self.frame.length};",
-            ]
-        for reduction in needed:
-            lines += self.together(self.writer.fresh(WORDS[reduction.kind]), reduction)
-        lines += self.phase_lines()
-        if last:
-            lines += self.row_outputs()
-        return self.body(lines)
-
-    @abstractmethod
-    def opening(self) -> list[str]:
-        """Which row and chunk the block has."""
-
-    @abstractmethod
-    def together(self, name: str, reduction: Reduced) -> list[str]:
-        """The result of an earlier phase's reduction, from all chunks, by this name."""
-
-
-class _RowSplit(_Split):
-    live = ""
-
-    @property
-    def first(self) -> str:  # type: ignore[override]
-        """Once a row."""
-        return "lane == 0" if self.alone else "part == 0 && lane == 0"
-
-    def opening(self) -> list[str]:
-        """A block has one row."""
-        where = (
-            ["  const idx row = blockIdx.x;"] if self.alone
-            else ["  const idx row = (idx)blockIdx.x / chunks, part = (idx)blockIdx.x % chunks;"]
-        )
-        return ["  const int lane = threadIdx.x;", *where]
-
-    def head(self) -> list[str]:
-        """Neighbouring threads have neighbouring vectors of the chunk."""
-        return [
-            f"#pragma unroll {UNROLLED}",
-            "  for (idx e = begin + (idx)lane * width; e < end; e += threads * width) {",
-        ]
-
-    def reduce(self, name: str, reduction: Reduced) -> list[str]:
-        """Over the block, into scratch."""
-        functor = REDUCTIONS[reduction.kind][0]
-        return [
-            *self._over_threads(name, reduction, f"of::fold<{functor}>({self.accumulator(name)})"),
-            f"  if (lane == 0) {self.parts.names[reduction]}[row * chunks + part] = {name};",
-        ]
-
-    def together(self, name: str, reduction: Reduced) -> list[str]:
-        """Every block does it, each thread for some of the chunks."""
-        functor, mine = REDUCTIONS[reduction.kind][0], self.accumulator(name)
-        self.names[reduction] = name
-        return [
-            f"  {TYPES[reduction.dtype].compute} {mine} = {neutral(reduction)};",
-            "  for (idx c = lane; c < chunks; c += threads)",
-            f"    {mine} = {functor}::of({mine}, {self.parts.names[reduction]}[row * chunks + c]);",
-            *self._over_threads(name, reduction, mine),
-        ]
-
-    def _over_threads(self, name: str, reduction: Reduced, mine: str) -> list[str]:
-        kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
-        return [
-            f"  __shared__ {kind} {name}_of_warps[32];",
-            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {name}_of_warps);",
-        ]
-
-
-class _ColumnSplit(ColumnPhases, _Split):
-    @property
-    def first(self) -> str:  # type: ignore[override]
-        """Once a column."""
-        return "live && place == 0" if self.alone else "live && part == 0 && place == 0"
-
-    def opening(self) -> list[str]:
-        """A block has a block of columns."""
-        if self.alone:
-            return [*super().opening(), *self.columns("(idx)blockIdx.x")]
-        return [
-            *super().opening(),
-            "  const idx part = (idx)blockIdx.x % chunks;",
-            *self.columns("(idx)blockIdx.x / chunks"),
-        ]
-
-    def head(self) -> list[str]:
-        """A thread has every ``deep``-th element of the chunk."""
-        return [f"#pragma unroll {UNROLLED}", "  for (idx e = begin + place; e < end; e += deep) {"]
-
-    def reduce(self, name: str, reduction: Reduced) -> list[str]:
-        """Over the block, into scratch."""
-        kind = TYPES[reduction.dtype].compute
-        target = f"{self.parts.names[reduction]} + ((long long)part * {self.frame.count} + row)"
-        return [
-            self.combined(name, reduction),
-            f"  if (live && place == 0) of::store({target}, of::pack<{kind}>({name}));",
-        ]
-
-    def together(self, name: str, reduction: Reduced) -> list[str]:
-        """Every block does it, each thread for some of the chunks."""
-        functor, kind = REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
-        self.names[reduction] = f"{name}[v]"
-        source = f"{self.parts.names[reduction]} + ((long long)c * {self.frame.count} + row)"
-        return [
-            *(f"  {line}" for line in accumulators(name, reduction)),
-            "  for (idx c = place; c < chunks; c += deep) {",
-            f"    const of::Vector<{kind}, width> found = of::load<width>({source});",
-            "#pragma unroll",
-            f"    for (int v = 0; v < width; ++v) {name}[v] = {functor}::of({name}[v], found.at[v]);",
-            "  }",
-            self.combined(name, reduction),
-        ]
-
-
-def _results(roots: list[Scalar]) -> list[Reduced]:
-    """Results of reductions that expressions are computed from, in the order in which they are met."""
-    found: dict[Reduced, None] = {}
-    seen: set[Scalar] = set()
-    stack = list(reversed(roots))
-    while stack:
-        scalar = stack.pop()
-        if scalar in seen:
-            continue
-        seen.add(scalar)
-        if isinstance(scalar, Reduced):
-            found[scalar] = None
-        else:
-            stack += reversed(children(scalar))
-    return list(found)
 
 
 def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> int:
@@ -450,7 +260,7 @@ def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: 
     first: Reduce | None = None
     for tensor in postorder(lowered.program.outputs):
         below = max((depths[id(operand)] for operand in operands(tensor)), default=0)
-        depths[id(tensor)] = below + isinstance(tensor, Reduce)
+        depths[id(tensor)] = below + (isinstance(tensor, Reduce) and not joins_maximum(tensor))
         first = tensor if first is None and isinstance(tensor, Reduce) else first
     if first is None:
         return 1

@@ -47,4 +47,16 @@ __device__ __forceinline__ void combine(T (&values)[width], T* partial) {
   }
 }
 
+// The same of maxima and of the sums of exponentials under them.
+template <typename E, typename Max, int deep, int across, typename T, int width>
+__device__ __forceinline__ void combine_exponentials(T (&most)[width], T (&sums)[width], T* partial) {
+  T mine[width];
+#pragma unroll
+  for (int v = 0; v < width; ++v) mine[v] = most[v];
+  combine<Max, deep, across>(most, partial);
+#pragma unroll
+  for (int v = 0; v < width; ++v) sums[v] = sums[v] * E::scale(mine[v], E::offset(most[v]));
+  combine<Sum, deep, across>(sums, partial);
+}
+
 }  // namespace of

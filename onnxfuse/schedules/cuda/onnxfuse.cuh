@@ -272,6 +272,62 @@ template <typename Op, typename T, int count> __device__ __forceinline__ T fold(
   return values[0];
 }
 
+// ---- Sums of exp(x - the maximum of x), as the maximum becomes known: Milakov and Gimelshein, Online normalizer
+// calculation for softmax, 2018. ----
+
+// What computes them.  While the largest number so far is `most`, sums are of differences from its `offset`; what was
+// summed up under `before` is scaled to that of a larger one.  Before the first number, and after numbers that give
+// nothing under any other, there is no maximum to take off.  `total`: the sum under the row's own maximum, which is no
+// number where that is none.
+template <bool quick> struct Exp {
+  template <typename T> static __device__ __forceinline__ T of(T x) {
+    if constexpr (quick) return quick_exp(x);
+    else return exp(x);
+  }
+  template <typename T> static __device__ __forceinline__ T offset(T most) { return most == -(T)OF_INFINITY ? (T)0 : most; }
+  template <typename T> static __device__ __forceinline__ T term(T x, T offset) { return of(x - offset); }
+  template <typename T> static __device__ __forceinline__ T scale(T before, T offset) { return of(before - offset); }
+  template <typename T> static __device__ __forceinline__ T total(T sum, T most) { return sum + (most - most); }
+};
+// The same of exp_difference: offsets are rounded products, so that what rounding takes off is one factor for all.
+struct ExpDifference {
+  static constexpr float log2_e = 1.44269504f, most_of_half = 1073741824.0f;
+  static __device__ __forceinline__ float offset(float most) {
+    return most > -most_of_half ? most < most_of_half ? __fmul_rn(most, log2_e) : OF_INFINITY * 0.0f : 0.0f;
+  }
+  static __device__ __forceinline__ float term(float x, float offset) {
+    return exp2_approximate(::fmaf(x, log2_e, -offset));
+  }
+  static __device__ __forceinline__ float scale(float before, float offset) {
+    return exp2_approximate(__fadd_rn(__fmul_rn(before, log2_e), -offset));
+  }
+  static __device__ __forceinline__ float total(float sum, float most) {
+    return ::fabsf(most) < most_of_half ? sum : OF_INFINITY * 0.0f;
+  }
+};
+
+// A vector of numbers more, of one row: a sum a lane, under one maximum.
+template <typename E, typename Max, typename T, int width>
+__device__ __forceinline__ void add_exponentials(T& most, T (&sums)[width], const T (&x)[width]) {
+  T larger = most;
+#pragma unroll
+  for (int v = 0; v < width; ++v) larger = Max::of(larger, x[v]);
+  const T offset = E::offset(larger), scale = E::scale(most, offset);
+#pragma unroll
+  for (int v = 0; v < width; ++v) sums[v] = sums[v] * scale + E::term(x[v], offset);
+  most = larger;
+}
+// A number more of each of `width` rows.
+template <typename E, typename Max, typename T, int width>
+__device__ __forceinline__ void add_exponentials(T (&most)[width], T (&sums)[width], const T (&x)[width]) {
+#pragma unroll
+  for (int v = 0; v < width; ++v) {
+    const T larger = Max::of(most[v], x[v]), offset = E::offset(larger);
+    sums[v] = sums[v] * E::scale(most[v], offset) + E::term(x[v], offset);
+    most[v] = larger;
+  }
+}
+
 // Over `threads` neighbouring lanes of a warp, a power of two; every lane gets the result.
 template <typename Op, int threads, typename T> __device__ __forceinline__ T reduce_lanes(T x) {
 #pragma unroll

@@ -1,0 +1,258 @@
+"""The text of the steps of a split kernel: a block has a chunk of a row each, or of a block of columns."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from onnxfuse.ir.scalars import REDUCTIONS, TYPES
+from onnxfuse.lowering.pull import Reduced, Scalar, children
+from onnxfuse.schedules.columns import ColumnPhases
+from onnxfuse.schedules.online import Online
+from onnxfuse.schedules.phases import WORDS, Frame, Phases, PhaseText, accumulators, neutral
+from onnxfuse.schedules.rows_text import online_over_threads
+from onnxfuse.schedules.source import Body
+
+UNROLLED = 4
+"""Elements, or vectors, that a thread has on its way at a time."""
+
+
+def is_last(phases: Phases, phase: int) -> bool:
+    """Whether a phase only combines what others found: a block has a row then, not a chunk."""
+    return phase == phases.count - 1 and not phases.roots(phase)
+
+
+class Parts:
+    """Where the reductions' numbers lie in scratch: one a row and chunk, the longest types first.
+
+    Attributes:
+        offsets: bytes before a reduction's own, over rows times chunks; bytes: of all of them.
+        names: of the pointers to them.
+    """
+
+    def __init__(self, phases: Phases) -> None:
+        found = [reduction for phase in phases.reductions for reduction in phase]
+        self.names = {reduction: f"part{number}" for number, reduction in enumerate(found)}
+        self.offsets: dict[Reduced, int] = {}
+        self.bytes = 0
+        for reduction in sorted(found, key=lambda reduction: -_bytes(reduction)):
+            self.offsets[reduction] = self.bytes
+            self.bytes += _bytes(reduction)
+
+    def pointer(self, reduction: Reduced, count: str) -> str:
+        """A line that declares the pointer to a reduction's numbers."""
+        kind = TYPES[reduction.dtype].compute
+        offset = f" + (long long){count} * chunks * {self.offsets[reduction]}" if self.offsets[reduction] else ""
+        return f"  {kind}* const {self.names[reduction]} = reinterpret_cast<{kind}*>(t0{offset});"
+
+
+def _bytes(reduction: Reduced) -> int:
+    """Bytes of a number as it is computed with."""
+    kind = TYPES[reduction.dtype]
+    return {"float": 4, "double": 8}.get(kind.compute, kind.size)
+
+
+class _Split(PhaseText):
+    """One phase; ``rest`` says where the numbers of the others are."""
+
+    def __init__(self, frame: Frame, phase: int, parts: Parts) -> None:
+        super().__init__(frame, keep=False)
+        self.phase, self.parts = phase, parts
+        self.alone = is_last(self.phases, phase)
+
+    def text(self) -> Body:
+        """The whole body of a step."""
+        last = self.phase == self.phases.count - 1
+        roots = self.phases.roots(self.phase)
+        if last:
+            roots = [*roots, *(output.scalar for output in self.phases.outputs if not output.whole)]
+        needed = list(dict.fromkeys(
+            each for found in _results(roots)
+            for each in ((self.phases.online[found].largest, found) if found in self.phases.online else (found,))))
+        own = self.phases.reductions[self.phase]
+        lines = [*self.opening(), *(self.parts.pointer(each, self.frame.count) for each in [*needed, *own])]
+        if not self.alone:
+            lines += [
+                "  const idx begin = part * chunk;",
+                f"  const idx end = {self.frame.length} - begin > chunk ? begin + chunk : {self.frame.length};",
+            ]
+        for reduction in needed:
+            name = self.writer.fresh(WORDS[reduction.kind])
+            online = self.phases.online.get(reduction)
+            lines += self.together(name, reduction) if online is None else self.together_online(name, reduction, online)
+        lines += self.phase_lines()
+        if last:
+            lines += self.row_outputs()
+        return self.body(lines)
+
+    @abstractmethod
+    def opening(self) -> list[str]:
+        """Which row and chunk the block has."""
+
+    @abstractmethod
+    def together(self, name: str, reduction: Reduced) -> list[str]:
+        """The result of an earlier phase's reduction, from all chunks, by this name."""
+
+    @abstractmethod
+    def together_online(self, name: str, reduction: Reduced, online: Online) -> list[str]:
+        """The same of a sum that goes with a maximum, which is known."""
+
+
+class RowSplit(_Split):
+    live = ""
+
+    @property
+    def first(self) -> str:  # type: ignore[override]
+        """Once a row."""
+        return "lane == 0" if self.alone else "part == 0 && lane == 0"
+
+    def opening(self) -> list[str]:
+        """A block has one row."""
+        where = (
+            ["  const idx row = blockIdx.x;"] if self.alone
+            else ["  const idx row = (idx)blockIdx.x / chunks, part = (idx)blockIdx.x % chunks;"]
+        )
+        return ["  const int lane = threadIdx.x;", *where]
+
+    def head(self) -> list[str]:
+        """Neighbouring threads have neighbouring vectors of the chunk."""
+        return [
+            f"#pragma unroll {UNROLLED}",
+            "  for (idx e = begin + (idx)lane * width; e < end; e += threads * width) {",
+        ]
+
+    def reduce(self, name: str, reduction: Reduced) -> list[str]:
+        """Over the block, into scratch."""
+        functor = REDUCTIONS[reduction.kind][0]
+        return [
+            *self._over_threads(name, reduction, f"of::fold<{functor}>({self.accumulator(name)})"),
+            f"  if (lane == 0) {self.parts.names[reduction]}[row * chunks + part] = {name};",
+        ]
+
+    def together(self, name: str, reduction: Reduced) -> list[str]:
+        """Every block does it, each thread for some of the chunks."""
+        functor, mine = REDUCTIONS[reduction.kind][0], self.accumulator(name)
+        self.names[reduction] = name
+        return [
+            f"  {TYPES[reduction.dtype].compute} {mine} = {neutral(reduction)};",
+            "  for (idx c = lane; c < chunks; c += threads)",
+            f"    {mine} = {functor}::of({mine}, {self.parts.names[reduction]}[row * chunks + c]);",
+            *self._over_threads(name, reduction, mine),
+        ]
+
+    def largest_so_far(self, name: str, largest: Reduced) -> list[str]:
+        """One for all lanes: their elements are of one row."""
+        return [f"{TYPES[largest.dtype].compute} {self.accumulator(name)} = {neutral(largest)};"]
+
+    def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
+        """Both over the block, into scratch."""
+        stores = [f"{self.parts.names[reduction]}[row * chunks + part] = {name};"
+                  for name, reduction in (largest, powers)]
+        return [
+            *online_over_threads(largest, powers, self.phases.online[powers[1]].functor),
+            *(f"  if (lane == 0) {store}" for store in stores),
+        ]
+
+    def together_online(self, name: str, reduction: Reduced, online: Online) -> list[str]:
+        """What each chunk has is scaled from its own maximum to the row's."""
+        mine, kind = self.accumulator(name), TYPES[reduction.dtype].compute
+        most, chunk = self.names[online.largest], f"{self.parts.names[online.largest]}[row * chunks + c]"
+        self.names[reduction] = name
+        return [
+            f"  {kind} {mine} = 0;",
+            "  for (idx c = lane; c < chunks; c += threads)",
+            f"    {mine} += {self.parts.names[reduction]}[row * chunks + c] * "
+            f"{online.functor}::scale({chunk}, {online.functor}::offset({most}));",
+            f"  __shared__ {kind} {name}_of_warps[32];",
+            f"  {kind} {name} = of::reduce<of::Sum, threads>({mine}, {name}_of_warps);",
+            f"  {self.total(name, most, online.functor)}",
+        ]
+
+    def _over_threads(self, name: str, reduction: Reduced, mine: str) -> list[str]:
+        kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
+        return [
+            f"  __shared__ {kind} {name}_of_warps[32];",
+            f"  const {kind} {name} = of::reduce<{functor}, threads>({mine}, {name}_of_warps);",
+        ]
+
+
+class ColumnSplit(ColumnPhases, _Split):
+    @property
+    def first(self) -> str:  # type: ignore[override]
+        """Once a column."""
+        return "live && place == 0" if self.alone else "live && part == 0 && place == 0"
+
+    def opening(self) -> list[str]:
+        """A block has a block of columns."""
+        if self.alone:
+            return [*super().opening(), *self.columns("(idx)blockIdx.x")]
+        return [
+            *super().opening(),
+            "  const idx part = (idx)blockIdx.x % chunks;",
+            *self.columns("(idx)blockIdx.x / chunks"),
+        ]
+
+    def head(self) -> list[str]:
+        """A thread has every ``deep``-th element of the chunk."""
+        return [f"#pragma unroll {UNROLLED}", "  for (idx e = begin + place; e < end; e += deep) {"]
+
+    def reduce(self, name: str, reduction: Reduced) -> list[str]:
+        """Over the block, into scratch."""
+        return [self.combined(name, reduction), self._stored(name, reduction)]
+
+    def _stored(self, name: str, reduction: Reduced) -> str:
+        target = f"{self.parts.names[reduction]} + ((long long)part * {self.frame.count} + row)"
+        return f"  if (live && place == 0) of::store({target}, of::pack<{TYPES[reduction.dtype].compute}>({name}));"
+
+    def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
+        """Both over the block, into scratch."""
+        return [self.combined_online(largest, powers), self._stored(*largest), self._stored(*powers)]
+
+    def together_online(self, name: str, reduction: Reduced, online: Online) -> list[str]:
+        """What each chunk has is scaled from its own maximum to the row's."""
+        kind, most = TYPES[reduction.dtype].compute, self.names[online.largest]
+        sums, maxima = (f"{self.parts.names[each]} + ((long long)c * {self.frame.count} + row)"
+                        for each in (reduction, online.largest))
+        self.names[reduction] = f"{name}[v]"
+        scaled = f"found.at[v] * {online.functor}::scale(largest.at[v], {online.functor}::offset({most}))"
+        return [
+            *(f"  {line}" for line in accumulators(name, reduction)),
+            "  for (idx c = place; c < chunks; c += deep) {",
+            f"    const of::Vector<{kind}, width> found = of::load<width>({sums});",
+            f"    const of::Vector<{kind}, width> largest = of::load<width>({maxima});",
+            "#pragma unroll",
+            f"    for (int v = 0; v < width; ++v) {name}[v] += {scaled};",
+            "  }",
+            self.combined(name, reduction), *self.totals(most.removesuffix("[v]"), (name, reduction)),
+        ]
+
+    def together(self, name: str, reduction: Reduced) -> list[str]:
+        """Every block does it, each thread for some of the chunks."""
+        functor, kind = REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
+        self.names[reduction] = f"{name}[v]"
+        source = f"{self.parts.names[reduction]} + ((long long)c * {self.frame.count} + row)"
+        return [
+            *(f"  {line}" for line in accumulators(name, reduction)),
+            "  for (idx c = place; c < chunks; c += deep) {",
+            f"    const of::Vector<{kind}, width> found = of::load<width>({source});",
+            "#pragma unroll",
+            f"    for (int v = 0; v < width; ++v) {name}[v] = {functor}::of({name}[v], found.at[v]);",
+            "  }",
+            self.combined(name, reduction),
+        ]
+
+
+def _results(roots: list[Scalar]) -> list[Reduced]:
+    """Results of reductions that expressions are computed from, in the order in which they are met."""
+    found: dict[Reduced, None] = {}
+    seen: set[Scalar] = set()
+    stack = list(reversed(roots))
+    while stack:
+        scalar = stack.pop()
+        if scalar in seen:
+            continue
+        seen.add(scalar)
+        if isinstance(scalar, Reduced):
+            found[scalar] = None
+        else:
+            stack += reversed(children(scalar))
+    return list(found)
