@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
@@ -155,6 +155,16 @@ class Frame:
     bounds: frozenset[str]
 
 
+@dataclass
+class _Turn:
+    """Lines of a phase: before its loop; arrays that a turn declares, lines for each lane and for the whole vector."""
+
+    before: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
+    inner: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+
+
 class PhaseText(ABC):
     """Text of phases.
 
@@ -231,51 +241,58 @@ class PhaseText(ABC):
         """The phase at hand: its loop, and its reductions."""
         reductions = {reduction: self.writer.fresh(WORDS[reduction.kind])
                       for reduction in self.phases.reductions[self.phase]}
-        before, inner, after, vectors = [], [], [], []
-        kept: dict[str, str] = {}
         online = {self.phases.online[each].largest: each for each in reductions if each in self.phases.online}
+        turn = _Turn()
         for reduction, name in reductions.items():
-            if reduction in self.phases.online:
-                continue
             if reduction in online:
-                before += self.largest_so_far(name, reduction) + accumulators(
-                    self.accumulator(reductions[online[reduction]]), online[reduction])
-                kind, functor = TYPES[reduction.dtype].compute, self.phases.online[online[reduction]].functor
-                vectors.append(f"{kind} of_{name}[width];")
-                inner.append(f"of_{name}[v] = {self.writer.scalar(reduction.element)};")
-                names = ", ".join(self.accumulator(each) for each in (name, reductions[online[reduction]]))
-                after.append(f"of::add_exponentials<{functor}, {REDUCTIONS[reduction.kind][0]}>({names}, of_{name});")
-                continue
-            accumulator, functor = self.accumulator(name), REDUCTIONS[reduction.kind][0]
-            # One accumulator a lane: a single one would make every element wait for the one before it.
-            before += accumulators(accumulator, reduction)
-            inner.append(
-                f"{accumulator}[v] = {functor}::of({accumulator}[v], {self.writer.scalar(reduction.element)});"
-            )
-        for scalar, first in self.phases.kept.items():
-            if self.keep and first == self.phase:
-                value = self.writer.scalar(scalar)
-                if value not in kept:
-                    # What another expression only declares anew may be kept already, by this phase or an earlier one.
-                    kept[value] = self.writer.fresh(f"kept_{value}_") if value.isidentifier() else value.split("[")[0]
-                    if value.isidentifier():
-                        inner.append(f"{kept[value]}[item * width + v] = {value};")
-                        before.append(f"{TYPES[scalar.dtype].compute} {kept[value]}[items * width];")
-                self.arrays[scalar] = kept[value]
+                self._join((name, reduction), (reductions[online[reduction]], online[reduction]), turn)
+            elif reduction not in self.phases.online:
+                accumulator, functor = self.accumulator(name), REDUCTIONS[reduction.kind][0]
+                # One accumulator a lane: a single one would make every element wait for the one before it.
+                turn.before += accumulators(accumulator, reduction)
+                value = self.writer.scalar(reduction.element)
+                turn.inner.append(f"{accumulator}[v] = {functor}::of({accumulator}[v], {value});")
+        if self.keep:
+            self._keep(turn)
         for output in self.phases.outputs:
             if output.whole and self.phases.depth(output.scalar) == self.phase:
                 name = f"y{output.index}"
-                vectors.append(f"{TYPES[output.dtype].compute} {name}[width];")
-                inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
-                after += self.store(output, name)
-        loop = self.loop(vectors, inner, after) if inner else []
-        lines = _indented([*self._comment(), *self.writer.outside(), *before], 1) + loop
+                turn.vectors.append(f"{TYPES[output.dtype].compute} {name}[width];")
+                turn.inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
+                turn.after += self.store(output, name)
+        loop = self.loop(turn.vectors, turn.inner, turn.after) if turn.inner else []
+        lines = _indented([*self._comment(), *self.writer.outside(), *turn.before], 1) + loop
         for reduction, name in reductions.items():
             if reduction in online:
                 lines += self.reduce_online((name, reduction), (reductions[online[reduction]], online[reduction]))
             elif reduction not in self.phases.online:
                 lines += self.reduce(name, reduction)
         return lines
+
+    def _join(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced], turn: _Turn) -> None:
+        """Accumulate a maximum and the sum that goes with it, each with its name."""
+        (name, reduction), (total, summed) = largest, powers
+        turn.before += self.largest_so_far(name, reduction) + accumulators(self.accumulator(total), summed)
+        turn.vectors.append(f"{TYPES[reduction.dtype].compute} of_{name}[width];")
+        turn.inner.append(f"of_{name}[v] = {self.writer.scalar(reduction.element)};")
+        template = f"{self.phases.online[summed].functor}, {REDUCTIONS[reduction.kind][0]}"
+        names = f"{self.accumulator(name)}, {self.accumulator(total)}"
+        turn.after.append(f"of::add_exponentials<{template}>({names}, of_{name});")
+
+    def _keep(self, turn: _Turn) -> None:
+        """Keep what later phases need of this one."""
+        kept: dict[str, str] = {}
+        for scalar, first in self.phases.kept.items():
+            if first != self.phase:
+                continue
+            value = self.writer.scalar(scalar)
+            if value not in kept:
+                # What another expression only declares anew may be kept already, by this phase or an earlier one.
+                kept[value] = self.writer.fresh(f"kept_{value}_") if value.isidentifier() else value.split("[")[0]
+                if value.isidentifier():
+                    turn.inner.append(f"{kept[value]}[item * width + v] = {value};")
+                    turn.before.append(f"{TYPES[scalar.dtype].compute} {kept[value]}[items * width];")
+            self.arrays[scalar] = kept[value]
 
     def _comment(self) -> list[str]:
         """What the phase at hand is for; nothing where there is one."""

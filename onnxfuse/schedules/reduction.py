@@ -327,10 +327,9 @@ def _vectorised(
     _stores(wide, lanes)
     along = Lanes(puller.space, puller, "@e", "@row", 1) if way.across else lanes
     sizes = Sizes(Signature(lowered).sizes)
-    writer = Writer(lanes, sizes)
-    count, length = writer.size(extent.count), writer.size(extent.length)
-    phases, streaming = (Phases(outputs, along, streams=streams) for streams in (False, True))
-    frame = Frame(phases, streaming, lanes, sizes.names, count, length, frozenset(sizes.used))
+    count, length = map(Writer(lanes, sizes).size, (extent.count, extent.length))
+    frame = Frame(Phases(outputs, along), Phases(outputs, along, streams=True), lanes, sizes.names, count, length,
+                  frozenset(sizes.used))
     narrow = narrow_guards(lowered)
     vectors = tuple(_vectors(wide, loads, lanes))
     scattered = scattered_inputs(loads, candidates)
