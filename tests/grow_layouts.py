@@ -185,6 +185,27 @@ def repeated(b: Builder, name: str) -> Known | None:
                  coordinate_transformation_mode=way[0], nearest_mode=way[1])
 
 
+@grows("ScatterND", "ScatterElements")
+def scattered(b: Builder, name: str) -> Known | None:
+    """Two places of an axis written over by parts of another value, or of the value itself."""
+    numbers = name == "ScatterElements"  # its indices are as many as the updates
+    x = b.choose(lambda v: len(v.shape) >= 1 and (v.shape[0].value or 0) >= 3 and v.dtype in FLOATS and (
+        not numbers or all(size.value for size in v.shape)))
+    z = x and b.choose(lambda v: v.dtype == x.dtype and v.shape == x.shape)
+    if x is None or z is None:
+        return None
+    sizes = (dim(2), *x.shape[1:])
+    updates = b.hidden("Slice", [z, b.ints(1), b.ints(3), b.ints(0)], sizes, x.dtype)
+    places = np.array(b.rng.choice([[0, 1], [-2, -1], [2, 0], [0, 2]]), np.int64)
+    if numbers:
+        spread = np.broadcast_to(places.reshape(2, *(1 for _ in x.shape[1:])), [size.value or 0 for size in sizes])
+        indices, more = b.constant(np.ascontiguousarray(spread)), {"axis": 0}
+    else:
+        indices, more = b.constant(places[:, None]), {}
+    return b.add(name, [x, indices, updates], x.shape, max(x.bound, z.bound), dtype=x.dtype, exact=x.exact and z.exact,
+                 **more)
+
+
 @grows("OneHot")
 def one_hot(b: Builder, name: str) -> Known | None:
     """Added to something, so that it is no constant."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from math import sqrt
 
-from graph_builder import BOOL, FLOAT, INT64, Builder, Known, grows
+import numpy as np
+from graph_builder import BOOL, EXACT_TO, FLOAT, INT64, Builder, Known, grows
+from onnx import TensorProto
 
 from onnxfuse.graph.dims import dim, product
 
@@ -26,6 +28,20 @@ def root_mean_square(b: Builder, name: str) -> Known | None:
     domain, _, op = name.rpartition(".")
     size = x.shape[-1].value or 0
     return b.add(op, [b.moderate(x), b.vector(size)], x.shape, sqrt(size) + 1, domain=domain, axis=-1, epsilon=0.1)
+
+
+@grows("CumSum")
+def running_total(b: Builder, name: str) -> Known | None:
+    """Of any axis, from either end; ONNX Runtime's CPU provider has no kernel for the narrow types."""
+    x = b.floating(rank=1)
+    if x is None or (b.kind not in (FLOAT, TensorProto.DOUBLE) and (b.portable or b.opset < 14)):
+        return None
+    x = b.moderate(x)
+    axis = b.rng.randint(0, len(x.shape) - 1)
+    bound = x.bound * x.shape[axis].evaluate(b.limits)
+    place = b.constant(np.array(axis - len(x.shape) if b.flip() else axis, np.int64))
+    return b.add(name, [x, place], x.shape, bound, exact=x.exact and bound <= EXACT_TO[b.kind],
+                 exclusive=b.rng.randint(0, 1), reverse=b.rng.randint(0, 1))
 
 
 @grows("onnxfuse.canonical.SafeSoftmax")

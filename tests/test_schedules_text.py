@@ -29,6 +29,13 @@ SAMPLES = {
     "integers": "g (int8[N] x, uint8[N] z) => (int32[N] y) { a = Cast<to=6>(x) b = Cast<to=6>(z) c = Mul(a, b) y = Mod(c, a) }",
     "short maximum": "g (int8[R,C] x) => (int8[R,1] y) <int64[1] a = {1}> { y = ReduceMax(x, a) }",
     "double": "g (double[N] x) => (double[N] y) { a = Erf(x) b = Gelu(a) y = Elu(b) }",
+    "totals": "g (float16[R,C] x, float16[R,C] z) => (float16[R,C] y) <int64 a = {1}> "
+              "{ p = Softmax(x) c = CumSum<exclusive=1>(p, a) y = Mul(c, z) }",
+    "totals side by side": "g (bfloat16[R,C,8] x) => (bfloat16[R,C,8] y, int64[R,C,8] n) <int64 a = {1}> "
+                           "{ y = CumSum<reverse=1>(x, a) i = Cast<to=7>(x) n = CumSum<reverse=1>(i, a) }",
+    "grid": "g (float16[N,80,85] x, float16[N,80,4] u) => (float16[N,80,85] y) <int64[4,1] i = {3,5,7,9}, float16 h = {2}> "
+            "{ r = Transpose<perm=[2,0,1]>(x) v = Transpose<perm=[2,0,1]>(u) w = Mul(v, h) s = ScatterND(r, i, w) "
+            "y = Transpose<perm=[1,2,0]>(s) }",
     "parts": "g (float[R,8,1] x, float[R,128] z) => (float[R,256] y) <int64[3] e = {1,1,16}, int64[2] s = {-1,128}> "
              "{ a = Expand(x, e) b = Reshape(a, s) y = Concat<axis=1>(z, b) }",
 }
@@ -45,7 +52,7 @@ def inputs_of(made: Made) -> dict[str, np.ndarray]:
     return random_inputs(made, {"B": 1, "S": 4, "R": 3, "C": 40, "N": 64})
 
 
-@pytest.mark.parametrize("name", ["bias", "norm", "softmax", "double", "parts"])
+@pytest.mark.parametrize("name", ["bias", "norm", "softmax", "double", "parts", "totals"])
 def test_an_error_of_one_percent_is_found(name: str) -> None:
     """Of every store in turn, in every variant."""
     made = make(SAMPLES[name])
