@@ -96,7 +96,8 @@ def test_folders_are_listed_in_the_order_of_the_data() -> None:
     folders = re.findall(r"^  ([a-z]+)/", block, re.MULTILINE)
     stages = [folder for folder in folders if (ROOT / "onnxfuse" / folder).is_dir()]
     assert stages == ["graph", "ir", "operators", "provider", "folding", "rules", "planning", "lowering", "schedules",
-                      "rewriting", "verifying", "reporting", "runtime", "measuring", "tuning", "debugging", "cli"]
+                      "rewriting", "verifying", "reporting", "runtime", "measuring", "tuning", "debugging", "checking",
+                      "cli"]
 
 
 def test_the_ways_of_changes_lead_to_files_that_are_there() -> None:
