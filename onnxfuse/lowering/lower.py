@@ -41,29 +41,32 @@ class Lowered:
     binding: Binding
 
 
-def lower(nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph) -> Lowered | Refusal:
+def lower(
+    nodes: Sequence[Node], outputs: Sequence[Value], graph: Graph, first: Sequence[Value] = (),
+) -> Lowered | Refusal:
     """Lower a region.
 
     Args:
         nodes: nodes of the region (canonical ones count as one), in graph order.
         outputs: the values that are used outside.
         graph: the graph they belong to.
+        first: those that come first among what the kernel reads, which it must read; others follow as nodes read them.
     """
     names: dict[str, Dim] = {}
     try:
         assumed = _assumed(graph)
-        context = _lower(nodes, graph, lambda size: assumed.get(size, size))
+        context = _lower(nodes, first, graph, lambda size: assumed.get(size, size))
         binding = _bind(context)
         rename, stand_ins = _renaming(binding.stand_ins, assumed), binding.stand_ins
         if stand_ins:
             names = {name: size for size, name in stand_ins.items()}
-            context = _lower(nodes, graph, rename)
+            context = _lower(nodes, first, graph, rename)
             binding = _bind(context)
         _check_sizes(context, outputs, binding)
         binding = renamed(binding, stand_ins)
         names = binding.names
         canonical = {name: symbol(f"@{atom}") for name, atom in binding.symbols.items()}
-        context = _lower(nodes, graph, lambda size: rename(size).substitute(canonical))
+        context = _lower(nodes, first, graph, lambda size: rename(size).substitute(canonical))
         context.node = None
         made = tuple(context.tensors[value] for value in outputs)
         inputs = tuple(tensor for value in context.inputs if isinstance(tensor := context.tensors[value], Input))
@@ -133,8 +136,12 @@ def _renaming(stand_ins: dict[Dim, str], assumed: dict[Dim, Dim]) -> Callable[[D
     return rename
 
 
-def _lower(nodes: Sequence[Node], graph: Graph, rename: Callable[[Dim], Dim]) -> LoweringContext:
+def _lower(
+    nodes: Sequence[Node], first: Sequence[Value], graph: Graph, rename: Callable[[Dim], Dim]
+) -> LoweringContext:
     context = LoweringContext(graph.opset, rename)
+    for read in first:
+        context.tensor(read)
     for node in nodes:
         context.node = node
         lowering = lowering_of(node)

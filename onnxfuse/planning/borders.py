@@ -2,28 +2,21 @@
 
 A Reshape that stays outside moves no byte, and still the runtime spends host time on it at every run; inside, its
 kernel finds the same elements in the same places.  One is taken in where it brings no operand of its own, nobody else
-reads what lies between, no rule or fusion of the runtime's own wants it, and the kernel's text stays what it was but
-for names: it reads and writes as wide and as near, with no index more to compute.
+reads what lies between, no rule or fusion of the runtime's own wants it, and the kernel stays what it was but for the
+order of its inputs and outputs: it reads and writes as wide and as near, with no index more to compute.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from onnxfuse.graph.model import Node
+from onnxfuse.graph.model import Node, Value
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
+from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.region import Region
 from onnxfuse.rules import Prohibitions
-from onnxfuse.schedules import Kernel
-from onnxfuse.schedules.source import Given, Source
-
-_NAMED = re.compile(r"(?<!::)\b[a-z_][a-z_0-9]*?\d+(?:_\d+)?\b")
-_WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass
@@ -99,30 +92,39 @@ class Borders:
         if not isinstance(made, Region) or len(made.hosts) > len(fusion.hosts):
             return None
         more = made.cost.seconds_after - fusion.cost.seconds_after
-        if more >= self.maker.costs.dispatch_seconds(views) or not _same_work(made.kernel, fusion.kernel):
+        if more >= self.maker.costs.dispatch_seconds(views) or not self._same_work(made, fusion):
             return None
         self.taken.update(views)
         return made
 
-
-def _same_work(kernel: Kernel, other: Kernel) -> bool:
-    """Whether two kernels' texts say the same but for what their inputs, outputs and sizes, and what is computed from
-    them, are called."""
-    one, two = kernel.code, other.code
-    if isinstance(one, Given) or isinstance(two, Given):
-        return one == two
-    variants = [len(each.plan.variants) for each in (kernel, other)]
-    return kernel.schedule == other.schedule and variants[0] == variants[1] and (
-        [entry.name for entry in one.entries] == [entry.name for entry in two.entries]
-        and _words(_functions(one)) == _words(_functions(two)))
-
-
-def _functions(source: Source) -> str:
-    inner = (_functions(each) for _, each in source.inner)
-    return "".join([*inner, *(function.text for function in source.functions)])
+    def _same_work(self, wider: Region, fusion: Region) -> bool:
+        """Whether the kernel with views is the one without them, but for the order of its inputs and outputs."""
+        if wider.kernel.schedule != fusion.kernel.schedule or fusion.lowered is None or wider.lowered is None:
+            return False
+        views = set(wider.view).difference(fusion.view)
+        read = dict.fromkeys(_before(value, views) for value in fusion.lowered.tensors)
+        written = dict.fromkeys(_behind(value, views) for value in escaping(set(fusion.view)))
+        kernel = wider.kernel
+        if tuple(read) != wider.lowered.tensors or list(written) != escaping(set(wider.view)):
+            found = self.maker.rearranged(wider, tuple(read), tuple(written))
+            if found is None:
+                return False
+            kernel = found
+        return kernel.code == fusion.kernel.code
 
 
-@lru_cache(maxsize=256)
-def _words(text: str) -> Counter[str]:
-    lines = (line for line in text.splitlines() if not line.lstrip().startswith("//"))
-    return Counter(_WORD.findall(_NAMED.sub("#", "\n".join(lines))))
+def _before(value: Value, views: Collection[Node]) -> Value:
+    """What is read where some views of it are inside."""
+    view = value.producer
+    if view is None or view not in views:
+        return value
+    source = view.inputs[0]
+    assert source is not None, view.label
+    return _before(source, views)
+
+
+def _behind(value: Value, views: Collection[Node]) -> Value:
+    """What is written where some views of it are inside."""
+    view = next((each for each in value.consumers if each in views), None)
+    result = None if view is None else view.outputs[0]
+    return value if result is None else _behind(result, views)

@@ -111,6 +111,16 @@ class Maker:
             return Refusal("no-schedule", "no schedule has kernels for such a region", region.nodes[0].label)
         return self._scattered(kernel, region)
 
+    def rearranged(self, region: Region, read: Sequence[Value], written: Sequence[Value]) -> Kernel | None:
+        """A region's kernel as it would be if it read and wrote these values of the view, which are its own, in this
+        order; None where its schedule has none."""
+        lowered = lower(region.view, written, self.view, read)
+        if isinstance(lowered, Refusal):
+            return None
+        request = replace(region, lowered=lowered).request(self.costs.ledger.sizes, nearby=self.nearby)
+        made = asked(SCHEDULES[region.kernel.schedule], request)
+        return made if isinstance(made, Kernel) else None
+
     def _kernel(self, schedule: Schedule, request: Request, structured: Hashable) -> Kernel | Refusal | None:
         """What a schedule makes of a region; equal regions share it."""
         key = structured, request.rule, schedule.name
