@@ -117,7 +117,8 @@ def described(made: Any) -> str:
         "candidates": made.plan.candidates, "notes": made.notes,
         "model": hashlib.sha256(made.model.SerializeToString(deterministic=True)).hexdigest(),
     }
-    texts = [f"== {region.rule}, {region.schedule}\n{region.plan}\n{region.source}" for region in made.regions]
+    texts = [f"== {region.rule}, {region.schedule}\n{region.plan.to_json()}\n{region.source}"
+             for region in made.regions]
     return "\n".join([json.dumps(head, indent=1, default=str), *texts, ""])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.ir.tensors import Tensor
-from onnxfuse.lowering.launch import Check, expression
+from onnxfuse.lowering.launch import Atom, Check, expression
 from onnxfuse.refusal import Refusal
 
 
@@ -40,14 +40,13 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
         symbols[name] = f"s{len(sources)}"
         sources.append(source)
 
-    axes = [(f"i{place}.{axis}", size) for place, tensor in enumerate(inputs) for axis, size in enumerate(tensor.shape)]
-    told = [(f"h{place}.{index}", size) for place, contents in enumerate(hosts) for index, size in enumerate(contents)]
-    binding_atoms: set[str] = set()
+    axes, told = _atoms("i", [tensor.shape for tensor in inputs]), _atoms("h", hosts)
+    binding_atoms: set[Atom] = set()
     for atoms in (axes, told):
         for atom, size in atoms:
             name = _plain(size)
             if name is not None and name not in symbols:
-                define(name, atom)
+                define(name, atom.token)
                 binding_atoms.add(atom)
         for atom, size in atoms:
             missing = size.symbols - symbols.keys()
@@ -55,7 +54,7 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
                 (name,) = missing
                 scale, rest = _linear(size, name)
                 if scale:
-                    source = f"{atom} {rest} -" if rest else atom
+                    source = f"{atom.token} {rest} -" if rest else atom.token
                     define(name, source if scale == 1 else f"{source} {scale} //")
     stand_ins: dict[Dim, str] = {}
     checks: list[Check] = []
@@ -65,11 +64,18 @@ def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Bindi
         if not size.symbols <= symbols.keys():
             stand_ins.setdefault(size, f"@{len(stand_ins)}")
         else:
-            checks.append(Check(f"{atom} {expression(size, symbols)} ==", _disagreement(atom, size)))
+            condition = f"{atom.token} {expression(size, symbols)} =="
+            checks.append(Check(condition, f"is not {size} as the model states", (atom.place, int(atom.part))))
     for _, size in told:
         if not size.symbols <= symbols.keys():
             stand_ins.setdefault(size, f"@{len(stand_ins)}")
     return Binding(symbols, tuple(sources), tuple(checks), stand_ins)
+
+
+def _atoms(kind: str, contents: Sequence[Sequence[Dim]]) -> list[tuple[Atom, Dim]]:
+    """What each size, an axis or an element, of operands of a kind is called."""
+    return [(Atom(kind, place, str(part)), size)
+            for place, sizes in enumerate(contents) for part, size in enumerate(sizes)]
 
 
 def renamed(binding: Binding, stand_ins: dict[Dim, str]) -> Binding:
@@ -78,7 +84,7 @@ def renamed(binding: Binding, stand_ins: dict[Dim, str]) -> Binding:
     whole = {name: size for size, name in stand_ins.items()}
     names = {f"@{atom}": whole.get(name, symbol(name)) for name, atom in binding.symbols.items()}
     stands = names | whole
-    checks = tuple(replace(check, message=_spelled(check.message, stands)) for check in binding.checks)
+    checks = tuple(replace(check, fault=_spelled(check.fault, stands)) for check in binding.checks)
     symbols = binding.symbols | {name: name[1:] for name in names}
     return replace(binding, symbols=symbols, checks=checks, names=stands)
 
@@ -96,11 +102,6 @@ def _spelled(text: str, names: Mapping[str, Dim]) -> str:
         return str(found) if found.value is not None or _plain(found) else f"({found})"
 
     return re.sub(r"@s?\d+", size, text)
-
-
-def _disagreement(atom: str, size: Dim) -> str:
-    place, axis = atom[1:].split(".")
-    return f"axis {axis} of input {place} is not {size} as the model states"
 
 
 def _plain(size: Dim) -> str | None:

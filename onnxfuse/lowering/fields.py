@@ -42,6 +42,16 @@ def numbers(values: object) -> tuple[int, ...]:
     return tuple(map(number, values))
 
 
+def two(values: object) -> tuple[str, str]:
+    """Two texts.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    one, other = texts(values)
+    return one, other
+
+
 def three(sizes: object) -> tuple[str, str, str]:
     """Three texts.
 

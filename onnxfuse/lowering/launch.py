@@ -47,7 +47,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
 from onnxfuse.bounded import parse_json
 from onnxfuse.graph.dims import OPERATIONS, Dim
@@ -135,10 +136,17 @@ class Output:
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on the inputs' sizes; where it does not hold the node fails with ``message``."""
+    """A condition on the inputs' sizes; where it does not hold the node fails with ``message``: ``fault``, after the
+    axis that has it (an input and an axis of it, by place), if it is one's."""
 
     condition: str
-    message: str
+    fault: str
+    axis: tuple[int, int] | None = None
+
+    @property
+    def message(self) -> str:
+        """What the node says."""
+        return self.fault if self.axis is None else f"axis {self.axis[1]} of input {self.axis[0]} {self.fault}"
 
 
 @dataclass(frozen=True)
@@ -216,7 +224,7 @@ class LaunchPlan:
                 fields.text(raw["region"]),
                 fields.number(raw["inputs"]),
                 fields.texts(raw["symbols"]),
-                tuple(Check(*map(fields.text, check)) for check in raw["checks"]),
+                tuple(Check(*fields.two(check)) for check in raw["checks"]),
                 tuple(
                     Output(fields.number(output["dtype"]), fields.texts(output["shape"])) for output in raw["outputs"]
                 ),
@@ -259,6 +267,34 @@ def expression(size: Dim, symbols: Mapping[str, str]) -> str:
             parts.append(str(factor))
         terms.append(" ".join(parts[:1] + [f"{part} *" for part in parts[1:]]))
     return " ".join(terms[:1] + [f"{term} +" for term in terms[1:]]) or "0"
+
+
+@dataclass(frozen=True)
+class Atom:
+    """What an expression has of a run, or a kernel as a pointer: the kind's letter, which of that kind, and the part of
+    it, "" for the whole."""
+
+    kind: str
+    place: int
+    part: str = ""
+
+    @staticmethod
+    def read(token: str) -> Atom | None:
+        """The atom that a token is; None for integers, operators and what the GPU tells."""
+        whole, _, part = token.partition(".")
+        return Atom(whole[0], int(whole[1:]), part) if whole[0].isalpha() and whole[1:].isdigit() else None
+
+    @property
+    def token(self) -> str:
+        """As expressions write it."""
+        return f"{self.kind}{self.place}.{self.part}" if self.part else f"{self.kind}{self.place}"
+
+
+def moved(text: str, places: Mapping[str, Sequence[int]]) -> str:
+    """An expression, or a pointer among arguments, with other places for its atoms: ``places`` has them by kind."""
+    atoms = ((token, Atom.read(token)) for token in text.split())
+    return " ".join(
+        token if atom is None else replace(atom, place=places[atom.kind][atom.place]).token for token, atom in atoms)
 
 
 @dataclass
@@ -304,26 +340,18 @@ class Situation:
         return result
 
     def _atom(self, token: str) -> int:
-        if token.lstrip("-").isdigit():
-            return int(token)
-        if token == "sm":
-            return self.sm
-        if token == "sms":
-            return self.multiprocessors
-        if token[0] == "s":
-            return self.symbols[int(token[1:])]
-        number, part = token[1:].split(".")
-        if token[0] == "h":
-            return len(self.hosts[int(number)]) if part == "n" else self.hosts[int(number)][int(part)]
-        if part == "addr":
-            addresses = self.input_addresses if token[0] == "i" else self.output_addresses
-            return addresses[int(number)] % 256 if addresses else 0
-        if part == "n":
-            count = 1
-            for size in self.inputs[int(number)]:
-                count *= size
-            return count
-        return self.inputs[int(number)][int(part)]
+        atom = Atom.read(token)
+        if atom is None:
+            return self.sm if token == "sm" else self.multiprocessors if token == "sms" else int(token)
+        if atom.kind == "s":
+            return self.symbols[atom.place]
+        if atom.kind == "h":
+            return len(self.hosts[atom.place]) if atom.part == "n" else self.hosts[atom.place][int(atom.part)]
+        if atom.part == "addr":
+            addresses = self.input_addresses if atom.kind == "i" else self.output_addresses
+            return addresses[atom.place] % 256 if addresses else 0
+        sizes = self.inputs[atom.place]
+        return prod(sizes) if atom.part == "n" else sizes[int(atom.part)]
 
 
 _BINARY: dict[str, Callable[[int, int], int]] = {

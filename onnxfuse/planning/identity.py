@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxfuse.graph.model import Graph, Value
 from onnxfuse.graph.sizes import Sizes, shape_of
+from onnxfuse.lowering.launch import Check
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.structure import structure
 from onnxfuse.planning.region import Region
@@ -68,7 +69,7 @@ def _kernel(lowered: Lowered, schedule: str) -> str | None:
     plain = make_kernel(Request(lowered), schedule)
     if isinstance(plain, Refusal):
         return None
-    checks = tuple(replace(check, message="") for check in plain.plan.checks)  # messages name the model's sizes
+    checks = tuple(Check(check.condition, "") for check in plain.plan.checks)  # messages name the model's sizes
     return _digest([schedule, plain.source, replace(plain.plan, region="", checks=checks).to_json()])
 
 

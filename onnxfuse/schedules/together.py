@@ -9,11 +9,10 @@ variant of each part, under the guards of all.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, moved
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import Kernel
 from onnxfuse.schedules.source import Call, Entry, Given, Parameter, Source
@@ -22,9 +21,6 @@ SCHEDULE = "together"
 
 MOST_VARIANTS = 6
 """Variants of the whole: each is a kernel to compile, with the text of every part in it."""
-
-_PLACED = re.compile(r"([ioh])(\d+)(\..+)?")
-_SYMBOL = re.compile(r"s\d+")
 
 
 @dataclass(frozen=True)
@@ -92,8 +88,8 @@ def together(parts: Sequence[Part], rule: str, outputs: int) -> Kernel | Refusal
 class _Whole:
     def __init__(self, parts: Sequence[Part], rule: str, outputs: int) -> None:
         self.parts, self.rule, self.count = parts, rule, outputs
-        self.symbols: dict[str, str] = {}
-        self.own = [self._symbols_of(part) for part in parts]
+        self.symbols: dict[str, int] = {}
+        self.places = [self._places_of(part) for part in parts]
         self.sources = [part.kernel.code for part in parts if isinstance(part.kernel.code, Source)]
         self.spaces: dict[Source, str] = {}
 
@@ -122,8 +118,8 @@ class _Whole:
         outputs: dict[int, Output] = {}
         for number, (part, plan) in enumerate(zip(self.parts, plans, strict=True)):
             for check in plan.checks:
-                message = _renumbered(check.message, part.inputs)
-                checks[replace(check, condition=self._moved(check.condition, number), message=message)] = None
+                axis = check.axis and (part.inputs[check.axis[0]], check.axis[1])
+                checks[replace(check, condition=self._moved(check.condition, number), axis=axis)] = None
             for place, output in zip(part.outputs, plan.outputs, strict=True):
                 outputs[place] = Output(output.dtype, tuple(self._moved(size, number) for size in output.shape))
         return LaunchPlan(
@@ -132,17 +128,17 @@ class _Whole:
             options=tuple(dict.fromkeys(option for plan in plans for option in plan.options)),
         )
 
-    def _symbols_of(self, part: Part) -> dict[str, str]:
-        """The whole's symbol for each of a part's."""
-        found: dict[str, str] = {}
-        for place, text in enumerate(part.kernel.plan.symbols):
-            moved = " ".join(_token(token, part, found) for token in text.split())
-            found[f"s{place}"] = self.symbols.setdefault(moved, f"s{len(self.symbols)}")
-        return found
+    def _places_of(self, part: Part) -> dict[str, Sequence[int]]:
+        """Where each kind of atom of a part's plan is among the whole's: its symbols are entered there."""
+        symbols: list[int] = []
+        places = {"i": part.inputs, "h": part.hosts, "o": part.outputs, "s": symbols}
+        for text in part.kernel.plan.symbols:
+            symbols.append(self.symbols.setdefault(moved(text, places), len(self.symbols)))
+        return places
 
     def _moved(self, text: str, number: int) -> str:
         """A part's expression as the whole's."""
-        return " ".join(_token(token, self.parts[number], self.own[number]) for token in text.split())
+        return moved(text, self.places[number])
 
     def _ways(self) -> list[tuple[int, ...]]:
         """Variants of the parts that run together, by place: those that are planned, those of the same rank, and last
@@ -201,24 +197,7 @@ class _Whole:
         return f"{kind}:{self._moved(text, number)}" if colon else self._moved(argument, number)
 
 
-def _renumbered(message: str, inputs: Sequence[int]) -> str:
-    """A message that speaks of a part's inputs, speaking of the whole's."""
-    return re.sub(r"(?<=of input )\d+", lambda found: str(inputs[int(found[0])]), message)
-
-
 def _largest(sizes: Sequence[str]) -> str:
     """An expression for the largest of some."""
     first, *others = dict.fromkeys(sizes)
     return " ".join([first, *(f"{other} max" for other in others)])
-
-
-def _token(token: str, part: Part, symbols: dict[str, str]) -> str:
-    """An atom of a part's plan as the whole's; operators and numbers stay."""
-    if _SYMBOL.fullmatch(token):
-        return symbols[token]
-    placed = _PLACED.fullmatch(token)
-    if placed is None:
-        return token
-    kind, number, rest = placed.groups()
-    places = {"i": part.inputs, "h": part.hosts, "o": part.outputs}[kind]
-    return f"{kind}{places[int(number)]}{rest or ''}"
