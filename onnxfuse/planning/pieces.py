@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import Sizes, shape_of
 from onnxfuse.lowering.launch import HOST_INPUTS, Situation
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.region import Region
-from onnxfuse.planning.shares import Share
-from onnxfuse.planning.weighing import Considered
+from onnxfuse.planning.shares import Share, exchanged
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES
 from onnxfuse.schedules.together import Part, usable
@@ -150,28 +149,15 @@ def regions(own: Sequence[Region], joins: Sequence[Piece]) -> list[Region]:
 
 
 def with_joins(share: Share, joins: Sequence[Piece]) -> Share:
-    """A graph's share of a plan with joins in place of the regions that they were made of, which its records call lost
-    to them."""
-    homes = {leaf.fusion.view: join for join in joins for leaf in join.leaves}
-    fusions = [*(fusion for fusion in share.fusions if fusion.view not in homes), *(join.fusion for join in joins)]
-    considered = [
-        _lost(record, homes[record.nodes])
-        if record.nodes in homes and record.verdict in ("chosen", "no-gain") else record
-        for record in share.considered
-    ]
-    considered += [
-        Considered(join.fusion.view, join.fusion.rule, join.fusion.cost, "chosen", join.reason, "") for join in joins
-    ]
-    return Share(fusions, considered, len(joins))
+    """A graph's share of a plan with joins in place of the regions that they were made of."""
+    went = {
+        leaf.fusion.view: (join.fusion, f"It is part of the region of {join.fusion.label}. {join.reason}")
+        for join in joins for leaf in join.leaves
+    }
+    return exchanged(share, regions(share.fusions, joins), {join.fusion.view: join.reason for join in joins}, went)
 
 
 def not_in(joins: Iterable[Piece], refusals: Sequence[Refusal]) -> list[Refusal]:
     """The refusals without those of regions that gain nothing alone and are part of a join."""
     gone = {leaf.fusion.nodes[0].label for join in joins for leaf in join.leaves if not leaf.chosen}
     return [each for each in refusals if each.code != "no-gain" or each.node not in gone]
-
-
-def _lost(record: Considered, join: Piece) -> Considered:
-    label = join.fusion.view[0].label
-    reason = f"It is part of the region of {label}. {join.reason}"
-    return replace(record, verdict="lost", reason=reason, lost_to=label)

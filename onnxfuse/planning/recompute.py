@@ -26,8 +26,8 @@ from onnxfuse.planning.grow import admitting
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.plan import Plan, SearchSpace
 from onnxfuse.planning.region import Region
-from onnxfuse.planning.shares import Share, put_together, shares_of
-from onnxfuse.planning.sketches import Part, Sketch, Sketches
+from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
+from onnxfuse.planning.sketches import Part, Sketches
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import SCHEDULES
@@ -128,12 +128,9 @@ class _Stage:
             if fusion.kernel.schedule not in SCHEDULES:
                 self.closed.update(fusion.view)
                 continue
-            self._add(self._part(fusion))
-        lone = self._lone()
-        for node in lone:
-            outputs = tuple(value for value in node.outputs if value is not None)
-            reads = frozenset(value for value in node.inputs if value is not None)
-            self._add(Part((node,), outputs, None, reads))
+            self._add(self.sketches.part(fusion))
+        for node in self._lone():
+            self._add(self.sketches.lone(node))
         waiting = deque(sorted(self.parts.values(), key=lambda part: part.view[0].index))
         changes = []
         while waiting:
@@ -156,13 +153,6 @@ class _Stage:
                         for part in self.home.get(value.producer, ()) if value in part.outputs]
             changes.append(change)
         return changes
-
-    def _part(self, fusion: Region, flops: int = 0, old: bool = True) -> Part:
-        values = self.maker.view.values
-        return Part(
-            fusion.view, tuple(values[value.name] for value in fusion.outputs), fusion,
-            frozenset(values[value.name] for value in fusion.tensors if value.name in values), flops, old,
-        )
 
     def _lone(self) -> list[Node]:
         """Nodes that were weighed alone, gain nothing as a kernel of their own, and are in nothing that the runtime
@@ -227,7 +217,7 @@ class _Stage:
             for each in found:
                 wanted.setdefault(id(each), (each, []))[1].append(value)
         gone = [part, *(each for each, _ in wanted.values())]
-        if len({self.costs.ledger.executions(self.sketches.originals(each.view)) for each in gone}) > 1:
+        if len({self._runs(each) for each in gone}) > 1:
             return None
         sketches = [
             self.sketches.reading(each, {node for value in values for node in cones[value] or ()}, values)
@@ -263,13 +253,13 @@ class _Stage:
     def _seconds(self, part: Part, costs: CostModel) -> float:
         """Predicted seconds of a part in one run."""
         if id(costs) not in part.seconds:
-            originals = self.sketches.originals(part.view)
-            part.seconds[id(costs)] = costs.unfused(originals)[0] if part.fusion is None else (
-                costs.kernel_seconds(part.fusion, part.flops) * costs.ledger.executions(originals))
+            nodes = part.region.nodes
+            part.seconds[id(costs)] = costs.unfused(nodes)[0] if not part.fused else (
+                costs.kernel_seconds(part.region, part.flops) * costs.ledger.executions(nodes))
         return part.seconds[id(costs)]
 
     def _runs(self, part: Part) -> float:
-        return self.costs.ledger.executions(self.sketches.originals(part.view))
+        return self.costs.ledger.executions(part.region.nodes)
 
     def _gains(self, before: float, after: float, gone: Sequence[Part], come: Sequence[object]) -> bool:
         """Whether the objective wants a change: it saves time, or costs none and does what the strategy is after."""
@@ -290,24 +280,23 @@ class _Stage:
 
     # ---- Whether it may be. ----
 
-    def _admitted(self, sketches: Sequence[Sketch]) -> bool:
+    def _admitted(self, sketches: Sequence[Part]) -> bool:
         """Whether rules and limits admit all of them."""
         profile = self.costs.profile
         return all(
-            self.space.forbidden.refuses(each.region.view) is None
-            and (not each.again or admitting(self.rules, set(each.region.view)) is not None)
-            and too_many(operators(each.region.view, self.facts), profile, "", "") is None
+            self.space.forbidden.refuses(each.view) is None
+            and (not each.again or admitting(self.rules, set(each.view)) is not None)
+            and too_many(operators(each.view, self.facts), profile, "", "") is None
             for each in sketches
         )
 
-    def _made(self, sketches: Sequence[Sketch]) -> list[Part] | Refusal:
+    def _made(self, sketches: Sequence[Part]) -> list[Part] | Refusal:
         """The parts with their kernels, or why one has none, or may not have it."""
         found = []
         for sketch in sketches:
-            own = sketch.stands_for.fusion
-            grown = admitting(self.rules, set(sketch.region.view))
-            rule = own.rule if own is not None else grown.id if grown is not None else "grow"
-            region = self.maker.region(sketch.region.view, rule, sketch.outputs)
+            grown = admitting(self.rules, set(sketch.view))
+            rule = sketch.region.rule or ("grow" if grown is None else grown.id)
+            region = self.maker.region(sketch.view, rule, sketch.outputs)
             fusion = region if isinstance(region, Refusal) else self.maker.with_kernel(region)
             if isinstance(fusion, Region) and self.context.measured is not None:
                 fusion = self.context.measured(fusion)
@@ -316,7 +305,7 @@ class _Stage:
             refusal = self._refused(fusion)
             if refusal is not None:
                 return refusal
-            found.append(self._part(fusion, sketch.flops, old=False))
+            found.append(self.sketches.part(fusion, sketch))
         return found
 
     def _refused(self, fusion: Region) -> Refusal | None:
@@ -329,10 +318,10 @@ class _Stage:
                for costs in self.space.nearby.values()):
             return True
         rest = next((each for each in come if not set(each.outputs).isdisjoint(part.outputs)), None)
-        if rest is None or rest.fusion is None or self.context.eager:
+        if rest is None or self.context.eager:
             return False
-        label = rest.view[0].label
-        return self.objective.refuses(rest.fusion.cost, len(rest.fusion.nodes), label, rest.fusion.rule) is not None
+        made = rest.region
+        return self.objective.refuses(made.cost, len(made.nodes), made.label, made.rule) is not None
 
     def _better(self, gone: Sequence[Part], come: Sequence[Part]) -> bool:
         """Whether parts with their kernels are better than those that they stand for: as measured, else as
@@ -350,9 +339,9 @@ class _Stage:
     def _counted(self, before: Sequence[Region]) -> list[Region]:
         """All regions of the graph: of what several hold, the first counts it."""
         kept = [fusion for fusion in before if fusion.kernel.schedule not in SCHEDULES]
-        kept += [part.fusion for part in self.parts.values() if part.fusion is not None]
+        kept += [part.region for part in self.parts.values() if part.fused]
         kept.sort(key=lambda fusion: fusion.nodes[0].index)
-        new = {id(part.fusion) for part in self.parts.values() if not part.old}
+        new = {id(part.region) for part in self.parts.values() if not part.old}
         taken: set[Node] = set()
         found = []
         for fusion in kept:
@@ -367,19 +356,11 @@ class _Stage:
 
     def _changed(self, after: list[Region], changes: Sequence[_Change]) -> Share:
         """The graph's share of the plan with these regions, but for ``records``."""
-        came = {part.view: self._words(change) for change in changes for part in change.come}
-        went = {part.view: change for change in changes for part in change.gone if part.old}
         stay = {fusion.view for fusion in after}
-        considered = [
-            self._lost(record, went[record.nodes])
-            if record.nodes in went and record.nodes not in stay and record.verdict in ("chosen", "no-gain") else record
-            for record in self.share.considered
-        ]
-        considered += [
-            Considered(fusion.view, fusion.rule, fusion.cost, "chosen", came[fusion.view], "")
-            for fusion in after if fusion.view in came
-        ]
-        return Share(after, considered, sum(fusion.view in came for fusion in after))
+        came = {part.view: self._words(change) for change in changes for part in change.come}
+        went = {part.view: (change.come[-1].region, self._words(change))
+                for change in changes for part in change.gone if part.old and part.view not in stay}
+        return exchanged(self.share, after, came, went)
 
     def _words(self, change: _Change) -> str:
         names = ", ".join(f"'{value.name}'" for value in change.values)
@@ -387,10 +368,6 @@ class _Stage:
         are, they = ("is", "it is") if len(change.values) == 1 else ("are", "they are")
         return (f"{names} {are} computed again where {they} read, and not written: that is predicted to take "
                 f"{after * 1e6:.1f} µs; written and read, {before * 1e6:.1f} µs.")
-
-    def _lost(self, record: Considered, change: _Change) -> Considered:
-        label = change.come[-1].view[0].label
-        return replace(record, verdict="lost", reason=self._words(change), lost_to=label)
 
     def _tell(self, part: Part, readers: Mapping[Value, Sequence[Part]], before: float, after: float) -> None:
         """Keep that it does not gain to compute values again."""
@@ -401,6 +378,6 @@ class _Stage:
     def _keep(self, part: Part, values: Collection[Value], reason: str) -> None:
         """Keep why values stay written."""
         names = ", ".join(f"'{value.name}'" for value in values)
-        rule = part.fusion.rule if part.fusion is not None else ""
         words = f"{names} {'stays' if len(values) == 1 else 'stay'} written: {reason}."
-        self.records[tuple(value.name for value in values)] = Considered(part.view, rule, None, "refused", words, "")
+        self.records[tuple(value.name for value in values)] = Considered(
+            part.view, part.region.rule, None, "refused", words, "")

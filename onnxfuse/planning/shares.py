@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from onnxfuse.graph.model import Graph, Place
+from onnxfuse.graph.model import Graph, Node, Place
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.weighing import Considered
@@ -37,6 +37,30 @@ def shares_of(plan: Plan) -> dict[Place, Share]:
     for record in plan.considered:
         found.setdefault(record.nodes[0].place, Share()).considered.append(record)
     return found
+
+
+def exchanged(
+    share: Share, fusions: list[Region], came: Mapping[tuple[Node, ...], str],
+    went: Mapping[tuple[Node, ...], tuple[Region, str]],
+) -> Share:
+    """A share with other regions.
+
+    Args:
+        fusions: all that it has now.
+        came: why it has those that it did not have, by their nodes of the view.
+        went: what took the place of others that were weighed, and why, by theirs.
+    """
+    considered = []
+    for record in share.considered:
+        if record.nodes in went and record.verdict in ("chosen", "no-gain"):
+            winner, reason = went[record.nodes]
+            record = replace(record, verdict="lost", reason=reason, lost_to=winner.view[0].label)
+        considered.append(record)
+    new = [
+        Considered(fusion.view, fusion.rule, fusion.cost, "chosen", came[fusion.view], "")
+        for fusion in fusions if fusion.view in came
+    ]
+    return Share(fusions, [*considered, *new], len(new))
 
 
 def put_together(plan: Plan, graph: Graph, changed: Mapping[Place, Share], more: Iterable[Considered] = ()) -> Plan:

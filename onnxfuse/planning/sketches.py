@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxfuse.graph.model import Node, Value
@@ -23,61 +23,65 @@ CHEAP = frozenset({OperatorClass.POINTWISE, OperatorClass.BROADCAST, OperatorCla
 
 @dataclass(eq=False)
 class Part:
-    """Nodes that run as one: a region of the plan, or a lone node that the runtime runs.
+    """Nodes that run as one, or would: a region of the plan, one that may come, or a lone node that the runtime runs.
 
     Attributes:
-        view: nodes of the canonical view; outputs: its values that are used outside.
-        fusion: the region; None for a lone node.
-        reads: its values that a kernel reads; flops: arithmetic beyond that of its nodes.
+        region: it; it has a kernel where it is of a plan.
+        outputs, reads: values of the view that are used outside, and that a kernel reads.
+        flops: arithmetic beyond that of its nodes; again: nodes of the view that it computes again now.
         old: whether it is of the plan as it came.
         seconds, largest: its predicted time by the id of the costs, and the elements of its largest result, once known.
     """
 
-    view: tuple[Node, ...]
+    region: Region
     outputs: tuple[Value, ...]
-    fusion: Region | None
     reads: frozenset[Value]
     flops: int = 0
+    again: tuple[Node, ...] = ()
     old: bool = True
     seconds: dict[int, float] = field(default_factory=dict, repr=False)
     largest: int | None = None
 
+    @property
+    def view(self) -> tuple[Node, ...]:
+        """Its nodes of the canonical view."""
+        return self.region.view
+
     @cached_property
     def members(self) -> frozenset[Node]:
-        """Its nodes."""
+        """The same as a set."""
         return frozenset(self.view)
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is a region with its kernel."""
+        return self.region.made is not None
 
     @property
     def measured(self) -> float | None:
         """Measured seconds of its kernel, once."""
-        if self.fusion is None or self.fusion.measured is None:
-            return None
-        return float(self.fusion.measured["microseconds"]) * 1e-6
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """A part that may stand for another.
-
-    Attributes:
-        stands_for: that other; region: what it would be.
-        outputs: values of the view that it writes; again: nodes of the view that it computes again now.
-        flops: arithmetic beyond that of its nodes.
-    """
-
-    stands_for: Part
-    region: Region
-    outputs: tuple[Value, ...]
-    again: tuple[Node, ...]
-    flops: int
+        measured = self.region.measured
+        return None if measured is None else float(measured["microseconds"]) * 1e-6
 
 
 @dataclass(frozen=True)
 class Sketches:
-    """Makes sketches in one graph, from what its regions were chosen from; ``costs`` are those of the model."""
+    """Makes parts of one graph, from what its regions were chosen from; ``costs`` are those of the model."""
 
     space: SearchSpace
     costs: CostModel
+
+    def part(self, region: Region, sketch: Part | None = None) -> Part:
+        """A region of a plan: as that came, or what became of a sketch."""
+        values = self.space.maker.view.values
+        outputs = tuple(values[value.name] for value in region.outputs)
+        reads = frozenset(values[value.name] for value in region.tensors if value.name in values)
+        return Part(region, outputs, reads) if sketch is None else Part(region, outputs, reads, sketch.flops, old=False)
+
+    def lone(self, node: Node) -> Part:
+        """A node that the runtime runs."""
+        outputs = tuple(value for value in node.outputs if value is not None)
+        return self._part((node,), (value for value in node.inputs if value is not None), outputs)
 
     def cone(self, part: Part, value: Value, kept: Collection[Value]) -> tuple[Node, ...] | None:
         """The nodes that compute a value from what is in memory anyway; None where they are no cheap ones."""
@@ -105,20 +109,18 @@ class Sketches:
                     for original in node.originals)
         )
 
-    def reading(self, reader: Part, cone: set[Node], values: Collection[Value]) -> Sketch:
+    def reading(self, reader: Part, cone: set[Node], values: Collection[Value]) -> Part:
         """A reader with what computes the values."""
         view = tuple(sorted({*reader.view, *cone}, key=lambda node: node.index))
         entering = (value for node in view if node in cone for value in node.inputs
                     if value is not None and value.producer not in cone and not _is_number(value))
-        reads = [value for value in (*reader.reads, *entering)
-                 if value not in values and value.producer not in view]
+        reads = (value for value in (*reader.reads, *entering)
+                 if value not in values and value.producer not in view)
         again = tuple(sorted(cone - reader.members, key=lambda node: node.index))
-        return Sketch(
-            reader, self._region(view, reads, reader.outputs), reader.outputs, again,
-            reader.flops + self._spread(reader, again),
-        )
+        made = self._part(view, reads, reader.outputs, reader.region.rule)
+        return replace(made, flops=reader.flops + self._spread(reader, again), again=again)
 
-    def rest(self, part: Part, kept: tuple[Value, ...]) -> Sketch:
+    def rest(self, part: Part, kept: tuple[Value, ...]) -> Part:
         """A part that computes fewer values than it did."""
         found: set[Node] = set()
         waiting, members = list(kept), part.members
@@ -129,14 +131,17 @@ class Sketches:
                 waiting += node.reads()
         view = tuple(node for node in part.view if node in found)
         read = {value for node in view for value in node.inputs if value is not None}
-        reads = [value for value in part.reads if value in read]
-        return Sketch(part, self._region(view, reads, kept), kept, (), part.flops)
+        made = self._part(view, (value for value in part.reads if value in read), kept, part.region.rule)
+        return replace(made, flops=part.flops)
 
-    def _region(self, view: tuple[Node, ...], reads: Iterable[Value], outputs: Iterable[Value]) -> Region:
-        values = self.space.maker.graph.values
-        return Region(
-            self.originals(view), tuple(values[value.name] for value in dict.fromkeys(reads)),
-            tuple(values[value.name] for value in outputs), view=view)
+    def _part(
+        self, view: tuple[Node, ...], reads: Iterable[Value], outputs: tuple[Value, ...], rule: str = ""
+    ) -> Part:
+        values, read = self.space.maker.graph.values, tuple(dict.fromkeys(reads))
+        region = Region(
+            copied(view), tuple(values[value.name] for value in read if value.name in values),
+            tuple(values[value.name] for value in outputs), rule, view)
+        return Part(region, outputs, frozenset(read))
 
     def _spread(self, reader: Part, again: Sequence[Node]) -> int:
         """Arithmetic that computing nodes again takes beyond theirs, where a reader spreads their results."""
@@ -150,10 +155,6 @@ class Sketches:
             flops = sum(self.costs.ledger.node(original).flops for original in node.originals)
             more += flops * (largest // count - 1) if 0 < count < largest else 0
         return more
-
-    def originals(self, view: Iterable[Node]) -> tuple[Node, ...]:
-        """The original nodes of nodes of the view, in graph order."""
-        return copied(view)
 
 
 def _is_number(value: Value) -> bool:
