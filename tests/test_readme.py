@@ -100,12 +100,16 @@ def test_folders_are_listed_in_the_order_of_the_data() -> None:
                       "cli"]
 
 
-def test_the_ways_of_changes_lead_to_files_that_are_there() -> None:
-    """And none takes more than four files of the package."""
+WAYS = {"A new operator": 3, "A rule for a new activation": 3, "A value that is computed again": 3,
+        "A launch's grid": 3, "A new schedule": 3}
+"""Changes that come up most, and the most files that each may lead to; others may lead to five."""
+
+
+def test_the_ways_of_changes_lead_to_few_files_that_are_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    ways = [part for part in text.split("\n\n") if part.startswith("**")]
-    assert len(ways) >= 5
-    for way in ways:
-        named = re.findall(r"`((?:onnxfuse|rules|tests)/[^`]*)`", way)
-        assert named and all((ROOT / name).exists() for name in named), way
-        assert len({name for name in named if name.startswith("onnxfuse/") and not name.endswith("/")}) <= 4, way
+    ways = dict(re.findall(r"^\*\*(.*?)\.\*\* (.*)$", text, re.MULTILINE))
+    assert WAYS.keys() <= ways.keys()
+    for title, way in ways.items():
+        named = set(re.findall(r"`((?:onnxfuse|rules|tests)/[^`]*)`", way))
+        assert named and all((ROOT / name).exists() for name in named), title
+        assert sum((ROOT / name).is_file() for name in named) <= WAYS.get(title, 5), title
