@@ -170,8 +170,25 @@ def is_vector(load: Load, lanes: Lanes) -> bool:
     )
 
 
+def staging_lanes(
+    candidates: Iterable[Lanes], length: Dim, loads: Sequence[Load], places: Sequence[Dim], planned: Mapping[str, int],
+) -> Lanes | None:
+    """The first lanes whose vectors, along ``length`` elements, move all these loads and all that is stored at these
+    places, at the planned sizes too; they rely on it."""
+    for lanes in candidates:
+        stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in places)
+        if not (stored and lanes.may_divide(length) and all(is_vector(load, lanes) for load in loads)):
+            continue
+        lanes.rely_on_size(length)
+        lanes.rely_on_loads(loads)
+        lanes.rely_on_vectors(places)
+        if divides(lanes, planned):
+            return lanes
+    return None
+
+
 def divides(lanes: Lanes, planned: Mapping[str, int]) -> bool:
-    """Whether what lanes noted to be multiples of the width are so at the planned sizes, as far as these are known."""
+    """Whether what lanes rely on to be multiples of the width is so at the planned sizes, as far as these are known."""
     return all(size.evaluate(planned) % lanes.width == 0 for size in lanes.multiples if size.symbols <= planned.keys())
 
 

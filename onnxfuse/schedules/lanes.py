@@ -34,12 +34,15 @@ PLACE = "@e"
 class Lanes:
     """How indices move along the lanes of a vector.
 
+    What is asked of it may hold only where sizes that are not constant are multiples of the width, and asking changes
+    nothing.  Who makes a text, or a choice, of an answer says so (``rely`` and its like): that notes these sizes.
+
     Attributes:
         space: the loop variables; ``puller`` knows which are indices read from memory.
         element: the base whose neighbours make a vector; ``row`` the base of rows, or "".  Where they are the same,
             the lanes of a vector are of neighbouring rows.
         width: lanes of a vector, a power of two.
-        multiples: sizes that must be multiples of the width; guards make sure of those that are not constant.
+        multiples: sizes that must be multiples of the width for what was relied on; guards make sure of them.
     """
 
     space: IndexSpace
@@ -57,12 +60,16 @@ class Lanes:
 
     def stride(self, index: Dim) -> Dim | None:
         """By how much an index grows from lane to lane; None where that is no constant step."""
+        return self._stride(index, {})
+
+    def _stride(self, index: Dim, taken: dict[Dim, None]) -> Dim | None:
+        """The same; the sizes that it takes to be multiples of the width come to ``taken``, as in what follows."""
         total = dim(0)
         for monomial, factor in index.terms.items():
             for atom, power in monomial:
                 if atom.kind != "symbol" or not self._moves(atom.name):
                     continue
-                step = self._step(atom.name)
+                step = self._step(atom.name, taken)
                 if step is None or power > 1:
                     return None
                 if step != 0:
@@ -72,19 +79,33 @@ class Lanes:
                     total = total + scale * step
         return total
 
-    def _step(self, name: str) -> Dim | None:
+    def _step(self, name: str, taken: dict[Dim, None]) -> Dim | None:
         if name in self.space.derived:
-            inner = self.stride(self.space.derived[name])
+            inner = self._stride(self.space.derived[name], taken)
             return dim(0) if inner == 0 else None
         digit = self.space.variable(name)
         if name == self.element:
             return dim(1)
         if digit is None or digit.base != self.element:
             base = digit.base if digit is not None else name
-            return self._step(base) if base != name and self._moves(base) else (None if self._moves(base) else dim(0))
+            if base != name and self._moves(base):
+                return self._step(base, taken)
+            return None if self._moves(base) else dim(0)
         if digit.step == 1:
-            return dim(1) if digit.size is not None and self._multiple(digit.size) else None
-        return dim(0) if self._multiple(digit.step) else None
+            return dim(1) if digit.size is not None and self._multiple(digit.size, taken) else None
+        return dim(0) if self._multiple(digit.step, taken) else None
+
+    def may_divide(self, size: Dim) -> bool:
+        """Whether a size is a multiple of the width, or may be one when the kernel runs."""
+        return self._multiple(size, {})
+
+    def _multiple(self, size: Dim, taken: dict[Dim, None]) -> bool:
+        if size.multiple_of() % self.width == 0:
+            return True
+        if size.value is not None:
+            return False
+        taken[size] = None
+        return True
 
     def _moves(self, name: str) -> bool:
         """Whether a variable depends on the element at all."""
@@ -129,35 +150,59 @@ class Lanes:
             self._follows(child, base) for child in children(scalar)
         )
 
-    def _multiple(self, size: Dim) -> bool:
-        if size.multiple_of() % self.width == 0:
-            return True
-        if size.value is not None:
-            return False
-        self.multiples[size] = None
-        return True
-
     def aligned(self, index: Dim) -> bool:
         """Whether an index is a multiple of the width at the first lane."""
+        return self._aligned(index, {})
+
+    def _aligned(self, index: Dim, taken: dict[Dim, None]) -> bool:
         for monomial, factor in index.terms.items():
             term = Dim({monomial: factor})
             for name in term.symbols:
-                if name == self.element or (name in self.space.digits and self._step(name) == 1):
+                if name == self.element or (name in self.space.digits and self._step(name, taken) == 1):
                     break
                 if self.space.is_variable(name):
                     term = term.divide(symbol(name)) or term
             else:
-                if not self._multiple(term):
+                if not self._multiple(term, taken):
                     return False
         return True
 
     def uniform(self, condition: Condition) -> bool:
         """Whether a condition is the same for all lanes of a vector."""
-        stride = self.stride(condition.index)
+        return self._uniform(condition, {})
+
+    def _uniform(self, condition: Condition, taken: dict[Dim, None]) -> bool:
+        stride = self._stride(condition.index, taken)
         if stride == 0:
             return True
         limits = [limit for limit in (condition.low, condition.high) if limit is not None]
-        return stride == 1 and self.aligned(condition.index) and all(self._multiple(limit) for limit in limits)
+        return stride == 1 and self._aligned(condition.index, taken) and all(
+            self._multiple(limit, taken) for limit in limits)
+
+    def rely(self, index: Dim) -> None:
+        """Note what must hold for what ``stride`` and ``scope`` say of an index."""
+        self._stride(index, self.multiples)
+
+    def rely_on_vectors(self, indices: Iterable[Dim]) -> None:
+        """The same, and for what ``aligned`` says of each where neighbours lie side by side."""
+        for index in indices:
+            if self._stride(index, self.multiples) == 1:
+                self._aligned(index, self.multiples)
+
+    def rely_on_condition(self, condition: Condition) -> None:
+        """Note what must hold for what ``uniform`` and ``scope`` say of a condition."""
+        self._uniform(condition, self.multiples)
+
+    def rely_on_size(self, size: Dim) -> None:
+        """Note that a size must be a multiple of the width, if it may be one."""
+        self._multiple(size, self.multiples)
+
+    def rely_on_loads(self, loads: Iterable[Load]) -> None:
+        """Note what must hold for what is said of where loads read, and when."""
+        for load in loads:
+            self.rely_on_vectors([load.offset])
+            for condition in load.conditions:
+                self.rely_on_condition(condition)
 
     def scope(self, index: Dim) -> Scope:
         """Where the value of an index is known."""

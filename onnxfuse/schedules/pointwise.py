@@ -80,6 +80,8 @@ def _kernel(request: Request) -> Kernel | Refusal:
     signature = Signature(lowered)
     lanes, names = [loop.lanes(puller, width) for loop in loops], Sizes(signature.sizes)
     texts = [_Text.of(loop, each, lowered, names) for loop, each in zip(loops, lanes, strict=True)]
+    for loop, each in zip(loops, lanes, strict=True):
+        each.rely_on_loads(loop.loads)
     *functions, whole = _functions(signature.parameters(names.used), texts)
     entries: list[Entry] = []
     needed = dict.fromkeys(guard for loop, each in zip(loops, lanes, strict=True)

@@ -315,16 +315,16 @@ def _vectorised(
     possible = {width: lanes for width, lanes in candidates.items() if width == 1 or _stores(wide, lanes)}
     if way.staged or way.outputs:
         for width in possible:
-            # Lanes note what must be multiples of the width as they are asked.
-            _vectors(wide, loads, candidates[width])
+            candidates[width].rely_on_loads(loads)
         # What is transposed is read in whole sectors; elements one by one between them were not measured.
         whole = [load for load in loads if is_vector(load, candidates[1])]
         possible = {width: lanes for width, lanes in possible.items()
                     if divides(lanes, planned) and all(is_vector(load, lanes) for load in whole)}
     dtypes = [output.dtype for output in wide if output.whole] + [load.dtype for load in (*loads, *way.staged)]
     lanes = lanes_of(widest(possible, dtypes, inner))
-    lanes._multiple(inner)
-    _stores(wide, lanes)
+    lanes.rely_on_size(inner)
+    lanes.rely_on_vectors(output.place for output in wide)
+    lanes.rely_on_loads(loads)
     along = Lanes(puller.space, puller, "@e", "@row", 1) if way.across else lanes
     sizes = Sizes(Signature(lowered).sizes)
     count, length = map(Writer(lanes, sizes).size, (extent.count, extent.length))
@@ -337,7 +337,7 @@ def _vectorised(
 
 
 def _stores(outputs: Sequence[Output], lanes: Lanes) -> bool:
-    """Whether outputs can be written as vectors; notes what must divide for it, if so."""
+    """Whether outputs can be written as vectors."""
     return all(lanes.stride(output.place) == 1 and lanes.aligned(output.place) for output in outputs)
 
 

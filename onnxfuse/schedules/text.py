@@ -202,7 +202,8 @@ class Writer:
     def condition(self, condition: Condition) -> tuple[str, Scope]:
         """A condition as text, and where it is known."""
         uniform = self.lanes.uniform(condition)
-        scope = self.lanes.scope(condition.index)
+        self.lanes.rely_on_condition(condition)
+        scope = self._where(condition.index)
         scope = min(scope, Scope.VECTOR) if uniform else Scope.LANE
         index = self.index(condition.index, lane=not uniform)
         parts = []
@@ -236,7 +237,7 @@ class Writer:
             case Index():
                 if scalar.index.value is not None and not TYPES[scalar.dtype].is_floating:
                     return literal(scalar.index.value, scalar.dtype)
-                scope = self.lanes.scope(scalar.index)
+                scope = self._where(scalar.index)
                 text = f"({kind})({self.index(scalar.index, scope is Scope.LANE)})"
                 return self.define(scalar, scope, kind, text, "place")
             case Select():
@@ -310,14 +311,19 @@ class Writer:
             case Scanned():
                 return Scope.LANE
             case Index():
-                return self.lanes.scope(scalar.index)
+                return self._where(scalar.index)
             case Load():
-                where = self.lanes.scope(scalar.offset)
-                return max(where, *(self.lanes.scope(c.index) for c in scalar.conditions), self._once)
+                where = self._where(scalar.offset)
+                return max(where, *(self._where(c.index) for c in scalar.conditions), self._once)
             case Select():
                 _, where = self.condition(scalar.condition)
                 return _innermost([where, *(self.scope(operand) for operand in scalar.operands), Scope.ROW])
         return _innermost([self.scope(operand) for operand in children(scalar)])
+
+    def _where(self, index: Dim) -> Scope:
+        """Where the value of an index is known, on which the text relies."""
+        self.lanes.rely(index)
+        return self.lanes.scope(index)
 
     @property
     def _once(self) -> Scope:
@@ -330,9 +336,12 @@ class Writer:
         allowed = " && ".join(f"({text})" for text, _ in conditions if text != "true")
         where = max((scope for _, scope in conditions), default=Scope.KERNEL)
         stride = lanes.stride(load.offset)
+        lanes.rely(load.offset)
         if stride == 0 and where <= Scope.VECTOR:
-            scope = max(lanes.scope(load.offset), where, self._once)
+            scope = max(self._where(load.offset), where, self._once)
             return self.define(load, scope, kind.compute, self._one(load, allowed, lane=False), element_of(load))
+        if stride == 1 and where <= Scope.VECTOR:
+            lanes.rely_on_vectors([load.offset])
         if stride == 1 and where <= Scope.VECTOR and lanes.aligned(load.offset):
             text = f"of::load<width>({self.address(load)})"
             if allowed:

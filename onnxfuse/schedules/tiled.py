@@ -32,6 +32,7 @@ from onnxfuse.schedules.kernel import (
     make_plan,
     moving_loads,
     narrow_guards,
+    staging_lanes,
     vector_guards,
     widest,
 )
@@ -277,29 +278,21 @@ class _Tiling:
 
     def _down(self) -> Lanes:
         """Lanes along r: the longest vectors by which every staged tensor can be moved."""
-        for tall in (4, 2):
-            lanes = Lanes(self.space, self.puller, "@r", "", tall)
-            if (
-                tall <= self._largest_square()
-                and lanes._multiple(self.extents[1])
-                and all(is_vector(load, lanes) for load in self.staged)
-                and all(lanes.stride(target.offset) == 1 and lanes.aligned(target.offset)
-                        for target in self.targets if target.staged)
-                and divides(lanes, self.planned)
-            ):
-                return lanes
-        return Lanes(self.space, self.puller, "@r", "", 1)
+        candidates = (
+            Lanes(self.space, self.puller, "@r", "", tall) for tall in (4, 2) if tall <= self._largest_square())
+        places = [target.offset for target in self.targets if target.staged]
+        lanes = staging_lanes(candidates, self.extents[1], self.staged, places, self.planned)
+        return lanes or Lanes(self.space, self.puller, "@r", "", 1)
 
     def _across(self) -> Lanes:
         """Lanes along i, in the widest vectors that sizes and staged squares admit."""
         candidates = {}
         for width in (1, 2, 4):
-            # Lanes note what must be multiples of the width as they are asked.
             lanes = Lanes(self.space, self.puller, "@i", "", width)
-            possible = lanes._multiple(self.extents[2])
-            for load in self.direct:
-                is_vector(load, lanes)
-            if width <= self._largest_square() and possible and divides(lanes, self.planned):
+            lanes.rely_on_size(self.extents[2])
+            lanes.rely_on_loads(self.direct)
+            possible = width <= self._largest_square() and lanes.may_divide(self.extents[2])
+            if possible and divides(lanes, self.planned):
                 candidates[width] = lanes
         dtypes = [target.dtype for target in self.targets] + [load.dtype for load in (*self.direct, *self.staged)]
         return candidates[widest(candidates, dtypes, self.extents[2])]

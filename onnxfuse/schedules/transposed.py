@@ -19,7 +19,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import STREAM, Kernel, divides, fits_narrow, has_scans, is_vector, vector_guards
+from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_scans, staging_lanes, vector_guards
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.reduction import Reduction, Ways, Work, arranged
 from onnxfuse.schedules.schedule import Does, Expected, Request
@@ -31,8 +31,8 @@ from onnxfuse.schedules.transposed_text import Staging, transposed_text
 STAGED_BYTES = 64
 """Bytes a thread of all that is staged: what shared memory holds with all threads of a multiprocessor at work."""
 
-WIDEST = 4
-"""Elements of a vector along a column, at most."""
+WIDTHS = (4, 2)
+"""Elements of a vector along a column, where there are vectors."""
 
 STREAMING_DEEP = 8
 """Threads that share a column which does not stay in registers, at least: what they stage at a time is one piece."""
@@ -174,18 +174,11 @@ def _staging(work: Work) -> Staging:
     outputs = [output for output in work.phases.outputs if output.staged]
     space, puller = work.puller.space, work.puller
     narrowest = Staging(loads, outputs, Lanes(space, puller, "@e", "@row", 1))
-    wide = min(WIDEST, VECTOR_BYTES // max(TYPES[dtype].size for dtype in narrowest.dtypes))
-    while wide > 1:
-        lanes = Lanes(space, puller, "@e", "@row", wide)
-        if (
-            lanes._multiple(work.extent.length)
-            and all(is_vector(load, lanes) for load in loads)
-            and all(lanes.stride(output.place) == 1 and lanes.aligned(output.place) for output in outputs)
-            and divides(lanes, work.planned)
-        ):
-            return Staging(loads, outputs, lanes)
-        wide //= 2
-    return narrowest
+    wide = VECTOR_BYTES // max(TYPES[dtype].size for dtype in narrowest.dtypes)
+    candidates = (Lanes(space, puller, "@e", "@row", width) for width in WIDTHS if width <= wide)
+    places = [output.place for output in outputs]
+    lanes = staging_lanes(candidates, work.extent.length, loads, places, work.planned)
+    return narrowest if lanes is None else Staging(loads, outputs, lanes)
 
 
 def _shapes(work: Work, staging: Staging) -> list[tuple[Shape, tuple[str, ...]]] | None:
