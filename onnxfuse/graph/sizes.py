@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import prod
 
@@ -34,6 +34,13 @@ def shape_of(value: Value, sizes: Sizes) -> tuple[int, ...] | None:
     except (KeyError, ZeroDivisionError):
         return None
     return None if any(size < 0 for size in shape) else shape
+
+
+def shapes_of(values: Iterable[Value], sizes: Sizes) -> tuple[tuple[int, ...], ...] | None:
+    """The sizes of several values, or None where one is unknown."""
+    found = [shape_of(value, sizes) for value in values]
+    known = tuple(shape for shape in found if shape is not None)
+    return known if len(known) == len(found) else None
 
 
 def elements_of(value: Value, sizes: Sizes) -> int | None:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.graph.sizes import shape_of
+from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.ir.tensors import Reduce, Scan, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.lower import lower
@@ -179,8 +179,8 @@ def too_large(region: Region, costs: CostModel) -> Refusal | None:
     """A refusal where a region's kernel asks, at the planned sizes, for more shared memory than a block may plan with.
     """
     profile = costs.profile
-    shapes = [shape for value in region.tensors if (shape := shape_of(value, costs.ledger.sizes)) is not None]
-    if len(shapes) < len(region.tensors):
+    shapes = shapes_of(region.tensors, costs.ledger.sizes)
+    if shapes is None:
         return None
     variant, evaluate = chosen_variant(region.kernel.plan, shapes, profile.sm, profile.multiprocessors)
     asked = max((evaluate(step.shared) or 0 for step in variant.launches), default=0)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Graph, Node, Place, Value
-from onnxfuse.graph.sizes import bytes_of, elements_of, shape_of
+from onnxfuse.graph.sizes import bytes_of, elements_of, shapes_of
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
@@ -165,9 +165,9 @@ class Maker:
     def _with(self, region: Region, kernel: Kernel) -> Region:
         """The region with its kernel, its cost that of the plan's own steps and scratch."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
-        shapes = [shape for value in region.tensors if (shape := shape_of(value, sizes)) is not None]
+        shapes = shapes_of(region.tensors, sizes)
         steps, scratch = len(kernel.plan.variants[0].steps), 0
-        if len(shapes) == len(region.tensors):
+        if shapes is not None:
             steps, scratch = plan_cost(kernel.plan, shapes, profile.sm, profile.multiprocessors)
         region = replace(region, made=kernel, steps=steps, scratch=scratch)
         return region if (steps, scratch) == (1, 0) else self._weighed(region)

@@ -8,14 +8,14 @@ model, and models of one exporter, share what was measured.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from onnxfuse.graph.model import Graph, Value
-from onnxfuse.graph.sizes import Sizes, shape_of
+from onnxfuse.graph.sizes import Sizes, shapes_of
 from onnxfuse.lowering.launch import Check
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.structure import structure
@@ -54,7 +54,7 @@ class Identities:
         kernel without planned sizes."""
         if region.lowered is None:
             return None
-        inputs, outputs = (_shapes(values, self.sizes) for values in (region.tensors, region.outputs))
+        inputs, outputs = (shapes_of(values, self.sizes) for values in (region.tensors, region.outputs))
         key = structure(region.lowered), region.kernel.schedule
         if key not in self._kernels:
             self._kernels[key] = _kernel(region.lowered, region.kernel.schedule)
@@ -71,12 +71,6 @@ def _kernel(lowered: Lowered, schedule: str) -> str | None:
         return None
     checks = tuple(Check(check.condition, "") for check in plain.plan.checks)  # messages name the model's sizes
     return _digest([schedule, plain.source, replace(plain.plan, region="", checks=checks).to_json()])
-
-
-def _shapes(values: Iterable[Value], sizes: Sizes) -> tuple[Shape, ...] | None:
-    shapes = [shape_of(value, sizes) for value in values]
-    known = tuple(shape for shape in shapes if shape is not None)
-    return known if len(known) == len(shapes) else None
 
 
 def _nodes(region: Region, graph: Graph) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.sizes import Sizes, shape_of
+from onnxfuse.graph.sizes import Sizes, shapes_of
 from onnxfuse.lowering.launch import HOST_INPUTS, Situation
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.region import Region
@@ -95,14 +95,11 @@ def piece_of(
 def _situation(fusion: Region, costs: CostModel) -> Situation | None:
     """What a kernel's plan sees at the planned sizes; None where they are not known, or fail its checks."""
     sizes, profile = costs.ledger.sizes, costs.profile
-    shapes = [shape_of(value, sizes) for value in fusion.tensors]
-    contents = [_contents(value, sizes) for value in fusion.hosts]
-    if None in shapes or None in contents:
+    shapes, contents = shapes_of(fusion.tensors, sizes), [_contents(value, sizes) for value in fusion.hosts]
+    known = [each for each in contents if each is not None]
+    if shapes is None or len(known) < len(contents):
         return None
-    situation = Situation(
-        [shape for shape in shapes if shape is not None], [each for each in contents if each is not None],
-        sm=profile.sm, multiprocessors=profile.multiprocessors,
-    )
+    situation = Situation(shapes, known, sm=profile.sm, multiprocessors=profile.multiprocessors)
     try:
         situation.bind(fusion.kernel.plan)
     except ValueError:

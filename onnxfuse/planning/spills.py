@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Protocol
 
 from onnxfuse.errors import KernelError
-from onnxfuse.graph.sizes import bytes_of, shape_of
+from onnxfuse.graph.sizes import bytes_of, shapes_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.region import Region
@@ -145,9 +145,9 @@ class Spills:
     def _way(self, fusion: Region, kernel: Kernel, text: Kernel, figures: Mapping[str, Figures]) -> _Way | None:
         """``text``: the kernel by the names that it was compiled under.  None where what is planned launches none."""
         sizes, profile = self.costs.ledger.sizes, self.costs.profile
-        shapes = [shape for value in fusion.tensors if (shape := shape_of(value, sizes)) is not None]
+        shapes = shapes_of(fusion.tensors, sizes)
         steps, spilled, again, most, resident = text.plan.variants[0].launches, 0, 0, 0, 0
-        if len(shapes) == len(fusion.tensors):
+        if shapes is not None:
             variant, evaluate = chosen_variant(text.plan, shapes, profile.sm, profile.multiprocessors)
             steps = variant.launches
             if STREAM in variant.name:

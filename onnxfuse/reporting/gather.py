@@ -13,7 +13,7 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, LoadedModel, bind
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.order import graphs_of
-from onnxfuse.graph.sizes import shape_of
+from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.cost import CostModel
@@ -172,9 +172,9 @@ def replaced_nodes(node: FusedNode, graph: Graph) -> tuple[Node, ...]:
 def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Region:
     """The region of a graph of the original that a fused node stands for, as the target runs it."""
     tensors, profile = tuple(graph.values[name] for name in node.tensors), costs.profile
-    shapes = [shape for value in tensors if (shape := shape_of(value, costs.ledger.sizes)) is not None]
+    shapes = shapes_of(tensors, costs.ledger.sizes)
     kernels, scratch = (
-        plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors) if len(shapes) == len(tensors) else (1, 0))
+        (1, 0) if shapes is None else plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors))
     outputs = tuple(graph.values[name] for name in node.outputs)
     made = (graph.values[name].producer for name in node.again if name in graph.values)
     again = tuple(sorted((maker for maker in made if maker is not None), key=lambda maker: maker.index))

@@ -4,7 +4,7 @@ The text of a kernel has scopes, each inside the one before: the kernel, a row, 
 one lane of that vector; where each lane has a row of its own, also what is known before the loop over their elements,
 of all of them or of each lane.  An expression is written once, into the outermost scope in which it is known:
 an index that is the same for all lanes is computed before them, neighbouring elements of a tensor are loaded as one
-vector.  ``Lanes`` decides which is which, and notes what must divide by the vector width for it to be so.
+vector.  ``Lanes`` decides which is which, and is told what the text relies on: what must divide by the vector width.
 """
 
 from __future__ import annotations
