@@ -34,6 +34,37 @@ def test_instance_normalization_is_computed_in_float64(opset: int, shape: tuple[
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12 * np.abs(wanted).max(initial=0.0))
 
 
+@pytest.mark.parametrize("opset", [17, 18, 22])
+@pytest.mark.parametrize(("axis", "bias"), [(-1, True), (1, False)])
+def test_layer_normalization_of_rows_of_one_large_number(opset: int, axis: int, bias: bool) -> None:
+    """A row of the lowest float32 in float64, as a mask makes one: its variance is 0, and its result the bias."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g (double[n,2,32] x, double[32] w, double[32] b) => '
+        f"(double[n,2,32] y) {{ y = LayerNormalization <axis = {axis}, epsilon = 0.125> (x, w{', b' * bias}) }}")
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((3, 2, 32)), "w": rng.standard_normal(32), "b": rng.standard_normal(32)}
+    feeds["x"][1] = -3.4028234663852886e38
+    axes = tuple(range(axis % 3, 3))
+    centred = feeds["x"] - feeds["x"].mean(axes, keepdims=True)
+    wanted = centred / np.sqrt((centred ** 2).mean(axes, keepdims=True) + 0.125) * feeds["w"] + bias * feeds["b"]
+    (found,) = Evaluator(model).run(feeds)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+@pytest.mark.parametrize("op", ["Max", "Min"])
+def test_extrema_of_short_integers(op: str, kind: str) -> None:
+    """Of three operands, at the limits of the type; no release of ONNX Runtime has them all."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({kind}[5] x, {kind}[5] z, {kind}[1] c) '
+                                    f"=> ({kind}[5] y) {{ y = {op}(x, z, c) }}")
+    least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    feeds = {"x": np.array([least, most, 1, 3, 0], kind), "z": np.array([most, most, 2, least, 1], kind),
+             "c": np.array([2], kind)}
+    (found,) = Evaluator(model).run(feeds)
+    wanted = {"Max": np.maximum, "Min": np.minimum}[op].reduce(list(np.broadcast_arrays(*feeds.values())))
+    assert found.dtype == wanted.dtype and found.tolist() == wanted.tolist()
+
+
 def exact(op: str, x: np.ndarray, alpha: float, gamma: float) -> np.ndarray:
     below = {"Elu": lambda: alpha * np.expm1(x), "Celu": lambda: alpha * np.expm1(x / alpha),
              "Selu": lambda: gamma * alpha * np.expm1(x)}[op]()

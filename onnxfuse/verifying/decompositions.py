@@ -6,12 +6,17 @@ must:
 
     Cast to an integer       NaN and what is out of range as the GPU converts them
     ReduceMax and ReduceMin  NaN where one is in the row; so do GlobalMaxPool and ReduceLogSumExp
+    ReduceLogSumExp          the extremum of a row where that is infinite; Erf: NaN of NaN; PRelu: no product where the
+                             operand is positive; BitShift: 0 by the width or more (ONNX Runtime before 1.27)
+    Max and Min              of integers of 8 and 16 bits, which not every release has
     LogSoftmax               NaN where Softmax is (float64)
     Sign                     0 of NaN
     Clip                     the limits of the declared type where one is absent
     QuantizeLinear           to 8 bits the zero point for NaN
     Pow, Div, Mod            of integers: the nearest number that there is, and -1 as a divisor ends no process
     ReduceSum of int64       exact, not in float64
+    ReduceSum, ReduceProd    of int32: the nearest number that there is
+    LayerNormalization       the variance of what is centred (ONNX Runtime before 1.27)
     GroupNormalization       in float64 inside too
 """
 
@@ -24,10 +29,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfuse.ir.scalars import TYPES, limits
-from onnxfuse.verifying.spelling import Spelling
+from onnxfuse.verifying.spelling import Spelling, attribute
 
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _PLAIN_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+_SHORT_INTEGERS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
 _TWO_32, _TWO_63, _TWO_64 = 2**32, 2.0**63, 2.0**64
 
 
@@ -159,6 +165,16 @@ def _row_known(site: _Site) -> bool:
     return True
 
 
+def _log_sum_exp(site: _Site) -> bool:
+    if site.kind not in _WIDE:
+        return False
+    value = site.node.input[0]
+    largest = site.again(value, op="ReduceMax")
+    found = site.to.step("Where", site.to.step("IsInf", largest), largest, site.again(value))
+    _guarded(site, found, site.again(_unknown(site, value), op="ReduceMax"))
+    return True
+
+
 def _global_max_pool(site: _Site) -> bool:
     """As a maximum over rows: the pool takes the lowest number for a row that is -infinity everywhere."""
     if site.kind not in _WIDE:
@@ -196,6 +212,43 @@ def _sign(site: _Site) -> bool:
         return False
     value = site.node.input[0]
     site.again(site.to.step("Where", site.to.step("IsNaN", value), site.number(0.0), value), site.result)
+    return True
+
+
+def _erf(site: _Site) -> bool:
+    if site.kind not in _WIDE:
+        return False
+    value = site.node.input[0]
+    site.to.step("Where", site.to.step("IsNaN", value), value, site.again(value), result=site.result)
+    return True
+
+
+def _prelu(site: _Site) -> bool:
+    if site.kind not in _WIDE:
+        return False
+    value, slope = site.node.input
+    negative = site.to.step("Less", value, site.number(0.0))
+    site.to.step("Where", negative, site.to.step("Mul", value, slope), value, result=site.result)
+    return True
+
+
+def _shift(site: _Site) -> bool:
+    """By less than the width, and where that is not all, once more: that is nothing at all."""
+    to, (value, by) = site.to, site.node.input
+    way = next(attribute.s.decode() for attribute in site.node.attribute if attribute.name == "direction")
+    wide = to.step("Cast", by, to=TensorProto.DOUBLE)
+    most = to.number(8.0 * TYPES[site.kind].size - 1)
+    first = to.step("Cast", to.step("Min", wide, most), to=site.kind)
+    rest = to.step("Cast", to.step("Less", most, wide), to=site.kind)
+    to.step("BitShift", to.step("BitShift", value, first, direction=way), rest, result=site.result, direction=way)
+    return True
+
+
+def _extremum(site: _Site) -> bool:
+    if site.kind not in _SHORT_INTEGERS:
+        return False
+    wide = [site.to.step("Cast", name, to=TensorProto.INT32) for name in site.node.input]
+    site.to.step("Cast", site.to.step(site.node.op_type, *wide), to=site.kind, result=site.result)
     return True
 
 
@@ -263,15 +316,42 @@ def _modulo(site: _Site) -> bool:
 
 
 def _sum(site: _Site) -> bool:
-    """The upper and the lower halves apart: float64 has the sums of either exactly."""
+    """Of int64 the upper and the lower halves apart: float64 has the sums of either exactly."""
     if site.kind != TensorProto.INT64:
-        return False
+        return _saturated(site)
     to, value = site.to, site.node.input[0]
     half = to.integers(_TWO_32)
     lower = to.step("Mod", value, half)
     upper = to.step("Div", to.step("Sub", value, lower), half)
     summed = to.step("Mul", site.again(upper), to.number(_TWO_32, TensorProto.INT64))
     to.step("Add", summed, site.again(lower), result=site.result)
+    return True
+
+
+def _saturated(site: _Site) -> bool:
+    if site.kind != TensorProto.INT32:
+        return False
+    wide = site.to.step("Cast", site.node.input[0], to=TensorProto.DOUBLE)
+    _truncated(site.to, site.again(wide), TensorProto.INT32, site.result)
+    return True
+
+
+def _layer_normalization(site: _Site) -> bool:
+    """The squares of what is centred: before ONNX Runtime 1.27 the difference of two means, which for a row of one
+    large number may be negative."""
+    if site.kind != TensorProto.DOUBLE or any(site.node.output[1:]):
+        return False
+    step, (value, scale, *shift) = site.to.step, site.node.input
+    axis = next((each.i for each in site.node.attribute if each.name == "axis"), -1)
+    rows = step("Flatten", value, axis=axis)
+    centred = step("Sub", rows, site.to.row_mean(rows))
+    variance = step("Add", site.to.row_mean(step("Mul", centred, centred)),
+                    site.number(attribute(site.node, "epsilon", 1e-5)))
+    normal = step("Reshape", step("Div", centred, step("Sqrt", variance)), step("Shape", value))
+    if shift and shift[0]:
+        step("Add", step("Mul", normal, scale), shift[0], result=site.result)
+    else:
+        step("Mul", normal, scale, result=site.result)
     return True
 
 
@@ -290,9 +370,11 @@ def _group_normalization(site: _Site) -> bool:
 
 _WAYS: Mapping[tuple[str, str], Callable[[_Site], bool]] = {
     ("", "Cast"): _cast, ("", "CastLike"): _cast, ("", "ReduceMax"): _row_known, ("", "ReduceMin"): _row_known,
-    ("", "ReduceLogSumExp"): _row_known, ("", "GlobalMaxPool"): _global_max_pool, ("", "LogSoftmax"): _log_softmax,
+    ("", "ReduceLogSumExp"): _log_sum_exp, ("", "GlobalMaxPool"): _global_max_pool, ("", "LogSoftmax"): _log_softmax,
     ("", "Sign"): _sign, ("", "Clip"): _clip, ("", "QuantizeLinear"): _quantize, ("", "Pow"): _power,
     ("", "Div"): _divide, ("", "Mod"): _modulo, ("", "ReduceSum"): _sum,
+    ("", "ReduceProd"): _saturated, ("", "Erf"): _erf, ("", "PRelu"): _prelu, ("", "BitShift"): _shift,
+    ("", "LayerNormalization"): _layer_normalization, ("", "Max"): _extremum, ("", "Min"): _extremum,
     ("", "GroupNormalization"): _group_normalization, ("com.microsoft", "QuantizeLinear"): _quantize,
 }
 """By domain and operator: spells a node out and says so, or that it need not."""

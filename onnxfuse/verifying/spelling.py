@@ -33,6 +33,12 @@ class Spelling:
         """A scalar."""
         return self.step("Constant", value=helper.make_tensor("value", kind, [], [value]))
 
+    def row_mean(self, of: str) -> str:
+        """Means along the last axis, which stays."""
+        if self.opset >= 18:
+            return self.step("ReduceMean", of, self.integers(-1), keepdims=1)
+        return self.step("ReduceMean", of, axes=[-1], keepdims=1)
+
     def integers(self, *values: int) -> str:
         """A list of integers."""
         return self.step("Constant", value=helper.make_tensor("value", TensorProto.INT64, [len(values)], values))
@@ -40,13 +46,7 @@ class Spelling:
 
 def _instance_normalization(node: onnx.NodeProto, to: Spelling) -> None:
     """The node as the standard defines it: scale * (x - mean) / sqrt(variance + epsilon) + bias."""
-    step = to.step
-
-    def mean(of: str) -> str:
-        if to.opset >= 18:
-            return step("ReduceMean", of, to.integers(-1), keepdims=1)
-        return step("ReduceMean", of, axes=[-1], keepdims=1)
-
+    step, mean = to.step, to.row_mean
     x, scale, bias = node.input
     shape = step("Shape", x)
     rows = step("Gather", shape, to.integers(0, 1))
