@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -18,7 +20,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def run(*arguments: object, **environment: str) -> Result:
     """The command line in this process."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], env={"COLUMNS": "100", **environment})
+    return _invoke(CliRunner(), arguments, environment)
+
+
+def run_apart(*arguments: object, **environment: str) -> Result:
+    """The same with the error stream apart."""
+    return _invoke(apart(), arguments, environment)
+
+
+def apart() -> CliRunner:
+    """A runner that keeps what is written to the error stream apart; click before 8.2 must be asked to."""
+    mixing = "mix_stderr" in inspect.signature(CliRunner).parameters
+    return CliRunner(mix_stderr=False) if mixing else CliRunner()
+
+
+def _invoke(runner: CliRunner, arguments: Sequence[object], environment: Mapping[str, str]) -> Result:
+    return runner.invoke(main, [str(argument) for argument in arguments], env={"COLUMNS": "100", **environment})
 
 
 def parse(text: str, opset: int = 17) -> onnx.ModelProto:

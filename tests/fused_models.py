@@ -45,8 +45,8 @@ extern "C" __global__ void sharing(float* x, int n) {
 }
 extern "C" __global__ void picking(int* x, int n) {
   volatile int kept[16];
-  for (int k = 0; k < 16; k++) kept[k] = x[k] * n;
-  x[threadIdx.x] = kept[n & 15];
+  for (int k = 0; k < 16; k++) kept[(k ^ n) & 15] = x[k] * n;
+  x[threadIdx.x] = kept[x[n] & 15];
 }
 extern "C" __global__ void calling(long long* x, long long y) { x[threadIdx.x] = x[threadIdx.x + 1] % y / (y + 3); }
 """

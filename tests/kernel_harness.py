@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -38,6 +39,8 @@ SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS = SIGNED + UNSIGNED
 
+SHAPE, QUOTED = re.compile(r"\b(?:b?float|double|u?int|bool)\d*\[[^\]]*\]"), re.compile(r'"([^"]*)"')
+
 
 @dataclass(frozen=True)
 class Region:
@@ -56,9 +59,20 @@ class Made(Region):
 
 
 def parse(text: str, opset: int = 20) -> onnx.ModelProto:
-    """A model from the text of its graph; an output called "_" is absent, constants of 16-bit floats are whole."""
+    """A model from the text of its graph; an output called "_" is absent, constants of 16-bit floats are whole.
+
+    A size in quotes may have any name; the parser of onnx 1.19 takes only words, which stand for them there.
+    """
     imports = f'"" : {opset}, "com.microsoft" : 1, "onnxfuse.canonical" : 1'
-    model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]>\n{text}")
+    names: dict[str, str] = {}
+    plain = SHAPE.sub(lambda shape: QUOTED.sub(
+        lambda size: names.setdefault(size[1], f"quoted{len(names)}"), shape[0]), text)
+    model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]>\n{plain}")
+    quoted = {word: name for name, word in names.items()}
+    for value in (*model.graph.input, *model.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in quoted:
+                size.dim_param = quoted[size.dim_param]
     for node in model.graph.node:
         node.output[:] = ["" if name == "_" else name for name in node.output]
     for tensor in model.graph.initializer:

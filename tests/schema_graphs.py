@@ -26,8 +26,8 @@ from schema_builder import Builder, opsets
 from schema_operators import ELSEWHERE, LEFT_OUT, draw, operators
 from schema_values import FLOAT, Array, Known, Runtime, reads_of
 
-OLDEST, NEWEST = 11, 26
-"""Opsets; ONNX Runtime 1.31 knows none after it."""
+OLDEST, NEWEST = 11, min(26, onnx.defs.onnx_opset_version())
+"""Opsets; ONNX Runtime 1.31 knows none after 26."""
 
 KINDS = (FLOAT,) * 6 + (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 SYMBOLS = ("N", "L")

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
+from plain_session import ENDING
 from schema_builder import Builder, allowed
 from schema_values import BOOL, FLOAT, FLOATS, INT64, INTEGERS, Known, numpy_type
 
@@ -33,7 +34,7 @@ ELSEWHERE = {"If", "Loop", "Scan", "Optional", "OptionalGetElement", "OptionalHa
 def operators(opset: int) -> tuple[str, ...]:
     """The deterministic operators of an opset that have tensors for inputs, by name."""
     names = sorted({schema.name for schema in onnx.defs.get_all_schemas_with_history() if not schema.domain})
-    return tuple(name for name in names if name not in LEFT_OUT | ELSEWHERE and _usable(name, opset))
+    return tuple(name for name in names if name not in LEFT_OUT | ELSEWHERE | ENDING and _usable(name, opset))
 
 
 def _usable(name: str, opset: int) -> bool:

@@ -3,7 +3,6 @@ for it, at two sets of sizes, so that any node can simply be tried."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -14,6 +13,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from plain_session import bytes_of
 
 Array = NDArray[np.generic]
 
@@ -119,8 +119,7 @@ def array_of(value: onnxruntime.OrtValue) -> Array | None:
     """A tensor's elements; None of a sequence, an optional or strings."""
     if not value.is_tensor() or value.element_type() not in TENSORS.values():
         return None
-    held = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()) if value.tensor_size_in_bytes() else b""
-    return np.frombuffer(held, numpy_type(value.element_type())).reshape(value.shape())
+    return np.frombuffer(bytes_of(value), numpy_type(value.element_type())).reshape(value.shape())
 
 
 class Runtime:

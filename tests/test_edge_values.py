@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from edge_table import ROOT, Array, Case, Group, group_of, grouped, measured, type_of
 from edge_values import limits, parsed
 from emulator import prepare, run_plan
 from kernel_harness import Made, arguments, attempt
+from plain_session import takes
 from reference import FLOATS, evaluate
 
 from onnxfuse.operators import lowered
@@ -221,6 +223,8 @@ def test_references_agree_with_the_table(operator: str) -> None:
         if case.operator != operator or operator == "BiasAdd":  # the CPU provider lacks it
             continue
         group = group_of([case])
+        if not takes(group.model.opset_import[0].version):
+            pytest.skip(f"ONNX Runtime {onnxruntime.__version__} has no opset {group.model.opset_import[0].version}")
         kind = value_types(group.model)[group.model.graph.node[0].input[0]]
         if kind == onnx.TensorProto.DOUBLE and len(case.runs) == 1 and case.operator not in UNCHANGED:
             continue  # what the CPU provider lacks in float64 is computed in float32, which has other largest numbers

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from ir_reference import evaluate_lowered
 from kernel_harness import Region, arguments, parse, region_of, shapes_of
 from onnx import TensorProto
+from plain_session import RELEASE
 from reference import Array, element_types, numpy_type
 
 from onnxfuse.graph.dims import dim
@@ -230,7 +231,8 @@ def test_zero_points_of_channels() -> None:
     assert (actual == by_runtime(plain, {"x": x - p, "w": w - q[:, None, None, None]})[0]).all()
 
 
-@pytest.mark.parametrize("channel", ["", "4"])
+@pytest.mark.parametrize("channel", ["", pytest.param("4", marks=pytest.mark.skipif(
+    RELEASE < (1, 27), reason="ONNX Runtime before 1.27 takes no zero points of channels"))])
 @pytest.mark.parametrize("bias", [False, True])
 def test_qlinear_conv(channel: str, bias: bool) -> None:
     scale, zero = typed("float", channel), typed("int8", channel)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from cli_models import apart
 from click.testing import CliRunner
 from fake_timer import RUNTIME, FakeTimer
 from test_measuring_cupti import FakeLibrary, packed
@@ -428,7 +429,7 @@ def test_what_spills_is_timed_every_way(monkeypatch):
 
 
 def test_a_dry_run_of_ways(tmp_path):
-    result = CliRunner().invoke(ways.main, ["--dry-run", "--target", "H200", "--out", str(tmp_path)])
+    result = apart().invoke(ways.main, ["--dry-run", "--target", "H200", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines()[2:]]
     assert len(lines) == len(list(ways.cases()))

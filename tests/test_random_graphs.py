@@ -14,7 +14,6 @@ it that fails too.  Single regions are hypothesis's, ``ONNXFUSE_GRAPHS`` of each
 
 from __future__ import annotations
 
-import ctypes
 import os
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from graph_strategies import GROWERS, RandomGraph, graphs, seeded
 from hypothesis import given, note, settings
 from kernel_harness import Made, attempt
 from onnx import numpy_helper
-from plain_session import State, session
+from plain_session import ENDING, RELEASE, State, bytes_of, session
 from reference import Array, difference, element_types, evaluate, evaluate_nodes, numpy_type, tolerance
 
 from onnxfuse.graph import build_graph, from_proto
@@ -232,8 +231,7 @@ def run(loaded: onnxruntime.InferenceSession, names: list[str],
     """Type, shape and bytes of each output."""
     found = loaded.run_with_ort_values(names, {name: _ortvalue(array) for name, array in inputs.items()})
     shapes = [value.shape() for value in found]
-    return [(value.element_type(), shape, ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()))
-            for value, shape in zip(found, shapes, strict=True)]
+    return [(value.element_type(), shape, bytes_of(value)) for value, shape in zip(found, shapes, strict=True)]
 
 
 def _ortvalue(array: Array) -> onnxruntime.OrtValue:
@@ -252,7 +250,7 @@ def situations(graph: RandomGraph, seed: int) -> list[dict[str, int]]:
     """Sizes of the symbols: those that were planned for, odd ones, and the corners by turns."""
     rng = Random(seed)
     odd = {name: rng.choice((3, 5, 7, 11, LARGEST)) for name in graph.sizes}
-    crashes = any(node.op_type in CRASHES_EMPTY for node in graph.model.graph.node)
+    crashes = any(node.op_type in CRASHES_EMPTY | ENDING for node in graph.model.graph.node)
     corner = {name: 1 if crashes else rng.choice((0, 1)) for name in graph.sizes}
     return [dict(graph.sizes), *([odd, corner] if graph.sizes else [])]
 
@@ -273,8 +271,9 @@ def check_model(graph: RandomGraph, result: Optimised, seed: int) -> None:
             names = [value.name for value in graph.model.graph.output]
             try:
                 wanted = run(before, names, inputs)
-            except (State.Fail, State.InvalidArgument, State.RuntimeException):
-                assert number, "the original does not run"
+            except (State.Fail, State.InvalidArgument, State.RuntimeException) as error:
+                short = RELEASE < (1, 24) and "must be larger than 1" in str(error)  # a norm of rows of one element
+                assert number or short, f"the original does not run: {error}"
                 continue  # sizes that the original does not take
             for name, a, b in zip(names, wanted, run(after, names, inputs), strict=True):
                 assert a == b, f"{name} at {sizes}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulator import prepare
+from plain_session import takes
 from reference import Array, evaluate, numpy_type
 from zoo_models import TARGET, Emulation, captured, compile_failures, distinct
 
@@ -101,6 +102,8 @@ def test_kernels_pass_the_emulator(rule: str) -> None:
     prepare(list(distinct([model for _, _, model in fused_examples(rule)])))
     failures = []
     for example, dims, model in fused_examples(rule):
+        if not takes(model.loaded.proto.opset_import[0].version):
+            continue  # an old release of ONNX Runtime, that cannot run the model either
         nodes, emulation = list(read_fused(model.model)), Emulation.of(model)
         for node, arrays in fed(example, dims, model, nodes) if nodes else ():
             failures += [f"{example.name}: {failure}" for failure in emulation.failures(node, arrays)]

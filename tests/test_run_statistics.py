@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
-from cli_models import CHAIN, PRODUCT, ROOT, parse, run, write
+from cli_models import CHAIN, PRODUCT, ROOT, parse, run, run_apart, write
 from run_statistics_files import document, node_of, run_of, write_document
 
 import onnxfuse
@@ -253,7 +253,7 @@ def test_an_idle_node_is_named(tmp_path: Path, fused: tuple[Path, FusedNode]) ->
 def test_statistics_of_another_model(tmp_path: Path, fused: tuple[Path, FusedNode]) -> None:
     path, node = fused
     file = write_document(tmp_path / "s.json", document(node_of(node, chain_run(8, 1, 1), kernel="0" * 64)))
-    result = run("report", path, "--profile", file)
+    result = run_apart("report", path, "--profile", file)
     assert result.exit_code == 1
     assert result.stderr == (
         f"error: The statistics are of another model: none of their 1 fused nodes is in {path} with the same kernel.\n"
@@ -263,7 +263,7 @@ def test_statistics_of_another_model(tmp_path: Path, fused: tuple[Path, FusedNod
 
 def test_a_model_that_is_not_fused(tmp_path: Path) -> None:
     path = write(tmp_path, PRODUCT)
-    result = run("report", path, "--profile", write_document(tmp_path / "s.json", document()))
+    result = run_apart("report", path, "--profile", write_document(tmp_path / "s.json", document()))
     assert result.exit_code == 1
     assert result.stderr == (
         f"error: The model holds no fused nodes, and statistics are of fused nodes.\n--> {path}\n"
@@ -273,7 +273,7 @@ def test_a_model_that_is_not_fused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", [["--explain"], ["--html", "report.html"]])
 def test_options_that_do_not_go_with_profile(tmp_path: Path, option: list[str]) -> None:
-    result = run("report", tmp_path / "model.onnx", "--profile", "s.json", *option)
+    result = run_apart("report", tmp_path / "model.onnx", "--profile", "s.json", *option)
     assert result.exit_code == 2
     assert result.stderr.endswith(
         "Error: --profile shows a table of its own: leave --explain and --html out.\n")

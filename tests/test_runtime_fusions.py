@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from insertions import INSERTIONS, STAY_BESIDE_INPUTS, STAY_FOR_FUSIONS, insert, reads_of
+from plain_session import RELEASE
 
 from onnxfuse.graph import Graph
 from onnxfuse.graph.model import Node
@@ -42,7 +43,7 @@ def build(inputs: str, outputs: str, body: str, constants: str) -> onnx.ModelPro
 
 
 modelled = pytest.mark.skipif(
-    tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31), reason="the fusions of ONNX Runtime 1.31 are modelled"
+    RELEASE < (1, 31), reason="the fusions of ONNX Runtime 1.31 are modelled"
 )
 
 

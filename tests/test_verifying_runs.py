@@ -13,6 +13,7 @@ import pytest
 from cli_models import parse
 from emulated import EmulatedRunner
 from onnx import numpy_helper
+from plain_session import RELEASE, STRICT
 
 import onnxfuse
 from onnxfuse.delivery import verified
@@ -46,6 +47,7 @@ def test_integers_that_nothing_is_known_of() -> None:
     assert "Gather: indices element out of data bounds" in note
 
 
+@pytest.mark.skipif(RELEASE < STRICT, reason="ONNX Runtime before 1.25 reflects more than there is")
 def test_sizes_that_have_to_be_larger() -> None:
     """A window of 400 elements over a signal that is 128 long by default."""
     model = parse("g (float[b, samples] x) => (float[b, k] y) { p = Pad <mode = \"reflect\"> (x, pads) "
