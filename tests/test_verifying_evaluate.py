@@ -55,8 +55,7 @@ def test_layer_normalization_of_rows_of_one_large_number(opset: int, axis: int, 
 @pytest.mark.parametrize("op", ["Max", "Min"])
 def test_extrema_of_short_integers(op: str, kind: str) -> None:
     """Of three operands, at the limits of the type; no release of ONNX Runtime has them all."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({kind}[5] x, {kind}[5] z, {kind}[1] c) '
-                                    f"=> ({kind}[5] y) {{ y = {op}(x, z, c) }}")
+    model = parse(f"g ({kind}[5] x, {kind}[5] z, {kind}[1] c) => ({kind}[5] y) {{ y = {op}(x, z, c) }}")
     least, most = np.iinfo(kind).min, np.iinfo(kind).max
     feeds = {"x": np.array([least, most, 1, 3, 0], kind), "z": np.array([most, most, 2, least, 1], kind),
              "c": np.array([2], kind)}
