@@ -236,6 +236,8 @@ def test_lanes_of_views(view: View, width: int) -> None:
     loads = [load for load in walk([scalar]) if isinstance(load, Load)]
     vectors = [(load, lanes.stride(load.offset)) for load in loads if is_vector(load, lanes)]
     uniform = [c for load in loads for c in load.conditions if lanes.uniform(c)]
+    assert not lanes.multiples  # to ask is not to rely on it
+    lanes.rely_on_loads(loads)
     guarded = all(size.evaluate(view.sizes) % width == 0 for size in lanes.multiples)
     if view.contents.size % width or not guarded:
         return
@@ -306,6 +308,7 @@ def test_halves_that_change_places_stay_vectors() -> None:
     scalar = puller.element(turned, space.delinear(space.base("@L", product(shape)), shape))
     lanes = Lanes(space, puller, "@L", "", 8)
     loads = [load for load in walk([scalar]) if isinstance(load, Load)]
+    lanes.rely_on_loads(loads)
     assert len(loads) == 2 and all(is_vector(load, lanes) for load in loads) and not lanes.multiples
 
 
