@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What ONNX Runtime's kernels give for NaN, infinity, the largest numbers, -0 and integers at their limits.
 
-    python benchmarks/edge_values.py FILE.json [--only OPERATOR ...]
+    python benchmarks/edge_values.py FILE.json [--only OPERATOR ...] [--seconds S]
 
 Every case is a model of one node, with the runtime's optimisations off, run on the CUDA provider (no node may fall back
-to the CPU) and on the CPU provider; what either gives is kept as text, so that -0.0 and nan stay apart.  A case whose
-CPU run ends the process (an integer division by zero) is noted as such.  It needs NumPy, onnx and onnxruntime alone.
+to the CPU) and on the CPU provider; what either gives is kept as text, so that -0.0 and nan stay apart.  A case that
+ends its process (an integer division by zero on the CPU), or that does not end, is noted as such.  It needs NumPy, onnx
+and onnxruntime alone.
 """
 
 from __future__ import annotations
@@ -14,12 +15,9 @@ import argparse
 import ctypes
 import importlib.metadata
 import json
-import multiprocessing
-import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from itertools import product
@@ -31,9 +29,12 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
+from patience import patiently
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 WORKERS = 6
+SECONDS = 20.0
+"""For all runs of a case; the first in a process loads the provider's libraries too."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
@@ -471,25 +472,13 @@ def ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def apart(case: Case) -> list[str] | str:
-    """``outputs`` of the CPU provider in a process of its own, which it may end."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(ours)
-        with os.fdopen(theirs, "w") as pipe:
-            pipe.write(json.dumps(outputs(case, CPU)))
-        os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours) as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(child, 0)
-    found: list[str] | str = json.loads(text) if text and not status else "the process ends"
-    return found
+def on_cpu(case: Case) -> list[str] | str:
+    """For a process that it may end."""
+    return outputs(case, CPU)
 
 
 def on_cuda(case: Case) -> list[str] | str:
-    """For the pool."""
+    """The same for the GPU."""
     return outputs(case, CUDA)
 
 
@@ -510,22 +499,22 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--no-cuda", action="store_true")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="a case may take")
     chosen = parser.parse_args()
     found = [case for case in cases() if not chosen.only or case.operator in chosen.only]
     start = time.time()
-    for case in found:
-        case.cpu = apart(case)
+    for place, result in patiently(on_cpu, found, WORKERS, chosen.seconds):
+        found[place].cpu = result
     found = [case for case in found if "INVALID_GRAPH" not in case.cpu]  # types that the operator does not take
     print(f"{len(found)} cases on the CPU in {time.time() - start:.0f} s", flush=True)
 
     write(chosen.target, environment(), found)
     if not chosen.no_cuda:
-        with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
-            for number, (case, result) in enumerate(zip(found, pool.map(on_cuda, found, chunksize=4), strict=True)):
-                case.cuda = result
-                if number % 100 == 0:
-                    print(f"{number} on CUDA after {time.time() - start:.0f} s", flush=True)
-                    write(chosen.target, environment(), found)
+        for number, (place, result) in enumerate(patiently(on_cuda, found, WORKERS, chosen.seconds)):
+            found[place].cuda = result
+            if number % 100 == 0:
+                print(f"{number} on CUDA after {time.time() - start:.0f} s", flush=True)
+                write(chosen.target, environment(), found)
     write(chosen.target, environment(), found)
     for provider in ("cpu", "cuda"):
         results = [getattr(case, provider) for case in found]
