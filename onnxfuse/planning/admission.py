@@ -12,7 +12,7 @@ away.  A fused node is a wall to it: the conversions stay, so that such nodes ar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
@@ -30,6 +30,7 @@ from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.kernel import USER, Kernel
 
 MOST_OPERANDS = 128
 """Tensors that one node of a region reads, or writes: each neighbour that is tried costs a look at all of them."""
@@ -192,3 +193,15 @@ def too_large(region: Region, costs: CostModel) -> Refusal | None:
         f"has {profile.on_chip_bytes / KIB:.0f}",
         region.label, region.rule,
     )
+
+
+def within_chip(kernel: Kernel, shapes: Sequence[tuple[int, ...]], profile: Profile) -> Kernel:
+    """A schedule's kernel without the variants that ask, for inputs of these shapes, for more shared memory than a
+    block may plan with: the last one, which runs anything, asks for none.  A rule's kernel is as it is."""
+    _, evaluate = chosen_variant(kernel.plan, shapes, profile.sm, profile.multiprocessors)
+    most = profile.on_chip_bytes
+    fitting = tuple(each for each in kernel.plan.variants
+                    if all((evaluate(step.shared) or 0) <= most for step in each.launches))
+    if kernel.schedule == USER or len(fitting) == len(kernel.plan.variants):
+        return kernel
+    return replace(kernel, plan=replace(kernel.plan, variants=fitting))

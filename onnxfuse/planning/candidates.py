@@ -12,6 +12,7 @@ from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.lowering.structure import structure
 from onnxfuse.operators.classes import moves_innermost
+from onnxfuse.planning.admission import within_chip
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.grow import escaping, spread
@@ -168,6 +169,7 @@ class Maker:
         shapes = shapes_of(region.tensors, sizes)
         steps, scratch = len(kernel.plan.variants[0].steps), 0
         if shapes is not None:
+            kernel = within_chip(kernel, shapes, profile)
             steps, scratch = plan_cost(kernel.plan, shapes, profile.sm, profile.multiprocessors)
         region = replace(region, made=kernel, steps=steps, scratch=scratch)
         return region if (steps, scratch) == (1, 0) else self._weighed(region)

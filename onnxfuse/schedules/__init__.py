@@ -1,7 +1,7 @@
 """Schedules: a lowered region to one kernel.
 
 pointwise.py   maps and views
-rows.py        reductions over the last axes, with maps around them; rows_text.py its text
+rows.py        reductions over the last axes, with maps around them; rows_text.py its text, streaming.py of long rows
 columns.py     reductions over other axes
 transposed.py  reductions between tensors that lie along the rows and others across; transposed_text.py its text
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum

@@ -37,7 +37,7 @@ class Choice:
     def kind(self) -> tuple[object, ...]:
         """What it has in common with choices for rows of other lengths."""
         return self.schedule, *(
-            (name, number > 0 if name in _BY_LENGTH else number) for name, number in self.settings
+            (name, (number > 0) - (number < 0) if name in _BY_LENGTH else number) for name, number in self.settings
         )
 
 

@@ -156,7 +156,7 @@ class Frame:
 
 
 @dataclass
-class _Turn:
+class Turn:
     """Lines of a phase: before its loop; arrays that a turn declares, lines for each lane and for the whole vector."""
 
     before: list[str] = field(default_factory=list)
@@ -242,7 +242,7 @@ class PhaseText(ABC):
         reductions = {reduction: self.writer.fresh(WORDS[reduction.kind])
                       for reduction in self.phases.reductions[self.phase]}
         online = {self.phases.online[each].largest: each for each in reductions if each in self.phases.online}
-        turn = _Turn()
+        turn = Turn()
         for reduction, name in reductions.items():
             if reduction in online:
                 self._join((name, reduction), (reductions[online[reduction]], online[reduction]), turn)
@@ -261,7 +261,7 @@ class PhaseText(ABC):
                 turn.inner.append(f"{name}[v] = {self.writer.scalar(output.scalar)};")
                 turn.after += self.store(output, name)
         loop = self.loop(turn.vectors, turn.inner, turn.after) if turn.inner else []
-        lines = _indented([*self._comment(), *self.writer.outside(), *turn.before], 1) + loop
+        lines = indented([*self._comment(), *self.writer.outside(), *turn.before], 1) + loop
         for reduction, name in reductions.items():
             if reduction in online:
                 lines += self.reduce_online((name, reduction), (reductions[online[reduction]], online[reduction]))
@@ -269,17 +269,23 @@ class PhaseText(ABC):
                 lines += self.reduce(name, reduction)
         return lines
 
-    def _join(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced], turn: _Turn) -> None:
+    def _join(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced], turn: Turn) -> None:
         """Accumulate a maximum and the sum that goes with it, each with its name."""
         (name, reduction), (total, summed) = largest, powers
         turn.before += self.largest_so_far(name, reduction) + accumulators(self.accumulator(total), summed)
-        turn.vectors.append(f"{TYPES[reduction.dtype].compute} of_{name}[width];")
-        turn.inner.append(f"of_{name}[v] = {self.writer.scalar(reduction.element)};")
+        value = self.writer.scalar(reduction.element)
         template = f"{self.phases.online[summed].functor}, {REDUCTIONS[reduction.kind][0]}"
         names = f"{self.accumulator(name)}, {self.accumulator(total)}"
-        turn.after.append(f"of::add_exponentials<{template}>({names}, of_{name});")
+        taken = f"of::add_exponentials<{template}>({names}, of_{name});"
+        self.gather(f"of_{name}", reduction, value, taken, turn)
 
-    def _keep(self, turn: _Turn) -> None:
+    def gather(self, name: str, largest: Reduced, value: str, taken: str, turn: Turn) -> None:
+        """Collect in an array what a maximum is of, a value each lane, and take it in by a line, a vector at a time."""
+        turn.vectors.append(f"{TYPES[largest.dtype].compute} {name}[width];")
+        turn.inner.append(f"{name}[v] = {value};")
+        turn.after.append(taken)
+
+    def _keep(self, turn: Turn) -> None:
         """Keep what later phases need of this one."""
         kept: dict[str, str] = {}
         for scalar, first in self.phases.kept.items():
@@ -306,19 +312,23 @@ class PhaseText(ABC):
 
     def loop(self, vectors: list[str], inner: list[str], after: list[str]) -> list[str]:
         """The loop of a phase: arrays that a turn declares, lines for each lane, and lines for the whole vector."""
+        head = self.head()
+        depth = 1 + sum(line.endswith("{") for line in head)
+        return [
+            *head, *self.turn_lines(vectors, inner, after, depth),
+            *("  " * level + "}" for level in range(depth - 1, 0, -1)),
+        ]
+
+    def turn_lines(self, vectors: list[str], inner: list[str], after: list[str], depth: int) -> list[str]:
+        """The body of that loop, inside so many braces."""
         lane_lines = self.writer.leave(Scope.LANE)
         vector_lines = self.writer.leave(Scope.VECTOR)
         if self.frame.lanes.across:
             # Across rows, what all lanes have in common may still differ from element to element.
             vector_lines = [*self.writer.leave(Scope.ROW), *vector_lines]
-        head = self.head()
-        depth = 1 + sum(line.endswith("{") for line in head)
         body = [*vectors, "#pragma unroll", "for (int v = 0; v < width; ++v) {"]
         body += [*(f"  {line}" for line in [*lane_lines, *inner]), "}", *after]
-        return [
-            *head, *_indented(vector_lines, depth), *self.loaded(), *_indented(body, depth),
-            *("  " * level + "}" for level in range(depth - 1, 0, -1)),
-        ]
+        return [*indented(vector_lines, depth), *self.loaded(), *indented(body, depth)]
 
     def row_outputs(self) -> list[str]:
         """What there is once a row, after all phases."""
@@ -340,13 +350,26 @@ class PhaseText(ABC):
         stores = [f"of::store({pointer(f'o{output.index}', place)}, of::pack<{kind.storage}>(y{output.index}));"
                   for (output, kind, _), place in zip(values, places, strict=True)]
         return [
-            f"  if ({self.first}) {{", *_indented(lines, 2),
+            f"  if ({self.first}) {{", *indented(lines, 2),
             "#pragma unroll", "    for (int v = 0; v < width; ++v) {", *(f"      {line}" for line in inner), "    }",
             *(f"    {line}" for line in stores), "  }",
         ]
 
 
-def _indented(lines: Iterable[str], depth: int) -> list[str]:
+def vectors_of(roots: Iterable[Scalar], lanes: Lanes) -> list[Load]:
+    """Vectors that are read for expressions, not for the reductions and totals in them."""
+    seen: dict[Scalar, None] = {}
+    stack = list(roots)[::-1]
+    while stack:
+        scalar = stack.pop()
+        if scalar not in seen and not isinstance(scalar, Scanned | Reduced):
+            seen[scalar] = None
+            stack += children(scalar)[::-1]
+    return [scalar for scalar in seen if isinstance(scalar, Load) and not scalar.conditions
+            and lanes.stride(scalar.offset) == 1 and lanes.aligned(scalar.offset)]
+
+
+def indented(lines: Iterable[str], depth: int) -> list[str]:
     """Lines inside so many braces; a directive stands at the margin."""
     return [line if line.startswith("#") else "  " * depth + line for line in lines]
 
@@ -355,7 +378,7 @@ WORDS = {"max_number": "max", **{kind: kind for kind in ("sum", "prod", "max", "
 """What names of reductions begin with, by kind."""
 
 
-def accumulators(name: str, reduction: Reduced) -> list[str]:
+def accumulators(name: str, reduction: Reduced | Scanned) -> list[str]:
     """An accumulator a lane, filled with the reduction's neutral element."""
     kind = TYPES[reduction.dtype]
     return [f"{kind.compute} {name}[width];", f"of::fill({name}, {neutral(reduction)});"]

@@ -6,6 +6,8 @@ phases: phase p computes the reductions whose operands need reductions of phases
 
 - *registers*: every thread keeps its elements, unrolled; for rows up to ``threads * KEPT_LIMIT`` elements, also where
   there is one phase and nothing to keep: a thread asks for all its elements before it waits for the first;
+- *shared memory*: every phase computes anew from what the first one read; for rows that the registers of a block do
+  not hold, or not without spilling, and its shared memory does;
 - *streaming*: every phase reads the row again and computes anew; for rows of any length.
 """
 
@@ -21,6 +23,7 @@ from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Reduction, Ways, Work
 from onnxfuse.schedules.rows_text import row_text
 from onnxfuse.schedules.source import Function
+from onnxfuse.schedules.streaming import BLOCK_SHARED, fixed_bytes, kept_vectors, longest_row, row_bytes, streaming_text
 
 BLOCK = 128
 """Threads of a block whose rows are a warp or less."""
@@ -37,12 +40,27 @@ BUSY_THREADS = 65_536
 (benchmarks/results, ways)."""
 
 
+SHARED = "shared"
+"""In the names of variants that keep their rows in shared memory."""
+
+IN_SHARED = -1
+"""Stands for the vectors a thread keeps where shared memory keeps them."""
+
+ASKED, ASKED_VECTORS = 16, 8
+"""Elements, and vectors, that a thread asks for at a time where registers do not hold its share of a row."""
+
+SHARING = (512, 1024)
+"""Threads of a block whose row is in shared memory."""
+
+
 @dataclass(frozen=True)
 class Shape:
-    """A way to share a row: threads, vector width, and vectors a thread keeps (0 where it streams).
+    """A way to share a row: threads, vector width, and vectors a thread keeps (0 where it streams, ``IN_SHARED`` where
+    shared memory keeps them).
 
     ``several`` are the threads of a block whose rows are a warp or less; other blocks have one row.  ``rows`` is how
-    many rows it is meant for at most, where there are other ways for more.
+    many rows it is meant for at most, where there are other ways for more; ``longest`` the longest row that shared
+    memory keeps on some GPU.
     """
 
     threads: int
@@ -51,6 +69,7 @@ class Shape:
     bits: int = 32
     several: int = BLOCK
     rows: int | None = None
+    longest: int = 0
 
     @property
     def block(self) -> int:
@@ -64,12 +83,18 @@ class Shape:
 
     def runs(self, length: int) -> bool:
         """Whether it runs rows of a length, with 32-bit indices."""
-        return self.bits == 32 and (not self.items or self.capacity >= length)
+        most = self.capacity if self.items > 0 else self.longest if self.items < 0 else length
+        return self.bits == 32 and most >= length
+
+    @property
+    def asked(self) -> int:
+        """Vectors that a thread asks for at a time where it does not keep them."""
+        return max(min(ASKED // self.width, ASKED_VECTORS), 1)
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        kind = f"x{self.items}" if self.items else STREAM
+        kind = f"x{self.items}" if self.items > 0 else SHARED if self.items else STREAM
         block = f"_b{self.several}" if self.several != BLOCK else ""
         return f"rows_{self.threads}_w{self.width}_{kind}_{self.bits}{block}"
 
@@ -112,32 +137,42 @@ class Rows(Reduction):
 
 def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
     """The variants of these layouts."""
-    extent = work.extent
-    count, length = work.expression(extent.count), work.expression(extent.length)
-    functions = {keep: _function(work, keep) for keep in (True, False)}
-    ways = Ways()
-    modes: set[bool] = set()
+    count, ways, modes = work.expression(work.extent.count), Ways(), dict[int, Function]()
     for layout in layouts:
-        keep = layout.items > 0
-        modes.add(keep)
-        guards = () if layout.bits == 64 else work.aligned if layout.width > 1 else work.narrow
-        if keep and extent.length.value is None:
-            guards += (f"{length} {layout.capacity + 1} <",)
-        if layout.rows is not None:
-            guards += (f"{count} {layout.rows + 1} <",)
-        settings = (layout.width, layout.threads, layout.block, max(layout.items, 1))
-        entry = functions[keep].entry(layout.name, settings, layout.bits, layout.block)
+        mode = (layout.items > 0) - (layout.items < 0)
+        function = modes.setdefault(mode, _function(work, mode))
+        items = layout.items if mode > 0 else layout.asked if mode < 0 or work.frame.streaming.online else 1
+        least = min(MAX_THREADS // layout.threads, 2) if mode < 0 else 1
+        entry = function.entry(
+            layout.name, (layout.width, layout.threads, layout.block, items), layout.bits, layout.block, least)
         if all(layout.name != variant.name for variant in ways.variants):
             ways.entries.append(entry)
-        step = entry.step(f"{count} {layout.block // layout.threads} ceil")
-        ways.variants.append(Variant(layout.name, (step,), guards))
-    ways.functions = [functions[keep] for keep in sorted(modes, reverse=True)]
+        shared = row_bytes(work.frame, work.expression(work.extent.length)) if mode < 0 else "0"
+        step = entry.step(f"{count} {layout.block // layout.threads} ceil", shared=shared)
+        ways.variants.append(Variant(layout.name, (step,), _guards(work, layout)))
+    ways.functions = [modes[mode] for mode in (1, -1, 0) if mode in modes]
     return ways
 
 
-def _function(work: Work, keep: bool) -> Function:
-    body = row_text(work.frame, keep)
-    name = "rows_in_registers" if keep else "rows_streaming"
+def _guards(work: Work, layout: Shape) -> tuple[str, ...]:
+    """What must hold for a layout to run."""
+    extent = work.extent
+    count, length = work.expression(extent.count), work.expression(extent.length)
+    guards = () if layout.bits == 64 else work.aligned if layout.width > 1 else work.narrow
+    if layout.items > 0 and extent.length.value is None:
+        guards += (f"{length} {layout.capacity + 1} <",)
+    if layout.items < 0:
+        guards += (f"{row_bytes(work.frame, length)} {fixed_bytes(work.frame)} + {BLOCK_SHARED} <=",)
+    if layout.rows is not None:
+        guards += (f"{count} {layout.rows + 1} <",)
+    return guards
+
+
+def _function(work: Work, mode: int) -> Function:
+    """Where rows stay: in registers, in shared memory (negative), or nowhere (0)."""
+    kept = kept_vectors(work.frame) if mode < 0 else ()
+    body = row_text(work.frame) if mode > 0 else streaming_text(work.frame, kept)
+    name = "rows_in_registers" if mode > 0 else "rows_in_shared_memory" if mode else "rows_streaming"
     return Function(name, ("width", "threads", "block", "items"), work.signature.parameters(body.sizes), body.text)
 
 
@@ -149,16 +184,37 @@ def _layouts(work: Work) -> list[Shape]:
     layouts = []
     if fits_narrow(work.lowered):
         for lane_count in dict.fromkeys((width, 1) if known is None else (width,)):
+            own: list[Shape] = []
             if extent.planned is not None and (known is not None or extent.planned % lane_count == 0):
-                layouts += _planned_layouts(extent, lane_count, max(kept, 1), enough)
+                own = _planned_layouts(extent, lane_count, max(kept, 1), enough)
+            layouts += own
             if kept and known is None:
                 per_thread = max(KEPT_LIMIT // kept // lane_count, 1)
                 layouts.append(Shape(32, lane_count, per_thread))
                 if lane_count > 1:
                     layouts.append(Shape(256, lane_count, per_thread))
+            layouts += _in_shared(work, lane_count, own)
             if lane_count == width or not kept:
                 layouts.append(Shape(_streaming_threads(extent.planned), lane_count, 0))
     return [*dict.fromkeys(layouts), Shape(_streaming_threads(extent.planned), 1, 0, bits=64)]
+
+
+def _in_shared(work: Work, width: int, own: Sequence[Shape]) -> list[Shape]:
+    """The way to keep planned rows in shared memory that none of their ``own`` ones keeps in registers."""
+    most = max((each.capacity for each in own), default=0)
+    lengths = [length for length, _ in [(work.extent.planned, None), *work.extent.nearby] if length and length > most]
+    found = (_sharing(work, width, length) for length in sorted(lengths, reverse=True))
+    return [shapes[0] for shapes in found if shapes][:1]
+
+
+def _sharing(work: Work, width: int, length: int) -> list[Shape]:
+    """Ways to keep rows of a length in shared memory, likely ones first: as many threads as a block has at most, fewer
+    where a multiprocessor's memory has room for more rows."""
+    longest = longest_row(work.frame) if work.phases.live else 0
+    if length > longest or length % width:
+        return []
+    ways = [Shape(threads, width, IN_SHARED, longest=longest) for threads in SHARING if 2 * threads * width <= length]
+    return ways[::-1] if 2 * length > longest else ways
 
 
 def _planned_layouts(extent: Extent, width: int, kept: int, enough: int) -> list[Shape]:
@@ -197,6 +253,8 @@ def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
                 found += [Shape(threads, lanes, items, several=block) for block in blocks]
             if threads >= 32 and threads * 32 >= vectors >= 2 * threads:
                 found += [Shape(threads, lanes, 0)]
+        if default.items <= 0 or default.items * default.width * kept > KEPT_LIMIT:
+            found += _sharing(work, lanes, length)
     return tuple(shape for shape in found if shape != default)
 
 

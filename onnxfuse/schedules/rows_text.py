@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
-from onnxfuse.lowering.pull import Load, Reduced, Scalar
+from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.phases import Frame, PhaseText, neutral
 from onnxfuse.schedules.source import Body
@@ -16,10 +16,10 @@ _EARLY = "early"
 """Stands where the first phase has asked for its own vectors; what is asked for there is known at the end."""
 
 
-def row_text(frame: Frame, keep: bool) -> Body:
+def row_text(frame: Frame) -> Body:
     """The body of a row kernel over the template's ``width``, ``threads`` (of a row), ``block`` (threads of a block),
-    ``items`` and ``idx``, with kept values in registers or streaming."""
-    return RowText(frame, keep).text()
+    ``items`` and ``idx``, with kept values in registers."""
+    return RowText(frame, keep=True).text()
 
 
 class RowText(PhaseText):
@@ -46,8 +46,12 @@ class RowText(PhaseText):
             phases += self.phase_lines()
         place = phases.index(_EARLY) if _EARLY in phases else len(phases)
         phases[place:place + 1] = self._early_loads()
-        lines += self._early_vectors() + phases + self.row_outputs()
+        lines += self.opening() + self._early_vectors() + phases + self.row_outputs()
         return self.body(lines)
+
+    def opening(self) -> list[str]:
+        """Lines before the first phase."""
+        return []
 
     def known(self, scalar: Scalar) -> str | None:
         """Also a vector that was asked for early."""
@@ -67,7 +71,7 @@ class RowText(PhaseText):
             ]
         return [f"  for (idx e = (idx)lane * width; e < {self.frame.length}; e += threads * width) {{"]
 
-    def reduce(self, name: str, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
         """Over the lanes of a vector, then over the threads."""
         kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
         mine = f"of::fold<{functor}>({self.accumulator(name)})"

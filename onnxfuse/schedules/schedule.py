@@ -105,7 +105,8 @@ class Schedule(ABC):
         """
         told: dict[str, object] = dict(choice.settings)
         if "items" in told:
-            told["items"] = _count(choice["items"], self.each) if choice["items"] else "streaming"
+            items = choice["items"]
+            told["items"] = _count(items, self.each) if items > 0 else "in shared memory" if items else "streaming"
         if "vectors" in told:
             told["vectors"] = _count(choice["vectors"], "vector")
         return self.settings.format(**told)

@@ -23,7 +23,7 @@ from onnxfuse.schedules.columns import WARP, Columns, longest_kept, side_by_side
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_reductions
 from onnxfuse.schedules.online import joins_maximum
 from onnxfuse.schedules.reduction import Reduction, Ways, Work
-from onnxfuse.schedules.rows import Rows
+from onnxfuse.schedules.rows import SHARED, Rows
 from onnxfuse.schedules.schedule import Expected
 from onnxfuse.schedules.source import Function, Parameter
 from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit, Parts, RowSplit, is_last
@@ -136,7 +136,8 @@ def _joined(ways: Ways, split: SplitWays) -> Ways:
     """Both.  Behind what is told come those that split, where that is planned; else what keeps its rows in registers is
     before them.  Guards tell them apart."""
     first = 0 if ways.choice is None else 1
-    streaming = (place for place in range(first, len(ways.variants)) if STREAM in ways.variants[place].name)
+    streaming = (place for place in range(first, len(ways.variants))
+                 if any(word in ways.variants[place].name for word in (STREAM, SHARED)))
     place = first if split.planned else next(streaming, len(ways.variants) - 1)
     return Ways(
         [*ways.functions, *split.ways.functions],

@@ -306,15 +306,20 @@ struct ExpDifference {
   }
 };
 
-// A vector of numbers more, of one row: a sum a lane, under one maximum.
-template <typename E, typename Max, typename T, int width>
-__device__ __forceinline__ void add_exponentials(T& most, T (&sums)[width], const T (&x)[width]) {
+// Some numbers more of one row, as many as `width` goes into: a sum a lane, under one maximum.
+template <typename E, typename Max, typename T, int width, int count>
+__device__ __forceinline__ void add_exponentials(T& most, T (&sums)[width], const T (&x)[count]) {
   T larger = most;
 #pragma unroll
-  for (int v = 0; v < width; ++v) larger = Max::of(larger, x[v]);
+  for (int i = 0; i < count; ++i) larger = Max::of(larger, x[i]);
   const T offset = E::offset(larger), scale = E::scale(most, offset);
 #pragma unroll
-  for (int v = 0; v < width; ++v) sums[v] = sums[v] * scale + E::term(x[v], offset);
+  for (int v = 0; v < width; ++v) {
+    T more = E::term(x[v], offset);
+#pragma unroll
+    for (int i = v + width; i < count; i += width) more += E::term(x[i], offset);
+    sums[v] = sums[v] * scale + more;
+  }
   most = larger;
 }
 // A number more of each of `width` rows.
