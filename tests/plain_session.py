@@ -26,7 +26,8 @@ for an absent zero point, at a place past the end."""
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession | None:
-    """A session without optimisations; None where the CPU provider lacks an operator or a type of it, or the opset."""
+    """A session without optimisations; None where the CPU provider lacks an operator or a type of it, or this
+    release the opset or the IR version."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -36,7 +37,7 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession | None:
     except ABSENT:
         return None
     except State.InvalidArgument as error:
-        if "till opset" not in str(error):
+        if not re.search("till opset|max supported IR version", str(error)):
             raise
         return None
 
