@@ -23,7 +23,7 @@ from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost, united
 from onnxfuse.planning.traffic import KernelTraffic, Ledger
 from onnxfuse.provider.fusions import RuntimeFusion
-from onnxfuse.provider.kernels import overwrites, runtime_efficiency
+from onnxfuse.provider.kernels import extra_arithmetic, overwrites, runtime_efficiency
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, running
@@ -132,6 +132,7 @@ class CostModel:
             if len(nodes) == 1:
                 (node,) = nodes
                 counted = self._in_place(node) if overwrites(node) else self.ledger.node(node)
+                counted = replace(counted, flops=counted.flops + extra_arithmetic(node, self.ledger.sizes))
             else:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))

@@ -7,9 +7,11 @@ loads) more than of the GPU, so they stand for other GPUs too until something is
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from math import prod
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import shape_of
 from onnxfuse.operators import operator_of
 from onnxfuse.operators.record import RuntimeKernel
 from onnxfuse.provider.removed import source
@@ -34,6 +36,10 @@ BROADCAST = 0.4
 BIAS = 0.6
 MOVED = 0.55
 """Transposes of the innermost axis."""
+
+ADDITIONS = 0.064
+"""Additions of a CumSum, as a share of what the float32 cores could make: an element adds up all those before it, and
+reads each of them (benchmarks/results, ways)."""
 
 _CURVES = (RuntimeKernel.CURVE, RuntimeKernel.GELU)
 
@@ -61,6 +67,19 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
     last = [value.shape[-1] if value.shape else None for value in operands]
     is_bias = any(value.rank == 1 for value in operands) and len(set(last)) == 1
     return BIAS if is_bias else BROADCAST
+
+
+def extra_arithmetic(node: Node, sizes: Mapping[str, int]) -> int:
+    """Operations of the float32 cores that would take as long as what ONNX Runtime's kernel does beyond moving its
+    tensors: for the totals of a CumSum, half the axis for every element."""
+    if node.domain or node.op != "CumSum":
+        return 0
+    data, axis = node.inputs[:2]
+    shape = None if data is None else shape_of(data, sizes)
+    place = None if axis is None or axis.constant is None else int(axis.constant.reshape(-1)[0])
+    if shape is None or place is None or not -len(shape) <= place < len(shape):
+        return 0
+    return round(prod(shape) * shape[place] / 2 / ADDITIONS)
 
 
 def overwrites(node: Node) -> bool:

@@ -5,7 +5,7 @@ rows.py        reductions over the last axes, with maps around them; rows_text.p
 columns.py     reductions over other axes
 transposed.py  reductions between tensors that lie along the rows and others across; transposed_text.py its text
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
-scans.py       running totals along rows, with maps and reductions around them; scans_text.py its text
+scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
 reduction.py   what these five have in common; phases.py the phases that they run in
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known

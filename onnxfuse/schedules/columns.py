@@ -12,7 +12,7 @@ from math import log2
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.launch import Variant
-from onnxfuse.lowering.pull import Reduced
+from onnxfuse.lowering.pull import Reduced, Scanned
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
 from onnxfuse.schedules.phases import Frame, PhaseText, accumulators
@@ -195,11 +195,15 @@ class ColumnPhases(PhaseText):
 
     def opening(self) -> list[str]:
         """The thread's place, and the shared memory."""
-        kinds = dict.fromkeys(TYPES[r.dtype].compute for phase in self.phases.reductions for r in phase)
+        kinds = dict.fromkeys(TYPES[each.dtype].compute for each in self.combining())
         return [
             "  const int column = threadIdx.x % across, place = threadIdx.x / across;",
             *(f"  __shared__ {kind} {shared(kind)}[of::room<deep, across, width>];" for kind in kinds),
         ]
+
+    def combining(self) -> list[Reduced | Scanned]:
+        """What is combined over the threads that share a column."""
+        return [reduction for phase in self.phases.reductions for reduction in phase]
 
     def columns(self, block: str) -> list[str]:
         """The first of the thread's columns, for the block of columns at hand."""
@@ -230,7 +234,17 @@ class ColumnPhases(PhaseText):
         """Results take the accumulators' place."""
         return name
 
-    def combined(self, name: str, reduction: Reduced) -> str:
+    def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
+        """Over the threads; the accumulators become the results."""
+        self.names[reduction] = f"{name}[v]"
+        return [self.combined(name, reduction)]
+
+    def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
+        """Over the threads, both."""
+        self.names[largest[1]], self.names[powers[1]] = (f"{name}[v]" for name, _ in (largest, powers))
+        return [self.combined_online(largest, powers), *self.totals(largest[0], powers)]
+
+    def combined(self, name: str, reduction: Reduced | Scanned) -> str:
         """A line that makes of accumulators, one a lane, the results of their columns."""
         functor, kind = REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
         return f"  of::combine<{functor}, deep, across>({name}, {shared(kind)});"
@@ -268,13 +282,3 @@ class ColumnText(ColumnPhases):
                 f"    if (e < {self.frame.length}) {{",
             ]
         return ["#pragma unroll 4", f"  for (idx e = place; e < {self.frame.length}; e += deep) {{"]
-
-    def reduce(self, name: str, reduction: Reduced) -> list[str]:
-        """Over the threads; the accumulators become the results."""
-        self.names[reduction] = f"{name}[v]"
-        return [self.combined(name, reduction)]
-
-    def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
-        """Over the threads, both."""
-        self.names[largest[1]], self.names[powers[1]] = (f"{name}[v]" for name, _ in (largest, powers))
-        return [self.combined_online(largest, powers), *self.totals(largest[0], powers)]

@@ -193,7 +193,7 @@ class PhaseText(ABC):
         are kept."""
 
     @abstractmethod
-    def reduce(self, name: str, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
         """What becomes of a reduction's accumulators at the end of a phase; they have the name that
         ``accumulator`` gives."""
 

@@ -26,7 +26,7 @@ from onnxfuse.schedules.reduction import Reduction, Ways, Work
 from onnxfuse.schedules.rows import SHARED, Rows
 from onnxfuse.schedules.schedule import Expected
 from onnxfuse.schedules.source import Function, Parameter
-from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit, Parts, RowSplit, is_last
+from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit, Parts, RowSplit, is_last, reductions_of
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
     units, wanted = f"{length} {form.unit} ceil 1 max", f"sms {form.shape.blocks} * {blocks} ceil {MOST_CHUNKS} min"
     chunk = f"{units} {wanted} ceil {form.unit} *"
     chunks = f"{length} 1 max {chunk} ceil"
-    parts = Parts(phases)
+    parts = Parts(reductions_of(phases))
     signature = replace(work.signature, more=(
         Parameter("unsigned char* __restrict__", "t0", "t0"),
         Parameter("const {index}", "chunk", f"i{{bits}}:{chunk}"),

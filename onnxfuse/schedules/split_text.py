@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
-from onnxfuse.lowering.pull import Reduced, Scalar, children
+from onnxfuse.lowering.pull import Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.columns import ColumnPhases
 from onnxfuse.schedules.online import Online
 from onnxfuse.schedules.phases import WORDS, Frame, Phases, PhaseText, accumulators, neutral
@@ -29,47 +30,61 @@ class Parts:
         names: of the pointers to them.
     """
 
-    def __init__(self, phases: Phases) -> None:
-        found = [reduction for phase in phases.reductions for reduction in phase]
+    def __init__(self, found: Sequence[Reduced | Scanned]) -> None:
         self.names = {reduction: f"part{number}" for number, reduction in enumerate(found)}
-        self.offsets: dict[Reduced, int] = {}
+        self.offsets: dict[Reduced | Scanned, int] = {}
         self.bytes = 0
         for reduction in sorted(found, key=lambda reduction: -_bytes(reduction)):
             self.offsets[reduction] = self.bytes
             self.bytes += _bytes(reduction)
 
-    def pointer(self, reduction: Reduced, count: str) -> str:
+    def pointer(self, reduction: Reduced | Scanned, count: str) -> str:
         """A line that declares the pointer to a reduction's numbers."""
         kind = TYPES[reduction.dtype].compute
         offset = f" + (long long){count} * chunks * {self.offsets[reduction]}" if self.offsets[reduction] else ""
         return f"  {kind}* const {self.names[reduction]} = reinterpret_cast<{kind}*>(t0{offset});"
 
 
-def _bytes(reduction: Reduced) -> int:
+def _bytes(reduction: Reduced | Scanned) -> int:
     """Bytes of a number as it is computed with."""
     kind = TYPES[reduction.dtype]
     return {"float": 4, "double": 8}.get(kind.compute, kind.size)
 
 
-class _Split(PhaseText):
-    """One phase; ``rest`` says where the numbers of the others are."""
+def reductions_of(phases: Phases) -> list[Reduced]:
+    """All reductions, in the order of their phases."""
+    return [reduction for phase in phases.reductions for reduction in phase]
+
+
+class Step(PhaseText):
+    """One phase; ``parts`` says where the numbers of the others are."""
 
     def __init__(self, frame: Frame, phase: int, parts: Parts) -> None:
         super().__init__(frame, keep=False)
         self.phase, self.parts = phase, parts
         self.alone = is_last(self.phases, phase)
 
+    @property
+    def last(self) -> bool:
+        """Whether what there is once a row is written too."""
+        return self.phase == self.phases.count - 1
+
+    def roots(self) -> list[Scalar]:
+        """What is computed an element, or once a row."""
+        once = (output.scalar for output in self.phases.outputs if not output.whole and self.last)
+        return [*self.phases.roots(self.phase), *once]
+
+    def own(self) -> list[Reduced | Scanned]:
+        """What there are to be numbers of in scratch, or are already and are read by place."""
+        return [*self.phases.reductions[self.phase]]
+
     def text(self) -> Body:
         """The whole body of a step."""
-        last = self.phase == self.phases.count - 1
-        roots = self.phases.roots(self.phase)
-        if last:
-            roots = [*roots, *(output.scalar for output in self.phases.outputs if not output.whole)]
         needed = list(dict.fromkeys(
-            each for found in _results(roots)
+            each for found in _results(self.roots())
             for each in ((self.phases.online[found].largest, found) if found in self.phases.online else (found,))))
-        own = self.phases.reductions[self.phase]
-        lines = [*self.opening(), *(self.parts.pointer(each, self.frame.count) for each in [*needed, *own])]
+        pointers = (self.parts.pointer(each, self.frame.count) for each in [*needed, *self.own()])
+        lines = [*self.opening(), *pointers]
         if not self.alone:
             lines += [
                 "  const idx begin = part * chunk;",
@@ -80,7 +95,7 @@ class _Split(PhaseText):
             online = self.phases.online.get(reduction)
             lines += self.together(name, reduction) if online is None else self.together_online(name, reduction, online)
         lines += self.phase_lines()
-        if last:
+        if self.last:
             lines += self.row_outputs()
         return self.body(lines)
 
@@ -97,7 +112,7 @@ class _Split(PhaseText):
         """The same of a sum that goes with a maximum, which is known."""
 
 
-class RowSplit(_Split):
+class RowSplit(Step):
     live = ""
 
     @property
@@ -120,7 +135,7 @@ class RowSplit(_Split):
             "  for (idx e = begin + (idx)lane * width; e < end; e += threads * width) {",
         ]
 
-    def reduce(self, name: str, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
         """Over the block, into scratch."""
         functor = REDUCTIONS[reduction.kind][0]
         return [
@@ -167,7 +182,7 @@ class RowSplit(_Split):
             f"  {self.total(name, most, online.functor)}",
         ]
 
-    def _over_threads(self, name: str, reduction: Reduced, mine: str) -> list[str]:
+    def _over_threads(self, name: str, reduction: Reduced | Scanned, mine: str) -> list[str]:
         kind, functor = TYPES[reduction.dtype].compute, REDUCTIONS[reduction.kind][0]
         return [
             f"  __shared__ {kind} {name}_of_warps[32];",
@@ -175,7 +190,7 @@ class RowSplit(_Split):
         ]
 
 
-class ColumnSplit(ColumnPhases, _Split):
+class ColumnSplit(ColumnPhases, Step):
     @property
     def first(self) -> str:  # type: ignore[override]
         """Once a column."""
@@ -195,11 +210,11 @@ class ColumnSplit(ColumnPhases, _Split):
         """A thread has every ``deep``-th element of the chunk."""
         return [f"#pragma unroll {UNROLLED}", "  for (idx e = begin + place; e < end; e += deep) {"]
 
-    def reduce(self, name: str, reduction: Reduced) -> list[str]:
+    def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
         """Over the block, into scratch."""
         return [self.combined(name, reduction), self._stored(name, reduction)]
 
-    def _stored(self, name: str, reduction: Reduced) -> str:
+    def _stored(self, name: str, reduction: Reduced | Scanned) -> str:
         target = f"{self.parts.names[reduction]} + ((long long)part * {self.frame.count} + row)"
         return f"  if (live && place == 0) of::store({target}, of::pack<{TYPES[reduction.dtype].compute}>({name}));"
 

@@ -3,12 +3,13 @@
 
     python tests/gpu/check_reductions.py [--only TEXT ...] [--least 0.7] [--set split.BLOCKS=4 ...]
 
-Whole tensors from 1 to 256 MB, few long rows, reductions over channels and over the batch, norms of images, norms and
-softmax between tensors that lie along the rows and across, as around a transpose.  Compared with CuPy in float64:
-float32 to 1e-5 and float16 to 2e-3 of the largest magnitude, largest and smallest elements exactly.  Every way a plan
-could run is checked, and twice, for the same bits; the first is timed: under a CUDA graph, over as many sets of tensors
-as the second-level cache cannot hold.  A copy that moves as many bytes is timed in the same way.  Exits with 1 where a
-result is wrong, or a large case (from 16 MB on) reaches less than ``--least``.
+Whole tensors from 1 to 256 MB, few long rows, rows that shared memory keeps, running totals, reductions over channels
+and over the batch, norms of images, norms and softmax between tensors that lie along the rows and across, as around a
+transpose.  Compared with CuPy in float64: float32 to 1e-5 and float16 to 2e-3 of the largest magnitude, largest and
+smallest elements exactly.  Every way a plan could run is checked, and twice, for the same bits; the first is timed:
+under a CUDA graph, over as many sets of tensors as the second-level cache cannot hold.  A copy that moves as many bytes
+is timed in the same way.  Exits with 1 where a result is wrong, or a large case (from 16 MB on) reaches less than
+``--least``.
 """
 
 from __future__ import annotations
@@ -92,6 +93,10 @@ def cases() -> list[Case]:
             case(f"means of {rows} rows",
                  "g (T[R,L] x) => (T[R,1] y) <int64[1] a = {1}> { e = Abs(x) y = ReduceMean(e, a) }", sizes,
                  lambda x: (cp.abs(x).mean(axis=1, keepdims=True),))
+        for length in (50_257, 100_352):
+            case(f"softmax of 1024 rows of {length}", f"g (T[R,{length}] x) => (T[R,{length}] y) {{ y = Softmax(x) }}",
+                 {"R": 1024}, lambda x: (softmax(x, 1),))
+        totals(case)
         image = {"N": 32, "H": 56, "W": 56}
         case("softmax over 64 channels", "g (T[N,64,H,W] x) => (T[N,64,H,W] y) { y = Softmax<axis=1>(x) }", image,
              lambda x: (softmax(x, 1),))
@@ -129,6 +134,20 @@ def cases() -> list[Case]:
     return found
 
 
+def totals(case: Callable[..., None]) -> None:
+    """Running totals, of rows that lie in one piece and side by side, few long ones among them; ``case`` takes what a
+    case is made of."""
+    for rows, length in ((4096, 1000), (64, 50_257), (1, 1_000_000)):
+        case(f"totals of {rows} rows of {length}",
+             f"g (T[R,{length}] x) => (T[R,{length}] y) <int64 a = {{1}}> {{ s = Abs(x) m = Softmax(s) "
+             "c = CumSum<reverse=1>(m, a) y = Tanh(c) }", {"R": rows},
+             lambda x: (cp.tanh(cp.cumsum(softmax(cp.abs(x), 1)[:, ::-1], 1)[:, ::-1]),))
+    for batch, length in ((8, 128), (64, 1000), (2, 8000)):
+        case(f"totals over time of [{batch}, {length}, 512]",
+             f"g (T[N,{length},512] x) => (T[N,{length},512] y) <int64 a = {{1}}> {{ s = Tanh(x) c = CumSum(s, a) "
+             "y = Sigmoid(c) }", {"N": batch}, lambda x: (1 / (1 + cp.exp(-cp.cumsum(cp.tanh(x), 1))),))
+
+
 def turns(case: Callable[..., None], channels: int, image: dict[str, int]) -> None:
     """Cases between channels first and channels last, as in ConvNeXt; ``case`` takes what a case is made of."""
     size = f"of [32, {channels}, {image['H']}, {image['W']}]"
@@ -162,7 +181,7 @@ def turns(case: Callable[..., None], channels: int, image: dict[str, int]) -> No
 
 def check(case: Case) -> tuple[str, float | None]:
     """Every variant right; how quick the first is, as text and as a share of a copy's rate."""
-    subject = launching.made(case.text, case.sizes, "rows")
+    subject = launching.made(case.text, case.sizes, "scans" if "CumSum" in case.text else "rows")
     launcher = Launcher.of(subject.kernel)
 
     def tensors() -> tuple[list[cp.ndarray], list[cp.ndarray], list[cp.ndarray]]:

@@ -64,4 +64,63 @@ __device__ __forceinline__ void scan(T (&values)[count], T& carry, T none, T* pa
   }
 }
 
+// The same of columns: a thread has `items` neighbouring elements of `width` of them, threadIdx.x = place * across +
+// column as in columns.cuh.  What the groups of places amount to is totalled a number a thread, neighbouring lanes of
+// the same column.
+template <typename Op, int deep, int across, bool reverse, bool exclusive, int width, int items, typename T, int count>
+__device__ __forceinline__ void scan_columns(T (&values)[count], T (&carry)[width], T none, T* partial) {
+  constexpr int places = within<deep, across>, warps = groups<deep, across>, room = line<deep, across>;
+  const int column = threadIdx.x % across, place = threadIdx.x / across % places, warp = threadIdx.x / across / places;
+  T before[width], whole[width];
+#pragma unroll
+  for (int v = 0; v < width; ++v) {
+    T up_to = reverse ? values[(items - 1) * width + v] : values[v];
+#pragma unroll
+    for (int k = 1; k < items; ++k) up_to = Op::of(up_to, values[(reverse ? items - 1 - k : k) * width + v]);
+#pragma unroll
+    for (int offset = 1; offset < places; offset *= 2) {
+      const int lanes = offset * across;
+      const T other = (T)(reverse ? __shfl_down_sync(0xffffffffu, up_to, lanes) : __shfl_up_sync(0xffffffffu, up_to, lanes));
+      if (reverse ? place + offset < places : place >= offset) up_to = Op::of(other, up_to);
+    }
+    const T passed = (T)(reverse ? __shfl_down_sync(0xffffffffu, up_to, across) : __shfl_up_sync(0xffffffffu, up_to, across));
+    before[v] = place == (reverse ? places - 1 : 0) ? none : passed;
+    whole[v] = (T)__shfl_sync(0xffffffffu, up_to, (threadIdx.x % 32 / across / places * places + (reverse ? 0 : places - 1)) * across + column);
+  }
+  if constexpr (warps > 1) {
+    constexpr int numbers = across * width * warps;
+    __syncthreads();  // an earlier call may still read
+    if (place == 0)
+#pragma unroll
+      for (int v = 0; v < width; ++v) partial[(v * across + column) * room + warp] = whole[v];
+    __syncthreads();
+#pragma unroll
+    for (int first = 0; first < numbers; first += deep * across) {
+      const int number = first + threadIdx.x, at = (number < numbers ? number / warps : 0) * room + number % warps;
+      const T up_to = scan_lanes<Op, warps, reverse>(partial[at], number % warps);
+      if (number < numbers) partial[at] = up_to;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < width; ++v) {
+      const T* mine = partial + (v * across + column) * room;
+      const int last = reverse ? warp + 1 : warp - 1;
+      if (last >= 0 && last < warps) before[v] = Op::of(mine[last], before[v]);
+      whole[v] = mine[reverse ? 0 : warps - 1];
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < width; ++v) {
+    T total = Op::of(carry[v], before[v]);
+#pragma unroll
+    for (int k = 0; k < items; ++k) {
+      T& mine = values[(reverse ? items - 1 - k : k) * width + v];
+      const T next = Op::of(total, mine);
+      mine = exclusive ? total : next;
+      total = next;
+    }
+    carry[v] = Op::of(carry[v], whole[v]);
+  }
+}
+
 }  // namespace of
