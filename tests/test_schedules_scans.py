@@ -173,7 +173,7 @@ def of_any_length(made: Made, word: str = "split") -> Made:
     return replace(made, kernel=replace(made.kernel, plan=replace(plan, variants=variants)))
 
 
-@pytest.mark.parametrize("kind", ["float16", "float", "int64"])
+@pytest.mark.parametrize("kind", ["float16", "int64"])
 @pytest.mark.parametrize("total", TOTALS)
 @pytest.mark.parametrize("case", SPLIT)
 def test_few_long_rows_are_shared_by_blocks(case: str, total: str, kind: str) -> None:
