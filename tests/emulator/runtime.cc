@@ -36,6 +36,13 @@ constexpr unsigned char kCanary = 0xa5;
 
 enum class State { ready, barrier, warp, ended };
 
+struct Copy {
+  void* to;
+  const void* from;
+  int size;
+  unsigned group;
+};
+
 struct Thread : ThreadView {
   Context context;
   int number, rank;
@@ -45,6 +52,8 @@ struct Thread : ThreadView {
   unsigned mask;
   int operand, width, line;
   uint64_t value, result;
+  std::vector<Copy> copies;  // asynchronous ones that have not arrived
+  unsigned group;            // that is being asked for
 };
 
 // Read by Python as a ctypes.Structure: keep memory.py's Fault and machine.py's Launch the same.
@@ -295,6 +304,8 @@ void run_block(size_t block) {
     thread.lane = n % 32;
     thread.number = n;
     thread.state = State::ready;
+    thread.copies.clear();
+    thread.group = 0;
     start(thread.context, stacks + n * kStack + kPage, kStack - kPage, thread_main);
   }
   live = thread_count;
@@ -351,6 +362,27 @@ uint64_t onnxfuse_emulator_warp(Warp kind, unsigned mask, uint64_t value, int op
   if (complete) settle(lanes, self);
   yield();
   return self.result;
+}
+
+void onnxfuse_emulator_copy_async(void* to, const void* from, int size) {
+  memset(to, kPoison, static_cast<size_t>(size));
+  Thread& self = current();
+  self.copies.push_back({to, from, size, self.group});
+}
+void onnxfuse_emulator_copies_asked() { ++current().group; }
+void onnxfuse_emulator_copies_here(int left) {
+  Thread& self = current();
+  size_t kept = 0;
+  for (const Copy& copy : self.copies) {
+    if (copy.group + static_cast<unsigned>(left) >= self.group) {
+      self.copies[kept++] = copy;
+    } else if (copy.from) {
+      memcpy(copy.to, copy.from, static_cast<size_t>(copy.size));
+    } else {
+      memset(copy.to, 0, static_cast<size_t>(copy.size));
+    }
+  }
+  self.copies.resize(kept);
 }
 
 unsigned onnxfuse_emulator_live_lanes() {

@@ -48,6 +48,10 @@ int onnxfuse_emulator_barrier(onnxfuse_emulator::Barrier kind, int predicate, in
 uint64_t onnxfuse_emulator_warp(onnxfuse_emulator::Warp kind, unsigned mask, uint64_t value, int operand, int width,
                                 int line);
 unsigned onnxfuse_emulator_live_lanes();
+// Copies that arrive when they are waited for, and are poison until then; `from` is NULL for zeros.
+void onnxfuse_emulator_copy_async(void* to, const void* from, int size);
+void onnxfuse_emulator_copies_asked();
+void onnxfuse_emulator_copies_here(int left);
 void onnxfuse_emulator_register_dynamic(void** variable);
 [[noreturn]] void onnxfuse_emulator_fail(const char* message, int line);
 }

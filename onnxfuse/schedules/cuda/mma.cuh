@@ -1,0 +1,138 @@
+// Matrix products of 16-bit operands on tensor cores, as warps compute them together, and what brings operands there.
+// Every operation has a plain twin, for GPUs without it and for reading: it says which lane holds what.
+namespace of {
+
+// ---- 16 x 16 by 16 x 8 elements, added to 16 x 8 sums. ----
+
+// With lane = 4 g + t, a lane holds of the left operand the pairs, along the columns, that begin at (g, 2 t),
+// (g + 8, 2 t), (g, 2 t + 8) and (g + 8, 2 t + 8); of the right operand the pairs, along the rows, that begin at (2 t, g)
+// and (2 t + 8, g); of the sums (g, 2 t), (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1).
+
+template <typename T> __device__ __forceinline__ float first_of(unsigned pair) {
+  return value(reinterpret_cast<const Vector<T, 2>&>(pair).at[0]);
+}
+template <typename T> __device__ __forceinline__ float second_of(unsigned pair) {
+  return value(reinterpret_cast<const Vector<T, 2>&>(pair).at[1]);
+}
+template <typename T> __device__ __forceinline__ unsigned pair_of(float first, float second) {
+  const float both[2] = {first, second};
+  const Vector<T, 2> packed = pack<T>(both);
+  return reinterpret_cast<const unsigned&>(packed);
+}
+
+// Each lane's four sums from registers of the lanes that hold its rows and its columns.
+template <typename T>
+__device__ __forceinline__ void plain_mma(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+  const int lane = threadIdx.x % 32, row = lane / 4 * 4, column = lane % 4 * 8;
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    unsigned rows[4], columns[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows[i] = __shfl_sync(0xffffffffu, left[i], row + t);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      columns[j][0] = __shfl_sync(0xffffffffu, low, column + 4 * j + t);
+      columns[j][1] = __shfl_sync(0xffffffffu, high, column + 4 * j + t);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned a = rows[i / 2 + 2 * half], b = columns[i % 2][half];
+        sums[i] += first_of<T>(a) * first_of<T>(b) + second_of<T>(a) * second_of<T>(b);
+      }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+#if defined(ONNXFUSE_EMULATOR) || __CUDA_ARCH__ < 750
+  plain_mma<T>(sums, left, low, high);
+#elif __CUDA_ARCH__ < 800
+  if constexpr (is_same<T, __half>) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(left[0]), "r"(left[1]), "r"(low));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(left[2]), "r"(left[3]), "r"(high));
+  } else {
+    plain_mma<T>(sums, left, low, high);
+  }
+#else
+  if constexpr (is_same<T, __half>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(low), "r"(high));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(low), "r"(high));
+#endif
+}
+
+// ---- Four matrices of 8 x 8 elements from shared memory. ----
+
+// Lanes 8 i to 8 i + 7 name the rows, 16 bytes each, of matrix i.  Lane 4 g + t gets of each matrix the pair that begins
+// at (g, 2 t); of the transposed ones that of column g, rows 2 t and 2 t + 1.
+template <bool transposed, typename T>
+__device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const T* row) {
+#if defined(ONNXFUSE_EMULATOR) || __CUDA_ARCH__ < 750
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const unsigned long long own = reinterpret_cast<unsigned long long>(row);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (transposed) {
+      const T* const first = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, own, 8 * i + 2 * t));
+      const T* const second = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, own, 8 * i + 2 * t + 1));
+      Vector<T, 2> both;
+      both.at[0] = first[g], both.at[1] = second[g];
+      pairs[i] = reinterpret_cast<const unsigned&>(both);
+    } else {
+      const T* const from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, own, 8 * i + g));
+      pairs[i] = *reinterpret_cast<const unsigned*>(from + 2 * t);
+    }
+  }
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if constexpr (transposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3]) : "r"(address) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3]) : "r"(address) : "memory");
+#endif
+}
+
+// ---- 16 bytes from global to shared memory, which arrive when they are waited for. ----
+
+// Zeros where there is nothing to copy.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool some) {
+#if defined(ONNXFUSE_EMULATOR)
+  onnxfuse_emulator_copy_async(to, some ? from : nullptr, 16);
+#elif __CUDA_ARCH__ < 800
+  *reinterpret_cast<uint4*>(to) = some ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(address), "l"(from), "r"(some ? 16 : 0) : "memory");
+#endif
+}
+// What a thread asked for since its last call is a group.
+__device__ __forceinline__ void copies_asked() {
+#if defined(ONNXFUSE_EMULATOR)
+  onnxfuse_emulator_copies_asked();
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// A thread waits for its own groups, but for the last `left`; others' take a barrier behind it.
+template <int left> __device__ __forceinline__ void copies_here() {
+#if defined(ONNXFUSE_EMULATOR)
+  onnxfuse_emulator_copies_here(left);
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" :: "n"(left) : "memory");
+#endif
+}
+
+}  // namespace of
