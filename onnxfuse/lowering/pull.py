@@ -5,7 +5,8 @@ operands at the same place (at 0 where they are broadcast), a view pulls its ope
 load at an offset.  Where a concatenation decides between operands, the loads of each carry the condition under which
 they may be made; so do the loads of a window that reaches past its operand.  A reduction becomes a ``Reduced``, which
 the row schedule computes once a row; a scan becomes a ``Scanned``, which is one an element and takes the whole row.
-A contraction has no elements by themselves.
+A contraction has no elements by themselves: a schedule that computes one of its sums at a time has that as a
+``Contracted``.
 
 Expressions are shared: pulling the same element twice gives the same object.
 """
@@ -120,6 +121,13 @@ class Scanned(Scalar):
     reverse: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Contracted(Scalar):
+    """The sum of a contraction that a schedule has at hand, under the contraction's number in ``Puller.sums``."""
+
+    number: int
+
+
 @dataclass
 class Rows:
     """The row structure that reductions are pulled in: the row at hand, the place in it, and how rows lie."""
@@ -139,6 +147,8 @@ class Puller:
         gathered: bases of ``space`` that are indices read from memory, with the expression that reads them.
         broadcasts: pairs of sizes of which the first must be one or the second when the kernel runs.
         relations: (operator, size, size): what else must hold between sizes; the operator is the launch plan's.
+        sums: contractions of which a sum is at hand, with the place of that: the first place that is asked for, where
+            it is not known before.  None where the schedule has no contractions.
     """
 
     space: IndexSpace
@@ -146,6 +156,7 @@ class Puller:
     gathered: dict[str, Scalar] = field(default_factory=dict)
     broadcasts: dict[tuple[Dim, Dim], None] = field(default_factory=dict)
     relations: dict[tuple[str, Dim, Dim], None] = field(default_factory=dict)
+    sums: dict[Contract, Coordinates] | None = None
     _memory: dict[object, Scalar] = field(default_factory=dict)
     _shared: dict[object, Scalar] = field(default_factory=dict)
 
@@ -197,7 +208,7 @@ class Puller:
             case Window():
                 return self._window(tensor, at, conditions)
             case Contract():
-                raise Unlowerable(NO_SCHEDULE)
+                return self._contract(tensor, at)
         raise AssertionError(tensor)
 
     def _map(self, tensor: Map, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
@@ -269,6 +280,16 @@ class Puller:
                 element,
             )
         )
+
+    def _contract(self, tensor: Contract, at: Coordinates) -> Scalar:
+        if self.sums is None:
+            raise Unlowerable(NO_SCHEDULE)
+        if self.sums.setdefault(tensor, at) != at:
+            message = "a product's sums are used at other places than where they are taken"
+            raise _refused("contraction-structure", message)
+        for one, other in tensor.relations:
+            self.relations["==", one, other] = None
+        return self._share(Contracted(tensor.dtype, True, list(self.sums).index(tensor)))
 
     def _scan(self, tensor: Scan, at: Coordinates) -> Scalar:
         if self.rows is None:

@@ -1,6 +1,6 @@
 """What matrix products mean as tensors: a contraction of operands as they are, and what is done to its sums.
 
-No schedule holds contractions yet: products have this meaning, and no region has them.
+The attention schedule makes kernels of them; the planner leaves them out of regions until these are measured.
 """
 
 from __future__ import annotations

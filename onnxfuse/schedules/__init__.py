@@ -7,6 +7,7 @@ transposed.py  reductions between tensors that lie along the rows and others acr
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
 scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
 reduction.py   what these five have in common; phases.py the phases that they run in
+attention.py   two products with a softmax between them; attention_text.py its text
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known
 together.py    several independent regions, each with its own schedule's kernel, in one launch
@@ -22,6 +23,7 @@ import json
 
 from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attention import Attention
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.kernel import USER, Kernel, named
@@ -36,7 +38,8 @@ from onnxfuse.schedules.transposed import Transposed
 _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
-    each.name: each for each in (Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
+    each.name: each for each in (
+        Attention(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

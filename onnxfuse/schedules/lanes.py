@@ -8,7 +8,18 @@ from enum import IntEnum
 
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.lowering.index import IndexSpace
-from onnxfuse.lowering.pull import Condition, Index, Load, Puller, Reduced, Scalar, Scanned, Select, children
+from onnxfuse.lowering.pull import (
+    Condition,
+    Contracted,
+    Index,
+    Load,
+    Puller,
+    Reduced,
+    Scalar,
+    Scanned,
+    Select,
+    children,
+)
 
 
 class Scope(IntEnum):
@@ -144,7 +155,7 @@ class Lanes:
             indices = [scalar.condition.index]
         elif isinstance(scalar, Reduced):
             return self.across and base == self.element
-        elif isinstance(scalar, Scanned):
+        elif isinstance(scalar, Scanned | Contracted):
             return True
         return any(self._variable_follows(name, base) for index in indices for name in index.symbols) or any(
             self._follows(child, base) for child in children(scalar)

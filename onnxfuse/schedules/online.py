@@ -37,13 +37,13 @@ def online_sums(reductions: Iterable[Reduced]) -> dict[Reduced, Online]:
 
 
 def _online(reduction: Reduced) -> Online | None:
-    power = _bare(reduction.element)
+    power = bare(reduction.element)
     if reduction.kind != "sum" or not isinstance(power, Apply):
         return None
     if power.function == "exp_difference":
         operands, functor = power.operands, "of::ExpDifference"
     elif power.function in ("exp", "quick_exp"):
-        difference = _bare(power.operands[0])
+        difference = bare(power.operands[0])
         if not isinstance(difference, Apply) or difference.function != "sub":
             return None
         quick = power.function == "quick_exp" or (
@@ -51,18 +51,24 @@ def _online(reduction: Reduced) -> Online | None:
         operands, functor = difference.operands, f"of::Exp<{str(quick).lower()}>"
     else:
         return None
-    x, largest = map(_bare, operands)
-    if isinstance(largest, Reduced) and largest.kind in _MAXIMA and _bare(largest.element) is x and (
+    x, largest = map(bare, operands)
+    if isinstance(largest, Reduced) and largest.kind in _MAXIMA and bare(largest.element) is x and (
             TYPES[largest.dtype].compute == TYPES[reduction.dtype].compute):
         return Online(largest, functor)
     return None
 
 
-def _bare(scalar: Scalar) -> Scalar:
-    """An expression without what only declares another type."""
-    while isinstance(scalar, Apply) and scalar.function in _SAME:
+def bare(scalar: Scalar, casts: bool = False) -> Scalar:
+    """An expression without what only declares another type, or rounds to it where ``casts``."""
+    while isinstance(scalar, Apply) and (scalar.function in _SAME or (casts and _is_rounding(scalar))):
         (scalar,) = scalar.operands
     return scalar
+
+
+def _is_rounding(scalar: Apply) -> bool:
+    """Whether it gives a float as another type of float holds it."""
+    kinds = TYPES[scalar.dtype], TYPES[scalar.operands[0].dtype]
+    return scalar.function in ("cast", "rounded") and all(kind.is_floating for kind in kinds)
 
 
 def joins_maximum(reduction: Reduce) -> bool:

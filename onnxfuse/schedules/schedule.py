@@ -28,6 +28,7 @@ class Does(Flag):
     SCANS = auto()
     TRANSPOSES = auto()
     """They move the innermost axis."""
+    CONTRACTS = auto()
 
 
 @dataclass(frozen=True, eq=False)

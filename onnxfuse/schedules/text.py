@@ -16,7 +16,19 @@ import numpy as np
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.ir.scalars import BFLOAT16, BOOL, DOUBLE, FLOAT16, FUNCTIONS, TYPES
 from onnxfuse.ir.tensors import Number
-from onnxfuse.lowering.pull import Apply, Condition, Constant, Index, Load, Reduced, Scalar, Scanned, Select, children
+from onnxfuse.lowering.pull import (
+    Apply,
+    Condition,
+    Constant,
+    Contracted,
+    Index,
+    Load,
+    Reduced,
+    Scalar,
+    Scanned,
+    Select,
+    children,
+)
 from onnxfuse.schedules.lanes import Lanes, Scope
 
 
@@ -308,7 +320,7 @@ class Writer:
                 if not self.lanes.across:
                     return Scope.ROW
                 return Scope.EACH_ROW if self.streams else Scope.LANE
-            case Scanned():
+            case Scanned() | Contracted():
                 return Scope.LANE
             case Index():
                 return self._where(scalar.index)

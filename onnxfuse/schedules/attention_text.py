@@ -1,0 +1,356 @@
+"""The text of an attention kernel.
+
+A block owns ``rows`` queries of one batch, a warp 16 of them or twice as many.  In shared memory lie the queries, a
+tile of keys and one of values, each row eight elements longer than it is, so that eight rows of 16 bytes lie in
+different banks.  While a tile of keys is multiplied, the values come; while these are, the next keys do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim
+from onnxfuse.ir.scalars import REDUCTIONS, TYPES
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.pull import Contracted, Load, Puller, Reduced, Scalar
+from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import Sizes, Writer, pointer
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a tile of an operand is filled: its elements, the lanes of its vectors, and whether these are copied as they
+    lie in memory."""
+
+    scalar: Scalar
+    lanes: Lanes
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Attributes:
+        score: what it is of, at (b, m, k), over the first product's sum.
+        largest: the row's maximum; powers: functor of the powers; guarded: whether a row without a number gives zeros.
+    """
+
+    score: Scalar
+    largest: Reduced
+    powers: str
+    guarded: bool
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An attention over the loops b (batch), m (queries), k (keys), n (columns of the values) and d (the head).
+
+    Attributes:
+        lowered: the region; puller: pulled its elements.
+        batch, rows, length, columns, depth: extents of the loops; ``length`` is the number of keys.
+        queries, keys, values: their elements, at (b, m, d), (b, k, d) and (b, k, n).
+        softmax: of the scores.
+        result: the output's element at (b, m, n), over the second product's sum; place: where it lies.
+        accesses: how queries, keys and values are read; along_keys, along_columns: lanes of a pair of scores, and of
+            results; vectors: whether the planned sizes admit vectors.
+    """
+
+    lowered: Lowered
+    puller: Puller
+    batch: Dim
+    rows: Dim
+    length: Dim
+    columns: Dim
+    depth: Dim
+    queries: Scalar
+    keys: Scalar
+    values: Scalar
+    softmax: Softmax
+    result: Scalar
+    place: Dim
+    accesses: tuple[Access, ...] = ()
+    along_keys: Lanes | None = None
+    along_columns: Lanes | None = None
+    vectors: bool = False
+
+
+def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
+    """The body of the kernel, over the template's ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and ``idx``:
+    ``wide`` is the width of vectors."""
+    return _AttentionText(parts, sizes).text()
+
+
+class _AttentionText:
+    def __init__(self, parts: Parts, sizes: Mapping[str, str]) -> None:
+        self.parts = parts
+        self.sizes = Sizes(sizes)
+        size = self._writer(parts.accesses[0].lanes).size
+        self.extents = {name: size(extent) for name, extent in (
+            ("b", parts.batch), ("m", parts.rows), ("k", parts.length), ("n", parts.columns), ("d", parts.depth))}
+        self.element = TYPES[self.operand_type].storage
+
+    @property
+    def operand_type(self) -> int:
+        """Element type of the products' operands."""
+        return self.parts.queries.dtype
+
+    def text(self) -> Body:
+        """All of it."""
+        lines = [*self._opening(), *self._loop(), *self._closing()]
+        return Body("\n".join(lines) + "\n", frozenset(self.sizes.used))
+
+    def _writer(self, lanes: Lanes, hook: Callable[[Scalar], str | None] | None = None) -> Writer:
+        return Writer(lanes, self.sizes, hook)
+
+    # ---- Before the loop over the keys. ----
+
+    def _opening(self) -> list[str]:
+        rows = self.extents["m"]
+        return _indented([
+            f"using T = {self.element};",
+            f"using Largest = {REDUCTIONS[self.parts.softmax.largest.kind][0]};",
+            f"using Powers = {self.parts.softmax.powers};",
+            "constexpr int warps = 4, threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1;",
+            "constexpr int long_row = depth + 8, wide_row = columns + 8;",
+            "extern __shared__ __align__(16) unsigned char of_dynamic[];",
+            "T* const query_tile = reinterpret_cast<T*>(of_dynamic);",
+            "T* const key_tile = query_tile + rows * long_row;",
+            "T* const value_tile = key_tile + keys * long_row;",
+            "const int lane = threadIdx.x % 32, group = lane / 4, corner = lane % 4 * 2;",
+            "const int own = threadIdx.x / 32 * tiles * 16;",
+            f"const idx blocks = ({rows} + rows - 1) / rows;",
+            "const idx b = (idx)blockIdx.x / blocks, first = (idx)blockIdx.x % blocks * rows;",
+            *self._bring(0, "query_tile", "rows", "depth", ("m", "d"), "first"),
+            *self._bring(1, "key_tile", "keys", "depth", ("k", "d"), "0"),
+            "of::copies_asked();",
+            "float sums[tiles][columns / 8][4] = {};",
+            "float most[tiles][2], total[tiles][2] = {};",
+            "#pragma unroll",
+            "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
+        ])
+
+    def _bring(
+        self, place: int, tile: str, rows: str, columns: str, loops: tuple[str, str], first: str
+    ) -> list[str]:
+        """Fill a tile: vectors of each row, zeros past the ends."""
+        access, (row, column) = self.parts.accesses[place], loops
+        writer = self._writer(access.lanes)
+        pitch = "long_row" if columns == "depth" else "wide_row"
+        inside = f"{row} < {self.extents[row]} && {column} < {self.extents[column]}"
+        body = [
+            "constexpr int width = wide;",
+            f"const int line = c / ({columns} / width), {column} = c % ({columns} / width) * width;",
+            f"const idx {row} = {first} + line;",
+            f"T* const to = {tile} + line * {pitch} + {column};",
+        ]
+        computed = ["of::Vector<T, width> vector = {};", f"if ({inside}) {{",
+                    *_indented(self._packed(writer, access.scalar)), "}", "of::store(to, vector);"]
+        if access.copied:
+            assert isinstance(access.scalar, Load)
+            copier = self._writer(access.lanes)
+            conditions = [copier.condition(condition)[0] for condition in access.scalar.conditions]
+            allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
+            address = pointer(f"i{access.scalar.input}", copier.index(access.scalar.offset))
+            copied = [*_flat(copier), f"of::copy_async(to, {address}, {allowed});"]
+            computed = ["if constexpr (width == 8) {", *_indented(copied), "} else {", *_indented(computed), "}"]
+        return ["#pragma unroll 4", f"for (int c = threadIdx.x; c < {rows} * ({columns} / wide); c += threads) {{",
+                *_indented([*body, *computed]), "}"]
+
+    def _packed(self, writer: Writer, scalar: Scalar) -> list[str]:
+        """Lines that compute ``vector``."""
+        value = writer.scalar(scalar)
+        inner = writer.lines[Scope.LANE]
+        return [*_flat(writer), "float x[width];", "#pragma unroll", "for (int v = 0; v < width; ++v) {",
+                *_indented([*inner, f"x[v] = {value};"]), "}", "vector = of::pack<T>(x);"]
+
+    # ---- The loop over the keys. ----
+
+    def _loop(self) -> list[str]:
+        length = self.extents["k"]
+        return _indented([
+            f"for (idx start = 0; start < {length}; start += keys) {{",
+            *_indented([
+                "// The keys are here, and everybody is done with the values before.",
+                "of::copies_here<0>();",
+                "__syncthreads();",
+                *self._bring(2, "value_tile", "keys", "columns", ("k", "n"), "start"),
+                "of::copies_asked();",
+                "float scores[tiles][keys / 8][4] = {};",
+                *_SCORES,
+                *self._scored(),
+                "// The values are here, and everybody is done with the keys.",
+                "of::copies_here<0>();",
+                "__syncthreads();",
+                f"if (start + keys < {length}) {{",
+                *_indented(self._bring(1, "key_tile", "keys", "depth", ("k", "d"), "start + keys")),
+                "}",
+                "of::copies_asked();",
+                *_SUMS,
+            ]),
+            "}",
+        ])
+
+    def _scored(self) -> list[str]:
+        """From products to powers, row by row."""
+        length, rows = self.extents["k"], self.extents["m"]
+        outer, whole = self._scores(checked=False)
+        _, cut = self._scores(checked=True)
+        each = [
+            f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, {rows} - 1);", *outer,
+            f"if (start + keys <= {length}) {{", *_indented(whole), "} else {", *_indented(cut), "}",
+            *_POWERS,
+        ]
+        return _each_row(each)
+
+    def _scores(self, checked: bool) -> tuple[list[str], list[str]]:
+        """Lines once a row, and the loop over a thread's scores of it."""
+        assert self.parts.along_keys is not None
+        at = "scores[i][n][half * 2 + part + v]"
+        writer = self._writer(self.parts.along_keys, lambda scalar: at if isinstance(scalar, Contracted) else None)
+        value = writer.scalar(self.parts.softmax.score)
+        length = self.extents["k"]
+        lane = [*writer.lines[Scope.LANE], f"{at} = {value};"] if value != at else []
+        vector = ["const idx k = start + n * 8 + corner + part;"] if lane or checked else []
+        if lane:
+            lane = [f"if (k + v < {length}) {{", *_indented(lane), "}"] if checked else lane
+            computed = [*writer.lines[Scope.VECTOR], *_unrolled("int v = 0; v < width; ++v", lane)]
+            computed = [f"if (k < {length}) {{", *_indented(computed), "}"] if checked else computed
+            vector = ["constexpr int width = pair;", *vector, *computed]
+        if checked:
+            vector += _unrolled("int v = 0; v < pair; ++v", [f"if (k + v >= {length}) {at} = -OF_INFINITY;"])
+        outer = [line for scope in _OUTER for line in writer.lines[scope]]
+        inner = _unrolled("int n = 0; n < keys / 8; ++n", _unrolled("int part = 0; part < 2; part += pair", vector))
+        return outer, inner if vector else []
+
+    # ---- After it. ----
+
+    def _closing(self) -> list[str]:
+        assert self.parts.along_columns is not None
+        rows, columns, length = (self.extents[name] for name in "mnk")
+        guarded = ["if (whole != whole) whole = OF_INFINITY;"] if self.parts.softmax.guarded else []
+        each = [
+            "float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);",
+            f"whole = {length} > 0 ? Powers::total(whole, most[i][half]) : 1.0f;",
+            *guarded,
+            "const float scale = 1.0f / whole;",
+            "const idx m = first + own + i * 16 + half * 8 + group;",
+            f"if (m < {rows}) {{", *_indented(self._results(columns)), "}",
+        ]
+        return _indented(_each_row(each))
+
+    def _results(self, columns: str) -> list[str]:
+        """Store a thread's results of a row."""
+        assert self.parts.along_columns is not None
+        lanes, output = self.parts.along_columns, self.parts.lowered.program.outputs[0]
+        kind = TYPES[output.dtype]
+        writer = self._writer(lanes, lambda scalar: "sum" if isinstance(scalar, Contracted) else None)
+        value = writer.scalar(self.parts.result)
+        neighbours = lanes.stride(self.parts.place) == 1 and lanes.aligned(self.parts.place)
+        target = pointer("o0", writer.index(self.parts.place, lane=not neighbours))
+        inner = ["const float sum = sums[i][c][half * 2 + part + v] * scale;", *writer.lines[Scope.LANE]]
+        each = "int v = 0; v < width; ++v"
+        if neighbours:
+            computed = [f"{kind.compute} y[width];", *_unrolled(each, [*inner, f"y[v] = {value};"]),
+                        f"of::store({target}, of::pack<{kind.storage}>(y));"]
+        else:
+            inner.append(f"*({target}) = of::Store<{kind.storage}>::from({value});")
+            computed = _unrolled(each, [f"if (n + v < {columns}) {{", *_indented(inner), "}"])
+        body = ["constexpr int width = pair;", "const int n = c * 8 + corner + part;",
+                f"if (n < {columns}) {{", *_indented([*writer.lines[Scope.VECTOR], *computed]), "}"]
+        return [*(line for scope in _OUTER for line in writer.lines[scope]), *_unrolled(
+            "int c = 0; c < columns / 8; ++c", _unrolled("int part = 0; part < 2; part += pair", body))]
+
+
+_OUTER = (Scope.KERNEL, Scope.ROWS, Scope.EACH_ROW, Scope.ROW)
+"""Scopes around the elements of a row."""
+
+_SCORES = (
+    "// Scores: the sums of the first product.",
+    "#pragma unroll",
+    "for (int step = 0; step < depth / 16; ++step) {",
+    "  unsigned left[tiles][4];",
+    "#pragma unroll",
+    "  for (int i = 0; i < tiles; ++i) {",
+    "    const int line = own + i * 16 + lane % 16;",
+    "    of::load_matrices<false>(left[i], query_tile + line * long_row + step * 16 + lane / 16 * 8);",
+    "  }",
+    "#pragma unroll",
+    "  for (int n = 0; n < keys / 8; n += 2) {",
+    "    unsigned right[4];",
+    "    const int line = n * 8 + lane / 16 * 8 + lane % 8;",
+    "    of::load_matrices<false>(right, key_tile + line * long_row + step * 16 + lane / 8 % 2 * 8);",
+    "#pragma unroll",
+    "    for (int i = 0; i < tiles; ++i) {",
+    "      of::mma<T>(scores[i][n], left[i], right[0], right[1]);",
+    "      of::mma<T>(scores[i][n + 1], left[i], right[2], right[3]);",
+    "    }",
+    "  }",
+    "}",
+)
+
+_POWERS = (
+    "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
+    "float largest = most[i][half];",
+    "#pragma unroll",
+    "for (int n = 0; n < keys / 8; ++n)",
+    "  largest = Largest::of(largest, Largest::of(scores[i][n][half * 2], scores[i][n][half * 2 + 1]));",
+    "largest = of::reduce_lanes<Largest, 4>(largest);",
+    "const float offset = Powers::offset(largest), scale = Powers::scale(most[i][half], offset);",
+    "most[i][half] = largest;",
+    "float sum = 0.0f;",
+    "#pragma unroll",
+    "for (int n = 0; n < keys / 8; ++n)",
+    "#pragma unroll",
+    "  for (int j = 0; j < 2; ++j) {",
+    "    float& power = scores[i][n][half * 2 + j];",
+    "    power = Powers::term(power, offset);",
+    "    sum += power;",
+    "  }",
+    "total[i][half] = total[i][half] * scale + sum;",
+    "#pragma unroll",
+    "for (int c = 0; c < columns / 8; ++c) sums[i][c][half * 2] *= scale, sums[i][c][half * 2 + 1] *= scale;",
+)
+
+_SUMS = (
+    "// The second product: powers by values.",
+    "#pragma unroll",
+    "for (int step = 0; step < keys / 16; ++step) {",
+    "  unsigned left[tiles][4];",
+    "#pragma unroll",
+    "  for (int i = 0; i < tiles; ++i)",
+    "#pragma unroll",
+    "    for (int j = 0; j < 4; ++j) {",
+    "      const float* const from = &scores[i][2 * step + j / 2][j % 2 * 2];",
+    "      left[i][j] = of::pair_of<T>(from[0], from[1]);",
+    "    }",
+    "#pragma unroll",
+    "  for (int c = 0; c < columns / 8; c += 2) {",
+    "    unsigned right[4];",
+    "    of::load_matrices<true>(right, value_tile + (step * 16 + lane % 16) * wide_row + c * 8 + lane / 16 * 8);",
+    "#pragma unroll",
+    "    for (int i = 0; i < tiles; ++i) {",
+    "      of::mma<T>(sums[i][c], left[i], right[0], right[1]);",
+    "      of::mma<T>(sums[i][c + 1], left[i], right[2], right[3]);",
+    "    }",
+    "  }",
+    "}",
+)
+
+
+def _flat(writer: Writer) -> list[str]:
+    """Lines of all scopes around the lanes."""
+    return [line for scope in (*_OUTER, Scope.VECTOR) for line in writer.lines[scope]]
+
+
+def _each_row(body: Iterable[str]) -> list[str]:
+    """A loop over the rows that a thread has elements of."""
+    return _unrolled("int i = 0; i < tiles; ++i", _unrolled("int half = 0; half < 2; ++half", body))
+
+
+def _unrolled(head: str, body: Iterable[str]) -> list[str]:
+    return ["#pragma unroll", f"for ({head}) {{", *_indented(body), "}"]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [line if line.startswith("#") else f"  {line}" for line in lines]

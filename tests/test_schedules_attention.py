@@ -1,0 +1,154 @@
+"""The attention schedule: spellings, masks, head sizes and lengths, in every variant, against float64."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from emulator import run_plan
+from kernel_harness import Made, arguments, check, make, random_inputs, refused
+
+from onnxfuse.schedules import parse_choice
+
+PLAIN = ("g (T[B,H,S,64] q, T[B,H,K,64] k, T[B,H,K,64] v) => (T[B,H,S,64] y) <T f = {2}> "
+         "{ t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) c = Div(s, f) p = Softmax(c) y = MatMul(p, v) }")
+
+SPELLINGS = {
+    "heads of a joint projection":
+        "g (T[B,S,96] x, T[B,1,1,S] mask) => (T[B,S,32] y) <int64[4] a = {0,0,2,16}, int64[3] o = {0,0,32}> "
+        "{ q, k, v = Split<axis = 2, num_outputs = 3>(x) qr = Reshape(q, a) kr = Reshape(k, a) vr = Reshape(v, a) "
+        "qt = Transpose<perm = [0,2,1,3]>(qr) kt = Transpose<perm = [0,2,3,1]>(kr) vt = Transpose<perm = [0,2,1,3]>(vr) "
+        "s = MatMul(qt, kt) c = Add(s, mask) p = Softmax(c) z = MatMul(p, vt) zt = Transpose<perm = [0,2,1,3]>(z) y = Reshape(zt, o) }",
+    "groups of heads that share keys":
+        "g (T[B,4,S,32] q, T[B,2,K,32] k, T[B,2,K,32] v) => (T[B,4,S,32] y) "
+        "<int64[5] e = {1,2,2,1,1}, int64[3] o = {0,4,32}, int64[1] two = {2}, int64[4] h = {0,4,-1,32}> "
+        "{ k1 = Unsqueeze(k, two) k2 = Expand(k1, e) k3 = Reshape(k2, h) v1 = Unsqueeze(v, two) v2 = Expand(v1, e) v3 = Reshape(v2, h) "
+        "t = Transpose<perm = [0,1,3,2]>(k3) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v3) }",
+    "one head of keys for all": "g (T[B,4,S,16] q, T[B,1,16,K] k, T[B,1,K,24] v) => (T[B,4,S,24] y) { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }",
+    "scores that are scaled before": "g (T[N,S,40] q, T[N,K,40] k, T[N,K,40] v) => (T[N,S,40] y) <T f = {2}> "
+                                     "{ a = Div(q, f) c = Div(k, f) t = Transpose<perm = [0,2,1]>(c) s = MatMul(a, t) p = Softmax(s) w = Mul(v, f) y = MatMul(p, w) }",
+    "a softmax in float32": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, float[S,K] bias) => (T[N,S,16] y) "
+                            "{ s = MatMul(q, k) f = Cast<to = 1>(s) b = Add(f, bias) p = Softmax(b) c = CastLike(p, v) y = MatMul(c, v) }",
+    "a boolean mask": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, bool[N,1,K] m) => (T[N,S,16] y) <T none = {-60000}> "
+                      "{ s = MatMul(q, k) c = Where(m, s, none) p = Softmax(c) y = MatMul(p, v) }",
+    "a soft cap and a bias of the heads": "g (T[B,2,S,16] q, T[B,2,16,K] k, T[B,2,K,16] v, T[1,2,S,K] r) => (T[B,2,S,16] y) <T cap = {30}> "
+                                          "{ s = MatMul(q, k) d = Div(s, cap) t = Tanh(d) u = Mul(t, cap) c = Add(u, r) p = Softmax(c) y = MatMul(p, v) }",
+    "what follows": "g (T[B,2,S,16] q, T[B,2,16,K] k, T[B,2,K,16] v, T[B,S,2,16] z) => (T[B,S,2,16] y) "
+                    "{ s = MatMul(q, k) p = Softmax(s) o = MatMul(p, v) t = Transpose<perm = [0,2,1,3]>(o) g = Sigmoid(z) y = Mul(t, g) }",
+    "matrices without a batch": "g (T[S,80] q, T[K,80] k, T[K,16] v) => (T[S,16] y) { t = Transpose(k) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }",
+    "an Einstein sum": "g (T[B,S,2,16] q, T[B,K,2,16] k, T[B,K,2,16] v) => (T[B,S,2,16] y) "
+                       "{ s = Einsum<equation = \"bqhd,bkhd->bhqk\">(q, k) p = Softmax(s) y = Einsum<equation = \"bhqk,bkhd->bqhd\">(p, v) }",
+}
+
+SIZES = ({"B": 2, "H": 1, "N": 2, "S": 1, "K": 1}, {"B": 1, "H": 2, "N": 1, "S": 70, "K": 33}, {"B": 1, "H": 1, "N": 1, "S": 17, "K": 130})
+
+
+def attention(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> Made:
+    made = make(text.replace("T[", f"{kind}[").replace("T ", f"{kind} "), planned=planned)
+    assert made.kernel.schedule == "attention"
+    return made
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_spellings(case: str) -> None:
+    made = attention(SPELLINGS[case])
+    for seed, sizes in enumerate(SIZES):
+        check(made, random_inputs(made, sizes, seed), length=130, limit=2)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("depth", "columns"), [(1, 8), (16, 16), (40, 24), (64, 64), (128, 120), (256, 256)])
+def test_head_sizes(depth: int, columns: int, kind: str) -> None:
+    """Those that no vector and no tile divides, and the largest."""
+    text = PLAIN.replace("S,64] y", f"S,{columns}] y").replace("K,64] v", f"K,{columns}] v").replace("64", str(depth))
+    made = attention(text, kind)
+    for seed, (rows, keys) in enumerate(((1, 49), (49, 17))):
+        check(made, random_inputs(made, {"B": 1, "H": 1, "S": rows, "K": keys}, seed), length=64)
+
+
+@pytest.mark.parametrize("order", ["backward", 3])
+def test_threads_in_any_order(order: str | int) -> None:
+    """Nobody reads a tile that is not there, or writes one that another still reads."""
+    made = attention(PLAIN)
+    check(made, random_inputs(made, {"B": 1, "H": 2, "S": 65, "K": 150}), length=150, orders=[order], limit=1)
+
+
+@pytest.mark.parametrize("planned", [{"B": 64, "H": 12, "S": 512, "K": 512}, {"B": 1, "H": 1, "S": 8, "K": 8}])
+def test_tiles_follow_the_sizes(planned: Mapping[str, int]) -> None:
+    made = attention(PLAIN, planned=planned)
+    (grid, _, _), rows = made.kernel.plan.variants[0].launches[0].grid, 128 if planned["B"] > 1 else 64
+    assert f" {rows} ceil" in grid
+    check(made, random_inputs(made, {"B": 1, "H": 1, "S": 130, "K": 70}), length=70, limit=1)
+
+
+@pytest.mark.parametrize("sizes", [{"S": 0, "K": 5}, {"S": 5, "K": 0}, {"B": 0, "S": 5, "K": 5}])
+def test_nothing(sizes: Mapping[str, int]) -> None:
+    """Of no keys the sum is zero."""
+    made = attention(PLAIN)
+    check(made, random_inputs(made, {"B": 1, "H": 1} | dict(sizes)))
+
+
+MASKED = {"no number": "y = MatMul(p, v)", "zeros": "i = IsNaN(p) g = Where(i, zero, p) y = MatMul(g, v)"}
+
+
+@pytest.mark.parametrize("case", MASKED)
+def test_rows_that_are_masked_everywhere(case: str) -> None:
+    """What the nodes give: no number, or zeros behind a guard, also where a tile is masked and others are not."""
+    made = attention("g (T[2,S,16] q, T[2,16,K] k, T[2,K,16] v, T[S,K] m) => (T[2,S,16] y) <T zero = {0}> "
+                     f"{{ s = MatMul(q, k) c = Add(s, m) p = Softmax(c) {MASKED[case]} }}")
+    inputs = random_inputs(made, {"S": 20, "K": 150})
+    inputs["m"][:] = 0
+    inputs["m"][3], inputs["m"][4, :140], inputs["m"][5, 10:] = -np.inf, -np.inf, -np.inf
+    check(made, inputs, length=150)
+    (got,) = run_plan(made.kernel.plan, made.kernel.source, arguments(made, inputs))
+    assert np.isnan(got[:, 3]).all() if case == "no number" else not got[:, 3].any()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 60000.0])
+def test_numbers_at_the_edge(number: float) -> None:
+    made = attention(PLAIN)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 5, "K": 70})
+    inputs["q"][0, 0, 1, 3] = number
+    check(made, inputs, length=70)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 5, "K": 70})
+    inputs["v"][0, 0, 66, 2] = number
+    check(made, inputs, length=70, slack=2)
+
+
+def test_what_tuning_may_try() -> None:
+    made = attention(PLAIN)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 70, "K": 140})
+    assert made.kernel.choices
+    for choice in made.kernel.choices:
+        other = attention_of(made, choice)
+        assert parse_choice(str(choice)) == choice and other.kernel.choice == choice
+        check(other, inputs, length=140, limit=1)
+
+
+def attention_of(made: Made, choice: object) -> Made:
+    from onnxfuse.schedules import Choice, Kernel, Request, make_kernel
+
+    assert isinstance(choice, Choice)
+    kernel = make_kernel(Request(made.lowered, "test", {}, choice))
+    assert isinstance(kernel, Kernel)
+    return Made(made.model, made.graph, made.lowered, kernel)
+
+
+REFUSED = [
+    (PLAIN.replace("T[", "float[").replace("T ", "float "), "products of float32; its kernels have those of float16 or bfloat16"),
+    (PLAIN.replace("64", "D"), "the head size, D and D, is known only when it runs"),
+    (PLAIN.replace("64", "264"), "a head size of 264; its kernels have those up to 256"),
+    (PLAIN.replace("(T[B,H,S,64] y)", "(T[B,H,S,64] y, T[B,H,S,K] p)"), "its scores, or what is made of them, are used outside too"),
+    (PLAIN.replace("Softmax(c)", "Relu(c)"), "between its products is no softmax"),
+    (PLAIN.replace("p = Softmax(c)", "e = Softmax(c) i = IsNaN(e) p = Where(i, f, e)"), "the left operand of the second product is no softmax"),
+    (PLAIN.replace("p = Softmax(c)", "e = Softmax(c) p = Tanh(e)"), "the left operand of the second product is no softmax"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_what_is_no_attention(text: str, message: str) -> None:
+    found = refused(text.replace("T[", "float16[").replace("T ", "float16 "))
+    assert (found.code, found.message) == ("attention-structure", message)
