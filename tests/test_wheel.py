@@ -1,0 +1,144 @@
+"""Wheels and source archives: what is in them, what they need, and that they install without a compiler."""
+
+from __future__ import annotations
+
+import email
+import email.message
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cli_models import CHAIN, ROOT, write
+from packaging.specifiers import SpecifierSet
+
+BUILT = ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so"
+
+NEWEST_GLIBC = (2, 35)
+"""Of the oldest systems that a wheel built where the tests run is to work on: Ubuntu 22.04, Debian 12."""
+
+
+def run(*words: object, folder: Path, **environment: str) -> str:
+    """A command's output; its errors are the test's."""
+    done = subprocess.run(list(map(str, words)), cwd=folder, env={**os.environ, **environment}, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Made:
+    """A source archive, the folder it was unpacked to, and the wheel built there."""
+
+    archive: Path
+    sources: Path
+    wheel: Path
+
+    def metadata(self) -> email.message.Message:
+        with zipfile.ZipFile(self.wheel) as wheel:
+            (place,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            return email.message_from_bytes(wheel.read(place))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Both, with the library of this checkout in the compiler's place; `make dist` compiles it."""
+    folder = tmp_path_factory.mktemp("dist")
+    compiler = folder / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = -dumpfullversion ] && exec g++ "$1"\n'
+        f'while [ "$1" != -o ]; do shift; done\ncp "{BUILT}" "$2"\n')
+    compiler.chmod(0o755)
+    run(sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder, folder=ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    sources = folder / archive.name.removesuffix(".tar.gz")
+    run(sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", folder, folder=sources, CXX=str(compiler))
+    return Made(archive, sources, next(folder.glob("*.whl")))
+
+
+def test_a_source_archive_has_all_that_is_in_the_repository(made: Made) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=False).stdout.split()
+    if not tracked:
+        pytest.skip("not a checkout")
+    missing = {name for name in tracked if not (made.sources / name).exists()}
+    assert missing <= {".gitignore"}
+
+
+def test_a_wheel_is_for_every_python_and_an_old_glibc(made: Made) -> None:
+    match = re.fullmatch(r"onnxfuse-[\d.]+-py3-none-manylinux_(\d+)_(\d+)_x86_64\.whl", made.wheel.name)
+    assert match is not None, made.wheel.name
+    assert (int(match[1]), int(match[2])) <= NEWEST_GLIBC
+
+
+def test_auditwheel_agrees_with_the_tag(made: Made) -> None:
+    pytest.importorskip("auditwheel")
+    told = " ".join(run(sys.executable, "-m", "auditwheel", "show", made.wheel, folder=made.wheel.parent).split())
+    tag = made.wheel.stem.rsplit("-", 1)[1]
+    assert f'is consistent with the following platform tag: "{tag}"' in told, told
+    assert "libstdc++" not in told
+
+
+def test_the_metadata_says_who_may_use_it_where(made: Made) -> None:
+    metadata = made.metadata()
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Author"] and metadata["Keywords"]
+    with zipfile.ZipFile(made.wheel) as wheel:
+        (place,) = (name for name in wheel.namelist() if name.endswith(f"/licenses/{metadata['License-File']}"))
+        assert wheel.read(place) == (ROOT / "LICENSE").read_bytes()
+    pythons = [name.rsplit(" ", 1)[1] for name in metadata.get_all("Classifier", [])
+               if name.startswith("Programming Language :: Python :: 3.")]
+    assert pythons and all(name in SpecifierSet(metadata["Requires-Python"]) for name in pythons)
+
+
+def test_the_description_links_to_nothing_that_an_index_lacks(made: Made) -> None:
+    metadata = made.metadata()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload()
+    assert isinstance(text, str) and "make demo" in text and "Running a fused model" in text
+    assert not re.findall(r"\]\((?!https://)", text)
+
+
+@pytest.mark.parametrize("url", ["", "https://git.example/onnxfuse/"])
+def test_links_lead_to_the_sources_where_these_have_a_home(tmp_path: Path, url: str) -> None:
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "README.md").write_text("[a](docs/a.md#b) [c](https://c.example) [d](mailto:d@e.example)")
+    (tmp_path / "setup.cfg").write_text(f"[metadata]\nname = onnxfuse\nversion = 1.2\nurl = {url}\n")
+    for name in ("onnxfuse", "rules"):
+        (tmp_path / name).mkdir()
+    run(sys.executable, "setup.py", "-q", "egg_info", folder=tmp_path)
+    first = "[a](https://git.example/onnxfuse/blob/v1.2/docs/a.md#b)" if url else "a"
+    told = email.message_from_string((tmp_path / "onnxfuse.egg-info" / "PKG-INFO").read_text()).get_payload()
+    assert str(told).strip() == f"{first} [c](https://c.example) [d](mailto:d@e.example)"
+
+
+def test_the_wheel_installs_and_fuses_without_a_compiler(made: Made, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    bare = {"PATH": str(nothing), "PYTHONPATH": "", "ONNXFUSE_CACHE_DIR": str(tmp_path / "cache"), "NO_COLOR": "1"}
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-deps", made.wheel,
+        folder=tmp_path, **bare)
+    # What it requires is in the tests' own environment, where onnxfuse is this checkout, by a .pth file.
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if "onnxfuse" not in package.name and package.suffix != ".pth":
+            (site / package.name).symlink_to(package)
+
+    place = run(python, "-c", "import onnxfuse; print(onnxfuse.library_path())", folder=tmp_path, **bare).strip()
+    assert Path(place).is_relative_to(site)
+    assert made.metadata()["Version"] in run(tmp_path / "venv" / "bin" / "onnxfuse", "--version", folder=tmp_path,
+                                             **bare)
+    run(python, "-m", "onnxfuse", "optimize", write(tmp_path, CHAIN), "--dim", "batch=64", "--target", "H200",
+        "--embed", "sm_90", folder=tmp_path, **bare)
+    assert b"\x7fELF" in (tmp_path / "model.fused.onnx").read_bytes()
