@@ -147,14 +147,35 @@ def report(
     Raises:
         ModelError, RuleError, TargetError: as ``optimize``.
     """
+    return explained(model, rules=rules, disable=disable, dims=dims, target=target, tell=tell, why=False,
+                     **wanted)[0]
+
+
+def explained(
+    model: Source,
+    *,
+    rules: Sequence[str | Path] = (),
+    disable: Sequence[str] = (),
+    dims: Mapping[str, int] | None = None,
+    target: str | Profile | None = None,
+    tell: Tell = silent,
+    why: bool = True,
+    **wanted: Any,
+) -> tuple[Report, Explanation | None]:
+    """``report``, and ``explain`` of the whole model where ``why`` is asked for, from one plan.
+
+    Raises:
+        ModelError, RuleError, TargetError: as ``optimize``.
+    """
+    options: dict[str, Any] = {"rules": rules, "disable": disable, "dims": dims, "target": target, "tell": tell}
     with told(file_of(model)):
         loaded = load(model)
-        if is_fused(loaded.proto):
-            return report_of_fused(loaded, dims or {}, profile_of(target, rules))
-    return optimize(
-        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
-        **wanted
-    ).report
+        held = report_of_fused(loaded, dims or {}, profile_of(target, rules)) if is_fused(loaded.proto) else None
+    if held is not None:
+        return held, explain(model, **options, **wanted) if why else None
+    result = optimize(loaded, verify=False, compile=True, **options, **wanted)
+    with told(file_of(model)):
+        return result.report, reporting.explain(result.optimised) if why else None
 
 
 def explain(

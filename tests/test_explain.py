@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -20,9 +19,9 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting import report_of
-from onnxfuse.reporting.explain_text import alike
+from onnxfuse.reporting.left_text import show_near
 from onnxfuse.reporting.reasons import told
-from onnxfuse.reporting.text import show
+from onnxfuse.reporting.text import alike
 from onnxfuse.rewriting import read_fused
 
 BLOCKED = """
@@ -245,7 +244,7 @@ def test_the_json_of_the_command(tmp_path: Path) -> None:
     whole = json.loads(run("explain", path, "--json").output)
     assert set(whole) == {"model", "target", "dims", "notes", "node", "whole"} and whole["node"] is None
     assert set(whole["whole"]) == {"bytes_before", "bytes_after", "bytes_products", "seconds_before", "seconds_after",
-                                   "remaining"}
+                                   "remaining", "left", "matches", "advice", "refusals"}
     assert set(whole["whole"]["remaining"][0]) == {
         "state", "nodes", "operators", "rule", "shapes", "times", "bytes", "kernels", "seconds", "reason"}
     node = json.loads(run("explain", path, "b", "--json").output)
@@ -277,14 +276,13 @@ def test_named_regions_that_are_both_fused_are_no_news(transformer: Optimised) -
     assert report_of(transformer).refusals == told(transformer)
 
 
-@pytest.mark.parametrize("explain", [False, True])
-def test_what_can_be_mended_comes_first(explain: bool) -> None:
+@pytest.mark.parametrize("each", [False, True])
+def test_what_can_be_mended_comes_first(each: bool) -> None:
     """However often the others were refused."""
     refusals = (*(Refusal("no-gain", f"it gains {n}", f"n{n}") for n in range(3)), Refusal("growth", "it stops", "m"),
                 Refusal("region-size", "it is too large", "o", remedy="raise a limit"))
     text = io.StringIO()
-    report = replace(report_of(optimise(parse(CHAIN), Options(verify=False))), refusals=refusals)
-    show(report, Console(file=text, width=100), explain=explain)
+    show_near(refusals, 0, Console(file=text, width=100), each=each)
     places = [text.getvalue().index(code) for code in ("region-size", "help: raise a limit", "no-gain", "growth")]
     assert places == sorted(places)
 

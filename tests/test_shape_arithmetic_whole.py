@@ -20,7 +20,7 @@ from onnxfuse.errors import ModelError, RuleError
 from onnxfuse.graph import from_proto
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.reporting import as_json, explain, report_of, report_of_fused
-from onnxfuse.reporting.text import show
+from onnxfuse.reporting.report_text import show
 from onnxfuse.rewriting import read_fused, sizes_record, unfuse
 from onnxfuse.rules import load_rules
 

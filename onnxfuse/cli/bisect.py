@@ -90,8 +90,7 @@ def _show_answers(result: AnswerResult, path: Path, out: Console) -> None:
 
 
 def _show_culprit(culprit: Culprit, path: Path, out: Console) -> None:
-    from onnxfuse.reporting.explain_text import alike
-    from onnxfuse.reporting.text import count, escape, indented
+    from onnxfuse.reporting.text import alike, count, escape, indented
 
     together = "" if len(culprit.nodes) == 1 else ", together only"
     out.print(f"\n[yellow]{escape(', '.join(culprit.nodes))}[/] ({escape(', '.join(culprit.rules))})"

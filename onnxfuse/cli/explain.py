@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onnxfuse.cli.output import console, print_json, progress
-from onnxfuse.cli.parameters import model_argument, objective_options, planning_options
+from onnxfuse.cli.parameters import model_argument, objective_options, planning_options, verbose_option
 
 
 @click.command(short_help="Say why a node is fused as it is, or what traffic remains.")
@@ -16,6 +16,7 @@ from onnxfuse.cli.parameters import model_argument, objective_options, planning_
 @click.argument("node", required=False)
 @planning_options
 @objective_options
+@verbose_option
 @click.option("--json", "as_data", is_flag=True, help="Print the explanation as JSON.")
 def explain(
     model: Path,
@@ -24,14 +25,16 @@ def explain(
     disable: tuple[str, ...],
     dims: dict[str, int],
     target: str | None,
+    verbose: bool,
     as_data: bool,
     wanted: dict[str, Any],
 ) -> None:
     """Say why MODEL would be fused as it is.
 
     With NODE, the name of a node, of a value or of a fused node: the regions that were considered around it, what
-    each would save, why one was chosen and the others were not.  Without it: what still passes through device memory
-    after fusion, most bytes first, and why.  A fused MODEL is explained from the original in it.
+    each would save, why one was chosen and the others were not.  Without it: the regions that are left to ONNX
+    Runtime, what still passes through device memory after fusion, most bytes first, why, and what would mend it.  A
+    fused MODEL is explained from the original in it.
 
     \b
       onnxfuse explain model.onnx
@@ -46,4 +49,4 @@ def explain(
     if as_data:
         print_json(explanation_json(found))
     else:
-        explain_text.show(found, console())
+        explain_text.show(found, console(), verbose=verbose)

@@ -17,6 +17,7 @@ from onnxfuse.cli.parameters import (
     objective_options,
     planning_options,
     read_architectures,
+    verbose_option,
 )
 from onnxfuse.cli.targets import gpus_present
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
               help="Compile the kernels for these architectures (sm_80,sm_90) and put them into the model.")
 @click.option("--report", "report_file", type=FILE, metavar="FILE.json", help="Write the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Plan and report; write no model.")
-@click.option("--explain", is_flag=True, help="Show every near miss: node, condition and remedy.")
+@click.option("--explain", is_flag=True, help="Say why as well: what `onnxfuse explain MODEL` prints.")
+@verbose_option
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="Compile every kernel for the target and see which spill registers; run every fused node against "
                    "what it replaced and take back those that fail.")
@@ -59,17 +61,14 @@ def optimize(
     dims: dict[str, int],
     target: str | None,
     embed: tuple[str, ...],
-    report_file: Path | None,
     dry_run: bool,
-    explain: bool,
     verify: bool,
     verify_seconds: float,
     inputs: Path | None,
     measure: bool | None,
     external_data: External,
-    as_data: bool,
-    quiet: bool,
     wanted: dict[str, Any],
+    **shown: Any,
 ) -> None:
     """Fuse MODEL: write a model that runs its fused parts as generated CUDA kernels, and the original everywhere else.
 
@@ -79,11 +78,11 @@ def optimize(
     from onnxfuse import api, measuring
 
     hush_runtime()
-    check_folder(report_file)
+    check_folder(shown["report_file"])
     target_file = None if dry_run else output or api.default_output(model)
     check_folder(target_file)
     arrays = None if inputs is None else measuring.read_inputs(inputs)
-    with progress(quiet or as_data) as tell:
+    with progress(shown["quiet"] or shown["as_data"]) as tell:
         result = api.optimize(
             model, rules=rules, disable=disable, dims=dims, target=target, embed=embed, verify=verify,
             verify_seconds=verify_seconds, inputs=arrays, tell=tell, **wanted,
@@ -95,7 +94,7 @@ def optimize(
             if _is_measured(report, measure):
                 measured = _measured(model, path, dims, arrays, wanted["provider_options"], tell)
                 report = replace(report, measured=measured)
-    _show(report, report_file, as_data, explain=explain, quiet=quiet)
+    _show(result, report, **shown)
 
 
 def _save(result: Result, file: Path, external_data: External, tell: Tell) -> Path:
@@ -109,17 +108,20 @@ def _is_measured(report: Report, measure: bool | None) -> bool:
     return bool(report.fusions and (measure or (measure is None and ran and gpus_present())))
 
 
-def _show(report: Report, report_file: Path | None, as_data: bool, *, explain: bool, quiet: bool) -> None:
-    """Write the report where it was asked for, and print it."""
-    from onnxfuse.reporting import as_json, text
+def _show(result: Result, report: Report, *, report_file: Path | None, as_data: bool, explain: bool, verbose: bool,
+          quiet: bool) -> None:
+    """Write the report as JSON where that was asked for, and print it."""
+    from onnxfuse import reporting
+    from onnxfuse.reporting import as_json, report_text
 
     content = as_json(report)
     if report_file is not None:
         write_text(report_file, json_text(content) + "\n")
     if as_data:
         print_json(content)
-    else:
-        text.show(report, console(quiet=quiet), explain=explain)
+    elif not quiet:
+        report_text.show(report, console(), verbose=verbose,
+                         explanation=reporting.explain(result.optimised) if explain else None)
 
 
 def _measured(model: Path, fused: Path, dims: dict[str, int], inputs: Mapping[str, Any] | None,

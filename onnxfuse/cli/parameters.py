@@ -77,6 +77,10 @@ dim_option = click.option("--dim", "dims", multiple=True, metavar="NAME=N", call
                           help="Size of a symbolic dimension to plan and count for; may repeat.")
 
 
+verbose_option = click.option("-v", "--verbose", is_flag=True,
+                              help="List near misses too that nothing you can change would mend.")
+
+
 STRATEGIES = ("auto", "all-in-one", "memory", "dynamic")
 """``planning.objective.STRATEGIES``, which would be slow to load for --help."""
 

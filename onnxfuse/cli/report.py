@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from onnxfuse.cli.output import check_folder, console, print_json, progress, write_text
-from onnxfuse.cli.parameters import FILE, model_argument, objective_options, planning_options
+from onnxfuse.cli.parameters import FILE, model_argument, objective_options, planning_options, verbose_option
 
 
 @click.command(short_help="Show what optimize would do, or what a fused model holds.")
 @model_argument
 @planning_options
 @objective_options
-@click.option("--explain", is_flag=True, help="Show every near miss: node, condition and remedy.")
+@click.option("--explain", is_flag=True, help="Say why as well: what `onnxfuse explain MODEL` prints.")
+@verbose_option
 @click.option("--json", "as_data", is_flag=True, help="Print the report as JSON.")
 @click.option("--profile", "statistics", type=FILE, metavar="FILE",
               help="Show what the fused nodes took in a run, beside what was predicted: the file that the run wrote "
@@ -28,6 +29,7 @@ def report(
     dims: dict[str, int],
     target: str | None,
     explain: bool,
+    verbose: bool,
     as_data: bool,
     statistics: Path | None,
     html_file: Path | None,
@@ -41,7 +43,7 @@ def report(
     onnxfuse report model.fused.onnx --profile statistics.json
     """
     from onnxfuse import api
-    from onnxfuse.reporting import as_json, text
+    from onnxfuse.reporting import as_json, report_text
 
     if statistics is not None:
         if explain or html_file is not None:
@@ -50,7 +52,8 @@ def report(
         return
     check_folder(html_file)
     with progress(as_data) as tell:
-        found = api.report(model, rules=rules, disable=disable, dims=dims, target=target, tell=tell, **wanted)
+        found, explanation = api.explained(
+            model, rules=rules, disable=disable, dims=dims, target=target, tell=tell, why=explain, **wanted)
     if html_file is not None:
         from onnxfuse.reporting.html import page
 
@@ -58,7 +61,7 @@ def report(
     if as_data:
         print_json(as_json(found))
     else:
-        text.show(found, console(), explain=explain)
+        report_text.show(found, console(), explanation=explanation, verbose=verbose)
 
 
 def _profile(model: Path, statistics: Path, as_data: bool, **options: Any) -> None:

@@ -180,7 +180,8 @@ def _no_gain(cost: RegionCost, count: int, least_gain: float, node: str, rule: s
     return Refusal(
         "no-gain",
         f"{_nodes(count)} would run {cost.estimated_speedup:.2f}x as fast, under {least_gain:g}x: "
-        f"{cost.seconds_before * 1e6:.1f} µs as the runtime runs them ({cost.kernels_before} kernels), "
+        f"{cost.seconds_before * 1e6:.1f} µs as the runtime runs them "
+        f"({cost.kernels_before} kernel{'' if cost.kernels_before == 1 else 's'}), "
         f"{cost.seconds_after * 1e6:.1f} µs fused",
         node, rule,
     )

@@ -13,7 +13,7 @@ from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import shared
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
-from onnxfuse.rules import Prohibitions
+from onnxfuse.rules import Match, Prohibitions
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +23,14 @@ class SearchSpace:
     Attributes:
         maker: makes its fusions; facts: of the nodes of its canonical view that regions may hold.
         forbidden: what rules keep apart; nearby: costs at further sizes that matter, by their text.
+        matches: where fuse rules matched, whatever became of it.
     """
 
     maker: Maker
     facts: Mapping[Node, Facts]
     forbidden: Prohibitions
     nearby: Mapping[str, CostModel]
+    matches: tuple[Match, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class _Search:
         self.facts: dict[Node, Facts] = {}
         self.refusals: list[Refusal] = []
         self.custom: list[Region] = []
+        self.matches: tuple[Match, ...] = ()
         self.overlapping: list[Match] = []
         placement = Ledger(view, ledger.sizes).placement
         left = {node for found in self.forbidden.found if not found.unless for node in found.leave}
@@ -123,14 +124,14 @@ class _Search:
         fusions.sort(key=lambda fusion: fusion.nodes[0].index)
         refusals = dict.fromkeys(self.refusals + self.candidates.refusals)
         weighed = self.candidates.weighed + len(self.custom)
-        space = SearchSpace(self.maker, self.facts, self.forbidden, self.candidates.nearby)
+        space = SearchSpace(self.maker, self.facts, self.forbidden, self.candidates.nearby, self.matches)
         return Plan(tuple(fusions), tuple(refusals), weighed, self._considered(chosen), (space,))
 
     def _seed(self) -> None:
         """Named groups from fuse rules, largest matches first; every other node that a grow rule lists alone."""
-        matches, near = find_matches(self.view, self.rules)
+        self.matches, near = find_matches(self.view, self.rules)
         self.refusals += near
-        for match in sorted(matches, key=lambda match: (-len(match.nodes), match.nodes[0].index)):
+        for match in sorted(self.matches, key=lambda match: (-len(match.nodes), match.nodes[0].index)):
             refusal = self._seed_match(match)
             if refusal is not None:
                 self.refusals.append(refusal)
@@ -173,7 +174,10 @@ class _Search:
 
     def _seed_match(self, match: Match) -> Refusal | None:
         rule = match.rule.id
+        held = {node: fusion for fusion in self.custom for node in fusion.view}
         for node in match.nodes:
+            if node in held:
+                return _taken(node, held[node].rule, rule)
             if node not in self.facts:
                 return Refusal("not-fusable", f"{node.qualified_op} cannot be part of a region here", node.label, rule)
         refusal = self.forbidden.refuses(match.nodes)
@@ -184,7 +188,8 @@ class _Search:
         if taken is not None:
             if match.rule.kernel is None:
                 self.overlapping.append(match)
-            return Refusal("already-fused", f"{taken.label} belongs to another match", taken.label, rule)
+            named = self.growth.group[taken].rule
+            return _taken(taken, "another" if named is None else named.id, rule)
         if match.rule.kernel is not None:
             return self._take_custom(match)
         lowered = self.maker.lowered(match.nodes)
@@ -309,6 +314,11 @@ def spread(graph: Graph, sizes: Mapping[str, int], factors: Sequence[float]) -> 
     return [
         {name: max(1, round(sizes[name] * factor)) for name in names if name in sizes} for factor in factors if names
     ]
+
+
+def _taken(node: Node, by: str, rule: str) -> Refusal:
+    """The refusal of a match that another one is in the way of."""
+    return Refusal("already-fused", f"{node.label} belongs to a match of {by}", node.label, rule)
 
 
 def _gains(cost: RegionCost) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from onnxfuse.refusal import Refusal
+from onnxfuse.reporting.report import LeftRegions, MatchEntry
 
 Verdict = Literal["chosen", "lost", "no-gain", "refused"]
 State = Literal["fused", "product", "view", "host", "folded", "control", "removed", "alone"]
@@ -139,6 +140,8 @@ class ModelExplanation:
         bytes_before, bytes_after: outside matrix products and convolutions; bytes_products: in them, after fusion.
         seconds_before, seconds_after: predicted, of one run.
         remaining: most bytes first.
+        left: regions left to ONNX Runtime, as in the report; matches: of the user's own rules.
+        advice: near misses that a user can mend; refusals: all of them.
     """
 
     bytes_before: int
@@ -147,6 +150,10 @@ class ModelExplanation:
     seconds_before: float
     seconds_after: float
     remaining: tuple[Remaining, ...]
+    left: tuple[LeftRegions, ...] = ()
+    matches: tuple[MatchEntry, ...] = ()
+    advice: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)

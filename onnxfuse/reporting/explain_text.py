@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ from onnxfuse.reporting.explain import (
     State,
     Weighed,
 )
-from onnxfuse.reporting.text import COMPILER, count, duration, escape, grouped, indented, operator_runs, size
+from onnxfuse.reporting.left_text import show_left, show_matches, show_near
+from onnxfuse.reporting.text import COMPILER, alike, count, duration, escape, indented, operator_runs, size
 
 SHOWN, PRODUCTS = 16, 6
 """Groups of nodes listed, and of products; the JSON has all of them."""
@@ -39,8 +39,8 @@ _STATES: dict[State, str] = {
 }
 
 
-def show(explanation: Explanation, console: Console) -> None:
-    """Print an explanation."""
+def show(explanation: Explanation, console: Console, *, verbose: bool = False) -> None:
+    """Print an explanation; ``verbose``: near misses too that nothing a user can change would mend."""
     sizes = ", ".join(f"{name}={number}" for name, number in explanation.dims.items())
     console.print(f"[bold]{escape(explanation.model)}[/]  planned for {escape(explanation.target)}"
                   + (f", {escape(sizes)}" if sizes else ""))
@@ -50,7 +50,7 @@ def show(explanation: Explanation, console: Console) -> None:
     if explanation.node is not None:
         _node(explanation.node, console)
     if explanation.whole is not None:
-        _whole(explanation.whole, console)
+        show_whole(explanation.whole, console, verbose=verbose)
 
 
 def _node(node: NodeExplanation, console: Console) -> None:
@@ -133,11 +133,25 @@ def _beside(other: Neighbour) -> str:
     return f"{other.value}{bulk}: {other.node} ({other.operator}), {where}"
 
 
-def _whole(whole: ModelExplanation, console: Console) -> None:
+def show_whole(whole: ModelExplanation, console: Console, *, verbose: bool = False) -> None:
+    """Print why a model is fused as it is: what the runtime keeps, where the traffic that remains comes from, and near
+    misses."""
+    _traffic(whole, console)
+    show_left(whole.left, "", console)
+    show_matches(whole.matches, console)
+    _remaining(whole, console)
+    near = whole.refusals if verbose else whole.advice
+    show_near(near, len(whole.refusals) - len(near), console, each=True)
+
+
+def _traffic(whole: ModelExplanation, console: Console) -> None:
     console.print(f"Through device memory in one run, outside products and convolutions: {size(whole.bytes_before)} "
                   f"before fusion, {size(whole.bytes_after)} after")
     console.print(f"GPU time, predicted: {duration(whole.seconds_before)} before fusion, "
                   f"{duration(whole.seconds_after)} after")
+
+
+def _remaining(whole: ModelExplanation, console: Console) -> None:
     rest = [found for found in whole.remaining if found.state != "product"]
     listed = [found for found in rest if found.bytes >= SHARE * whole.bytes_after][:SHOWN]
     if rest:
@@ -175,15 +189,3 @@ def _products(products: Sequence[Remaining], whole: ModelExplanation, console: C
 def _what(found: Remaining) -> str:
     rule = f" ({escape(found.rule)})" if found.rule else ""
     return f"[bold]{_STATES[found.state]}[/]  {found.times} x {escape(operator_runs(found.operators))}{rule}"
-
-
-def alike(names: Sequence[str], shown: int = 3) -> str:
-    """Names on one line: those that differ in numbers alone, as those of repeated layers do, once, with ``*``."""
-    patterns = []
-    for group in grouped(names, lambda name: re.sub(r"\d+", "0", name)).values():
-        split = [re.split(r"(\d+)", name) for name in group]
-        same = ["".join(parts) if len(set(parts)) == 1 else None for parts in zip(*split, strict=True)]
-        pattern = "".join("*" if part is None else split[0][place] for place, part in enumerate(same))
-        patterns.append(group[0] if len(group) == 1 else f"{pattern} ({len(group)} nodes, from {group[0]})")
-    rest = f" and {len(patterns) - shown} more" if len(patterns) > shown else ""
-    return ", ".join(patterns[:shown]) + rest

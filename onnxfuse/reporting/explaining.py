@@ -29,7 +29,8 @@ from onnxfuse.reporting.explain import (
     Weighed,
 )
 from onnxfuse.reporting.gather import costs_before, input_sizes, name_of, replaced_nodes
-from onnxfuse.reporting.reasons import JOINS, Reasons, product_words
+from onnxfuse.reporting.left import left_regions, own_matches
+from onnxfuse.reporting.reasons import JOINS, Reasons, advice, product_words, told
 from onnxfuse.rewriting import read_fused, sizes_record
 
 _STATES: dict[Kind, State] = {
@@ -162,7 +163,8 @@ class _Explainer:
         before, after = whole.ledger.total(), self.ledger.total(counted)
         return ModelExplanation(
             before.bytes_other, after.bytes_other, after.bytes_products, whole.total(), self.costs.total(counted),
-            tuple(self._remaining()),
+            tuple(self._remaining()), left_regions(self.optimised), own_matches(self.optimised),
+            advice(self.optimised), told(self.optimised),
         )
 
     def _state(self, node: Node) -> State:
@@ -179,6 +181,8 @@ class _Explainer:
             return f"runs in {first.name}{more}: {others} nodes as one kernel ({first.fusion.rule})"
         if state == "product":
             return product_words(nodes[-1])
+        if state == "alone" and self.reasons.runtime(nodes[-1]):
+            return f"left to ONNX Runtime: {refusals[0].message}"
         return f"a kernel of its own: {refusals[0].message}" if state == "alone" else _WORDS[state]
 
     def _homes(self, nodes: Sequence[Node]) -> list[str]:

@@ -21,7 +21,8 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger, plan_cost
-from onnxfuse.reporting.reasons import told
+from onnxfuse.reporting.left import left_regions, own_matches, recognised
+from onnxfuse.reporting.reasons import advice, told
 from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
 from onnxfuse.rewriting import FusedNode, original, read_fused, sizes_record
 from onnxfuse.rules import RuntimeRule, groups_of
@@ -72,6 +73,10 @@ def report_of(optimised: Optimised) -> Report:
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
         sizes=_sizes(optimised.model),
+        left=left_regions(optimised),
+        canonical=recognised(optimised),
+        matches=own_matches(optimised),
+        advice=advice(optimised),
     )
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.admission import node_facts
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.placement import Kind, Placement
-from onnxfuse.planning.region import Region
+from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
-from onnxfuse.rules import prohibitions
+from onnxfuse.rules import CanonicalRule, FuseRule, prohibitions
 
 JOINS = frozenset({
     "two-rules", "growth", "region-size", "reduction-structure", "iteration-shape", "not-convex", "scattered-access",
 })
 """Codes of refusals to join two groups along an edge; they name the node that computes the value on it."""
+
+
+RUNTIME = "runtime-fusion"
+"""Code of the reason that ONNX Runtime runs the nodes in one kernel by itself."""
+
+GROWTH = JOINS - {"region-size"} | {
+    "already-fused", "computes-again", "cycle-with-region", "host-inputs", "lone-transpose", "no-gain", "transposing",
+    "unused",
+}
+"""Codes that speak of how regions came about: nothing in the model or the options is wrong."""
 
 
 class Reasons:
@@ -73,27 +85,40 @@ class Reasons:
         facts = node_facts(view, self._home[view], self._placement)
         if isinstance(facts, Refusal):
             return facts
-        # One kernel that stays one kernel is no reason: why it found no company is.
-        weighed = [entry for entry in self._weighed.get(view, ())
-                   if entry.cost is None or entry.cost.kernels_before > 1]
-        for verdict in ("no-gain", "lost", "refused"):
-            for entry in weighed:
-                if entry.verdict == verdict:
-                    return Refusal(verdict, entry.reason, node.label, entry.rule)
+        decided = self._decided(node, view)
+        if decided is not None:
+            return decided
         refusals = self.at([node], around=False)
         if refusals:
             return refusals[0]
         return self._without_company(node, view)
+
+    def _decided(self, node: Node, view: Node) -> Refusal | None:
+        """What settles it whatever else was tried: too little is gained, or the runtime has one kernel for it."""
+        weighed = self._weighed.get(view, ())
+        counted = [(entry, entry.cost) for entry in weighed if entry.cost is not None]
+        gains = sorted(((entry, cost) for entry, cost in counted if entry.verdict == "no-gain"),
+                       key=lambda one: -one[1].estimated_speedup)
+        # One kernel that stays one kernel is no reason: why it found no company is.
+        for entry, cost in gains:
+            if cost.kernels_before > 1:
+                return Refusal("no-gain", entry.reason, node.label, entry.rule)
+            if several(entry.nodes):
+                return Refusal(RUNTIME, runtime_words(entry.nodes, cost, self._optimised.costs), node.label, entry.rule)
+        others = [other for other in self.runtime(node) if other.op != "Constant"]
+        if others:
+            return Refusal(RUNTIME, f"ONNX Runtime itself runs it in one kernel with {_operators(others)}", view.label)
+        for verdict in ("lost", "refused"):
+            for entry in weighed:
+                if entry.verdict == verdict and (entry.cost is None or entry.cost.kernels_before > 1):
+                    return Refusal(verdict, entry.reason, node.label, entry.rule)
+        return None
 
     def _without_company(self, node: Node, view: Node) -> Refusal:
         """Nothing was refused: no rule lists the operator, it is one kernel already, or nothing is beside it."""
         if not any((view.domain, view.op) in rule.operators for rule in self._optimised.rules.grow):
             return Refusal("not-listed", f"no grow rule lists {view.qualified_op}", view.label,
                            remedy=f"list {view.qualified_op} in a grow rule of your own")
-        others = [other for other in self.runtime(node) if other.op != "Constant"]
-        if others:
-            names = ", ".join(dict.fromkeys(other.qualified_op for other in others))
-            return Refusal("runtime-fusion", f"ONNX Runtime itself runs it in one kernel with {names}", view.label)
         around = self.at([node])
         if around:
             return around[0]
@@ -153,6 +178,37 @@ class Reasons:
         }
 
 
+def several(nodes: Iterable[Node]) -> bool:
+    """Whether nodes of the canonical view stand for more than one node of the model."""
+    return len(_originals(nodes)) > 1
+
+
+def runtime_words(nodes: Iterable[Node], cost: RegionCost, costs: CostModel) -> str:
+    """Why a region that costs the runtime one kernel is none of ours: what it runs with what."""
+    groups = {node: group.nodes for group in costs.groups for node in group.nodes}
+    members = _originals(nodes)
+    units = dict.fromkeys(groups.get(node, frozenset([node])) for node in members)
+    inside = [[node for node in members if node in unit] for unit in units]
+    outside = [sorted((node for node in unit if node not in members and node.op != "Constant"),
+                      key=lambda node: node.index) for unit in units]
+    words = [
+        f"{_operators(held)} in one kernel" + (f" with {_operators(others)}" if others else "")
+        for held, others in zip(inside, outside, strict=True) if others or len(held) > 1
+    ]
+    return (f"ONNX Runtime itself runs {', and '.join(words) or 'them so'}; as one fused node the {len(members)} nodes "
+            f"are predicted to run {cost.estimated_speedup:.2f}x as fast")
+
+
+def _operators(nodes: Iterable[Node]) -> str:
+    return ", ".join(dict.fromkeys(node.qualified_op for node in nodes))
+
+
+def _originals(nodes: Iterable[Node]) -> list[Node]:
+    """The model's nodes behind nodes of the canonical view, constants left out."""
+    found = dict.fromkeys(original for node in nodes for original in node.originals)
+    return [node for node in found if node.op != "Constant"]
+
+
 def product_words(node: Node) -> str:
     """What a product is called."""
     if "Conv" in node.op:
@@ -176,3 +232,20 @@ def told(optimised: Optimised) -> tuple[Refusal, ...]:
     }
     return tuple(refusal for refusal in optimised.refusals
                  if refusal.code != "two-rules" or refusal.node not in labels & joined)
+
+
+def advice(optimised: Optimised) -> tuple[Refusal, ...]:
+    """The refusals that a user can mend: by another export, an option, or a rule of their own.  A pattern that nearly
+    stood where nodes are fused all the same needs no mending."""
+    fused = {node.label for fusion in optimised.plan.fusions for node in (*fusion.view, *fusion.nodes)}
+    rules = optimised.rules.by_id
+    found: dict[Refusal, None] = {}
+    for refusal in told(optimised):
+        if refusal.code in GROWTH:
+            continue
+        remedy, rule = refusal.remedy, rules.get(refusal.rule)
+        if not remedy and isinstance(rule, CanonicalRule | FuseRule) and refusal.node not in fused:
+            remedy = f"spell it as the rule does: onnxfuse rules show {refusal.rule}"
+        if remedy:
+            found[replace(refusal, remedy=remedy)] = None
+    return tuple(found)

@@ -70,6 +70,42 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class LeftRegions:
+    """Regions that are alike, could be fused, and are left to ONNX Runtime.
+
+    Attributes:
+        code: "runtime-fusion" (it runs each of them in one kernel itself), "no-gain", or "refused".
+        reason: a sentence, of the one of them that would gain most; speedup: what is predicted of that.
+        rule: id of the rule that they are due to.
+        operators: of one of them, many spellings of one operator taken as that; nodes: the first of each.
+    """
+
+    code: str
+    reason: str
+    rule: str
+    operators: tuple[str, ...]
+    nodes: tuple[str, ...]
+    speedup: float
+
+
+@dataclass(frozen=True)
+class MatchEntry:
+    """A place where a rule of the user's own matched.
+
+    Attributes:
+        rule: its id; node: the first node there.
+        became: "fused", "lost" (to other regions) or "left" (to ONNX Runtime).
+        to: what it lost to, or the larger region that it is part of, or ""; reason: a sentence, or "".
+    """
+
+    rule: str
+    node: str
+    became: str
+    to: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Arithmetic on sizes that was folded: operands that read a constant or an earlier value now, nodes that went."""
 
@@ -87,10 +123,14 @@ class Report:
         before, after: one run of the model and of the fused one.
         unknown: tensors that count 0 bytes because their size cannot be told.
         candidates: regions for which there was a kernel.
-        fusions: what was fused; refusals: what came near and was not.
+        fusions: what was fused; refusals: what came near and was not; advice: those of them that a user can mend, by
+            another export, an option or a rule.
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
         sizes: arithmetic on sizes that was folded.
+        left: regions left to ONNX Runtime, the largest predicted gain first.
+        canonical: how often each canonical rule took several nodes as one operator.
+        matches: what became of the places where fuse rules of the user's own matched.
         warnings: of the rule files and the target; notes: what the plan rests on beside them.
     """
 
@@ -110,6 +150,10 @@ class Report:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sizes: Sizes = field(default_factory=Sizes)
+    left: tuple[LeftRegions, ...] = ()
+    canonical: Mapping[str, int] = field(default_factory=dict)
+    matches: tuple[MatchEntry, ...] = ()
+    advice: tuple[Refusal, ...] = ()
 
     @property
     def estimated_speedup(self) -> float:
@@ -147,6 +191,10 @@ def as_json(report: Report) -> dict[str, Any]:
         "unknown": list(report.unknown),
         "candidates": report.candidates,
         "fusions": [asdict(fusion) for fusion in report.fusions],
+        "left": [{**asdict(left), "times": len(left.nodes)} for left in report.left],
+        "canonical": dict(report.canonical),
+        "matches": [asdict(match) for match in report.matches],
+        "advice": [asdict(refusal) for refusal in report.advice],
         "refusals": [asdict(refusal) for refusal in report.refusals],
         "verification": dict(report.verification),
         "warnings": list(report.warnings),
