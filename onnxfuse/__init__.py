@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfuse.api import Result, optimize, report, unfuse
+    from onnxfuse.api import Result, VerifyResult, optimize, report, unfuse, verify
     from onnxfuse.errors import (
         ExternalDataError,
         KernelError,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from onnxfuse.version import __version__
 
 _HOMES = {
-    "onnxfuse.api": ("Result", "optimize", "report", "unfuse"),
+    "onnxfuse.api": ("Result", "VerifyResult", "optimize", "report", "unfuse", "verify"),
     "onnxfuse.errors": (
         "ExternalDataError", "KernelError", "ModelError", "OnnxfuseError", "OutputError", "RuleError",
         "RuntimeLibraryError", "TargetError", "VerificationError",
@@ -57,6 +57,7 @@ __all__ = [
     "RuntimeLibraryError",
     "TargetError",
     "VerificationError",
+    "VerifyResult",
     "__version__",
     "library_path",
     "optimize",
@@ -64,6 +65,7 @@ __all__ = [
     "report",
     "session",
     "unfuse",
+    "verify",
 ]
 
 

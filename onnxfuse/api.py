@@ -9,9 +9,12 @@ from typing import Any, get_args
 
 import onnx
 
-from onnxfuse import reporting, rewriting
+from onnxfuse import reporting, rewriting, verifying
+from onnxfuse.comparing import VerifyResult, compare
+from onnxfuse.errors import ModelError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Place
+from onnxfuse.measuring.sets import InputSet, read_input_sets
 from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.hardware import Profile
@@ -19,6 +22,10 @@ from onnxfuse.planning.objective import LEAST_GAIN, Hints
 from onnxfuse.reporting import Explanation, Report, as_json, is_fused, report_of, report_of_fused
 from onnxfuse.rewriting.saving import External
 from onnxfuse.unforeseen import told
+from onnxfuse.verifying.bounds import Bounds
+from onnxfuse.verifying.closeness import Closeness
+from onnxfuse.verifying.pair import Pair
+from onnxfuse.verifying.runs import Inputs
 
 Source = str | Path | onnx.ModelProto
 
@@ -213,6 +220,97 @@ def explain(
         return reporting.explain(result.optimised, node, fused)
 
 
+def verify(
+    original: Source,
+    fused: Source | None = None,
+    *,
+    inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path | None = None,
+    dims: Mapping[str, int] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    require_kernels: bool = False,
+    seconds: float = Options.verify_seconds,
+    tell: Tell = silent,
+) -> VerifyResult:
+    """Compare a fused model with its original: every output on the same inputs, and the kernel of every fused node with
+    the nodes that it replaced, in float32 or better.  Kernels run where there is a GPU that ONNX Runtime can use.
+
+    Args:
+        original: a file, or what ``onnx.load`` returns; a fused model where ``fused`` is None.
+        fused: the same of the fused model.  Where None, ``model.fused.onnx`` beside ``model.onnx``; where ``original``
+            is fused itself, it is compared with the original that its own records put back.
+        inputs: arrays by input name, several such mappings, or a file or folder of them as the command takes it; made
+            ones where None.
+        dims: sizes of symbolic dimensions to run at.
+        rtol, atol: an element may be off by ``atol + rtol * |original|``.  Where both are None, nothing may be off
+            without kernels, and with them 0.001 of an output's largest magnitude in float32, 0.01 in float16 and 0.05
+            in bfloat16 models.
+        require_kernels: whether the result is "not settled" where a kernel was not run.
+        seconds: that this may take, 0 for as many as it needs; the result says what was left out.
+        tell: told the stage, how much of it is done, and how much there is.
+
+    Returns:
+        What was compared and how it came out: ``result.status`` is "same", "different" or "not settled".
+
+    Raises:
+        ModelError: a model cannot be read or understood, the two do not belong together, ``inputs`` do not fit, or
+            ONNX Runtime refuses the original.
+        ValueError: ``rtol`` or ``atol`` is no number of zero or more; there is no fused model.
+    """
+    closeness = None if rtol is None and atol is None else Closeness(_limit("rtol", rtol), _limit("atol", atol))
+    if fused is None and isinstance(original, onnx.ModelProto) and not is_fused(original):
+        raise ValueError("a model that was not read from a file needs its fused form beside it: fused=...")
+    with told(file_of(original), None if fused is None else file_of(fused)):
+        first, second = _pair(original, fused)
+        pair = Pair.of(first, second, dims or {})
+        return compare(
+            pair, verifying.find_runner(), _input_sets(inputs, pair), closeness=closeness,
+            needs_kernels=require_kernels, bounds=Bounds.of(seconds), progress=tell,
+            names=(_called(first, second, "original"), _called(second, first, "fused")),
+        )
+
+
+def _limit(name: str, value: float | None) -> float:
+    if value is not None and not 0 <= value < float("inf"):
+        raise ValueError(f"{name} is {value!r}; it must be a number of zero or more")
+    return value or 0.0
+
+
+def _pair(original: Source, fused: Source | None) -> tuple[LoadedModel, LoadedModel]:
+    """The two models to compare."""
+    first = load(original)
+    if fused is not None:
+        if is_fused(first.proto):
+            raise ModelError("The original is a fused model itself.", place=str(first.path or "") or None,
+                             remedy="Give the original first; or the fused model alone, to compare it with the "
+                                    "original that it holds.")
+        return first, load(fused)
+    if is_fused(first.proto):
+        return rewriting.original(first), first
+    assert first.path is not None, "a model without a file was turned away"
+    path = default_output(first.path)
+    if not path.exists():
+        raise ModelError("There is no fused model beside this one.", place=str(path),
+                         remedy=f"Make it, onnxfuse optimize {first.path.name}, or name the file.")
+    return first, load(path)
+
+
+def _called(loaded: LoadedModel, other: LoadedModel, role: str) -> str:
+    """What messages call a model."""
+    if loaded.path is None:
+        return f"the {role} model"
+    inner = role == "original" and loaded.path == other.path
+    return f"the original in {loaded.path}" if inner else str(loaded.path)
+
+
+def _input_sets(inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path | None, pair: Pair) -> Inputs:
+    if isinstance(inputs, str | Path):
+        return read_input_sets(inputs, [value.name for value in pair.graph.inputs])
+    if inputs is None or isinstance(inputs, Mapping):
+        return inputs
+    return [InputSet(arrays, f"your inputs {place}") for place, arrays in enumerate(inputs, 1)]
+
+
 def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> onnx.ModelProto:
     """The original of a fused model: the functions' bodies in place of the fused nodes, under the original names.
 
@@ -239,4 +337,5 @@ def default_output(path: Path) -> Path:
     return path.with_name(f"{stem}.fused.onnx")
 
 
-__all__ = ["Explanation", "Report", "Result", "as_json", "default_output", "explain", "optimize", "report", "unfuse"]
+__all__ = ["Explanation", "Report", "Result", "VerifyResult", "as_json", "default_output", "explain", "optimize",
+           "report", "unfuse", "verify"]

@@ -14,6 +14,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.sharing import Slim, sharing
+from onnxfuse.verifying.verify import Subject
 
 ROUNDS = 4
 """How often nodes may be taken back before the model as a whole is given up."""
@@ -52,15 +53,15 @@ def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell,
     )
 
 
-def check_sessions(optimised: Optimised) -> None:
+def check_sessions(subject: Subject) -> None:
     """Say whose fault it is that a model cannot be run: the original's, the fused one's, or nobody's.
 
     Raises:
         ModelError: ONNX Runtime refuses the original model.
         VerificationError: it takes the original and refuses the fused model.
     """
-    with sharing(optimised.loaded, optimised.rewritten.model) as (original, fused):
-        if _takes(original, optimised.loaded):
+    with sharing(subject.loaded, subject.rewritten.model, folder=subject.folder) as (original, fused):
+        if _takes(original, subject.loaded):
             fused.session()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx
 
@@ -55,6 +56,11 @@ class Optimised:
     def model(self) -> onnx.ModelProto:
         """The fused model."""
         return self.rewritten.model
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the fused model's weights are that are kept in files."""
+        return self.loaded.folder
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:

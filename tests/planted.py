@@ -87,3 +87,20 @@ def broken(rewritten: Rewritten, op: str) -> Rewritten:
 def kernels(rewritten: Rewritten) -> list[str]:
     """Operator types of the fused nodes, each once."""
     return list(dict.fromkeys(node.op for node in read_fused(rewritten.model)))
+
+
+def damaged(rewritten: Rewritten, *ops: str) -> Rewritten:
+    """The fused model with the first Add, Mul or Sub of these functions turned into another."""
+    model = onnx.ModelProto()
+    model.CopyFrom(rewritten.model)
+    for function in model.functions:
+        if function.name in ops:
+            node = next(node for node in function.node if node.op_type in ("Add", "Mul", "Sub"))
+            node.op_type = "Sub" if node.op_type == "Add" else "Add"
+    return Rewritten(model, rewritten.placed)
+
+
+def changeable(rewritten: Rewritten) -> list[str]:
+    """Functions that ``damaged`` can change."""
+    return [function.name for function in rewritten.model.functions
+            if any(node.op_type in ("Add", "Mul", "Sub") for node in function.node)]

@@ -17,13 +17,13 @@ import pytest
 from cli_models import CHAIN, encoder, run, write
 from emulated import EmulatedRunner
 from numpy.typing import NDArray
-from planted import broken, kernels, plant
+from planted import broken, changeable, damaged, kernels, plant
 
 from onnxfuse.debugging import Outcome, Pair, bisect_answers, bisect_times
 from onnxfuse.debugging.answers import NO_KERNELS
 from onnxfuse.debugging.search import Asked, culprits, smallest
 from onnxfuse.debugging.times import BenchTimer, Ratio, node_pair
-from onnxfuse.debugging.variants import Outputs, Variants, default_tolerance, paired
+from onnxfuse.debugging.variants import Outputs, Variants
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.graph import from_proto, load_model
 from onnxfuse.measuring.machine import find_machine
@@ -31,7 +31,9 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, Rewritten, read_fused, unfuse
 from onnxfuse.verifying.capture import Source, capture, run_model
+from onnxfuse.verifying.closeness import default_tolerance
 from onnxfuse.verifying.runs import Recipe
+from onnxfuse.verifying.sharing import sharing
 
 Array = NDArray[Any]
 
@@ -49,25 +51,8 @@ def pair_of(optimised: Optimised, rewritten: Rewritten | None = None) -> Pair:
     return Pair.of(optimised.loaded, from_proto(model), DIMS)
 
 
-def damaged(rewritten: Rewritten, *ops: str) -> Rewritten:
-    """The fused model with the first Add, Mul or Sub of these functions turned into another."""
-    model = onnx.ModelProto()
-    model.CopyFrom(rewritten.model)
-    for function in model.functions:
-        if function.name in ops:
-            node = next(node for node in function.node if node.op_type in ("Add", "Mul", "Sub"))
-            node.op_type = "Sub" if node.op_type == "Add" else "Add"
-    return Rewritten(model, rewritten.placed)
-
-
 def nodes_of(optimised: Optimised, op: str) -> list[str]:
     return [node.name for node in read_fused(optimised.model) if node.op == op]
-
-
-def changeable(optimised: Optimised) -> list[str]:
-    """Functions that ``damaged`` can change."""
-    return [function.name for function in optimised.model.functions
-            if any(node.op_type in ("Add", "Mul", "Sub") for node in function.node)]
 
 
 # The search
@@ -158,10 +143,11 @@ def test_variants_hold_the_original_nodes_again(fused: Optimised) -> None:
 def test_an_oracle_with_sessions_that_take_kernels(fused: Optimised) -> None:
     """On the CPU such a session runs the functions: every variant of a sound model agrees, of a damaged one not."""
     run_of_all = Recipe(DIMS).make(fused.graph)
-    for rewritten, differs in ((fused.rewritten, False), (damaged(fused.rewritten, changeable(fused)[0]), True)):
+    op = changeable(fused.rewritten)[0]
+    for rewritten, differs in ((fused.rewritten, False), (damaged(fused.rewritten, op), True)):
         pair = pair_of(fused, rewritten)
         variants = Variants(pair.loaded, pair.fused)
-        with paired(pair.loaded, pair.fused) as slims:
+        with sharing(pair.loaded, pair.fused.proto) as slims:
             runs = [(run_of_all, run_model(slims[0].session(), slims[0].model, run_of_all))]
             oracle = Outputs(slims, variants, runs, 1e-3, kernels=True)
             assert not oracle(frozenset()).differs
@@ -185,7 +171,7 @@ def test_a_sound_model_has_no_culprit(fused: Optimised) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_damaged_functions_are_found_without_a_gpu(fused: Optimised, count: int) -> None:
-    ops = changeable(fused)[:count]
+    ops = changeable(fused.rewritten)[:count]
     assert len(ops) == count
     result = bisect_answers(pair_of(fused, damaged(fused.rewritten, *ops)))
     assert {culprit.kind for culprit in result.culprits} == {"function"}
@@ -232,7 +218,7 @@ def test_a_kernel_that_does_not_compile_is_found(fused: Optimised) -> None:
 
 def test_what_only_the_whole_model_shows_is_searched_for(fused: Optimised) -> None:
     """Kernels that are right alone and wrong together: a function, a kernel and an interaction in one model."""
-    ops = [op for op in kernels(fused.rewritten) if op in changeable(fused)]
+    ops = [op for op in kernels(fused.rewritten) if op in changeable(fused.rewritten)]
     names = [node.name for node in read_fused(fused.model) if node.op not in ops[:2]]
     together = {names[0], names[-1]}
     seen: list[frozenset[str]] = []
@@ -338,7 +324,7 @@ def test_the_real_timer_measures_through_bench(fused: Optimised, tmp_path: Path)
     if find_machine().gpu is not None:
         pytest.skip("there is a GPU")
     run_of_all = Recipe(pair.ledger.sizes).make(pair.graph)
-    with paired(pair.loaded, pair.fused) as (slim, _):
+    with sharing(pair.loaded, pair.fused.proto) as (slim, _):
         nodes = read_fused(fused.model)[:1]
         (taken,) = capture(nodes, Source(pair.loaded, pair.graph, run_of_all), slim, pair.ledger.sizes, timer.providers)
     for measure in (lambda: timer.node(taken.node, fused.model, taken.feeds),
@@ -359,7 +345,7 @@ def written(folder: Path, fused: Optimised, model: onnx.ModelProto) -> tuple[Pat
 
 def test_the_command_without_a_gpu(fused: Optimised, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxfuse.debugging.find_runner", lambda: None)
-    op = changeable(fused)[0]
+    op = changeable(fused.rewritten)[0]
     original, path = written(tmp_path, fused, damaged(fused.rewritten, op).model)
     sizes = ["--dim", "batch=2", "--dim", "sequence=8"]
     result = run("bisect", original, *sizes)

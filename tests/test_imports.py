@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "measurements": {"graph", "measuring", "planning", "runtime", "schedules"},
     "compiling": {"lowering", "planning", "runtime", "schedules"},
     "optimised": {"graph", "planning", "rewriting", "rules", "verifying"},
+    "comparing": {"delivery", "rewriting", "verifying"},
     "embedding": {"compiling", "optimised", "rewriting", "runtime"},
     "delivery": {"graph", "optimised", "provider", "verifying"},
     "pipeline": {"operators",
@@ -52,7 +53,8 @@ ALLOWED: dict[str, set[str]] = {
     "checking": {
         "operators", "provider", "graph", "rules", "planning", "rewriting", "measuring", "verifying", "pipeline",
     },
-    "api": {"graph", "planning", "rewriting", "measurements", "optimised", "pipeline", "reporting"},
+    "api": {"comparing", "graph", "measuring", "planning", "rewriting", "measurements", "optimised", "pipeline",
+            "reporting", "verifying"},
     "cli": {"api", "checking", "debugging", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
             "measuring", "tuning"},
 }

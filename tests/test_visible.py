@@ -186,6 +186,10 @@ COMMANDS: dict[str, Callable[[Files], list[object]]] = {
     "tune": lambda f: ["tune", f.plain],
     "bisect": lambda f: ["bisect", f.plain, f.fused],
     "bisect another model": lambda f: ["bisect", f.own, f.fused],
+    "verify": lambda f: ["verify", f.plain, f.fused],
+    "verify the file alone": lambda f: ["verify", f.fused],
+    "verify another model": lambda f: ["verify", f.own, f.fused],
+    "verify with inputs": lambda f: ["verify", f.plain, f.fused, "--inputs", f.folder],
     "wrong usage": lambda f: ["optimize", f.plain, f.plain, "--nothing\x1b[2J\n--> forged"],
     "no command": lambda f: ["evil\x1b[2J\n--> forged"],
 }

@@ -1,6 +1,7 @@
 """The command group, and what becomes of errors.
 
-Exit codes: 0 success; 1 an error in the model, a rule or the machine; 2 wrong usage; 130 interrupted.
+Exit codes: 0 success; 1 an error in the model, a rule or the machine; 2 wrong usage; 130 interrupted.  ``verify`` has
+some of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from onnxfuse.cli.rules import rules
 from onnxfuse.cli.targets import targets
 from onnxfuse.cli.tune import tune
 from onnxfuse.cli.unfuse import unfuse
+from onnxfuse.cli.verify import verify
 from onnxfuse.errors import InternalError, OnnxfuseError
 from onnxfuse.unforeseen import DEBUG
 from onnxfuse.version import __version__
@@ -94,5 +96,5 @@ def main() -> None:
     """Makes ONNX models faster on NVIDIA GPUs by fusing operators."""
 
 
-for command in (optimize, report, explain, bench, tune, rules, unfuse, bisect, targets):
+for command in (optimize, report, explain, verify, bench, tune, rules, unfuse, bisect, targets):
     main.add_command(command)

@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onnxfuse.debugging.pair import Inputs, Pair, Progress, first_that_runs, with_results
+from onnxfuse.debugging.pair import Inputs, Progress, first_that_runs, with_results
 from onnxfuse.debugging.results import AnswerResult, Culprit
 from onnxfuse.debugging.search import Asked, Oracle, Outcome, culprits
-from onnxfuse.debugging.variants import Outputs, Variants, default_tolerance, paired
+from onnxfuse.debugging.variants import Outputs, Variants
 from onnxfuse.verifying import KernelRunner, NodeResult, verify
+from onnxfuse.verifying.closeness import default_tolerance
 from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.pair import Pair
 from onnxfuse.verifying.runner import CUDA
 from onnxfuse.verifying.runs import Run
-from onnxfuse.verifying.sharing import Slim
+from onnxfuse.verifying.sharing import Slim, sharing
 
 NO_KERNELS = ("There is no GPU here that ONNX Runtime can use: the functions of the fused nodes were compared, and "
               "their kernels were not run.")
@@ -39,7 +41,7 @@ def bisect_answers(
         runner: what runs kernels, such as ``verifying.find_runner()``.
         inputs: the user's own, by name; made ones where None.
         tolerance: error of an output over its largest magnitude; by default none without kernels, and with them
-            ``variants.default_tolerance``.
+            ``closeness.default_tolerance``.
         oracle: what tells whether a model with kernels running differs; by default sessions of the CUDA provider,
             where the runner has it.
 
@@ -49,7 +51,7 @@ def bisect_answers(
     """
     hunt = _Hunt(pair, Variants(pair.loaded, pair.fused), inputs, progress or (lambda *_: None))
     limit = tolerance
-    with paired(pair.loaded, pair.fused) as slims:
+    with sharing(pair.loaded, pair.fused.proto, folder=pair.folder) as slims:
         outside = hunt.without_kernels(slims, runner, tolerance)
         if runner is None:
             hunt.notes.append(NO_KERNELS)

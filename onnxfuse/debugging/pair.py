@@ -1,55 +1,22 @@
-"""A model and its fused form, and what they are run on."""
+"""What a model and its fused form are run on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from onnxfuse.errors import VerificationError
-from onnxfuse.graph import Graph, LoadedModel, bind
-from onnxfuse.operators import load_graph
-from onnxfuse.planning.traffic import Ledger
-from onnxfuse.rewriting import Rewritten, planned_form
 from onnxfuse.verifying.capture import run_model
+from onnxfuse.verifying.pair import Pair
 from onnxfuse.verifying.runs import Run, first_recipes, users_run
 from onnxfuse.verifying.sharing import Slim
 
 Inputs = Mapping[str, NDArray[Any]]
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is; 0 where that is not known."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A model and its fused form, as ``verifying.verify`` wants them.
-
-    Attributes:
-        loaded: the original; fused: the other file; graph: of the original; ledger: at the sizes to run at.
-    """
-
-    loaded: LoadedModel
-    fused: LoadedModel
-    graph: Graph
-    ledger: Ledger
-
-    @staticmethod
-    def of(original: LoadedModel, fused: LoadedModel, dims: Mapping[str, int]) -> Pair:
-        """Build the graph of the original, as far as Ifs go in the form that was planned.
-
-        Raises:
-            ModelError: it cannot be understood, or ``dims`` names no dimension of it.
-        """
-        graph = load_graph(planned_form(original, fused.proto))
-        return Pair(original, fused, graph, Ledger(graph, bind(graph, dims)))
-
-    @property
-    def rewritten(self) -> Rewritten:
-        """The fused model."""
-        return Rewritten(self.fused.proto, ())
 
 
 def first_that_runs(original: Slim, pair: Pair, inputs: Inputs | None, choices: Sequence[Any]) -> Any:

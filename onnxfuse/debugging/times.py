@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfuse import rewriting
-from onnxfuse.debugging.pair import Inputs, Pair, Progress
+from onnxfuse.debugging.pair import Inputs, Progress
 from onnxfuse.debugging.results import NodeTime, TimeResult
-from onnxfuse.debugging.variants import Variants, paired
+from onnxfuse.debugging.variants import Variants
 from onnxfuse.errors import KernelError, OnnxfuseError
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.lowering.launch import HOST_INPUTS
@@ -25,8 +25,10 @@ from onnxfuse.measuring.machine import find_machine
 from onnxfuse.rewriting import FusedNode, body_model
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.evaluate import plain_feeds, with_plain_borders
+from onnxfuse.verifying.pair import Pair
 from onnxfuse.verifying.runner import node_model
 from onnxfuse.verifying.runs import Recipe, users_run
+from onnxfuse.verifying.sharing import sharing
 
 Array = NDArray[Any]
 
@@ -123,7 +125,7 @@ def bisect_times(pair: Pair, timer: Timer | None = None, *, inputs: Inputs | Non
     groups: dict[tuple[Any, ...], list[str]] = {}
     times: dict[tuple[Any, ...], NodeTime] = {}
     planned = rewriting.planned_form(pair.loaded, pair.fused.proto)
-    with paired(planned, pair.fused) as (original, _):
+    with sharing(planned, pair.fused.proto, folder=pair.folder) as (original, _):
         captured = capture(nodes, Source(planned, pair.graph, run), original, pair.ledger.sizes, timer.providers)
         for done, taken in enumerate(captured):
             step(f"timing {taken.node.name}", done, len(nodes))

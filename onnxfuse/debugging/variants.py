@@ -6,8 +6,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxfuse.debugging.search import Outcome
 from onnxfuse.errors import KernelError, ModelError, VerificationError
-from onnxfuse.graph import Graph, LoadedModel
+from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.constants import read
 from onnxfuse.graph.model import Body
 from onnxfuse.graph.order import bodies_in, graphs_of
@@ -27,28 +26,7 @@ from onnxfuse.rewriting import FusedNode, fold, read_fused, sizes_record
 from onnxfuse.verifying.capture import run_model
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.runs import Run
-from onnxfuse.verifying.sharing import Slim, sharing
-
-TOLERANCES = {TensorProto.BFLOAT16: 5e-2, TensorProto.FLOAT16: 1e-2, TensorProto.FLOAT: 1e-3, TensorProto.DOUBLE: 1e-9}
-"""Error of a model's output, over its largest magnitude, that is no sign of a fault when kernels run; by the narrowest
-float type in the model.  Whole models amplify roundings: these are wide, and nodes are verified on their own first."""
-
-
-def default_tolerance(graph: Graph) -> float:
-    """The tolerance for a model, by the narrowest float type of its values."""
-    kinds = {value.dtype for part in graph.walk() for value in part.values.values()}
-    return next((limit for kind, limit in TOLERANCES.items() if kind in kinds), 0.0)
-
-
-@contextmanager
-def paired(original: LoadedModel, fused: LoadedModel) -> Iterator[tuple[Slim, Slim]]:
-    """Both models for sessions, each with its weights where they are, or in one shared file where both hold theirs."""
-    held = (original.proto.graph.initializer, fused.proto.graph.initializer)
-    if any(tensor.data_location == TensorProto.EXTERNAL for tensors in held for tensor in tensors):
-        yield Slim(original.proto, original.folder), Slim(fused.proto, fused.folder)
-        return
-    with sharing(original, fused.proto) as pair:
-        yield pair
+from onnxfuse.verifying.sharing import Slim
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def _inside(wanted: Iterable[Value], source: Source, slim: Slim, providers: Sequ
     model, exposed = expose(slim.model, [Inner(source.place[v], v.name, v.dtype or 0, v.rank) for v in inner])
     names = {value: Exposed(value.name, 0) for value in values} | dict(zip(inner, exposed, strict=True))
     kinds = {names[value].name: value.dtype or 0 for value in values}
-    arrays = _results(Slim(model, slim.folder, slim.bounds), source.run, kinds, providers) if values else {}
+    arrays = results_of(Slim(model, slim.folder, slim.bounds), source.run, kinds, providers) if values else {}
     found = {value: names[value].last(arrays[names[value].name]) if source.place[value] else
              arrays[names[value].name] for value in values}
     return {value: array for value, array in found.items() if array is not None}
@@ -191,11 +191,11 @@ def _run(slim: Slim, run: Run, graph: Graph, names: Sequence[str], providers: Se
         if kind is None:
             raise VerificationError(f"The type of '{name}' is not known.")
         kinds[name] = kind
-    found = _results(slim, run, kinds, providers)
+    found = results_of(slim, run, kinds, providers)
     return [found[name] for name in names]
 
 
-def _results(slim: Slim, run: Run, kinds: Mapping[str, int], providers: Sequence[Any]) -> dict[str, Array]:
+def results_of(slim: Slim, run: Run, kinds: Mapping[str, int], providers: Sequence[Any]) -> dict[str, Array]:
     """What values of the main graph, given with their types, are in a run."""
     present = {info.name for info in slim.model.graph.output}
     extra = [(name, kind) for name, kind in kinds.items() if name not in present]

@@ -35,11 +35,13 @@ class _Tally:
     failed: bool = False
     rounded: bool = False
     where: str = ""
+    farthest: str = ""
 
     def note(self, judgement: Judgement, output: str) -> None:
         self.rounded |= not judgement.steady
         if self.worst is None or judgement.ratio > self.worst.ratio:
             self.worst = judgement
+            self.farthest = f"{output} on {self.where}, at {list(judgement.where)}" if judgement.error else ""
             if not judgement.passed:
                 self.failed, self.message = True, f"{output} on {self.where}: {_explained(judgement)}"
 
@@ -90,7 +92,7 @@ class NodeVerifier:
         return NodeResult(
             node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
             worst.ratio, tuple(tally.inputs), tuple(tally.variants), "" if first == node.name else first, tally.rounded,
-            tally.message,
+            tally.message, tally.farthest,
         )
 
     def _reference(self, node: FusedNode) -> Reference:

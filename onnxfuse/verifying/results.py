@@ -24,6 +24,7 @@ class NodeResult:
         shared: another node with the same kernel, whose edge inputs stand for this one's, or "".
         rounded: whether elements passed because they hang on a number on the edge of a comparison or of rounding.
         message: what failed, and where; or why it was not run.
+        where: of the largest error: which output, on which inputs, at which element.
     """
 
     node: str
@@ -38,15 +39,29 @@ class NodeResult:
     shared: str = ""
     rounded: bool = False
     message: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """A model output that differs: the number of elements, and the largest difference over the largest magnitude."""
+    """A model output beside the original's.
+
+    Attributes:
+        elements: that differ; error: the largest difference over the largest magnitude (of integers and booleans, the
+            share of elements that differ).
+        beyond: elements that are further off than was asked for.
+        where, got, wanted: the element that is farthest off; got and wanted alone where types or shapes differ.
+        inputs: what the run is called in which this was the most.
+    """
 
     output: str
     elements: int
     error: float
+    beyond: int = 0
+    where: tuple[int, ...] = ()
+    got: str = ""
+    wanted: str = ""
+    inputs: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,11 +70,14 @@ class WholeResult:
 
     Attributes:
         checked: whether ``onnx.checker`` passes the fused model, or does not pass the original either.
-        identical: whether all outputs were bit for bit the original's, without kernels, on the CPU; None where that
-            was not run.
+        identical: whether all outputs were bit for bit the original's, or as near as was asked for, without kernels, on
+            the CPU; None where that was not run.
         differences: those that were not.
         device: largest difference of each output with the kernels running on the GPU; empty where they did not.
         message: what the checker or ONNX Runtime said against the fused model, or why the original was not run.
+        outputs: largest difference of each output without kernels, those that are allowed and those of nothing too.
+        first: the first fused node whose function computes something else, and how far off, in words; "" where
+            nothing differs, or none does before something else.
     """
 
     checked: bool
@@ -67,6 +85,8 @@ class WholeResult:
     differences: tuple[OutputDifference, ...] = ()
     device: tuple[OutputDifference, ...] = ()
     message: str = ""
+    outputs: tuple[OutputDifference, ...] = ()
+    first: str = ""
 
     @property
     def passed(self) -> bool:

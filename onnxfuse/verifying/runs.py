@@ -15,6 +15,7 @@ from onnxfuse.graph import Graph
 from onnxfuse.graph.constants import numpy_type
 from onnxfuse.measuring.fitting import misfit
 from onnxfuse.measuring.inputs import make_inputs
+from onnxfuse.measuring.sets import InputSet
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.verifying.results import RunInputs
 
@@ -72,13 +73,24 @@ class Recipe:
         return Run(about, feeds)
 
 
-def users_run(graph: Graph, inputs: Mapping[str, Array]) -> Run:
+Inputs = Mapping[str, Array] | Sequence[InputSet] | None
+"""A user's inputs: one set of them, several, or none."""
+
+
+def input_sets(inputs: Inputs) -> tuple[InputSet, ...]:
+    """The sets of a user's inputs."""
+    if isinstance(inputs, Mapping):
+        return (InputSet(inputs),) if inputs else ()
+    return tuple(inputs or ())
+
+
+def users_run(graph: Graph, inputs: Mapping[str, Array], label: str = InputSet.label) -> Run:
     """The user's inputs, those that are missing made.
 
     Raises:
         ModelError: they do not fit the model.
     """
-    return Run(RunInputs("your inputs"), make_inputs(graph, {}, inputs))
+    return Run(RunInputs(label), make_inputs(graph, {}, inputs))
 
 
 def first_recipes(ledger: Ledger) -> Iterator[Recipe]:

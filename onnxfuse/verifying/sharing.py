@@ -85,14 +85,19 @@ class Slim:
 
 
 @contextmanager
-def sharing(loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds = NONE) -> Iterator[tuple[Slim, Slim]]:
+def sharing(loaded: LoadedModel, fused: onnx.ModelProto, bounds: Bounds = NONE, folder: Path | None = None
+            ) -> Iterator[tuple[Slim, Slim]]:
     """The original and the fused model with the weights of both in one place, while the context lasts.
 
-    Weights that the original keeps in files stay there.  Where the temporary folder has no room for the others, each
-    session copies them.
+    Weights that either keeps in files stay there.  Where the temporary folder has no room for the others, each session
+    copies them.
+
+    Args:
+        folder: where the fused model's files are; the original's where None.
     """
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in loaded.proto.graph.initializer):
-        yield Slim(loaded.proto, loaded.folder, bounds), Slim(fused, loaded.folder, bounds)
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for model in (loaded.proto, fused)
+           for tensor in model.graph.initializer):
+        yield Slim(loaded.proto, loaded.folder, bounds), Slim(fused, folder or loaded.folder, bounds)
         return
     with ExitStack() as stack:
         pair = Slim(loaded.proto, None, bounds), Slim(fused, None, bounds)

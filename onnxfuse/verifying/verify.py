@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -12,24 +13,37 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError, ModelError, OnnxfuseError, VerificationError
 from onnxfuse.graph import Graph
 from onnxfuse.graph.load import LoadedModel
+from onnxfuse.measuring.sets import InputSet
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import FusedNode, Placed, Rewritten, planned_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
 from onnxfuse.verifying.capture import Source, capture
+from onnxfuse.verifying.closeness import EXACT, Closeness
 from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.locating import first_apart
 from onnxfuse.verifying.nodes import NodeVerifier, condemned
 from onnxfuse.verifying.results import NodeResult, OutputDifference, Verification, WholeResult
 from onnxfuse.verifying.runner import CUDA, CudaRunner, KernelRunner
-from onnxfuse.verifying.runs import Recipe, Run, first_recipes, second_recipes, small_recipes, users_run
+from onnxfuse.verifying.runs import (
+    Inputs,
+    Recipe,
+    Run,
+    first_recipes,
+    input_sets,
+    second_recipes,
+    small_recipes,
+    users_run,
+)
 from onnxfuse.verifying.sharing import Slim, sharing
-from onnxfuse.verifying.whole import Whole, checker_message, on_device
+from onnxfuse.verifying.whole import Whole, checker_message, keep_worst, on_device
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 
+NO_GPU = "no GPU that ONNX Runtime can use"
 _UNREACHED = "its body did not run, and what it reads there cannot be made up"
 
 
@@ -44,6 +58,8 @@ class Subject(Protocol):
     def ledger(self) -> Ledger: ...
     @property
     def rewritten(self) -> Rewritten: ...
+    @property
+    def folder(self) -> Path | None: ...
 
 
 def find_runner(device: int = 0) -> CudaRunner | None:
@@ -58,8 +74,16 @@ def find_runner(device: int = 0) -> CudaRunner | None:
         return None
 
 
-def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping[str, Array] | None = None,
-           progress: Progress | None = None, bounds: Bounds = NONE) -> Verification:
+@dataclass(frozen=True)
+class Allowed:
+    """How far the model's outputs may be off, without kernels and with them."""
+
+    plain: Closeness = EXACT
+    kernels: Closeness = EXACT
+
+
+def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs = None,
+           progress: Progress | None = None, bounds: Bounds = NONE, allowed: Allowed | None = None) -> Verification:
     """Compare a fused model with the original, and every kernel with the nodes that it replaced.
 
     The model runs on the user's inputs, or on generated ones: of the sizes that were planned for, halved while a run of
@@ -69,8 +93,10 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
 
     Args:
         runner: what runs kernels, such as ``find_runner()``; None leaves them unrun, and the result says so.
-        inputs: the user's own, by name.
+        inputs: the user's own, by name, or several sets of them.
         bounds: of the time and memory that all this may take.
+        allowed: how far outputs may be off; nothing without kernels where None.  With kernels it decides nothing here:
+            the differences say how many elements are further off.
 
     Raises:
         ModelError: ``inputs`` do not fit the model.
@@ -78,36 +104,30 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Mapping
     rewritten = subject.rewritten
     nodes = read_fused(rewritten.model)
     step = progress or (lambda *_: None)
-    work = _Work(subject, inputs, runner, step)
+    allowed = allowed or Allowed()
+    work = _Work(subject, input_sets(inputs), runner, step, allowed.plain)
     notes = work.notes
     step("checking the fused model", 0, 1)
     message = checker_message(rewritten.model)
     if message and (own := checker_message(subject.loaded.proto)):
         notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
         message = ""
-    with sharing(subject.loaded, rewritten.model, bounds) as (original, fused):
+    with sharing(subject.loaded, rewritten.model, bounds, subject.folder) as (original, fused):
         compared = work.first_that_runs(original, fused)
         if isinstance(compared, VerificationError):
             whole = WholeResult(not message, None, message=message or compared.message)
             return Verification(None, (), whole, _not_run(nodes, compared.message), tuple(notes))
         runs, found = compared.runs, tuple(compared.differences.values())
-        results = _not_run(nodes, "no GPU that ONNX Runtime can use")
+        results = _not_run(nodes, NO_GPU)
         device: tuple[OutputDifference, ...] = ()
         if runner is not None and nodes:
-            providers = runner.providers
-            planned = planned_form(subject.loaded, rewritten.model)
-            with nullcontext((original, fused)) if planned is subject.loaded else sharing(
-                planned, rewritten.model, bounds
-            ) as (source, _):
-                results = work.nodes(planned, source, runs, nodes, runner)
-            if CUDA in str(providers) and all(result.verdict != "failed" for result in results):
-                try:
-                    device = on_device(original, fused, runs[0], providers)
-                except (VerificationError, KernelError) as error:
-                    notes.append(f"The whole model was not run with kernels: {error.message}")
-                except MemoryError:
-                    notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
-    whole = WholeResult(not message, not found, found, device, message or compared.message)
+            results = work.kernels((original, fused), runs, nodes, runner)
+            if CUDA in str(runner.providers) and all(result.verdict != "failed" for result in results):
+                device = work.on_device((original, fused), runs, runner, allowed.kernels)
+        first = "" if compared.apart is None else first_apart(
+            subject.graph, nodes, (original, fused), compared.apart, compared.providers, allowed.plain)
+    whole = WholeResult(not message, not found, found, device, message or compared.message,
+                        tuple(compared.outputs.values()), first)
     return Verification(runner.name if runner else None, tuple(run.about for run in runs), whole, results, tuple(notes))
 
 
@@ -119,12 +139,17 @@ def failed_regions(verification: Verification, placed: Sequence[Placed]) -> froz
 
 @dataclass
 class _Comparison:
-    """The model as a whole: the runs that were made and how, and the outputs that differed in them."""
+    """The model as a whole: what it ran on, the runs that were made and how, the outputs that differed in them, how far
+    every output was off, and the first run in which one was further than it may be."""
+
+    providers: Sequence[Any]
 
     runs: list[Run] = field(default_factory=list)
     recipes: list[Recipe] = field(default_factory=list)
     differences: dict[str, OutputDifference] = field(default_factory=dict)
     message: str = ""
+    outputs: dict[str, OutputDifference] = field(default_factory=dict)
+    apart: Run | None = None
 
 
 class _NoRunError(VerificationError):
@@ -149,9 +174,10 @@ class _Work:
     what the result will note."""
 
     subject: Subject
-    inputs: Mapping[str, Array] | None
+    sets: Sequence[InputSet]
     runner: KernelRunner | None
     step: Progress
+    closeness: Closeness = EXACT
     notes: list[str] = field(default_factory=list)
 
     def first_that_runs(self, original: Slim, fused: Slim) -> VerificationError | _Comparison:
@@ -186,16 +212,18 @@ class _Work:
             ModelError: the user's inputs do not fit the model.
         """
         self.step("comparing with the original", 0, 2)
-        whole = Whole(original, fused, providers)
-        comparison = _Comparison()
+        whole = Whole(original, fused, providers, self.closeness)
+        comparison = _Comparison(providers)
+        turns = len(self.sets) or _RUNS
         try:
-            for number in range(1 if self.inputs else _RUNS):
+            for number in range(turns):
                 failures = self._compare_once(whole, comparison, number)
-                if len(comparison.runs) <= number and number < 1:
+                if not comparison.runs and number + 1 >= (len(self.sets) or 1):
                     raise _NoRunError(failures)
                 if failures:
-                    self.notes.append(f"{_TRIED_FIRST[number]}: {_told(failures)}")
-                self.step("comparing with the original", min(number + 1, 2), 2)
+                    told = f"{self.sets[number].label}: left out" if self.sets else _TRIED_FIRST[number]
+                    self.notes.append(f"{told}: {_told(failures)}")
+                self.step("comparing with the original", min(number + 1, turns - 1), turns - 1)
         except BoundsError as error:
             if not comparison.runs:
                 raise
@@ -212,11 +240,11 @@ class _Work:
         failures: list[OnnxfuseError] = []
         for recipe in self._recipes(comparison, number):
             try:
-                run, wanted = self._first_half(whole, recipe)
+                run, wanted = self._first_half(whole, recipe, number)
             except OutOfTimeError:
                 raise
             except (VerificationError, ModelError) as problem:
-                if self.inputs and isinstance(problem, ModelError):
+                if self.sets and isinstance(problem, ModelError):
                     raise
                 failures.append(problem)
                 if is_lacking(problem) or isinstance(problem, ModelError):
@@ -228,13 +256,17 @@ class _Work:
                 raise OutOfMemoryError from error
             comparison.runs.append(run)
             comparison.recipes.append(recipe)
-            comparison.differences |= {entry.output: entry for entry in found.differences}
+            keep_worst(comparison.differences, found.differences, run)
+            if found.differences and not found.message:
+                comparison.apart = comparison.apart or run
+            keep_worst(comparison.outputs, [OutputDifference(name, 0, 0.0) for name in whole.names], run)
+            keep_worst(comparison.outputs, found.seen, run)
             comparison.message = comparison.message or found.message
             self.notes += [found.note] if found.note else []
             break
         return failures
 
-    def _first_half(self, whole: Whole, recipe: Recipe) -> tuple[Run, list[Any]]:
+    def _first_half(self, whole: Whole, recipe: Recipe, number: int) -> tuple[Run, list[Any]]:
         """Inputs, and what the original makes of them.
 
         Raises:
@@ -242,10 +274,11 @@ class _Work:
             ModelError: the inputs cannot be made, or the user's do not fit.
         """
         ledger, graph = self.subject.ledger, self.subject.graph
-        if not self.inputs:
+        if not self.sets:
             whole.bounds.check_memory(Ledger(ledger.graph, {**ledger.sizes, **recipe.sizes}, ledger.placement))
         try:
-            run = users_run(graph, self.inputs) if self.inputs else recipe.make(graph)
+            given = self.sets[number] if self.sets else None
+            run = recipe.make(graph) if given is None else users_run(graph, given.arrays, given.label)
             return run, whole.original(run)
         except MemoryError as error:
             raise OutOfMemoryError from error
@@ -253,12 +286,34 @@ class _Work:
     def _recipes(self, comparison: _Comparison, number: int) -> Iterable[Recipe]:
         """Ways to make the inputs of a run, the preferred first."""
         ledger = self.subject.ledger
-        if self.inputs or not number:
-            return [Recipe({})] if self.inputs else first_recipes(ledger)
+        if self.sets or not number:
+            return [Recipe({})] if self.sets else first_recipes(ledger)
         first = comparison.recipes[0]
         if number == 1:
             return second_recipes(ledger, first)
         return small_recipes(ledger, first, [recipe.sizes for recipe in comparison.recipes])
+
+    def kernels(self, pair: tuple[Slim, Slim], runs: Sequence[Run], nodes: Sequence[FusedNode], runner: KernelRunner
+                ) -> tuple[NodeResult, ...]:
+        """``nodes``, of the form of the original whose values the fused nodes read."""
+        original, fused = pair
+        loaded, model = self.subject.loaded, self.subject.rewritten.model
+        planned = planned_form(loaded, model)
+        with nullcontext((original, fused)) if planned is loaded else sharing(
+            planned, model, original.bounds
+        ) as (source, _):
+            return self.nodes(planned, source, runs, nodes, runner)
+
+    def on_device(self, pair: tuple[Slim, Slim], runs: Sequence[Run], runner: KernelRunner, closeness: Closeness
+                  ) -> tuple[OutputDifference, ...]:
+        """The whole model with its kernels running, on the first of made inputs or on all of the user's."""
+        try:
+            return on_device(*pair, runs if self.sets else runs[:1], runner.providers, closeness)
+        except (VerificationError, KernelError) as error:
+            self.notes.append(f"The whole model was not run with kernels: {error.message}")
+        except MemoryError:
+            self.notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
+        return ()
 
     def nodes(
         self, planned: LoadedModel, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
@@ -287,7 +342,8 @@ class _Work:
                     earlier = results.get(node.name)
                     if earlier is not None and earlier.verdict == "failed":
                         continue
-                    if number > 1 and earlier is not None and not verifier.is_first(node, taken.feeds):
+                    if not self.sets and number > 1 and earlier is not None and not verifier.is_first(
+                            node, taken.feeds):
                         continue  # nothing of it depends on the sizes that changed
                     results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
                     if results[node.name].verdict == "failed" and not runner.alive():
@@ -327,7 +383,7 @@ def _joined(first: NodeResult | None, second: NodeResult) -> NodeResult:
         worst.node, worst.op, worst.rule, worst.verdict, worst.error, worst.tolerance, worst.ratio,
         tuple(dict.fromkeys((*first.inputs, *second.inputs))),
         tuple(dict.fromkeys((*first.variants, *second.variants))), first.shared and second.shared,
-        first.rounded or second.rounded, worst.message,
+        first.rounded or second.rounded, worst.message, worst.where,
     )
 
 

@@ -11,7 +11,7 @@ model do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnxfuse.errors import VerificationError
 from onnxfuse.verifying.bounds import BoundsError
 from onnxfuse.verifying.capture import run_model
-from onnxfuse.verifying.feeds import is_float
+from onnxfuse.verifying.closeness import EXACT, Closeness, difference, measured
 from onnxfuse.verifying.results import OutputDifference
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import Slim, without_weights
@@ -54,25 +54,30 @@ class Compared:
     """The fused model beside the original on one set of inputs.
 
     Attributes:
-        differences: outputs that differ, and further than the original's from themselves.
+        differences: outputs that differ, by more than is allowed, and further than the original's from themselves.
         note: where the original differs from itself, in a sentence; message: why the fused model does not run.
+        seen: all outputs that differ.
     """
 
     differences: tuple[OutputDifference, ...] = ()
     note: str = ""
     message: str = ""
+    seen: tuple[OutputDifference, ...] = ()
 
 
 class Whole:
     """The original's and the fused model's sessions without kernels."""
 
-    def __init__(self, original: Slim, fused: Slim, providers: Sequence[Any]) -> None:
+    def __init__(self, original: Slim, fused: Slim, providers: Sequence[Any], closeness: Closeness = EXACT) -> None:
         """Create them.
+
+        Args:
+            closeness: how far outputs may be off.
 
         Raises:
             VerificationError: ONNX Runtime refuses one of them.
         """
-        self._original, self._fused, self._providers = original, fused, providers
+        self._original, self._fused, self._providers, self._closeness = original, fused, providers, closeness
         self.bounds = original.bounds
         self._sessions = original.session(providers), fused.session(providers)
         self.names = [info.name for info in original.model.graph.output]
@@ -99,8 +104,9 @@ class Whole:
         except VerificationError as error:
             found = tuple(OutputDifference(name, 0, float("inf")) for name in self.names)
             return self._beside(run, wanted, found, error.message)
-        found = compared(self.names, got, wanted)
-        return self._beside(run, wanted, found, "") if found else Compared()
+        seen = compared(self.names, got, wanted, self._closeness)
+        found = seen if self._closeness == EXACT else tuple(entry for entry in seen if entry.beyond)
+        return replace(self._beside(run, wanted, found, ""), seen=seen) if found else Compared(seen=seen)
 
     def _beside(self, run: Run, wanted: Sequence[Any], found: tuple[OutputDifference, ...], message: str) -> Compared:
         """What is left of differences beside the original's from itself."""
@@ -138,43 +144,34 @@ def _worst(known: dict[str, float], found: Sequence[OutputDifference]) -> None:
         known[entry.output] = max(known.get(entry.output, 0.0), entry.error)
 
 
-def on_device(original: Slim, fused: Slim, run: Run, providers: Sequence[Any]) -> tuple[OutputDifference, ...]:
-    """Every output with the kernels running beside the original's on the same device.
+def on_device(original: Slim, fused: Slim, runs: Sequence[Run], providers: Sequence[Any],
+              closeness: Closeness = EXACT) -> tuple[OutputDifference, ...]:
+    """Every output with the kernels running beside the original's on the same device, where it is farthest off.
 
     Raises:
         VerificationError: a run fails.
         KernelError: a kernel cannot be had.
     """
     names = [info.name for info in original.model.graph.output]
-    wanted = run_model(original.session(providers), original.model, run)
-    got = run_model(fused.fused_session(providers), fused.model, run)
-    return tuple(_difference(name, a, b) for name, a, b in zip(names, got, wanted, strict=True)
-                 if isinstance(a, np.ndarray) and isinstance(b, np.ndarray))
+    plain, kernels = original.session(providers), fused.fused_session(providers)
+    worst: dict[str, OutputDifference] = {}
+    for run in runs:
+        wanted, got = run_model(plain, original.model, run), run_model(kernels, fused.model, run)
+        keep_worst(worst, [measured(name, a, b, closeness) for name, a, b in zip(names, got, wanted, strict=True)
+                           if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)], run)
+    return tuple(worst.values())
 
 
-def compared(names: Sequence[str], got: Sequence[Any], wanted: Sequence[Any]) -> tuple[OutputDifference, ...]:
-    """Outputs that differ in a single bit; sequences, maps and text are compared by ``repr``."""
-    found = []
-    for name, a, b in zip(names, got, wanted, strict=True):
-        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype != object:
-            if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
-                found.append(_difference(name, a, b))
-        elif repr(a) != repr(b):
-            found.append(OutputDifference(name, 1, float("inf")))
-    return tuple(found)
+def keep_worst(known: dict[str, OutputDifference], found: Sequence[OutputDifference], run: Run) -> None:
+    """Put what was found in a run in the place of what is nearer."""
+    for entry in found:
+        earlier = known.get(entry.output)
+        if earlier is None or (entry.beyond > 0, entry.error) > (earlier.beyond > 0, earlier.error):
+            known[entry.output] = replace(entry, inputs=str(run.about))
 
 
-def _difference(name: str, got: Array, wanted: Array) -> OutputDifference:
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return OutputDifference(name, max(got.size, wanted.size), float("inf"))
-    if not is_float(got):
-        wrong = int((got != wanted).sum())
-        return OutputDifference(name, wrong, wrong / max(got.size, 1))
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    finite = np.isfinite(a) & np.isfinite(b)
-    if (~same & ~finite).any():
-        return OutputDifference(name, int((~same).sum()), float("inf"))
-    scale = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
-    return OutputDifference(name, int((~same).sum()),
-                            float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale)
+def compared(names: Sequence[str], got: Sequence[Any], wanted: Sequence[Any], closeness: Closeness = EXACT
+             ) -> tuple[OutputDifference, ...]:
+    """Outputs that differ in a single bit."""
+    found = [difference(name, a, b, closeness) for name, a, b in zip(names, got, wanted, strict=True)]
+    return tuple(entry for entry in found if entry is not None)
