@@ -16,7 +16,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Contracted, Load, Puller, Reduced, Scalar
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Sizes, Writer, pointer
+from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _AttentionText:
 
     def _opening(self) -> list[str]:
         rows = self.extents["m"]
-        return _indented([
+        return indented([
             f"using T = {self.element};",
             f"using Largest = {REDUCTIONS[self.parts.softmax.largest.kind][0]};",
             f"using Powers = {self.parts.softmax.powers};",
@@ -145,32 +145,32 @@ class _AttentionText:
             f"T* const to = {tile} + line * {pitch} + {column};",
         ]
         computed = ["of::Vector<T, width> vector = {};", f"if ({inside}) {{",
-                    *_indented(self._packed(writer, access.scalar)), "}", "of::store(to, vector);"]
+                    *indented(self._packed(writer, access.scalar)), "}", "of::store(to, vector);"]
         if access.copied:
             assert isinstance(access.scalar, Load)
             copier = self._writer(access.lanes)
             conditions = [copier.condition(condition)[0] for condition in access.scalar.conditions]
             allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
             address = pointer(f"i{access.scalar.input}", copier.index(access.scalar.offset))
-            copied = [*_flat(copier), f"of::copy_async(to, {address}, {allowed});"]
-            computed = ["if constexpr (width == 8) {", *_indented(copied), "} else {", *_indented(computed), "}"]
+            copied = [*copier.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
+            computed = ["if constexpr (width == 8) {", *indented(copied), "} else {", *indented(computed), "}"]
         return ["#pragma unroll 4", f"for (int c = threadIdx.x; c < {rows} * ({columns} / wide); c += threads) {{",
-                *_indented([*body, *computed]), "}"]
+                *indented([*body, *computed]), "}"]
 
     def _packed(self, writer: Writer, scalar: Scalar) -> list[str]:
         """Lines that compute ``vector``."""
         value = writer.scalar(scalar)
         inner = writer.lines[Scope.LANE]
-        return [*_flat(writer), "float x[width];", "#pragma unroll", "for (int v = 0; v < width; ++v) {",
-                *_indented([*inner, f"x[v] = {value};"]), "}", "vector = of::pack<T>(x);"]
+        return [*writer.upto(Scope.VECTOR), "float x[width];",
+                *unrolled("int v = 0; v < width; ++v", [*inner, f"x[v] = {value};"]), "vector = of::pack<T>(x);"]
 
     # ---- The loop over the keys. ----
 
     def _loop(self) -> list[str]:
         length = self.extents["k"]
-        return _indented([
+        return indented([
             f"for (idx start = 0; start < {length}; start += keys) {{",
-            *_indented([
+            *indented([
                 "// The keys are here, and everybody is done with the values before.",
                 "of::copies_here<0>();",
                 "__syncthreads();",
@@ -183,7 +183,7 @@ class _AttentionText:
                 "of::copies_here<0>();",
                 "__syncthreads();",
                 f"if (start + keys < {length}) {{",
-                *_indented(self._bring(1, "key_tile", "keys", "depth", ("k", "d"), "start + keys")),
+                *indented(self._bring(1, "key_tile", "keys", "depth", ("k", "d"), "start + keys")),
                 "}",
                 "of::copies_asked();",
                 *_SUMS,
@@ -198,7 +198,7 @@ class _AttentionText:
         _, cut = self._scores(checked=True)
         each = [
             f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, {rows} - 1);", *outer,
-            f"if (start + keys <= {length}) {{", *_indented(whole), "} else {", *_indented(cut), "}",
+            f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}",
             *_POWERS,
         ]
         return _each_row(each)
@@ -213,14 +213,14 @@ class _AttentionText:
         lane = [*writer.lines[Scope.LANE], f"{at} = {value};"] if value != at else []
         vector = ["const idx k = start + n * 8 + corner + part;"] if lane or checked else []
         if lane:
-            lane = [f"if (k + v < {length}) {{", *_indented(lane), "}"] if checked else lane
-            computed = [*writer.lines[Scope.VECTOR], *_unrolled("int v = 0; v < width; ++v", lane)]
-            computed = [f"if (k < {length}) {{", *_indented(computed), "}"] if checked else computed
+            lane = [f"if (k + v < {length}) {{", *indented(lane), "}"] if checked else lane
+            computed = [*writer.lines[Scope.VECTOR], *unrolled("int v = 0; v < width; ++v", lane)]
+            computed = [f"if (k < {length}) {{", *indented(computed), "}"] if checked else computed
             vector = ["constexpr int width = pair;", *vector, *computed]
         if checked:
-            vector += _unrolled("int v = 0; v < pair; ++v", [f"if (k + v >= {length}) {at} = -OF_INFINITY;"])
-        outer = [line for scope in _OUTER for line in writer.lines[scope]]
-        inner = _unrolled("int n = 0; n < keys / 8; ++n", _unrolled("int part = 0; part < 2; part += pair", vector))
+            vector += unrolled("int v = 0; v < pair; ++v", [f"if (k + v >= {length}) {at} = -OF_INFINITY;"])
+        outer = writer.upto(Scope.ROW)
+        inner = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int part = 0; part < 2; part += pair", vector))
         return outer, inner if vector else []
 
     # ---- After it. ----
@@ -235,9 +235,9 @@ class _AttentionText:
             *guarded,
             "const float scale = 1.0f / whole;",
             "const idx m = first + own + i * 16 + half * 8 + group;",
-            f"if (m < {rows}) {{", *_indented(self._results(columns)), "}",
+            f"if (m < {rows}) {{", *indented(self._results(columns)), "}",
         ]
-        return _indented(_each_row(each))
+        return indented(_each_row(each))
 
     def _results(self, columns: str) -> list[str]:
         """Store a thread's results of a row."""
@@ -251,19 +251,16 @@ class _AttentionText:
         inner = ["const float sum = sums[i][c][half * 2 + part + v] * scale;", *writer.lines[Scope.LANE]]
         each = "int v = 0; v < width; ++v"
         if neighbours:
-            computed = [f"{kind.compute} y[width];", *_unrolled(each, [*inner, f"y[v] = {value};"]),
+            computed = [f"{kind.compute} y[width];", *unrolled(each, [*inner, f"y[v] = {value};"]),
                         f"of::store({target}, of::pack<{kind.storage}>(y));"]
         else:
             inner.append(f"*({target}) = of::Store<{kind.storage}>::from({value});")
-            computed = _unrolled(each, [f"if (n + v < {columns}) {{", *_indented(inner), "}"])
+            computed = unrolled(each, [f"if (n + v < {columns}) {{", *indented(inner), "}"])
         body = ["constexpr int width = pair;", "const int n = c * 8 + corner + part;",
-                f"if (n < {columns}) {{", *_indented([*writer.lines[Scope.VECTOR], *computed]), "}"]
-        return [*(line for scope in _OUTER for line in writer.lines[scope]), *_unrolled(
-            "int c = 0; c < columns / 8; ++c", _unrolled("int part = 0; part < 2; part += pair", body))]
+                f"if (n < {columns}) {{", *indented([*writer.lines[Scope.VECTOR], *computed]), "}"]
+        return [*writer.upto(Scope.ROW), *unrolled(
+            "int c = 0; c < columns / 8; ++c", unrolled("int part = 0; part < 2; part += pair", body))]
 
-
-_OUTER = (Scope.KERNEL, Scope.ROWS, Scope.EACH_ROW, Scope.ROW)
-"""Scopes around the elements of a row."""
 
 _SCORES = (
     "// Scores: the sums of the first product.",
@@ -338,19 +335,6 @@ _SUMS = (
 )
 
 
-def _flat(writer: Writer) -> list[str]:
-    """Lines of all scopes around the lanes."""
-    return [line for scope in (*_OUTER, Scope.VECTOR) for line in writer.lines[scope]]
-
-
 def _each_row(body: Iterable[str]) -> list[str]:
     """A loop over the rows that a thread has elements of."""
-    return _unrolled("int i = 0; i < tiles; ++i", _unrolled("int half = 0; half < 2; ++half", body))
-
-
-def _unrolled(head: str, body: Iterable[str]) -> list[str]:
-    return ["#pragma unroll", f"for ({head}) {{", *_indented(body), "}"]
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [line if line.startswith("#") else f"  {line}" for line in lines]
+    return unrolled("int i = 0; i < tiles; ++i", unrolled("int half = 0; half < 2; ++half", body))

@@ -13,7 +13,7 @@ from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.online import Online, online_sums
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Sizes, Writer, pointer
+from onnxfuse.schedules.text import Sizes, Writer, indented, pointer
 
 
 @dataclass(frozen=True)
@@ -367,11 +367,6 @@ def vectors_of(roots: Iterable[Scalar], lanes: Lanes) -> list[Load]:
             stack += children(scalar)[::-1]
     return [scalar for scalar in seen if isinstance(scalar, Load) and not scalar.conditions
             and lanes.stride(scalar.offset) == 1 and lanes.aligned(scalar.offset)]
-
-
-def indented(lines: Iterable[str], depth: int) -> list[str]:
-    """Lines inside so many braces; a directive stands at the margin."""
-    return [line if line.startswith("#") else "  " * depth + line for line in lines]
 
 
 WORDS = {"max_number": "max", **{kind: kind for kind in ("sum", "prod", "max", "min")}}

@@ -38,7 +38,7 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
-from onnxfuse.schedules.text import Sizes, Writer
+from onnxfuse.schedules.text import Sizes, Writer, unrolled
 
 THREADS = 256
 
@@ -324,12 +324,12 @@ def vector_lines(writer: Writer, stores: Sequence[Store]) -> list[str]:
     values = [writer.scalar(store.scalar) for store in stores]
     kinds = [TYPES[store.dtype] for store in stores]
     lane = writer.lines[Scope.LANE]
-    outer = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
+    outer = writer.upto(Scope.VECTOR)
     outer += [f"{kind.compute} y{store.index}[width];" for store, kind in zip(stores, kinds, strict=True)]
     inner = [*lane, *(f"y{store.index}[v] = {text};" for store, text in zip(stores, values, strict=True))]
     after = [
         f"of::store({store.target}, of::pack<{kind.storage}>(y{store.index}));"
         for store, kind in zip(stores, kinds, strict=True)
     ]
-    loop = ["#pragma unroll", "for (int v = 0; v < width; ++v) {", *(f"  {line}" for line in inner), "}"]
+    loop = unrolled("int v = 0; v < width; ++v", inner)
     return [*outer, *loop, *after]

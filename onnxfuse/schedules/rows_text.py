@@ -7,7 +7,7 @@ from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.phases import Frame, PhaseText, neutral
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Writer
+from onnxfuse.schedules.text import Writer, indented
 
 EARLY_BYTES = 128
 """Bytes a thread may hold of what only later phases read."""
@@ -114,8 +114,7 @@ class RowText(PhaseText):
         writer = Writer(self.frame.lanes, self.sizes)
         loads = [f"{name}[item] = of::load<width>({writer.address(load)});"
                  for load, name in self.early.items()]
-        inner = [line for scope in Scope for line in writer.lines[scope]]
-        return ["      if constexpr (early) {", *(f"        {line}" for line in [*inner, *loads]), "      }"]
+        return ["      if constexpr (early) {", *indented([*writer.upto(Scope.LANE), *loads], 4), "      }"]
 
     def _early_vectors(self) -> list[str]:
         """Room for them."""

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Reduced, Scalar, Scanned
-from onnxfuse.schedules.phases import Frame, Phases, accumulators, indented, neutral
+from onnxfuse.schedules.phases import Frame, Phases, accumulators, neutral
 from onnxfuse.schedules.scans_text import Across, Along, Stages, totals_of
 from onnxfuse.schedules.split_text import ColumnSplit, Parts, RowSplit, Step, reductions_of
+from onnxfuse.schedules.text import indented
 
 
 def levels(totals: Iterable[Scanned]) -> list[list[Scanned]]:

@@ -17,7 +17,7 @@ from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.phases import Frame, Phases, PhaseText, neutral, vectors_of
 from onnxfuse.schedules.rows_text import RowText
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Writer
+from onnxfuse.schedules.text import Writer, indented
 
 
 def totals_of(roots: Iterable[Scalar]) -> list[Scanned]:
@@ -123,8 +123,7 @@ class Stages(PhaseText):
         last = f"{before}({end} - 1{less}) / {tile} * {tile}"
         tiles = f"idx start = {last}; start >= {first}; start -= {tile}" if self.backward else (
             f"idx start = {first}; start < {end}; start += {tile}")
-        inside = [line if line.startswith("#") else f"  {line}" for line in lines]
-        return [*self.carried, f"  for ({tiles}) {{", *inside, "  }"]
+        return [*self.carried, f"  for ({tiles}) {{", *indented(lines), "  }"]
 
     def _vectors(self) -> list[str]:
         """Ask for the vectors that several stages read, all at once."""
@@ -133,9 +132,8 @@ class Stages(PhaseText):
         writer = Writer(self.frame.lanes, self.sizes)
         loads = [f"{name}[item] = of::load<width>({writer.address(load)});"
                  for load, name in self.held.items()]
-        inner = [line for scope in Scope for line in writer.lines[scope]]
         room = [f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];" for load, name in self.held.items()]
-        return [*room, *self.head(), *(f"      {line}" for line in [*inner, *loads]), "    }", "  }"]
+        return [*room, *self.head(), *(f"      {line}" for line in [*writer.upto(Scope.LANE), *loads]), "    }", "  }"]
 
     def _stage(self, total: Scanned) -> None:
         """What is totalled, and the totals in its place."""

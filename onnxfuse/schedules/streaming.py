@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar
 from onnxfuse.schedules.lanes import Scope
-from onnxfuse.schedules.phases import Frame, Turn, indented, neutral, vectors_of
+from onnxfuse.schedules.phases import Frame, Turn, neutral, vectors_of
 from onnxfuse.schedules.rows_text import RowText
 from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import indented
 
 BLOCK_SHARED = "120 sm <= 101376 90 sm <= 232448 sm 80 == sm 87 == or 166912 86 sm <= 101376 65536 sel sel sel sel"
 """Shared memory that a block may have on the GPU at hand, in bytes, as the launch plan writes it."""

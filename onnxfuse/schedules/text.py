@@ -9,7 +9,7 @@ vector.  ``Lanes`` decides which is which, and is told what the text relies on: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -82,6 +82,16 @@ def converted(text: str, source: int, target: int) -> str:
     if not kind.is_floating and TYPES[source].is_floating:
         return f"of::to_integer<{kind.compute}>({text})"
     return text if TYPES[source].compute == kind.compute else f"({kind.compute}){text}"
+
+
+def indented(lines: Iterable[str], depth: int = 1) -> list[str]:
+    """Lines inside so many braces; a directive stands at the margin."""
+    return [line if line.startswith("#") else "  " * depth + line for line in lines]
+
+
+def unrolled(head: str, body: Iterable[str]) -> list[str]:
+    """A loop that the compiler unrolls."""
+    return ["#pragma unroll", f"for ({head}) {{", *indented(body), "}"]
 
 
 class Writer:
@@ -294,6 +304,10 @@ class Writer:
         self._exported[scalar] = f"{array}[v]"
         return self._exported[scalar]
 
+    def upto(self, last: Scope) -> list[str]:
+        """Lines of all scopes from the outermost to this one."""
+        return [line for scope in Scope if scope <= last for line in self.lines[scope]]
+
     def outside(self) -> list[str]:
         """Close the scopes that are around a loop over a row's elements, but for their names."""
         if not self.lanes.across:
@@ -303,7 +317,7 @@ class Writer:
         each = self.leave(Scope.EACH_ROW)
         lines = self.lines[Scope.KERNEL] + self.lines[Scope.ROWS]
         self.lines[Scope.KERNEL], self.lines[Scope.ROWS] = [], []
-        loop = ["#pragma unroll", "for (int v = 0; v < width; ++v) {", *(f"  {line}" for line in each), "}"]
+        loop = unrolled("int v = 0; v < width; ++v", each)
         return lines + (loop if each else [])
 
     def scope(self, scalar: Scalar) -> Scope:

@@ -16,7 +16,7 @@ from onnxfuse.schedules.kernel import is_vector
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Sizes, Writer, pointer
+from onnxfuse.schedules.text import Sizes, Writer, pointer, unrolled
 
 THREADS = 256
 
@@ -126,7 +126,7 @@ class _TiledText:
         fetched: list[str] = []
         for load, name in self.tiles.items():
             fetched += fetch(writer, load, f"{name}_down[turn][j]", "tall")
-        defined = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
+        defined = writer.upto(Scope.VECTOR)
         turns = f"(batch * rows * columns / (tall * width) + {THREADS - 1}) / {THREADS}"
         arrays = [
             f"  of::Vector<{TYPES[load.dtype].storage}, tall> {name}_down[{turns}][width] = {{}};"
@@ -172,7 +172,7 @@ class _TiledText:
             f"of::store({pointer(f'o{target.index}', writer.index(target.offset))}, out{target.index}_down[j]);"
             for target in self.outgoing
         ]
-        defined = [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
+        defined = writer.upto(Scope.VECTOR)
         takes = []
         for target in self.outgoing:
             takes += [
@@ -194,7 +194,7 @@ def fetch(writer: Writer, load: Load, target: str, width: str) -> list[str]:
     inner = [*writer.lines[Scope.LANE], f"{guard}{target}.at[v] = i{load.input}[{place}];"]
     writer.lines[Scope.LANE] = []
     writer.names[Scope.LANE] = {}
-    return ["#pragma unroll", f"for (int v = 0; v < {width}; ++v) {{", *(f"  {line}" for line in inner), "}"]
+    return unrolled(f"int v = 0; v < {width}; ++v", inner)
 
 
 def _loop(piece: str, unroll: str, body: Iterable[str]) -> list[str]:

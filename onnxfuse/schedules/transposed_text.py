@@ -141,7 +141,7 @@ class _TransposedText(ColumnText):
         ]
         puts = [f"of::store({name}.place(of_block, at), {name}_piece[turn]);" for name in self.brought.values()]
         return [
-            *arrays, *self._pieces(self._inside([*_defined(writer), *fetched])), *self._pieces(puts),
+            *arrays, *self._pieces(self._inside([*writer.upto(Scope.VECTOR), *fetched])), *self._pieces(puts),
             "    __syncthreads();",
         ]
 
@@ -155,7 +155,7 @@ class _TransposedText(ColumnText):
             f"of::load<wide>(out{output.index}.place(of_block, at)));"
             for output in outputs
         ]
-        return ["    __syncthreads();", *self._pieces(self._inside([*_defined(writer), *sent]))]
+        return ["    __syncthreads();", *self._pieces(self._inside([*writer.upto(Scope.VECTOR), *sent]))]
 
     def _pieces(self, body: Iterable[str]) -> list[str]:
         """A loop in which the block's threads share the chunk's vectors, neighbours along a column: ``of_block`` is the
@@ -179,8 +179,3 @@ class _TransposedText(ColumnText):
             *(line if line.startswith("#") else f"  {line}" for line in body),
             "}",
         ]
-
-
-def _defined(writer: Writer) -> list[str]:
-    """What indices are computed from, all scopes in one."""
-    return [line for scope in (Scope.KERNEL, Scope.ROW, Scope.VECTOR) for line in writer.lines[scope]]
