@@ -85,10 +85,12 @@ python:
 	touch $@
 
 # The package in place and the tools of the tests, each the release and the very file that the lock names; -lowest has
-# the lowest of every range in setup.cfg.
-.venv-test/ready .venv-lowest/ready: .venv-%/ready: .ci/%.txt $(SOURCES) | python
+# the lowest of every range in setup.cfg.  Of Triton's client the schema of configurations is read alone, so that it
+# comes without what it requires, an older protobuf among it.
+.venv-test/ready .venv-lowest/ready: .venv-%/ready: .ci/%.txt .ci/triton.txt $(SOURCES) | python
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install -q --disable-pip-version-check --require-hashes -r $<
+	$(@D)/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r .ci/triton.txt
 	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -105,6 +107,7 @@ lock: | python
 	build/lock/bin/pip install -q --disable-pip-version-check 'uv>=0.8,<1'
 	$(UV) --upgrade --extra test setup.py --output-file .ci/test.txt
 	$(UV) --upgrade --extra test setup.py --output-file .ci/lowest.txt --resolution lowest-direct
+	printf 'tritonclient>=2.50,<3\n' | $(UV) --no-deps --upgrade - --output-file .ci/triton.txt
 	printf 'onnxruntime==1.20.1\nnumpy\n' | $(UV) --upgrade - --output-file .ci/oldest.txt
 
 clean:

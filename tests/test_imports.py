@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "graph", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying", "presence",
         "measurements", "compiling", "optimised", "pipeline",
     },
+    "triton": {"graph", "operators", "rewriting", "runtime"},
     "scheduler": {"graph", "planning", "pipeline"},
     "reporting": {"operators", "graph", "rules", "planning", "rewriting", "runtime", "optimised", "pipeline",
                   "measuring", "tuning"},
@@ -56,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"comparing", "graph", "measuring", "planning", "rewriting", "measurements", "optimised", "pipeline",
             "reporting", "verifying"},
     "cli": {"api", "checking", "debugging", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
-            "measuring", "tuning"},
+            "measuring", "tuning", "triton"},
 }
 """What each folder, and each module beside them, imports of the others, in the order of the data."""
 
