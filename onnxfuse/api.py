@@ -19,7 +19,7 @@ from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints
-from onnxfuse.reporting import Explanation, Report, as_json, is_fused, report_of, report_of_fused
+from onnxfuse.reporting import Explanation, Report, as_json, is_fused, note_report, report_of, report_of_fused
 from onnxfuse.rewriting.saving import External
 from onnxfuse.unforeseen import told
 from onnxfuse.verifying.bounds import Bounds
@@ -134,7 +134,9 @@ def optimize(
     _ = options.objective  # wrong arguments are the caller's
     with told(file_of(model)):
         optimised = optimise(model, options, tell)
-        return Result(optimised, report_of(optimised))
+        found = report_of(optimised)
+        note_report(optimised, found)
+        return Result(optimised, found)
 
 
 def report(
@@ -147,7 +149,8 @@ def report(
     tell: Tell = silent,
     **wanted: Any,
 ) -> Report:
-    """What ``optimize`` would do to a model; of a fused model, what it holds, read from the model itself.
+    """What ``optimize`` would do to a model; of a fused model, what it holds, read from the model itself, counted
+    anew where ``dims`` or ``target`` ask for others than it was planned for.
 
     ``wanted`` are further arguments of ``optimize``.
 
@@ -177,7 +180,8 @@ def explained(
     options: dict[str, Any] = {"rules": rules, "disable": disable, "dims": dims, "target": target, "tell": tell}
     with told(file_of(model)):
         loaded = load(model)
-        held = report_of_fused(loaded, dims or {}, profile_of(target, rules)) if is_fused(loaded.proto) else None
+        profile = None if target is None else profile_of(target, rules)
+        held = report_of_fused(loaded, dims or {}, profile) if is_fused(loaded.proto) else None
     if held is not None:
         return held, explain(model, **options, **wanted) if why else None
     result = optimize(loaded, verify=False, compile=True, **options, **wanted)

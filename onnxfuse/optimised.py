@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -11,6 +11,7 @@ import onnx
 from onnxfuse.graph import Graph, LoadedModel
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, together
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
@@ -35,6 +36,9 @@ class Optimised:
         regions: the plan's fusions as the rewriting got them.
         verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
         notes: what a user should know of how the plan came about.
+        objective: what the plan is to be good at.
+        assumed: symbols of the inputs' shapes whose size nobody gave; assumed_target: whether nobody named the GPU to
+            plan for, and there is none.
     """
 
     loaded: LoadedModel
@@ -51,6 +55,9 @@ class Optimised:
     verification: Verification | None = None
     taken_back: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
+    objective: Objective = field(default_factory=Objective)
+    assumed: tuple[str, ...] = ()
+    assumed_target: bool = False
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -132,7 +132,7 @@ def optimise(
 
 def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     rules = load_rules([rules_folder(), *options.rules], options.disable)
-    profile = profile_of(options.target, options.rules)
+    profile, assumed = chosen_target(options.target, options.rules)
     tell("planning", 0, 0)
     done = is_optimised(loaded.proto)
     folded = loaded if done or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
@@ -148,7 +148,8 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)
     optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, costs, plan, tuple(regions),
-                          rewritten, notes=loaded.notes + sizes.notes + notes + more + silence)
+                          rewritten, notes=loaded.notes + sizes.notes + notes + more + silence,
+                          objective=options.objective, assumed=sizes.assumed, assumed_target=assumed)
     if not options.verify:
         return optimised
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))
@@ -178,12 +179,18 @@ def profile_of(target: str | Profile | None, rules: Sequence[str | Path] = ()) -
         TargetError: there is no profile of that name.
         RuleError: a file of profiles is wrong.
     """
+    return chosen_target(target, rules)[0]
+
+
+def chosen_target(target: str | Profile | None, rules: Sequence[str | Path] = ()) -> tuple[Profile, bool]:
+    """``profile_of``, and whether nobody named the GPU and there is none: then it is an assumption."""
     if isinstance(target, Profile):
-        return target
+        return target, False
     if target is not None:
-        return resolve_profile(target, rules)
+        return resolve_profile(target, rules), False
     known = known_profiles(rules)
-    return present_profile(profiles=known) or find_profile(DEFAULT_TARGET, known)
+    present = present_profile(profiles=known)
+    return present or find_profile(DEFAULT_TARGET, known), present is None
 
 
 def region_of(fusion: Region) -> FusedRegion:

@@ -6,6 +6,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if kind is bool and isinstance(value, bool):
         return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST:
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
         return value
     if kind is str and isinstance(value, str) and _is_text(value):
         return value

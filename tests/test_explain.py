@@ -242,7 +242,7 @@ def test_nothing_remains_to_tell_of_a_lone_product(tmp_path: Path) -> None:
 def test_the_json_of_the_command(tmp_path: Path) -> None:
     path = write(tmp_path, CHAIN)
     whole = json.loads(run("explain", path, "--json").output)
-    assert set(whole) == {"model", "target", "dims", "notes", "node", "whole"} and whole["node"] is None
+    assert set(whole) == {"model", "target", "dims", "notes", "node", "whole", "assumed"} and whole["node"] is None
     assert set(whole["whole"]) == {"bytes_before", "bytes_after", "bytes_products", "seconds_before", "seconds_after",
                                    "remaining", "left", "matches", "advice", "refusals"}
     assert set(whole["whole"]["remaining"][0]) == {

@@ -32,10 +32,12 @@ class Bound:
     Attributes:
         sizes: by symbol.
         notes: sizes that had to be assumed larger than by default, and why.
+        assumed: symbols of the inputs' shapes whose size nobody gave.
     """
 
     sizes: dict[str, int]
     notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 def bind(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
@@ -85,7 +87,7 @@ def bound(graph: Graph, dims: Mapping[str, int]) -> Bound:
         for name, before in body.first.items():
             if name not in dims:
                 sizes[name] = before.evaluate(sizes)
-    return Bound(sizes, notes)
+    return Bound(sizes, notes, tuple(name for name in _of_inputs(graph) if name not in dims and name not in shared))
 
 
 def _raised(follows: tuple[Derived, ...], sizes: Mapping[str, int], name: str, size: int) -> str:
@@ -138,8 +140,13 @@ def _default(name: str, axis: int | None, rank: int) -> int:
     return OTHER
 
 
+def _of_inputs(graph: Graph) -> list[str]:
+    """The symbols in the shapes of the graph's inputs."""
+    return list(dict.fromkeys(n for value in graph.inputs for size in value.shape or () for n in sorted(size.symbols)))
+
+
 def _known(name: str, graph: Graph) -> str:
-    names = list(dict.fromkeys(n for value in graph.inputs for size in value.shape or () for n in sorted(size.symbols)))
+    names = _of_inputs(graph)
     if not names:
         return "The model's inputs have fixed sizes; leave --dim out."
     close = get_close_matches(name, names, n=1)

@@ -2,10 +2,11 @@
 
 from onnxfuse.reporting.explain import Explanation, explanation_json
 from onnxfuse.reporting.explaining import explain
-from onnxfuse.reporting.gather import is_fused, report_of, report_of_fused
+from onnxfuse.reporting.gather import is_fused, report_of
+from onnxfuse.reporting.held import keep_measured, note_report, report_of_fused
 from onnxfuse.reporting.report import FusionEntry, Report, Totals, as_json
 
 __all__ = [
-    "Explanation", "FusionEntry", "Report", "Totals", "as_json", "explain", "explanation_json", "is_fused", "report_of",
-    "report_of_fused",
+    "Explanation", "FusionEntry", "Report", "Totals", "as_json", "explain", "explanation_json", "is_fused",
+    "keep_measured", "note_report", "report_of", "report_of_fused",
 ]

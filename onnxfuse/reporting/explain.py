@@ -9,11 +9,11 @@ Bytes are those of ``planning.traffic`` (docs/bytes.md), seconds those of ``plan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.reporting.report import LeftRegions, MatchEntry
+from onnxfuse.reporting.report import Assumed, LeftRegions, MatchEntry
 
 Verdict = Literal["chosen", "lost", "no-gain", "refused"]
 State = Literal["fused", "product", "view", "host", "folded", "control", "removed", "alone"]
@@ -161,7 +161,7 @@ class Explanation:
     """What ``onnxfuse explain`` shows.
 
     Attributes:
-        model, target, dims: as in the report.
+        model, target, dims, assumed: as in the report.
         notes: what the reader has to know, a sentence each.
         node: where a node was asked for; whole: where none was.
     """
@@ -172,6 +172,7 @@ class Explanation:
     notes: tuple[str, ...]
     node: NodeExplanation | None
     whole: ModelExplanation | None
+    assumed: Assumed = field(default_factory=Assumed)
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:

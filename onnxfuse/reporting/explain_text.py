@@ -18,7 +18,17 @@ from onnxfuse.reporting.explain import (
     Weighed,
 )
 from onnxfuse.reporting.left_text import show_left, show_matches, show_near
-from onnxfuse.reporting.text import COMPILER, alike, count, duration, escape, indented, operator_runs, size
+from onnxfuse.reporting.text import (
+    COMPILER,
+    alike,
+    count,
+    duration,
+    escape,
+    indented,
+    operator_runs,
+    show_heading,
+    size,
+)
 
 SHOWN, PRODUCTS = 16, 6
 """Groups of nodes listed, and of products; the JSON has all of them."""
@@ -41,9 +51,7 @@ _STATES: dict[State, str] = {
 
 def show(explanation: Explanation, console: Console, *, verbose: bool = False) -> None:
     """Print an explanation; ``verbose``: near misses too that nothing a user can change would mend."""
-    sizes = ", ".join(f"{name}={number}" for name, number in explanation.dims.items())
-    console.print(f"[bold]{escape(explanation.model)}[/]  planned for {escape(explanation.target)}"
-                  + (f", {escape(sizes)}" if sizes else ""))
+    show_heading(explanation, console)
     for note in explanation.notes:
         console.print(f"note: {escape(note)}")
     console.print()

@@ -31,6 +31,7 @@ from onnxfuse.reporting.explain import (
 from onnxfuse.reporting.gather import costs_before, input_sizes, name_of, replaced_nodes
 from onnxfuse.reporting.left import left_regions, own_matches
 from onnxfuse.reporting.reasons import JOINS, Reasons, advice, product_words, told
+from onnxfuse.reporting.report import Assumed
 from onnxfuse.rewriting import read_fused, sizes_record
 
 _STATES: dict[Kind, State] = {
@@ -73,6 +74,7 @@ def explain(optimised: Optimised, node: str | None = None, file: LoadedModel | N
         tuple(notes),
         gone if subject is None else explainer.node(*subject),
         explainer.whole() if node is None else None,
+        Assumed(optimised.assumed_target, optimised.assumed),
     )
 
 

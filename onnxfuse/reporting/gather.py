@@ -13,18 +13,17 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, LoadedModel, bind
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.order import graphs_of
-from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.region import Region
-from onnxfuse.planning.traffic import Ledger, plan_cost
+from onnxfuse.planning.region import Region, RegionCost
+from onnxfuse.planning.traffic import Ledger
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
 from onnxfuse.reporting.reasons import advice, told
-from onnxfuse.reporting.report import FusionEntry, Report, Sizes, Totals
-from onnxfuse.rewriting import FusedNode, original, read_fused, sizes_record
+from onnxfuse.reporting.report import Assumed, FusionEntry, Report, Sizes, Totals
+from onnxfuse.rewriting import FusedNode, read_fused, sizes_record
 from onnxfuse.rules import RuntimeRule, groups_of
 from onnxfuse.version import __version__
 from onnxfuse.visible import visible
@@ -51,12 +50,12 @@ def report_of(optimised: Optimised) -> Report:
         reads = [value.name for value in (*region.hosts, *region.tensors)]
         regions.append(counted)
         entries.append(
-            _entry(_Named(placed.node, placed.op, region.rule, region.schedule, tuple(sorted(region.images)),
-                          region.figures), counted, reads, costs)
+            entry_of(Named(placed.node, placed.op, region.rule, region.schedule, tuple(sorted(region.images)),
+                          region.figures), counted, reads, costs.region(counted))
         )
     whole = costs_before(costs, optimised.loaded, optimised.folded, optimised.rules.runtime)
-    before = _total(whole, (), optimised.loaded.proto)
-    after = _total(costs, regions, optimised.model)
+    before = total(whole, (), optimised.loaded.proto)
+    after = total(costs, regions, optimised.model)
     return Report(
         version=__version__,
         model=name_of(optimised.loaded),
@@ -72,54 +71,17 @@ def report_of(optimised: Optimised) -> Report:
         verification=_verification(optimised),
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
-        sizes=_sizes(optimised.model),
+        sizes=sizes_of(optimised.model),
         left=left_regions(optimised),
         canonical=recognised(optimised),
         matches=own_matches(optimised),
         advice=advice(optimised),
+        assumed=Assumed(optimised.assumed_target, optimised.assumed),
     )
 
 
-def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profile) -> Report:
-    """The report of a fused model from the model alone, at any sizes; refusals are not in it.
-
-    Raises:
-        ModelError: the records in the model are damaged, or ``dims`` names no dimension of the model.
-    """
-    folded = original(loaded, folded=True)
-    source = folded if sizes_record(folded.proto) is None else original(loaded)
-    graph = load_graph(folded)
-    ledger = Ledger(graph, bind(graph, dims))
-    costs = CostModel(ledger, profile)
-    regions, entries = [], []
-    for node in read_fused(loaded.proto):
-        counted = _region(node, graph.part(node.body), costs)
-        reads = [*node.hosts, *node.tensors]
-        regions.append(counted)
-        entries.append(
-            _entry(_Named(node.name, node.op, node.rule, node.schedule, node.architectures, node.figures), counted,
-                   reads, costs)
-        )
-    before = _total(costs_before(costs, source, folded), (), source.proto)
-    after = _total(costs, regions, loaded.proto)
-    return Report(
-        version=__version__,
-        model=name_of(loaded),
-        output=None,
-        target=profile.name,
-        dims=input_sizes(graph, ledger.sizes),
-        before=before,
-        after=after,
-        unknown=ledger.total().unknown,
-        candidates=len(entries),
-        fusions=tuple(entries),
-        refusals=(),
-        verification={"status": "not recorded"},
-        sizes=_sizes(loaded.proto),
-    )
-
-
-def _sizes(model: onnx.ModelProto) -> Sizes:
+def sizes_of(model: onnx.ModelProto) -> Sizes:
+    """Arithmetic on sizes that was folded in a model."""
     record = sizes_record(model)
     return Sizes() if record is None else Sizes(record.replaced, len(record.removed))
 
@@ -174,20 +136,16 @@ def replaced_nodes(node: FusedNode, graph: Graph) -> tuple[Node, ...]:
     return tuple(sorted(found, key=lambda member: member.index))
 
 
-def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Region:
-    """The region of a graph of the original that a fused node stands for, as the target runs it."""
-    tensors, profile = tuple(graph.values[name] for name in node.tensors), costs.profile
-    shapes = shapes_of(tensors, costs.ledger.sizes)
-    kernels, scratch = (
-        (1, 0) if shapes is None else plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors))
-    outputs = tuple(graph.values[name] for name in node.outputs)
+def region_held(node: FusedNode, graph: Graph) -> Region:
+    """The region of a graph of the original that a fused node stands for: its nodes, what it reads and writes."""
+    tensors, outputs = (tuple(graph.values[name] for name in names) for names in (node.tensors, node.outputs))
     made = (graph.values[name].producer for name in node.again if name in graph.values)
     again = tuple(sorted((maker for maker in made if maker is not None), key=lambda maker: maker.index))
-    return Region(replaced_nodes(node, graph), tensors, outputs, again=again, steps=kernels, scratch=scratch)
+    return Region(replaced_nodes(node, graph), tensors, outputs, again=again)
 
 
 @dataclass(frozen=True)
-class _Named:
+class Named:
     """A fused node as the plan, or the file, names it: its kernel, what that is due to and compiled for, and figures
     that are kept with it."""
 
@@ -199,8 +157,8 @@ class _Named:
     figures: Mapping[str, Any]
 
 
-def _entry(named: _Named, region: Region, reads: Iterable[str], costs: CostModel) -> FusionEntry:
-    cost = costs.region(region)
+def entry_of(named: Named, region: Region, reads: Iterable[str], cost: RegionCost) -> FusionEntry:
+    """A fused node as the report has it."""
     body = region.nodes[0].body
     before = "" if body is None else f"{body.label}: "
     return FusionEntry(
@@ -271,7 +229,7 @@ def _all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for _, graph in graphs_of(model) for node in graph.node]
 
 
-def _total(costs: CostModel, regions: Sequence[Region], model: onnx.ModelProto) -> Totals:
+def total(costs: CostModel, regions: Sequence[Region], model: onnx.ModelProto) -> Totals:
     """One run of a model with these regions fused."""
     traffic = costs.ledger.total(regions)
     return Totals(

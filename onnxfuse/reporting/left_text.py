@@ -65,11 +65,11 @@ def show_near(near: Sequence[Refusal], rest: int, console: Console, *, each: boo
         rest: how many more there are, which -v shows.
         each: whether every one is named with its node; else one of a reason speaks for all of them.
     """
-    more = f" ({count(rest, 'other')} that nothing you can change would mend: -v)" if rest else ""
     if near:
+        more = f" (and {rest:,} that nothing you can change would mend: -v)" if rest else ""
         console.print(f"\n[bold]Not fused:[/] {count(len(near), 'near miss', 'near misses')}{more}")
     elif rest:
-        console.print(f"\nNo near miss that you could mend{more}")
+        console.print(f"\n{count(rest, 'near miss', 'near misses')} that nothing you can change would mend: -v")
     groups = grouped(near, lambda refusal: (refusal.rule, refusal.code))
     order = sorted(groups.values(), key=_mendable)
     for group in order if each else order[:SHOWN]:

@@ -70,6 +70,15 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Assumed:
+    """What a plan rests on that nobody said: ``target``, whether the GPU was neither named nor present; ``dims``,
+    symbols of the inputs' shapes whose size was not given."""
+
+    target: bool = False
+    dims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LeftRegions:
     """Regions that are alike, could be fused, and are left to ONNX Runtime.
 
@@ -131,6 +140,8 @@ class Report:
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
         matches: what became of the places where fuse rules of the user's own matched.
+        assumed: what of ``target`` and ``dims`` nobody said.
+        made: of a fused file, by what it was made and with which settings.
         warnings: of the rule files and the target; notes: what the plan rests on beside them.
     """
 
@@ -154,6 +165,8 @@ class Report:
     canonical: Mapping[str, int] = field(default_factory=dict)
     matches: tuple[MatchEntry, ...] = ()
     advice: tuple[Refusal, ...] = ()
+    assumed: Assumed = field(default_factory=Assumed)
+    made: Mapping[str, Any] | None = None
 
     @property
     def estimated_speedup(self) -> float:
@@ -170,6 +183,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "output": report.output,
         "target": report.target,
         "dims": dict(report.dims),
+        "assumed": asdict(report.assumed),
+        "made": None if report.made is None else dict(report.made),
         "nodes_before": before.nodes,
         "nodes_after": after.nodes,
         "size_operands_folded": report.sizes.operands,

@@ -19,6 +19,7 @@ from onnxfuse.reporting.text import (
     grouped,
     operators,
     plain_table,
+    show_heading,
     size,
     verification_text,
 )
@@ -50,9 +51,10 @@ def show(report: Report, console: Console, *, explanation: Explanation | None = 
 
 
 def _head(report: Report, console: Console) -> None:
-    sizes = ", ".join(f"{name}={size}" for name, size in report.dims.items())
-    console.print(f"[bold]{escape(report.model)}[/]  planned for {escape(report.target)}"
-                  + (f", {escape(sizes)}" if sizes else ""))
+    show_heading(report, console)
+    if report.made is not None:
+        console.print(f"fused by onnxfuse {escape(str(report.made['onnxfuse']))}, strategy "
+                      f"{escape(str(report.made['strategy']))}")
     for warning in report.warnings:
         console.print(f"[yellow]warning:[/] {escape_lines(warning)}")
     for note in report.notes:

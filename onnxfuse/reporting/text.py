@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rich import markup
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxfuse.reporting.report import FusionEntry
+from onnxfuse.reporting.report import Assumed, FusionEntry
 from onnxfuse.visible import visible, visible_lines
 
 COMPILER = "does-not-compile"
@@ -27,6 +27,31 @@ def escape(text: str) -> str:
 def escape_lines(text: str) -> str:
     """The same for a text of several lines whose parts were made visible, such as an error's."""
     return markup.escape(visible_lines(text))
+
+
+class _Planned(Protocol):
+    """What has a heading: a report, an explanation."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def dims(self) -> Mapping[str, int]: ...
+    @property
+    def assumed(self) -> Assumed: ...
+
+
+def show_heading(planned: _Planned, console: Console) -> None:
+    """Print which model was planned for what, and what of that nobody said."""
+    sizes = ", ".join(f"{name}={number}" for name, number in planned.dims.items())
+    console.print(f"[bold]{escape(planned.model)}[/]  planned for {escape(planned.target)}"
+                  + (f", {escape(sizes)}" if sizes else ""))
+    if planned.assumed.target:
+        console.print(f"[yellow]{escape(planned.target)}: assumed[/], no GPU was there; --target")
+    guessed = ", ".join(f"{name}={planned.dims[name]}" for name in planned.assumed.dims if name in planned.dims)
+    if guessed:
+        console.print(f"[yellow]{escape(guessed)}: assumed[/]; --dim")
 
 
 def indented(console: Console, words: str, style: str = "", by: int = 8, *, lines: bool = False) -> None:

@@ -9,9 +9,18 @@ from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.mark import is_optimised
 from onnxfuse.rewriting.original import original
+from onnxfuse.rewriting.provenance import (
+    MeasuredRecord,
+    PlanRecord,
+    VerificationRecord,
+    forget_plan,
+    note_plan,
+    plan_record,
+    today,
+)
 from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
-from onnxfuse.rewriting.saving import Saved, save
+from onnxfuse.rewriting.saving import Saved, annotate, save
 from onnxfuse.rewriting.sizes import SizesRecord, fold, planned_form, sizes_record
 from onnxfuse.rewriting.standalone import body_model, value_types
 from onnxfuse.rewriting.unfusing import unfuse
@@ -20,19 +29,27 @@ __all__ = [
     "FusedNode",
     "FusedRegion",
     "InvariantError",
+    "MeasuredRecord",
     "Placed",
+    "PlanRecord",
     "Rewritten",
     "Saved",
     "SizesRecord",
+    "VerificationRecord",
+    "annotate",
     "body_model",
     "fold",
+    "forget_plan",
     "is_optimised",
+    "note_plan",
     "original",
+    "plan_record",
     "planned_form",
     "read_fused",
     "rewrite",
     "save",
     "sizes_record",
+    "today",
     "unfuse",
     "value_types",
 ]

@@ -125,6 +125,24 @@ def save(
         raise _output_error(error, path) from error
 
 
+def annotate(path: str | Path, note: Callable[[onnx.ModelProto], None]) -> None:
+    """Change notes of a model's file that nothing else reads; weights outside it are not touched.
+
+    Raises:
+        OutputError: the file cannot be written; it is as it was.
+    """
+    target = followed(Path(path))
+    model = onnx.load(target, load_external_data=False)
+    note(model)
+    try:
+        with Part(target) as part:
+            part.file.write(model.SerializeToString())
+            part.finish()
+            part.put(target)
+    except OSError as error:
+        raise _output_error(error, target) from error
+
+
 @dataclass(frozen=True)
 class _Job:
     """What is saved, where, and what becomes of its external data, which is referred to from ``folder``."""

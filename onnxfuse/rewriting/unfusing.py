@@ -30,6 +30,7 @@ from onnxfuse.rewriting.metadata import (
 )
 from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
+from onnxfuse.rewriting.provenance import forget_plan
 from onnxfuse.rewriting.sizes import unfold
 
 
@@ -82,6 +83,7 @@ def unfuse(
         _remember(result.metadata_props, parts[()], last)
         _unmark(result, parts)
         forget_optimised(result)
+        forget_plan(result)
     if not folded and (only is None or (chosen and last)):
         unfold(result)
     return result

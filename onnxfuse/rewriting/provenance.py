@@ -1,0 +1,154 @@
+"""What a fused file knows of how it was made: for which GPU and sizes, by what, how it was verified and measured.
+
+The model's metadata property ``onnxfuse.plan`` holds a ``PlanRecord`` as JSON.  It is written once the plan is made,
+gone when a fused node is put back, and nothing in it changes what the model computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+
+import onnx
+
+from onnxfuse.bounded import parse_json
+from onnxfuse.errors import ModelError, OnnxfuseError
+from onnxfuse.typed import typed
+
+KEY = "onnxfuse.plan"
+"""Name of the model's metadata property."""
+
+VERSION = 1
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class VerificationRecord:
+    """How the model was verified.
+
+    Attributes:
+        status, summary: as in the report.
+        date: as ISO 8601; "" where nothing was run.
+        gpu: what kernels ran on, or ""; onnxruntime: its version.
+        inputs: the sets of inputs that were used.
+        worst_error: the largest error of a kernel that was met, as a share of its output's scale; worst_node: where.
+        taken_back: fused nodes that failed, by rule.
+    """
+
+    status: str
+    summary: str
+    date: str = ""
+    gpu: str = ""
+    onnxruntime: str = ""
+    inputs: tuple[str, ...] = ()
+    worst_error: float | None = None
+    worst_node: str = ""
+    taken_back: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MeasuredRecord:
+    """What both models took in one process: ``measured`` of the report, and the date."""
+
+    speedup: float
+    low: float
+    high: float
+    of: str
+    device: str
+    before: float
+    after: float
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """How a fused model was made.
+
+    Attributes:
+        onnxfuse, onnx: versions.
+        target: the GPU that was planned for; dims: sizes of the inputs' symbols.
+        assumed_target, assumed_dims: whether nobody named the GPU; the sizes that nobody gave.
+        strategy, hints, least_gain: what the plan was to be good at; channels_last: whether the CUDA provider prefers
+            that; disabled: rules and stages that were left out.
+        before, after: totals of the report; nodes: figures of each fused node, by its name.
+        unknown, candidates, canonical: as in the report.
+        verification, measured: None where that was not done.
+    """
+
+    onnxfuse: str
+    onnx: str
+    target: str
+    dims: Figures
+    before: Figures
+    after: Figures
+    nodes: Mapping[str, Figures]
+    assumed_target: bool = False
+    assumed_dims: tuple[str, ...] = ()
+    strategy: str = "auto"
+    hints: Figures = field(default_factory=dict)
+    least_gain: float | None = None
+    channels_last: bool = False
+    disabled: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    candidates: int = 0
+    canonical: Mapping[str, int] = field(default_factory=dict)
+    verification: VerificationRecord | None = None
+    measured: MeasuredRecord | None = None
+
+
+def note_plan(model: onnx.ModelProto, record: PlanRecord) -> None:
+    """Keep, in place, how the model was made."""
+    forget_plan(model)
+    text = json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":"), ensure_ascii=False)
+    model.metadata_props.add(key=KEY, value=text)
+
+
+def forget_plan(model: onnx.ModelProto) -> None:
+    """Forget that, in place."""
+    kept = [entry for entry in model.metadata_props if entry.key != KEY]
+    if len(kept) < len(model.metadata_props):
+        del model.metadata_props[:]
+        model.metadata_props.extend(kept)
+
+
+def plan_record(model: onnx.ModelProto) -> PlanRecord | None:
+    """How a model was made, where it knows that.
+
+    Raises:
+        ModelError: the record is damaged, or of another release.
+    """
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    if text is None:
+        return None
+    try:
+        raw = dict(parse_json(text))
+        version = raw.pop("version", None)
+        if version != VERSION:
+            raise ValueError(f"its version is {version!r}, and this release reads {VERSION}")
+        return typed(PlanRecord, raw)
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"The record of how the model was made cannot be read: {error}.", place=f"metadata property '{KEY}'",
+            remedy="Fuse the original model again, or take the property out.",
+        ) from error
+
+
+def today() -> str:
+    """The date as ISO 8601, UTC; that of SOURCE_DATE_EPOCH where it is set, so that builds can be repeated.
+
+    Raises:
+        OnnxfuseError: SOURCE_DATE_EPOCH is no number of seconds.
+    """
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        now = datetime.now(UTC) if given is None else datetime.fromtimestamp(int(given), UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise OnnxfuseError(
+            f"SOURCE_DATE_EPOCH is {given!r}, which is no date.",
+            remedy="Set it to the seconds since 1970, or take it out of the environment.",
+        ) from error
+    return now.date().isoformat()
