@@ -27,7 +27,9 @@ RNG = np.random.default_rng(0)
 
 
 def model(text: str, tables: Mapping[str, Array] | None = None) -> onnx.ModelProto:
-    found = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1, "ai.onnx.ml" : 3]>{text}')
+    opset = 18 if "Bitwise" in text else 17
+    found = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1, "ai.onnx.ml" : 3]>{text}')
     found.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (tables or {}).items())
     return found
 
@@ -100,6 +102,25 @@ INDEXED = {
           both = Add(ids, kinds) y = Gather(table, both) }""", TABLE, 19),
     "a square that is looked up": ("""
         g (int64[64] ids) => (float[64, 4] y) { square = Mul(ids, ids) y = Gather(table, square) }""", TABLE, 7),
+    "low bits of an id": ("""
+        g (int64[n, 64] ids) => (float[n, 64, 4] y) <int64 bits = {63}> {
+          low = BitwiseAnd(ids, bits) y = Gather(table, low) }""", TABLE, 37),
+    "high bits of an id": ("""
+        g (uint32[n, 64] ids) => (float[n, 64, 4] y) <uint32 two = {2}> {
+          high = BitShift <direction = "RIGHT"> (ids, two) wide = Cast <to = 7> (high) y = Gather(table, wide) }""",
+        TABLE, 148),
+    "a sum of several": ("""
+        g (float[n, 64] ids) => (float[n, 64, 4] y) {
+          s = Sum(ids, ids) whole = Cast <to = 7> (s) y = Gather(table, whole) }""", TABLE, 19),
+    "negative steps from the end": ("""
+        g (int64[n, 64] ids) => (float[n, 64, 4] y) { back = Neg(ids) y = Gather(table, back) }""", TABLE, 38),
+    "regions of a batch": ("""
+        g (float[9, 3, 16, 16] x, int64[64] ids) => (float[64, 3, 2, 2] y) {
+          y = RoiAlign <output_height = 2, output_width = 2> (x, r, ids) }""",
+        {"r": np.tile(np.float32([0, 0, 8, 8]), (64, 1))}, 9),
+    "places that pooling left": ("""
+        g (float[1, 1, 8, 8] x, int64[1, 1, 8, 8] ids) => (float[1, 1, 16, 16] y) {
+          y = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (x, ids) }""", {}, 256),
     "a sum of two ids": ("""
         g (int64[2, 64] ids) => (float[1, 64, 4] y) <int64[1] first = {0}> {
           both = ReduceSum(ids, first) y = Gather(table, both) }""", TABLE, 19),
@@ -179,6 +200,29 @@ COUNTS = {
     "a depth": ("""
         g (int64[5] x, int64 n) => (float[5, k] y) <float[2] values = {0, 1}> { y = OneHot(x, n, values) }""",
         "n", 1, 16),
+    "an axis to sum along": ("""
+        g (float[4, 9] x, int64[1] n) => (float[k, l] y) { y = ReduceSum(x, n) }""", "n", -2, 1),
+    "an axis to total along": ("g (float[4, 9] x, int64 n) => (float[4, 9] y) { y = CumSum(x, n) }", "n", -2, 1),
+    "an axis to add": ("g (float[4, 9] x, int64[1] n) => (float[k, l, m] y) { y = Unsqueeze(x, n) }", "n", -3, 2),
+    "an axis to drop": ("g (float[4, 1, 9] x, int64[1] n) => (float[k, l] y) { y = Squeeze(x, n) }", "n", 1, 1),
+    "equal parts": ("""
+        g (float[12, 9] x, int64[3] n) => (float[k, 9] y, float[l, 9] z, float[m, 9] u) {
+          y, z, u = Split <axis = 0> (x, n) }""", "n", 4, 4),
+    "frames of a signal": ("""
+        g (float[1, 256, 1] x, int64 step, float[64] w, int64 n) => (float[1, k, 33, 2] y) {
+          y = STFT(x, step, w, n) }""", "n", 64, 64),
+    "a window to make": ("g (int64 n) => (float[k] y) { y = HannWindow(n) }", "n", 1, 16),
+    "how much is not padding": ("""
+        g (int64[5] n) => (bool[5, 12] y) <int64 zero = {0}, int64 all = {12}, int64 one = {1}, int64[1] last = {1}> {
+          places = Range(zero, all, one) column = Unsqueeze(n, last) y = Less(places, column) }""", "n", 1, 12),
+    "the last place of cached keys": ("""
+        g (float[2, 1, 16] q, float[2, 1, 16] k, float[2, 1, 16] v, float[2, 2, 32, 8] a, float[2, 2, 32, 8] b,
+           int32[2] n, int32 all) => (float[2, 1, 16] y, float[2, 2, m, 8] c, float[2, 2, m, 8] d) {
+          y, c, d = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> (q, k, v, a, b, n, all) }""",
+        "n", 32, 32),
+    "where a rotation begins": ("""
+        g (float[2, 8, 16] x, int64[1] n) => (float[2, 8, 16] y) {
+          y = com.microsoft.RotaryEmbedding <num_heads = 2> (x, n, angles, angles) }""", "n", 0, 3),
     "places to shift by": ("""
         g (uint8[64] x, uint8[64] n) => (uint8[64] y) { y = BitShift <direction = "LEFT"> (x, n) }""", "n", 0, 7),
 }
@@ -187,7 +231,9 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(name: str) -> None:
     text, value, least, most = COUNTS[name]
-    found = made(model(text, {"w": rows(2, 2)[None], "r": rows(2, 2)[None]} if "RNN" in text else None))[value]
+    tables = {"w": rows(2, 2)[None], "r": rows(2, 2)[None]} if "RNN" in text else {"angles": rows(11)} if (
+        "Rotary" in text) else None
+    found = made(model(text, tables))[value]
     assert least <= found.min() and found.max() <= most
     assert found.size < 64 or found.max() >= most // 2
 
@@ -201,6 +247,11 @@ FLOATS = {
         g (float[9, 9] x) => (float[9, 9] y) <float one = {1}> { a = Add(x, one) b = Sqrt(a) y = Log(b) }""",
     "logarithms of a product with what nothing is known of": """
         g (float[9, 9] x) => (float[9, 9] y) { p = MatMul(x, x) s = Mul(p, x) a = Abs(s) y = Log(a) }""",
+    "hyperbolic arcs": "g (float[9, 9] x) => (float[9, 9] y) { y = Acosh(x) }",
+    "logarithms of sums": "g (float[9, 9] x) => (float[9, 1] y) { y = ReduceLogSum <axes = [1]> (x) }",
+    "variances": """
+        g (float[2, 3, 4, 4] i, float[3] s, float[3] b, float[3] m, float[3] v, float[9, 9] x)
+          => (float[2, 3, 4, 4] y, float[9, 9] z) { y = BatchNormalization(i, s, b, m, v) z = Neg(x) }""",
     "arcs": "g (float[9, 9] x) => (float[9, 9] y) { y = Acos(x) }",
 }
 

@@ -5,20 +5,25 @@ Every model runs in ONNX Runtime's CPU provider; kernels run in the emulator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from cli_models import parse
 from emulated import EmulatedRunner
+from numpy.typing import NDArray
 from onnx import numpy_helper
 from plain_session import RELEASE, STRICT
 
 import onnxfuse
 from onnxfuse.delivery import verified
+from onnxfuse.errors import KernelError
 from onnxfuse.graph import bind
 from onnxfuse.measuring.fitting import misfit
+from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised, silent
 from onnxfuse.pipeline import Options, optimise
@@ -29,20 +34,25 @@ from onnxfuse.verifying.runs import first_recipes, small_recipes
 from onnxfuse.verifying.whole import Whole
 from onnxfuse.verifying.words import runtime_words
 
+Array = NDArray[Any]
+
 
 def fused(model: onnx.ModelProto, **dims: int) -> Optimised:
     return optimise(model, Options(verify=False, least_gain=0.0, dims=dims))
 
 
 def test_integers_that_nothing_is_known_of() -> None:
-    """An index that follows from the input by an operator that no rule is about: zeros are what the table takes."""
+    """An index that follows from the input by an operator that no rule is about: a table of two takes two ids alone."""
     model = parse("""
         g (int64[n, 6] ids) => (float[n, 6, 4] y) {
-          f = Cast <to = 1> (ids) t = Sum(f, f) k = Cast <to = 7> (t) x = Gather(table, k) e = Exp(x) y = Neg(e) }""")
+          f = Cast <to = 1> (ids) t = MatMul(f, same) k = Cast <to = 7> (t) x = Gather(table, k) e = Exp(x)
+          y = Neg(e) }""")
     model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 4), np.float32), "table"))
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(6, dtype=np.float32), "same"))
     result = verify(fused(model), EmulatedRunner())
     assert result.kernels_run and result.passed, result.text()
-    assert str(result.runs[0]).startswith("generated, seed 0, integers 0")
+    assert str(result.runs[0]).startswith("generated, seed 0, integers below 2 (")
+    assert str(result.runs[1]).startswith("generated, seed 1, integers below 2 (")
     (note,) = [note for note in result.notes if note.startswith("The model was run on other inputs")]
     assert "Gather: indices element out of data bounds" in note
 
@@ -115,7 +125,59 @@ def test_why_no_run_was_made() -> None:
 
 def test_first_choices_are_few() -> None:
     ledger = _ledger(parse("g (int64[a, b, c, d] x) => (int64[a, b, c, d] y) { y = Neg(x) }"))
-    assert 10 < len(list(first_recipes(ledger))) <= 20
+    recipes = list(first_recipes(ledger))
+    assert 10 < len(recipes) <= 28
+    assert [recipe.below for recipe in recipes[1:4]] == [64, 8, 2]
+    assert [recipe.integers for recipe in recipes[4:8]] == [16, 224, 1, 0]
+
+
+def test_sizes_of_which_one_is_the_sum_of_two() -> None:
+    """What was, what is new, and all of it, under names of which nothing can be told."""
+    model = parse("""
+        g (float[b, 2, p, 4] past, float[b, 2, q, 4] new, int64[b, w] kept) => (float[b, 2, q, w] y) {
+          axes = Constant <value_ints = [1, 2]> ()
+          all = Concat <axis = 2> (past, new) turned = Transpose <perm = [0, 1, 3, 2]> (all)
+          scores = MatMul(new, turned) u = Unsqueeze(kept, axes) f = Cast <to = 1> (u)
+          s = Add(scores, f) y = Exp(s) }""")
+    result = verify(fused(model, b=2, p=8, q=4, w=5))
+    assert result.whole.identical, result.text()
+    assert result.runs[0].sizes["w"] == 12
+
+
+def test_lengths_are_of_several_sizes_in_the_second_run() -> None:
+    """A mask is made of lengths, as long as the longest of them: that has to be the whole sequence's."""
+    model = parse("""
+        g (float[b, t, 8] features, int64[b] features_lens) => (float[b, t, 8] y) {
+          zero = Constant <value_int = 0> () one = Constant <value_int = 1> ()
+          last = Constant <value_ints = [1]> () first = Constant <value_ints = [0]> ()
+          longest = ReduceMax <keepdims = 0> (features_lens) places = Range(zero, longest, one)
+          row = Unsqueeze(places, first) column = Unsqueeze(features_lens, last) kept = Less(row, column)
+          deep = Constant <value_ints = [2]> () k = Unsqueeze(kept, deep) f = Cast <to = 1> (k)
+          m = Mul(features, f) y = Exp(m) }""")
+    subject = fused(model, b=3, t=20)
+    feeds = [make_inputs(subject.graph, {"b": 3, "t": 20}, seed=seed)["features_lens"].tolist() for seed in (0, 1)]
+    assert feeds[0] == [20, 20, 20]
+    assert feeds[1][0] == 20 and 1 <= min(feeds[1]) < 20
+    result = verify(subject, EmulatedRunner())
+    assert result.passed and result.kernels_run and len(result.runs) == 3, result.text()
+    assert not any("Mul" in note for note in result.notes)
+
+
+def test_floats_of_which_a_model_makes_no_numbers() -> None:
+    """No interval tells what a product of matrices is, or that a square is at most one."""
+    model = parse("""
+        g (float[n, 8] x) => (float[n, 8] y) {
+          one = Constant <value_float = 1.0> () s = Mul(x, x) d = Sub(one, s) r = Sqrt(d) l = Log(r) y = Neg(l) }""")
+    result = verify(fused(model), EmulatedRunner())
+    assert result.passed and result.kernels_run, result.text()
+    assert all(", floats between 0 and 1 (" in str(run) for run in result.runs)
+    assert "Floats were drawn between 0 and 1: of others the model makes what is no number." in result.notes
+    always = verify(fused(parse("""
+        g (float[n, 8] x) => (float[n, 8] y) { a = Abs(x) m = Neg(a) l = Log(m) y = Neg(l) }""")))
+    assert always.whole.identical and not any("floats between" in str(run) for run in always.runs)
+
+
+# Who is to blame
 
 
 def test_small_sizes_are_odd_and_others_than_those_that_ran() -> None:
@@ -129,6 +191,48 @@ def test_small_sizes_are_odd_and_others_than_those_that_ran() -> None:
     assert recipes[1].sizes not in [recipe.sizes for recipe in left] and recipes[0] in left
     two = replace(first, sizes={**first.sizes, "h": 2})
     assert next(recipe.sizes["h"] for recipe in small_recipes(ledger, two, []) if recipe.sizes["n"] == 1) == 3
+
+
+class OwnNodesFail(EmulatedRunner):
+    """A device whose provider cannot run the original's nodes; ``dead``: they take it along."""
+
+    dead = False
+
+    def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
+        raise KernelError("the original nodes do not run on the GPU: no such kernel")
+
+    def alive(self) -> bool:
+        return not self.dead
+
+
+CHAIN = "g (float[n, 64] x, float[64, 64] w) => (float[n, 64] y) { m = MatMul(x, w) e = Exp(m) t = Tanh(e) y = Neg(t) }"
+
+
+def test_nodes_that_a_device_cannot_run_are_no_fault_of_the_kernel() -> None:
+    result = verify(fused(parse(CHAIN)), OwnNodesFail())
+    assert result.passed and result.kernels_run, result.text()
+
+
+def test_nodes_that_end_the_device_are_no_fault_of_the_kernel() -> None:
+    runner = OwnNodesFail()
+    runner.dead = True
+    result = verify(fused(parse(CHAIN)), runner)
+    assert result.passed and not result.kernels_run
+    (node,) = result.nodes
+    assert node.verdict == "not run"
+    assert node.message.startswith("the original's own nodes end the device's work: ")
+
+
+def test_an_original_that_runs_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kernels read is taken from a run on the CPU where the device gives none."""
+    class Elsewhere(EmulatedRunner):
+        providers = ("NoSuchExecutionProvider",)
+
+    result = verify(fused(parse(CHAIN)), Elsewhere())
+    assert result.passed and result.kernels_run, result.text()
+    assert "captured on the CPU, run 1" in result.nodes[0].inputs
+    (note,) = result.notes
+    assert note.startswith("The original does not run on the CPU emulator; what its nodes read is from the CPU: ")
 
 
 def test_a_kernel_that_fails_at_small_sizes_alone() -> None:

@@ -106,7 +106,77 @@ def _embedding(asked: _Asked) -> _Demands:
 
 
 def _rotary(asked: _Asked) -> _Demands:
-    return _at(1, _below(asked.size(2, 0), backwards=False))
+    """A place for each token, or the first token's, after which as many rows have to follow as there are tokens."""
+    rows, data, places = asked.size(2, 0), asked.operand(0), asked.operand(1)
+    if rows and data is not None and places is not None and asked.facts.count(places) == 1:
+        tokens = asked.size(0, 1 if data.rank == 3 else 2)
+        rows = None if tokens is None else rows - tokens + 1
+    return _at(1, _below(rows, backwards=False))
+
+
+def _cached(asked: _Asked) -> _Demands:
+    """Grouped attention with what came before: the last place of each sequence, and how many tokens there are then."""
+    past, fresh = asked.size(3, 2) if asked.operand(3) is not None else 0, asked.size(1, 1)
+    if past is None or not fresh:
+        return {}
+    return {5: Interval(past + fresh - 1, past + fresh - 1), 6: Interval(past + fresh, past + fresh)}
+
+
+def _axis(place: int, more: bool = False) -> Callable[[_Asked], _Demands]:
+    """Operand ``place`` names an axis of operand 0; one of its result, where there is one ``more`` there.  Several
+    would have to differ, which no interval says."""
+
+    def demand(asked: _Asked) -> _Demands:
+        data = asked.operand(0)
+        if data is None or data.rank is None or asked.facts.count(asked.operand(place)) != 1:
+            return {}
+        return _at(place, _below(data.rank + more))
+
+    return demand
+
+
+def _squeezed(asked: _Asked) -> _Demands:
+    """The first axis of length one."""
+    data = asked.operand(0)
+    ones = [axis for axis in range((data.rank or 0) if data is not None else 0) if asked.size(0, axis) == 1]
+    return {1: Interval(ones[0], ones[0])} if ones and asked.facts.count(asked.operand(1)) == 1 else {}
+
+
+def _parts(asked: _Asked) -> _Demands:
+    """Equal parts, where there are such."""
+    size, count = asked.size(0, asked.attribute("axis", 0)), asked.facts.count(asked.operand(1))
+    return {1: Interval(size // count, size // count)} if size and count and size % count == 0 else {}
+
+
+def _unpooled(asked: _Asked) -> _Demands:
+    count = asked.facts.count(asked.node.outputs[0])
+    return _at(1, _below(count, backwards=False))
+
+
+def _frames(asked: _Asked) -> _Demands:
+    """Steps that leave a few frames, and frames as long as their window."""
+    found = {1: Interval(1, MOST_SIZE)}
+    return found | ({3: Interval(size, size)} if (size := asked.size(2, 0)) else {})
+
+
+CARRIES = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Slice",
+                     "Tile"})
+"""What hands elements on as they are."""
+
+
+def _compared(asked: _Asked) -> _Demands:
+    """What places along an axis are compared with says how much of it counts."""
+    for place in (0, 1):
+        counted = asked.operand(place)
+        while counted is not None and counted.producer is not None and counted.producer.op in CARRIES:
+            counted = counted.producer.inputs[0]
+        other = asked.operand(1 - place)
+        if counted is None or other is None or counted.producer is None or counted.producer.op != "Range":
+            continue
+        known = asked.analysis.of(counted)
+        if known is not None and known.low == 0 and 1 <= known.high < inf:
+            return {1 - place: Interval(1, known.high + 1)}
+    return {}
 
 
 def _labels(asked: _Asked) -> _Demands:
@@ -161,6 +231,15 @@ def _resize(asked: _Asked) -> _Demands:
     return {2: Interval(1, MOST_REPEATS), 3: Interval(1, MOST_SIZE)}
 
 
+def _kept_keys(asked: _Asked) -> _Demands:
+    """How many keys of each sequence are no padding; they lie along the last axis but one."""
+    size = asked.size(1, -2)
+    return {6: Interval(1, size)} if size else {}
+
+
+REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
+              "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+
 WHOLE_DIVISIONS = frozenset({"Div", "Mod"})
 """Operators of which an integer divisor of zero ends the process."""
 
@@ -178,6 +257,15 @@ _DEMANDS: Mapping[tuple[str, str], Callable[[_Asked], _Demands]] = {
     ("", "LSTM"): _TIME, ("", "GRU"): _TIME, ("", "RNN"): _TIME,
     ("", "ReverseSequence"): _lengths(1, lambda asked: asked.attribute("time_axis", 0)),
     ("", "TopK"): _lengths(1, lambda asked: asked.attribute("axis", -1)),
+    ("", "Attention"): _kept_keys, (MICROSOFT, "GroupQueryAttention"): _cached,
+    ("", "RoiAlign"): lambda asked: _at(2, _below(asked.size(0, 0), backwards=False)), ("", "MaxUnpool"): _unpooled,
+    ("", "CumSum"): _axis(1), ("", "Unsqueeze"): _axis(1, more=True), ("", "Squeeze"): _squeezed,
+    **{("", op): _axis(1) for op in REDUCTIONS if op != "ReduceLogSum"},
+    ("", "ReduceLogSum"): lambda asked: {**_axis(1)(asked), 0: Interval(ABOVE_ZERO, inf)},
+    ("", "Split"): _parts, ("", "STFT"): _frames, ("", "DFT"): _within(1, 1, MOST_SIZE),
+    **{("", op): _within(0, 1, MOST_SIZE) for op in ("HannWindow", "HammingWindow", "BlackmanWindow")},
+    **{("", op): _compared for op in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")},
+    ("", "BatchNormalization"): _within(4, ABOVE_ZERO, inf), ("", "Bernoulli"): _within(0, 0, 1),
     ("", "Range"): _range_of, ("", "Tile"): _within(1, 1, MOST_REPEATS), ("", "Expand"): _within(1, 1, 1),
     ("", "ConstantOfShape"): _within(0, 1, MOST_SIZE),
     ("", "Reshape"): _shape, ("", "Loop"): _within(0, 1, MOST_COUNT), ("", "Pad"): _within(1, 0, MOST_REPEATS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, Value, bind
 from onnxfuse.measuring.archive import read_arrays, reason
+from onnxfuse.measuring.demands import POSITIVE
 from onnxfuse.measuring.intervals import interval_of, is_whole
 from onnxfuse.measuring.ranges import Ranges, find_ranges
 
@@ -25,18 +27,25 @@ def make_inputs(
     given: Mapping[str, Array] | None = None,
     seed: int = 0,
     integers: int | None = None,
+    *,
+    below: int | None = None,
+    gentle: bool = False,
 ) -> dict[str, Array]:
     """An array for every input of a model, the same for the same seed.
 
     Floats are drawn from the standard normal distribution, integers from zero up to 900, truths evenly; each from
     within what the operators demand that it reaches, such as the sizes of tables (``ranges.find_ranges``).  An input
-    that masks, by its name or by what becomes of it, is all ones.
+    that masks, by its name or by what becomes of it, is all ones.  One that gives lengths, by its name, gives the whole
+    length of each sequence; with an odd seed, of the first alone.
 
     Args:
         graph: the model's graph; where types and sizes were inferred, more is known of what operators demand.
         dims: sizes of symbolic dimensions; others get the defaults of ``graph.bind``.
         given: arrays to use; ``dims`` does not have to agree with their sizes.
         integers: what every integer that is no mask is in place of numbers drawn.
+        below: what integers that are no masks and no lengths are drawn below.
+        gentle: whether floats that may be anything are drawn between zero and one: logarithms, roots and quotients of
+            what is computed from these are more often numbers.
 
     Raises:
         ModelError: ``dims`` or ``given`` does not fit the model, or an input is no tensor that can be made.
@@ -49,7 +58,8 @@ def make_inputs(
     known = {value: interval for value in graph.inputs if value.name in given
              and (interval := interval_of(given[value.name])) is not None}
     ranges = find_ranges(free, sizes, known)
-    made = {value.name: _draw(value, sizes, generator, ranges) for value in free}
+    way = _Way(bool(seed % 2), below, gentle)
+    made = {value.name: _draw(value, sizes, generator, ranges, way) for value in free}
     if integers is not None:
         whole = {value.name for value in free if value not in ranges.masks and made[value.name].dtype.kind in "iu"}
         made |= {name: np.full_like(made[name], min(integers, np.iinfo(made[name].dtype).max)) for name in whole}
@@ -103,7 +113,18 @@ def _sizes_of(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
     return sizes
 
 
-def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator, ranges: Ranges) -> Array:
+@dataclass(frozen=True)
+class _Way:
+    """How inputs are drawn: whether sequences are of several lengths; ``below`` and ``gentle`` as ``make_inputs``."""
+
+    lengths: bool = False
+    below: int | None = None
+    gentle: bool = False
+
+
+def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator, ranges: Ranges,
+          way: _Way | None = None) -> Array:
+    way = way or _Way()
     dtype = _numpy_type(value)
     if value.shape is None:
         raise _cannot_be_made(value, "its shape is not stated")
@@ -111,10 +132,17 @@ def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator
     if value in ranges.masks:
         return np.ones(shape, dtype)
     low, high = ranges.intervals[value]
+    if value in ranges.lengths:
+        lengths = generator.integers(int(low), int(high), shape, endpoint=True)
+        lengths[slice(1) if way.lengths else slice(None)] = ranges.lengths[value]
+        return lengths.astype(dtype)
     if is_whole(value.dtype):
+        high = high if way.below is None else min(high, max(low, way.below - 1))
         return generator.integers(int(low), int(high), shape, endpoint=True).astype(dtype)
     if high < inf and low > -inf:
         return generator.uniform(low, high, shape).astype(dtype)
+    if way.gentle:
+        return (max(low, 0.0) + generator.uniform(POSITIVE, 1 - POSITIVE, shape)).astype(dtype)
     drawn = generator.standard_normal(shape, dtype=np.float32)
     return (drawn if low == -inf else low + np.abs(drawn)).astype(dtype)
 

@@ -279,9 +279,38 @@ def _with_zero(step: Step) -> Interval | None:
     return _joined(step.operand(0), Interval(0, 0))
 
 
+def _bits_kept(step: Step) -> Interval | None:
+    """Bits that both have: no more than either, where neither is negative."""
+    known = [operand for operand in (step.operand(0), step.operand(1)) if operand is not None and operand.low >= 0]
+    return Interval(0, min(operand.high for operand in known)) if known else None
+
+
+def _shifted(step: Step) -> Interval | None:
+    x, places = step.operand(0), step.operand(1)
+    if x is None or places is None or x.low < 0 or places.low < 0:
+        return None
+    if step.node.attributes.get("direction") in (b"RIGHT", "RIGHT"):
+        return Interval(x.low // 2 ** min(places.high, _LONGEST), x.high // 2 ** min(places.low, _LONGEST))
+    kind = step.value.dtype
+    most = inf if kind is None else float(np.iinfo(numpy_type(kind)).max)
+    high = x.high * 2 ** min(places.high, _LONGEST)
+    return Interval(0, most) if high > most else Interval(x.low * 2 ** min(places.low, _LONGEST), high)
+
+
+def _totalled(step: Step) -> Interval | None:
+    """The sum of all operands."""
+    found = [operand for operand in step.operands if operand is not None]
+    if len(found) < len(step.operands):
+        return None
+    return Interval(sum(each.low for each in found), sum(each.high for each in found))
+
+
 def _first_only(step: Step) -> Interval | None:
     return step.operand(0) if step.place == 0 else None
 
+
+_LONGEST = 64
+"""Bits of the longest integer."""
 
 _SIGMOID = Interval(0, 1)
 _RULES: Mapping[str, Rule] = {
@@ -296,6 +325,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), _positions),
     **dict.fromkeys(("IsNaN", "IsInf"), lambda step: TRUTH),
     **dict.fromkeys(("Softmax", "Hardmax", "HardSigmoid"), lambda step: _SIGMOID),
+    "BitwiseAnd": _bits_kept, "BitShift": _shifted, "Sum": _totalled,
     "Where": _where, "Add": _add, "Sub": _subtract, "Mul": _multiply, "Div": _divide, "Mod": _remainder,
     "Less": _compared(lambda a, b: (a.high < b.low, a.low >= b.high)),
     "LessOrEqual": _compared(lambda a, b: (a.high <= b.low, a.low > b.high)),

@@ -10,6 +10,7 @@ known is too coarse.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from onnx import TensorProto
 from onnxfuse.graph import Node, Value
 from onnxfuse.graph.constants import numpy_type
 from onnxfuse.measuring.analysis import Analysis
-from onnxfuse.measuring.demands import POSITIVE, Demand, demands
+from onnxfuse.measuring.demands import CARRIES, POSITIVE, Demand, demands
 from onnxfuse.measuring.interval_rules import rule
 from onnxfuse.measuring.intervals import EVERY, Facts, Interval, is_whole
 
@@ -30,6 +31,9 @@ INDICES = 900
 
 _LEASTS = (0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, -1)
 """Where the range of an input may begin, the preferred first."""
+
+_FLOORS = (POSITIVE, 1.0, 2.0, 4.0, 16.0)
+"""Where floats may begin that have to be above something, the preferred first."""
 
 _MASKING = -1000.0
 """Scores that a mask rules out get this or less."""
@@ -42,10 +46,12 @@ class Ranges:
     Attributes:
         intervals: of each input; infinite ends leave a float as it is drawn.
         masks: inputs that say what counts and what does not: ones and zeros.
+        lengths: inputs that say how much of each sequence counts, and how long the sequences are.
     """
 
     intervals: Mapping[Value, Interval]
     masks: frozenset[Value]
+    lengths: Mapping[Value, int]
 
 
 def find_ranges(inputs: Sequence[Value], sizes: Mapping[str, int],
@@ -60,20 +66,23 @@ def find_ranges(inputs: Sequence[Value], sizes: Mapping[str, int],
     cone = _Cone(inputs)
     facts = Facts(sizes, cone.given)
     masks = frozenset(value for value in inputs if _is_mask(value))
+    lengths = {value: size for value in inputs if (size := _length(value, inputs, facts)) is not None}
     intervals = {**(given or {}), **{value: _first(value, value in masks) for value in inputs}}
+    intervals |= {value: Interval(1, size) for value, size in lengths.items()}
     known = Analysis(facts, intervals)
     sites = [(demand, cone.sources(demand.operand)) for node in cone.nodes for demand in demands(node, facts, known)]
     # What indexes a table is no mask, whatever else becomes of it.
     indexing = {value for demand, sources in sites if demand.interval.high < inf for value in sources}
-    found = {value for value in inputs if value not in masks and value not in indexing and _acts_as_mask(value)}
+    found = {value for value in inputs if not (value in masks or value in indexing or value in lengths)
+             and _acts_as_mask(value)}
     masks |= found
     intervals |= {value: Interval(0, 1) for value in found}
     for _ in range(2):  # what meets one demand may break another
         for demand, sources in sites:
-            free = [value for value in sources if value not in masks]
+            free = [value for value in sources if value not in masks and value not in lengths]
             if free:
                 _narrow(demand, free, intervals, facts)
-    return Ranges({value: intervals[value] for value in inputs}, masks)
+    return Ranges({value: intervals[value] for value in inputs}, masks, lengths)
 
 
 def index_bound(value: Value) -> int:
@@ -100,13 +109,14 @@ def _narrow(demand: Demand, free: Sequence[Value], intervals: dict[Value, Interv
 
     if Analysis(facts, intervals).of(demand.operand) is None or met({}):
         return
-    positive = {value: Interval(max(intervals[value].low, POSITIVE), intervals[value].high) for value in free}
-    if all(interval.high == inf for interval in positive.values()) and met(positive):
-        intervals |= positive
-        return
+    for least in _FLOORS:
+        positive = {value: Interval(max(intervals[value].low, least), intervals[value].high) for value in free}
+        if all(interval.high == inf for interval in positive.values()) and met(positive):
+            intervals |= positive
+            return
     if demand.interval.high == inf and not is_whole(demand.operand.dtype):
         return  # an interval that is too coarse must not flatten what a sum of exponentials is of
-    for least in _LEASTS:
+    for least in (*_LEASTS, *(end for end in demand.interval[:1] if end > -inf)):
         lows = {value: _from(intervals[value], least, value) for value in free}
         ends = {value: max(lows[value], min(intervals[value].high, INDICES - 1)) for value in free}
         if not met({value: Interval(low, low) for value, low in lows.items()}):
@@ -183,9 +193,23 @@ def _is_mask(value: Value) -> bool:
     return "mask" in value.name.lower()
 
 
-_CARRIES = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Slice",
-                      "Tile"})
-"""What hands a mask on as it is."""
+_LENGTH = re.compile(r"(?P<of>.*?)[_.]?(lens?|lengths?)$", re.IGNORECASE)
+_NO_LENGTH = re.compile(r"mask|max|min|past|total|num", re.IGNORECASE)
+
+
+def _length(value: Value, inputs: Sequence[Value], facts: Facts) -> int | None:
+    """How long the sequences are of which an input gives the lengths, going by its name: a number for each entry of a
+    batch.  That is the first axis behind the batch of the input of the same name, or of the first with such a batch,
+    that is not fixed.  None where it gives no lengths."""
+    match = _LENGTH.fullmatch(value.name)
+    if match is None or _NO_LENGTH.search(value.name) or value.dtype is None or not value.shape or (
+            not is_whole(value.dtype) or value.dtype == TensorProto.BOOL or facts.count(value) != facts.axis(value, 0)):
+        return None
+    alike = [other for other in inputs if other is not value and other.shape and len(other.shape) > 1
+             and str(other.shape[0]) == str(value.shape[0])]
+    alike.sort(key=lambda other: not (match["of"] and other.name.startswith(match["of"])))
+    sizes = (facts.size(size) for other in alike for size in (other.shape or ())[1:] if size.symbols)
+    return next((size for size in sizes if size), None)
 
 
 def _acts_as_mask(value: Value) -> bool:
@@ -204,7 +228,7 @@ def _acts_as_mask(value: Value) -> bool:
                 return True
             if node.op == "Sub" and node.inputs[1] is here and _number(node.inputs[0]) == 1.0 and _rules_out(result):
                 return True
-            if node.op in _CARRIES and node.inputs[0] is here and result not in seen:
+            if node.op in CARRIES and node.inputs[0] is here and result not in seen:
                 seen.add(result)
                 waiting.append(result)
     return False

@@ -101,15 +101,27 @@ class NodeVerifier:
             self._references[key] = Reference(node, self._model)
         return self._references[key]
 
+    def _own(self, reference: Reference, arrays: Mapping[str, Array]) -> list[Array]:
+        """The original nodes' own result: on the kernels' device, else on the CPU.
+
+        Raises:
+            VerificationError: they end the device; no kernel is to blame for that.
+        """
+        own = None
+        try:
+            own = self._runner.own(reference.body, arrays)
+        except KernelError as error:  # what the device's provider cannot run may still run as a kernel
+            if not self._runner.alive():
+                raise VerificationError(f"the original's own nodes end the device's work: {error.message}") from error
+        return reference.own(arrays) if own is None else own
+
     def _compare(self, node: FusedNode, reference: Reference, feeds: Feeds, tally: _Tally,
                  every_variant: bool = False) -> None:
         arrays = {name: np.asarray(array, order="C") for name, array in feeds.arrays.items()}
         wanted = reference.outputs(arrays)
         tally.inputs[feeds.label] = None
         tally.where = feeds.label
-        own = self._runner.own(reference.body, arrays)
-        if own is None:
-            own = reference.own(arrays)
+        own = self._own(reference, arrays)
         try:
             holding = self._runner.variants(node.plan, arrays) if every_variant else [None]
         except ValueError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, combinations, islice
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,11 @@ _STEPS = (8, 32)
 """What sizes may have to be a multiple of: a network that halves an image and joins it with what it was."""
 _GROWTH = (2, 4, 8, 16, 32, 64, 128)
 _EQUAL = (64, 16, 2, 1, 256)
-_TRIED = 20
+_FEW = (64, 8, 2)
+"""What integers are drawn below where the model does not take those that it seems to demand."""
+_MOST_SUMMED = 4
+"""Symbols among which sums are looked for at most."""
+_TRIED = 28
 """Inputs that are tried at most until a model runs."""
 
 
@@ -46,11 +50,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the inputs of a run are made: sizes of symbols, a seed, and what all integers are where that is not drawn."""
+    """How the inputs of a run are made: sizes of symbols, a seed, and what all integers are where that is not drawn, or
+    what they are drawn below; whether floats are drawn between zero and one."""
 
     sizes: Mapping[str, int]
     seed: int = 0
     integers: int | None = None
+    below: int | None = None
+    gentle: bool = False
 
     def make(self, graph: Graph) -> Run:
         """The inputs.  With an odd seed the last entry of every mask of integers or booleans has its last quarter
@@ -62,12 +69,14 @@ class Recipe:
         """
         label = f"generated, seed {self.seed}"
         label = label if self.integers is None else f"{label}, integers {self.integers}"
+        label = label if self.below is None else f"{label}, integers below {self.below}"
+        label = f"{label}, floats between 0 and 1" if self.gentle else label
         free = {name: self.sizes[name] for name in sorted(_free(graph))}
         about = RunInputs(label, free)
         reason = misfit(graph, free)
         if reason:
             raise VerificationError(f"The model cannot run on {about}: {reason}")
-        feeds = make_inputs(graph, free, seed=self.seed, integers=self.integers)
+        feeds = make_inputs(graph, free, None, self.seed, self.integers, below=self.below, gentle=self.gentle)
         if self.seed % 2:
             feeds = {name: _padded(array) if "mask" in name.lower() else array for name, array in feeds.items()}
         return Run(about, feeds)
@@ -95,21 +104,23 @@ def users_run(graph: Graph, inputs: Mapping[str, Array], label: str = InputSet.l
 
 def first_recipes(ledger: Ledger) -> Iterator[Recipe]:
     """Ways to make inputs of the planned sizes, halved while a run would take long; then what a model may run on that
-    does not run on these: larger ones of these sizes, other integers, other sizes."""
+    does not run on these: larger ones of these sizes, smaller integers, those that are a size, other sizes."""
     graph, planned = ledger.graph, shrunk(ledger, ledger.sizes)[::-1]
     usual = planned[0]
     integers = any(value.dtype is not None and numpy_type(value.dtype).kind in "iu" for value in graph.inputs)
-    calm = [Recipe(usual, 0, number) for number in (0, 1) if integers]
+    few = [Recipe(usual, below=number) for number in _FEW if integers]
+    sides = [usual[name] for name, least in _least(graph).items() if least == _LEAST and integers]
+    calm = [Recipe(usual, 0, number) for number in (*dict.fromkeys(sides), *((1, 0) if integers else ()))]
     others = [Recipe(sizes) for sizes in _fitting(_others(graph, usual), ledger)]
     ones = [replace(recipe, integers=1) for recipe in others if integers]
-    return _once(islice(chain(map(Recipe, planned), calm, others, ones), _TRIED))
+    return _once(islice(chain(map(Recipe, planned), few, calm, others, ones), _TRIED))
 
 
 def second_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
     """Sizes that no vector divides, near those that ran; those that ran, where there are no others."""
     graph, sizes = ledger.graph, first.sizes
     near = [*uneven(sizes, graph), *(_moved(sizes, graph, step) for step in _STEPS)]
-    return _once(Recipe(chosen, 1, first.integers) for chosen in (*_fitting(near, ledger), sizes))
+    return _once(replace(first, sizes=chosen, seed=1) for chosen in (*_fitting(near, ledger), sizes))
 
 
 def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int]]) -> Iterator[Recipe]:
@@ -131,13 +142,13 @@ def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int
     ]
     known = [{name: each[name] for name in free} for each in used]
     fresh = [each for each in tried if {name: each[name] for name in free} not in known]
-    return _once(Recipe(chosen, 2, first.integers) for chosen in islice(_fitting(fresh, ledger), _TRIED // 2))
+    return _once(replace(first, sizes=chosen, seed=2) for chosen in islice(_fitting(fresh, ledger), _TRIED // 2))
 
 
 def _once(recipes: Iterator[Recipe]) -> Iterator[Recipe]:
     seen: set[tuple[Any, ...]] = set()
     for recipe in recipes:
-        key = (*sorted(recipe.sizes.items()), recipe.seed, recipe.integers)
+        key = (*sorted(recipe.sizes.items()), recipe.seed, recipe.integers, recipe.below, recipe.gentle)
         if key not in seen:
             seen.add(key)
             yield recipe
@@ -148,6 +159,7 @@ def _others(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     inputs may have to be that are not said to be."""
     least = _least(graph)
     inner = {name for name, size in least.items() if size == _LEAST}
+    yield from _sums(sizes, sorted(inner))
     for factor in _GROWTH:
         yield {name: max(size, _LEAST) * factor if name in inner else size for name, size in sizes.items()}
     for one in sorted(inner) if len(inner) > 1 else ():
@@ -159,6 +171,13 @@ def _others(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
         yield {name: equal if name in inner else size for name, size in sizes.items()}
     for equal in (1, 2):
         yield {name: equal if name in least else size for name, size in sizes.items()}
+
+
+def _sums(sizes: Mapping[str, int], inner: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Sizes of which one is the sum of two others, as what was and what is new make all; the last named first."""
+    for total in reversed(inner) if len(inner) <= _MOST_SUMMED else ():
+        for first, second in combinations([name for name in inner if name != total], 2):
+            yield {**sizes, total: sizes[first] + sizes[second]}
 
 
 def _fitting(candidates: Iterable[Mapping[str, int]], ledger: Ledger) -> Iterator[Mapping[str, int]]:

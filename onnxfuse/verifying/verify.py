@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, ModelError, OnnxfuseError, VerificationError
@@ -18,7 +19,7 @@ from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import FusedNode, Placed, Rewritten, planned_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
-from onnxfuse.verifying.capture import Source, capture
+from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import EXACT, Closeness
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.locating import first_apart
@@ -250,6 +251,8 @@ class _Work:
                 if is_lacking(problem) or isinstance(problem, ModelError):
                     break
                 continue
+            if not self.sets and number == 0:
+                recipe, run, wanted = self._with_numbers(whole, recipe, (run, wanted))
             try:
                 found = whole.compare(run, wanted)
             except MemoryError as error:
@@ -265,6 +268,19 @@ class _Work:
             self.notes += [found.note] if found.note else []
             break
         return failures
+
+    def _with_numbers(self, whole: Whole, recipe: Recipe, half: tuple[Run, list[Any]]
+                      ) -> tuple[Recipe, Run, list[Any]]:
+        """A recipe with what ``_first_half`` gives for it; one with floats between zero and one where outputs of the
+        first are undefined in part, and of that are not: where nothing is a number, nothing shows."""
+        gentle = replace(recipe, gentle=True)
+        if _undefined(half[1]):
+            with suppress(VerificationError, ModelError):
+                other = self._first_half(whole, gentle, 0)
+                if _undefined(other[1]) < _undefined(half[1]):
+                    self.notes.append("Floats were drawn between 0 and 1: of others the model makes what is no number.")
+                    return gentle, *other
+        return recipe, *half
 
     def _first_half(self, whole: Whole, recipe: Recipe, number: int) -> tuple[Run, list[Any]]:
         """Inputs, and what the original makes of them.
@@ -315,6 +331,27 @@ class _Work:
             self.notes.append(f"The whole model was not run with kernels: {OutOfMemoryError().message}")
         return ()
 
+    def _captured(self, nodes: Sequence[FusedNode], source: Source, original: Slim, sizes: Mapping[str, int],
+                  runner: KernelRunner) -> Iterator[Captured]:
+        """``capture`` on the runner's device; what the original's run does not give there, on the CPU, where the model
+        has run."""
+        done: set[str] = set()
+        try:
+            for taken in capture(nodes, source, original, sizes, runner.providers):
+                done.add(taken.node.name)
+                yield taken
+            return
+        except BoundsError:
+            raise
+        except VerificationError as error:
+            if list(runner.providers) == CPU or not runner.alive():
+                raise
+            said = f"The original does not run on {runner.name}; what its nodes read is from the CPU: {error.message}"
+            self.notes += [] if said in self.notes else [said]
+        left = [node for node in nodes if node.name not in done]
+        for taken in capture(left, source, original, sizes, CPU):
+            yield replace(taken, how=f"{taken.how} on the CPU")
+
     def nodes(
         self, planned: LoadedModel, original: Slim, runs: Sequence[Run], nodes: Sequence[FusedNode],
         runner: KernelRunner,
@@ -334,7 +371,7 @@ class _Work:
             turn = "" if len(runs) == 1 else f", run {number + 1}"
             done: set[str] = set()
             try:
-                for taken in capture(nodes, Source(planned, subject.graph, run), original, sizes, runner.providers):
+                for taken in self._captured(nodes, Source(planned, subject.graph, run), original, sizes, runner):
                     node = taken.node
                     original.bounds.left()
                     self.step(f"verifying {node.name}", number * len(nodes) + len(done), total)
@@ -360,6 +397,12 @@ class _Work:
         for node in nodes:
             results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])
         return tuple(condemned([results[node.name] for node in nodes]))
+
+
+def _undefined(outputs: Sequence[Any]) -> int:
+    """How many outputs have elements that are no number."""
+    return sum(bool(np.isnan(array).any()) for array in outputs
+               if isinstance(array, np.ndarray) and array.dtype.kind in "fc")
 
 
 def _told(failures: Sequence[OnnxfuseError]) -> str:
