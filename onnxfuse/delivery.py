@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnxfuse.optimised import Optimised, Tell
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.refusal import Refusal
 from onnxfuse.verifying import Verification, failed_regions, find_runner, verify
-from onnxfuse.verifying.bounds import NONE, Bounds
+from onnxfuse.verifying.bounds import NONE, Bounds, OutOfMemoryError
 from onnxfuse.verifying.sharing import Slim, sharing
 from onnxfuse.verifying.verify import Subject
 
@@ -62,7 +63,8 @@ def check_sessions(subject: Subject) -> None:
     """
     with sharing(subject.loaded, subject.rewritten.model, folder=subject.folder) as (original, fused):
         if _takes(original, subject.loaded):
-            fused.session()
+            with suppress(OutOfMemoryError):
+                fused.session()
 
 
 def check_original(loaded: LoadedModel) -> None:
@@ -84,7 +86,7 @@ def _takes(original: Slim, loaded: LoadedModel) -> bool:
     try:
         original.session()
     except VerificationError as error:
-        if is_lacking(error):
+        if is_lacking(error) or isinstance(error, OutOfMemoryError):
             return False
         reason = str(error.__cause__ or error.message)
         raise ModelError(

@@ -36,8 +36,8 @@ GRACE = 10.0
 SHARE = 0.8
 """Of the memory that is free when verification begins, what its runs may hold."""
 
-_LACK = ("bad_alloc", "Failed to allocate memory", "Unable to allocate")
-"""What ONNX Runtime says where there is no memory left."""
+_LACK = ("bad_alloc", "Failed to allocate memory", "Unable to allocate", "Cannot allocate memory")
+"""What ONNX Runtime, and the system, say where there is no memory left."""
 
 _GROUPS = (("memory.max", "memory.current", "memory.stat", "inactive_file"),
            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",

@@ -15,7 +15,7 @@ import onnxruntime
 from onnxfuse.errors import VerificationError
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.rewriting.wire import copy_fields
-from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession
+from onnxfuse.verifying.bounds import NONE, Bounds, BoundSession, OutOfMemoryError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
 
 _SHARED_BYTES = 1024
@@ -51,7 +51,7 @@ class Slim:
             optimised: whether the runtime may rewrite the graph as it does in a deployment.
 
         Raises:
-            VerificationError: ONNX Runtime refuses the model, or the time is up.
+            VerificationError: ONNX Runtime refuses the model, or the time is up, or there is no room for its weights.
         """
         model = self.model
         if extra:
@@ -66,6 +66,8 @@ class Slim:
                 with_plain_borders(model).SerializeToString(), self.options(optimised), providers=list(providers),
                 enable_fallback=0), self.bounds)
         except Exception as error:  # ONNX Runtime has an exception type per status
+            if is_lack_of_memory(error):
+                raise OutOfMemoryError("The model's weights take more memory than it may hold here.") from error
             raise VerificationError(
                 f"ONNX Runtime refuses the model: {error}",
                 remedy="Try the model without onnxfuse first: onnxruntime.InferenceSession(path).",
