@@ -16,7 +16,7 @@ from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
 from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, load_model
-from onnxfuse.graph.binding import bound
+from onnxfuse.graph.binding import bound, check_sizes
 from onnxfuse.measurements import Place, observing, opened
 from onnxfuse.operators import infer
 from onnxfuse.optimised import Optimised, Tell, silent
@@ -139,6 +139,7 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     graph = infer(build_graph(folded))
     canonical = canonicalise(graph, rules.canonical)
     sizes = bound(graph, options.dims)
+    doubts = check_sizes(graph, sizes.sizes, options.dims)
     ledger = Ledger(graph, sizes.sizes)
     ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
     costs = CostModel(ledger, profile, groups_of(graph, rules.runtime))
@@ -148,7 +149,7 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     tell("rewriting", 0, 0)
     rewritten = rewrite(folded.proto, graph, regions)
     optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, costs, plan, tuple(regions),
-                          rewritten, notes=loaded.notes + sizes.notes + notes + more + silence,
+                          rewritten, notes=loaded.notes + sizes.notes + doubts + notes + more + silence,
                           objective=options.objective, assumed=sizes.assumed, assumed_target=assumed)
     if not options.verify:
         return optimised

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from onnxfuse.errors import ModelError
+from onnxfuse.graph.agreement import agreed, mended, told, unmet
 from onnxfuse.graph.derived import Derived, derived, enlarged, least
 from onnxfuse.graph.dims import Dim
-from onnxfuse.graph.model import Graph
+from onnxfuse.graph.model import Demand, Graph
 
 BATCH, SEQUENCE, SIDE, OTHER = 1, 128, 224, 16
 """Default sizes: a batch, a sequence, a side of an image, anything else."""
@@ -80,6 +81,10 @@ def bound(graph: Graph, dims: Mapping[str, int]) -> Bound:
     larger = enlarged(follows, sizes, symbols.keys() - shared.keys() - dims.keys()) if follows else {}
     notes = tuple(_raised(follows, sizes, name, size) for name, size in larger.items())
     sizes |= larger
+    asked = asked_of(graph)
+    other = agreed(asked, sizes, symbols.keys() - shared.keys() - dims.keys()) if asked else {}
+    notes += tuple(_agreed(asked, sizes, name, size) for name, size in other.items())
+    sizes |= other
     for each in follows if dims else ():
         if (each.at(sizes) or 0) < 0 and not each.size.symbols.isdisjoint(dims):
             raise _negative(each, sizes, dims)
@@ -95,6 +100,48 @@ def _raised(follows: tuple[Derived, ...], sizes: Mapping[str, int], name: str, s
     small = next((each for each in follows if name in each.size.symbols and (each.at(sizes) or 0) < 1), None)
     why = "" if small is None else f": at {sizes[name]}, axis {small.axis} of {small}, would have {small.at(sizes)}"
     return f"Dimension '{name}' is taken to be {size}{why}.  Give the size that you use: --dim {name}=SIZE."
+
+
+def asked_of(graph: Graph) -> tuple[Demand, ...]:
+    """What the operators of the main graph ask of the inputs' sizes, of which alone something is known."""
+    known = frozenset(_of_inputs(graph))
+    return tuple(each for each in graph.demands if each.left.symbols | each.right.symbols <= known)
+
+
+def _agreed(asked: Sequence[Demand], sizes: Mapping[str, int], name: str, size: int) -> str:
+    """Why another size than the default is assumed."""
+    bad = unmet(asked, sizes)
+    why = next((each for each in bad if name in each.left.symbols | each.right.symbols), bad[0] if bad else None)
+    reason = "" if why is None else f": at {sizes[name]}, {told(why, sizes)}"
+    return f"Dimension '{name}' is taken to be {size}{reason}.  Give the size that you use: --dim {name}=SIZE."
+
+
+def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int]) -> tuple[str, ...]:
+    """Notes on assumed sizes at which the model seems not to run.
+
+    Args:
+        sizes: that are planned for; dims: those of them that the user gave.
+
+    Raises:
+        ModelError: sizes that the user gave do not fit the model.
+    """
+    asked = asked_of(graph)
+    # What the file alone says of a size may be wrong, and what follows from it too.
+    stated = {name for each in graph.assumptions if each.taken.symbols.isdisjoint(each.instead.symbols)
+              for name in each.taken.symbols}
+    bad = unmet(asked, sizes)
+    for each in bad:
+        own = [name for name in dims if name in each.left.symbols | each.right.symbols]
+        if own and stated.isdisjoint(own):
+            fits = mended(each, asked, sizes, own)
+            given = " ".join(f"--dim {name}={dims[name]}" for name in own)
+            better = " ".join(f"--dim {name}={size}" for name, size in (fits or {}).items())
+            raise ModelError(
+                f"The model does not run at these sizes: {told(each, sizes)}.", place=given,
+                remedy=f"Such a size fits: {better}." if better else "Give other sizes.",
+            )
+    return tuple(f"The model seems not to run at the sizes that are assumed: {told(each, sizes)}.  Give the sizes that "
+                 "you use with --dim." for each in bad[:1])
 
 
 def _negative(found: Derived, sizes: Mapping[str, int], dims: Mapping[str, int]) -> ModelError:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 
-from onnxfuse.graph.dims import Dim, broadcast, dim, symbol
-from onnxfuse.graph.model import Assumption, Node, Shape, Value
+from onnxfuse.graph.dims import Dim, SizeTooLargeError, broadcast, dim, product, symbol
+from onnxfuse.graph.model import Ask, Assumption, Demand, Node, Shape, Value
 
 MAX_ELEMENTS = 256
 """Integer tensors of more elements than this are not followed as sizes."""
@@ -49,11 +50,13 @@ class TypeContext:
         node: the node.
         opset: version of its domain's operators.
         assumptions: where hints of the model file were used; filled by ``meet`` and ``unknown``.
+        demands: what the node asks of sizes; filled by ``meet`` and ``demand``.
     """
 
     node: Node
     opset: int
     assumptions: list[Assumption] = field(default_factory=list)
+    demands: list[Demand] = field(default_factory=list)
 
     def value(self, index: int) -> Value | None:
         """The value at an input, None where absent."""
@@ -149,6 +152,25 @@ class TypeContext:
             raise ValueError(f"{rank} axes")
         return tuple(self.unknown(axis, rank, output) for axis in range(rank))
 
+    def demand(self, left: Dim, right: Dim, kind: Ask = "equal") -> None:
+        """Note that the node fails where two sizes do not agree; not what holds for all sizes, or for none."""
+        same = left == right or (kind == "broadcast" and dim(1) in (left, right))
+        if not same and (left.value is None or right.value is None):
+            self.demands.append(Demand(self.node.label, left, right, kind))
+
+    def demand_elements(
+        self, before: Sequence[Dim], after: Sequence[Dim], kind: Ask
+    ) -> None:
+        """The same of numbers of elements, where these can be followed; sizes on both sides cancel."""
+        rest, others = list(before), []
+        for size in after:
+            if size in rest:
+                rest.remove(size)
+            else:
+                others.append(size)
+        with suppress(SizeTooLargeError):
+            self.demand(product(rest), product(others), kind)
+
     def meet(self, *shapes: Shape | None, output: int = 0, front: int = 0, rank: int | None = None) -> Shape | None:
         """The sizes that tensors have together under broadcasting; None where one of them is unknown.
 
@@ -174,6 +196,7 @@ class TypeContext:
         return tuple(result)
 
     def _join(self, a: Dim, b: Dim, axis: int, output: int, rank: int) -> Dim:
+        self.demand(a, b, "broadcast")
         joined = broadcast(a, b)
         if joined in (a, b):
             return joined

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -179,6 +179,25 @@ class Assumption(NamedTuple):
     instead: Dim
 
 
+Ask = Literal["equal", "broadcast", "multiple", "within"]
+
+
+class Demand(NamedTuple):
+    """What an operator asks of sizes, where they are not the same for all: it fails where they do not agree.
+
+    Attributes:
+        node: label of the node.
+        left, right: the sizes.
+        kind: "equal"; "broadcast", equal or one of them 1; "multiple", the left one a multiple of the right one;
+            "within", the left one no more than the right one.
+    """
+
+    node: str
+    left: Dim
+    right: Dim
+    kind: Ask
+
+
 @dataclass(eq=False)
 class Graph:
     """A model's main graph, or a body of an If, a Loop or a Scan.
@@ -193,6 +212,7 @@ class Graph:
         opsets: version by domain ("" for the standard one).
         functions: (domain, name) of the model's own functions.
         assumptions: sizes taken from what the file states, where the operators leave them open.
+        demands: what its operators ask of sizes, each once, the first node's.
         body: which body it is; None for the main graph.
         owner: the node of the graph around that runs it; None for the main graph.
         bodies: graphs of the bodies in it, those of one node beside one another, in the order of their nodes.
@@ -206,6 +226,7 @@ class Graph:
     opsets: Mapping[str, int]
     functions: frozenset[tuple[str, str]] = frozenset()
     assumptions: tuple[Assumption, ...] = ()
+    demands: tuple[Demand, ...] = ()
     body: Body | None = None
     owner: Node | None = None
     bodies: tuple[Graph, ...] = ()

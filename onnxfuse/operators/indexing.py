@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfuse.graph.context import INT64, MAX_ELEMENTS, Type, TypeContext, flat, same
+from onnxfuse.graph.context import INT64, MAX_ELEMENTS, Type, TypeContext, elements_of, flat, same
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.graph.model import Node, Value, root
 from onnxfuse.ir.context import LoweringContext, apply, expand, like, reshape, size_of, test
@@ -28,10 +28,28 @@ def gather_types(context: TypeContext) -> list[Type]:
     if shape is None or indices is None:
         return [Type(context.dtype())]
     axis = context.axis(len(shape), 0)
+    limit = _limit(context.value(1))
+    if limit is not None:
+        context.demand(limit, shape[axis], "within")
     contents, places, picked = context.contents(0), _places(context), None
     if contents is not None and places is not None and _inside(places, contents.shape[axis]):
         picked = flat(np.take(contents, places.reshape(-1), axis))
     return [Type(context.dtype(), shape[:axis] + indices + shape[axis + 1:], picked)]
+
+
+_COUNTING = frozenset({"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that pass indices on as they are."""
+
+
+def _limit(value: Value | None) -> Dim | None:
+    """The limit of the Range that indices come from, which counts up one by one; None where they do not."""
+    maker = None if value is None else value.producer
+    while maker is not None and maker.domain == "" and maker.op in _COUNTING and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer
+    if maker is None or maker.op != "Range" or len(maker.inputs) != 3:
+        return None
+    _, limit, delta = (None if bound is None else elements_of(bound) for bound in maker.inputs)
+    return limit[0] if limit and delta and len(limit) == len(delta) == 1 and delta[0].value == 1 else None
 
 
 def _places(context: TypeContext) -> np.ndarray[Any, np.dtype[np.int64]] | None:

@@ -26,7 +26,7 @@ from onnxfuse.graph.context import INTEGERS, MAX_ELEMENTS, MOST_AXES, Type, Type
 from onnxfuse.graph.dims import MOST_PRODUCTS, Dim, dim
 from onnxfuse.graph.inference import left_out
 from onnxfuse.graph.load import LoadedModel, from_proto, load_model
-from onnxfuse.graph.model import Assumption, Graph, Node, Value
+from onnxfuse.graph.model import Assumption, Demand, Graph, Node, Value
 from onnxfuse.operators.fused import DOMAIN, fused_node
 from onnxfuse.operators.record import operator_of
 
@@ -38,6 +38,7 @@ def infer(graph: Graph) -> Graph:
     their node stands, and give it its results.
     """
     assumptions: list[Assumption] = []
+    demands: list[Demand] = []
     owned: dict[Node, list[Graph]] = {}
     for body in graph.bodies:
         assert body.owner is not None, "a body has an owner"
@@ -49,10 +50,11 @@ def infer(graph: Graph) -> Graph:
     for node in graph.nodes:
         inside = enter(owned[node], infer) if node in owned else []
         bodies += inside
-        for output, found in zip(node.outputs, _types(node, graph, assumptions, inside), strict=True):
+        for output, found in zip(node.outputs, _types(node, graph, (assumptions, demands), inside), strict=True):
             if output is not None:
                 output.dtype, output.shape, output.elements = found
-    return replace(graph, assumptions=tuple(assumptions), bodies=tuple(bodies))
+    once = {(each.left, each.right, each.kind): each for each in reversed(demands)}
+    return replace(graph, assumptions=tuple(assumptions), demands=tuple(once.values())[::-1], bodies=tuple(bodies))
 
 
 def load_graph(model: str | Path | onnx.ModelProto | LoadedModel) -> Graph:
@@ -74,13 +76,13 @@ def output_types(node: Node, graph: Graph) -> list[Type]:
 
     The node need not be of the graph, which gives the operators' versions.
     """
-    return _types(node, graph, [])
+    return _types(node, graph, ([], []))
 
 
 def _types(
-    node: Node, graph: Graph, assumptions: list[Assumption], bodies: Sequence[Graph] = ()
+    node: Node, graph: Graph, notes: tuple[list[Assumption], list[Demand]], bodies: Sequence[Graph] = ()
 ) -> list[Type]:
-    context = TypeContext(node, graph.opsets.get(node.domain, 1), assumptions)
+    context = TypeContext(node, graph.opsets.get(node.domain, 1), *notes)
     record = operator_of(node)
     function = None if record is None else record.types
     found: list[Type] = []

@@ -154,6 +154,10 @@ def concat_types(context: TypeContext) -> list[Type]:
     rank = len(known[0])
     axis = context.axis(rank, 0)
     sizes = list(agree(known))
+    for shape in known:
+        for place, (size, other) in enumerate(zip(sizes, shape, strict=True)):
+            if place != axis:
+                context.demand(size, other)
     if len(known) == count:
         sizes[axis] = sum((shape[axis] for shape in known), dim(0))
     else:

@@ -24,6 +24,7 @@ def matrix_product(context: TypeContext, a: Shape | None, b: Shape | None) -> Sh
     rows = a[-2:-1] if len(a) > 1 else ()
     columns = b[-1:] if len(b) > 1 else ()
     rank = max(len(a), len(b)) - 2 + len(rows) + len(columns) if max(len(a), len(b)) > 1 else 0
+    context.demand(a[-1], b[-2] if len(b) > 1 else b[-1])
     batch = context.meet(a[:-2], b[:-2], rank=rank)
     return None if batch is None else batch + rows + columns
 
@@ -38,8 +39,9 @@ def gemm_types(context: TypeContext) -> list[Type]:
     a, b = context.shape(0), context.shape(1)
     if a is None or b is None or len(a) != 2 or len(b) != 2:
         return [Type(context.dtype(), context.unknown_shape(2))]
-    return [Type(context.dtype(), (a[int(bool(context.attribute("transA", 0)))],
-                                   b[int(not context.attribute("transB", 0))]))]
+    turned = int(bool(context.attribute("transA", 0))), int(not context.attribute("transB", 0))
+    context.demand(a[1 - turned[0]], b[1 - turned[1]])
+    return [Type(context.dtype(), (a[turned[0]], b[turned[1]]))]
 
 
 def einsum_types(context: TypeContext) -> list[Type]:

@@ -31,6 +31,8 @@ def reshape_types(context: TypeContext) -> list[Type]:
     if None in sizes:
         rest = sizes.index(None)
         sizes[rest] = _remaining(context, shape, [size for size in sizes if size is not None], rest, len(sizes))
+    elif shape is not None:
+        context.demand_elements(shape, [size for size in sizes if size is not None], "equal")
     return [Type(context.dtype(), tuple(size for size in sizes if size is not None), context.elements(0))]
 
 
@@ -45,6 +47,7 @@ def _remaining(context: TypeContext, shape: Shape | None, sizes: list[Dim], axis
             rest.remove(size)
         else:
             others.append(size)
+    context.demand_elements(rest, others, "multiple")
     return product(rest) // product(others)
 
 
