@@ -10,8 +10,7 @@ import pytest
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.admission import node_facts
-from onnxfuse.refusal import Refusal
+from onnxfuse.planning.admission import Facts, node_facts
 from onnxfuse.reporting import report_of
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -358,7 +357,7 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("op", "weight", "attributes"), PRODUCTS)
 def test_a_product_is_in_no_region(tmp_path: Path, op: str, weight: str, attributes: str) -> None:
-    """Not even where a rule names one: it has a meaning as tensors, and no schedule."""
+    """Not even where a rule names one: it has a meaning as tensors, and no schedule holds it alone."""
     rule = OVERLAPPING.partition("---")[0].replace("Neg(Exp(x)) + z", f"Neg(Exp({op}(x, w, ...)))")
     (tmp_path / "rules.yaml").write_text(rule, encoding="utf-8")
     sizes = "[N, 64]" if weight.count(",") == 1 else "[1, 64, N]"
@@ -369,7 +368,7 @@ def test_a_product_is_in_no_region(tmp_path: Path, op: str, weight: str, attribu
     assert "not-fusable" in codes(made) and "no-schedule" not in codes(made)
     product = made.graph.nodes[0]
     facts = node_facts(product, made.graph, made.ledger.placement)
-    assert facts == Refusal("no-schedule", "no schedule holds a contraction yet", product.label)
+    assert facts == Facts(None, view=False, contracts=True)
 
 
 def test_a_rule_does_not_name_a_region_of_different_rows(tmp_path: Path) -> None:

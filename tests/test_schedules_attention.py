@@ -142,13 +142,20 @@ REFUSED = [
     (PLAIN.replace("64", "D"), "the head size, D and D, is known only when it runs"),
     (PLAIN.replace("64", "264"), "a head size of 264; its kernels have those up to 256"),
     (PLAIN.replace("(T[B,H,S,64] y)", "(T[B,H,S,64] y, T[B,H,S,K] p)"), "its scores, or what is made of them, are used outside too"),
+]
+
+OTHERS = [
     (PLAIN.replace("Softmax(c)", "Relu(c)"), "between its products is no softmax"),
     (PLAIN.replace("p = Softmax(c)", "e = Softmax(c) i = IsNaN(e) p = Where(i, f, e)"), "the left operand of the second product is no softmax"),
     (PLAIN.replace("p = Softmax(c)", "e = Softmax(c) p = Tanh(e)"), "the left operand of the second product is no softmax"),
+    (PLAIN.replace("<T f = {2}>", "<T f = {2}, int64[1] a = {0}, int64[1] e = {-1}, int64[1] last = {3}>").replace("p = Softmax(c) y", "w = Softmax(c) p = Slice(w, a, e, last) y").replace("K,64] v", "L,64] v"), "its softmax is not of the rows that the second product sums over"),
+    (PLAIN.replace("p = Softmax(c)", "p = Softmax <axis = 2> (c)"), "a product's sums are used at other places than where they are taken"),
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED)
+@pytest.mark.parametrize(("text", "message"), REFUSED + OTHERS)
 def test_what_is_no_attention(text: str, message: str) -> None:
+    """Those that its kernels do not have, and what is none at all."""
+    code = "attention-structure" if (text, message) in REFUSED else "no-attention"
     found = refused(text.replace("T[", "float16[").replace("T ", "float16 "))
-    assert (found.code, found.message) == ("attention-structure", message)
+    assert (found.code, found.message) == (code, message)

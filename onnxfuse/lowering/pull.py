@@ -13,7 +13,7 @@ Expressions are shared: pulling the same element twice gives the same object.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
@@ -130,9 +130,12 @@ class Contracted(Scalar):
 
 @dataclass
 class Rows:
-    """The row structure that reductions are pulled in: the row at hand, the place in it, and how rows lie."""
+    """The row structure that reductions are pulled in: the row at hand, the place in it, and how rows lie.
 
-    row: Dim
+    ``row`` is None where the first reduction tells it, by the place at which it is wanted.
+    """
+
+    row: Dim | None
     place: Dim
     arrangement: Arrangement
 
@@ -267,10 +270,12 @@ class Puller:
             raise _refused("reduction-structure", "a reduction is used where elements are not arranged in its rows")
         kept = [axis for axis in range(len(shape)) if axis not in tensor.axes]
         row = self.space.linear(tuple(at[axis] for axis in kept), tuple(shape[axis] for axis in kept))
+        if self.rows.row is None:
+            self.rows = replace(self.rows, row=row)
         if row != self.rows.row or arrangement(shape, tensor.axes) != self.rows.arrangement:
             raise _refused("reduction-structure", "reductions over different rows meet in one region")
         # The loop over a row is the reduction's own: conditions on the place of what is wanted say nothing about it.
-        places = coordinates(shape, tensor.axes, self.rows.row, self.rows.place, self.space)
+        places = coordinates(shape, tensor.axes, row, self.rows.place, self.space)
         element = self.element(tensor.operand, places)
         return self._share(
             Reduced(
@@ -292,7 +297,7 @@ class Puller:
         return self._share(Contracted(tensor.dtype, True, list(self.sums).index(tensor)))
 
     def _scan(self, tensor: Scan, at: Coordinates) -> Scalar:
-        if self.rows is None:
+        if self.rows is None or self.rows.row is None:
             raise _refused("scan-structure", "running totals are used where elements are not arranged in their rows")
         places = coordinates(tensor.shape, tensor.axes, self.rows.row, self.rows.place, self.space)
         here = all(size == 1 or one == other for size, one, other in zip(tensor.shape, at, places, strict=True))

@@ -148,7 +148,7 @@ def lowering_of(node: Node) -> Lowering | None:
 
 
 def is_contraction(node: Node) -> bool:
-    """Whether a node has a meaning as tensors that is a contraction, which no schedule holds yet."""
+    """Whether a node has a meaning as tensors that is a contraction, which only some schedules hold."""
     found = operator_of(node)
     return found is not None and found.kind is HEAVY and lowering_of(node) is not None
 

@@ -20,7 +20,6 @@ from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.ir.tensors import Reduce, Scan, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.lower import lower
-from onnxfuse.lowering.pull import NO_SCHEDULE
 from onnxfuse.operators import is_contraction, lowering_of
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.cost import CostModel
@@ -48,19 +47,18 @@ SETTING = "prefer_nhwc"
 class Facts:
     """A node that can be fused; ``rows`` is how its reductions arrange elements, ``view`` whether it costs nothing on
     its own, ``transposes`` whether it moves the innermost axis, so that only tiled and transposed kernels run it
-    well."""
+    well, ``contracts`` whether it is a product, which only regions of their own kind hold (``contractions``)."""
 
     rows: Arrangement | None
     view: bool
     transposes: bool = False
+    contracts: bool = False
 
 
 def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusal:
     """Facts of a node of the canonical view, or why no region can hold it."""
     if lowering_of(node) is None:
         return Refusal("no-lowering", f"{node.qualified_op} has no lowering", node.label)
-    if is_contraction(node):
-        return replace(NO_SCHEDULE, node=node.label)
     if len(node.inputs) > MOST_OPERANDS or len(node.outputs) > MOST_OPERANDS:
         count = max(len(node.inputs), len(node.outputs))
         return Refusal(
@@ -83,6 +81,8 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     lowered = lower([node], outputs, graph)
     if isinstance(lowered, Refusal):
         return lowered
+    if is_contraction(node):
+        return Facts(None, view=False, contracts=True)
     rows: Arrangement | None = None
     for tensor in postorder(lowered.program.outputs):
         if not isinstance(tensor, Reduce | Scan):

@@ -26,7 +26,7 @@ from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import extra_arithmetic, overwrites, runtime_efficiency
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.rules import groups_of
-from onnxfuse.schedules import Does, running
+from onnxfuse.schedules import Does, Schedule, running
 
 PRODUCT_EFFICIENCY = 0.7
 """Share of the matrix units' peak that a large product reaches where nothing was measured."""
@@ -34,7 +34,7 @@ PRODUCT_EFFICIENCY = 0.7
 STREAMING = running(Does(0)).efficiency
 """Share of the bandwidth that a kernel reaches which does nothing but move elements."""
 
-DOES = {OperatorClass.REDUCTION: Does.REDUCES, OperatorClass.SCAN: Does.SCANS}
+DOES = {OperatorClass.REDUCTION: Does.REDUCES, OperatorClass.SCAN: Does.SCANS, OperatorClass.HEAVY: Does.CONTRACTS}
 """What operators of a class do that makes kernels differ."""
 
 
@@ -103,7 +103,8 @@ class CostModel:
         self._seconds: dict[frozenset[Node], float] = {}
 
     def seconds(
-        self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = STREAMING, again: int = 0
+        self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = STREAMING, again: int = 0,
+        rate: float = 1.0,
     ) -> float:
         """Predicted time of a counted node or region.
 
@@ -111,11 +112,12 @@ class CostModel:
             dtype: operand type of the product in it, if any.
             efficiency: share of the bandwidth that its kernel reaches.
             again: bytes that it reads once more than the count has them.
+            rate: share of a large product's rate that the products in it reach.
         """
         if not traffic.kernels:
             return 0.0
         reads, writes = sum(traffic.reads.values()) + again, sum(traffic.writes.values())
-        peak = product_peak(dtype, self.profile) if traffic.product else None
+        peak = rate * product_peak(dtype, self.profile) if traffic.product else None
         share = 1.0 if traffic.product else efficiency
         first = kernel_time(reads, writes, traffic.flops, self.profile, peak, share)
         more = traffic.kernels - 1
@@ -224,10 +226,18 @@ class CostModel:
         for node in nodes:
             does |= DOES.get(classify(node, self.ledger.graph), Does(0))
         schedule = running(does)
+        if Does.CONTRACTS in does:
+            rate = self._rate(schedule)
+            return self.seconds(counted, _product_type(nodes, self.ledger), again=again, rate=rate)
         efficiency = schedule.efficiency
         if not schedule.cached:
             efficiency *= uncached(sum(counted.reads.values()) + sum(counted.writes.values()), self.profile)
-        return self.seconds(counted, _product_type(nodes, self.ledger), efficiency, again)
+        return self.seconds(counted, efficiency=efficiency, again=again)
+
+    def _rate(self, schedule: Schedule) -> float:
+        """Share of a large product's rate that a schedule's products reach."""
+        measured = self.profile.measured.attention_tflops
+        return schedule.efficiency if measured is None else measured / product_peak(TensorProto.FLOAT16, self.profile)
 
     def _around(self, node: Node) -> frozenset[Node]:
         """What the runtime fuses with a node, the node itself among them; nothing where that is nothing."""

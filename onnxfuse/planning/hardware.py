@@ -61,10 +61,12 @@ class Peaks(_Model):
 
 
 class Measured(_Model):
-    """What a machine was seen to reach: copy bandwidth in GB/s (reads plus writes), a large product in TFLOP/s."""
+    """What a machine was seen to reach: copy bandwidth in GB/s (reads plus writes), a large product in TFLOP/s, and the
+    attention schedule in float16 over long rows; without the last, attention is fused where it was measured faster."""
 
     copy_gb_s: PositiveFloat | None = None
     product_tflops: PositiveFloat | None = None
+    attention_tflops: PositiveFloat | None = None
 
 
 class Limits(_Model):

@@ -43,6 +43,7 @@ class Plan:
         candidates: number of regions for which there was a kernel.
         considered: every region that was weighed, in graph order of their first nodes.
         spaces: what the regions of each graph were chosen from.
+        with_products: regions with products that there are kernels for, chosen or not: measurements decide on them.
     """
 
     fusions: tuple[Region, ...] = ()
@@ -50,6 +51,7 @@ class Plan:
     candidates: int = 0
     considered: tuple[Considered, ...] = ()
     spaces: tuple[SearchSpace, ...] = field(default=(), compare=False, repr=False)
+    with_products: tuple[Region, ...] = field(default=(), compare=False, repr=False)
 
 
 def together(fusions: Sequence[Region], lost: Collection[int]) -> set[int]:

@@ -125,7 +125,7 @@ class _Stage:
         self.parts: dict[int, Part] = {}
         self.closed: set[Node] = set()
         for fusion in before:
-            if fusion.kernel.schedule not in SCHEDULES:
+            if self._is_closed(fusion):
                 self.closed.update(fusion.view)
                 continue
             self._add(self.sketches.part(fusion))
@@ -153,6 +153,11 @@ class _Stage:
                         for part in self.home.get(value.producer, ()) if value in part.outputs]
             changes.append(change)
         return changes
+
+    def _is_closed(self, fusion: Region) -> bool:
+        """Whether a region stays as it is: its kernel is a user's own, or holds products, for which what is computed
+        beside them is not counted well enough."""
+        return fusion.kernel.schedule not in SCHEDULES or any(node not in self.facts for node in fusion.view)
 
     def _lone(self) -> list[Node]:
         """Nodes that were weighed alone, gain nothing as a kernel of their own, and are in nothing that the runtime
@@ -338,7 +343,7 @@ class _Stage:
 
     def _counted(self, before: Sequence[Region]) -> list[Region]:
         """All regions of the graph: of what several hold, the first counts it."""
-        kept = [fusion for fusion in before if fusion.kernel.schedule not in SCHEDULES]
+        kept = [fusion for fusion in before if self._is_closed(fusion)]
         kept += [part.region for part in self.parts.values() if part.fused]
         kept.sort(key=lambda fusion: fusion.nodes[0].index)
         new = {id(part.region) for part in self.parts.values() if not part.old}

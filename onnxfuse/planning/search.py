@@ -5,12 +5,14 @@
                                            └──────────────────────────────┘
 
 Matches of fuse rules come first, as named groups; then all groups grow (``grow``).  Each group is weighed, and so is
-what may stand in its place (``weighing``).  Of candidates that conflict the best set is taken (``selection``) by what
-the strategy values (``objective``).  Whatever is not taken is a refusal, and every region that was weighed a record.
+what may stand in its place (``weighing``); so are products with what is around them (``contractions``).  Of candidates
+that conflict the best set is taken (``selection``) by what the strategy values (``objective``).  Whatever is not taken
+is a refusal, and every region that was weighed a record.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 
 from onnxfuse.errors import ModelError
@@ -21,6 +23,8 @@ from onnxfuse.planning.admission import Facts, beside_convolutions, node_facts
 from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.contractions import STAGE as ATTENTION
+from onnxfuse.planning.contractions import offer_attentions
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.legality import check_nodes, is_convex
@@ -53,6 +57,7 @@ def searched(plan: Plan, context: Context) -> Plan:
         sum(plan.candidates for plan in plans),
         tuple(record for plan in plans for record in plan.considered),
         tuple(space for plan in plans for space in plan.spaces),
+        tuple(region for plan in plans for region in plan.with_products),
     )
 
 
@@ -74,11 +79,12 @@ class _Search:
     """The search of one graph."""
 
     def __init__(self, maker: Maker, context: Context, nearby: Mapping[str, CostModel]) -> None:
-        self.maker, self.rules = maker, context.rules
+        self.maker, self.rules, self.context = maker, context.rules, context
         view, rules, objective, ledger = maker.view, context.rules, context.objective, context.costs.ledger
         self.view = view
         self.forbidden: Prohibitions = prohibitions(view, rules)
         self.facts: dict[Node, Facts] = {}
+        self.products: dict[Node, Facts] = {}  # and what no region may hold without them
         self.refusals: list[Refusal] = []
         self.custom: list[Region] = []
         self.matches: tuple[Match, ...] = ()
@@ -91,8 +97,8 @@ class _Search:
                 continue  # it costs nothing where it is, and its readers read that operand
             if node.dead and isinstance(facts, Facts):
                 facts = Refusal("unused", "nothing reads what it computes", node.label)
-            if isinstance(facts, Facts) and node not in left:
-                self.facts[node] = facts
+            if isinstance(facts, Facts):
+                (self.products if facts.contracts or node in left else self.facts)[node] = facts
             elif isinstance(facts, Refusal) and facts.code not in ("no-lowering", "no-schedule", "on-host"):
                 self.refusals.append(facts)
         if objective.channels_last:
@@ -101,13 +107,16 @@ class _Search:
                 del self.facts[node]
         self.growth = Growth(view, self.facts, rules, ledger.sizes)
         self.maker.nearby = tuple(costs.ledger.sizes for costs in nearby.values())
-        self.candidates = CandidatePool(self.maker, objective, self.facts, rules, self.forbidden, nearby)
+        known = ChainMap(self.facts, self.products)
+        self.candidates = CandidatePool(self.maker, objective, known, rules, self.forbidden, nearby)
 
     def plan(self) -> Plan:
         self._seed()
         groups = self._grown(self.growth)
         self._offer_overlapping()
         self._offer_unions(groups)
+        if ATTENTION not in self.rules.disabled:
+            offer_attentions(self.candidates, self.context)
         chosen = self._select()
         for _ in range(MOST_ROUNDS):
             fixed = [*chosen, *(frozenset(fusion.view) for fusion in self.custom)]
@@ -125,7 +134,8 @@ class _Search:
         refusals = dict.fromkeys(self.refusals + self.candidates.refusals)
         weighed = self.candidates.weighed + len(self.custom)
         space = SearchSpace(self.maker, self.facts, self.forbidden, self.candidates.nearby, self.matches)
-        return Plan(tuple(fusions), tuple(refusals), weighed, self._considered(chosen), (space,))
+        return Plan(tuple(fusions), tuple(refusals), weighed, self._considered(chosen), (space,),
+                    tuple(self.candidates.with_products))
 
     def _seed(self) -> None:
         """Named groups from fuse rules, largest matches first; every other node that a grow rule lists alone."""
@@ -265,7 +275,8 @@ class _Search:
         borders = Borders(self.maker, self.facts, self.forbidden, self.growth.group.keys(), taken)
         pool = self.candidates.pool
         for each in sorted(chosen, key=lambda each: pool[each].view[0].index):
-            pool[each] = borders.widened(pool[each])
+            if each.isdisjoint(self.products):  # with products there are such with their views
+                pool[each] = borders.widened(pool[each])
 
     def _cycles(self, pool: Sequence[Members], places: Sequence[int]) -> list[frozenset[int]]:
         """Those of the places whose regions close a cycle, perhaps with regions of kernels that a user brought."""

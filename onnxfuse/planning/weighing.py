@@ -70,6 +70,7 @@ class CandidatePool:
         nearby: the model's costs at other sizes that matter, by their text.
         pool: regions that may be chosen, by their nodes of the view, and worth: what each is worth; refusals: why
             others may not; records: verdicts that are final.
+        with_products: regions with products that there are kernels for.
         splits: of regions that won, the parts of their best cut: the whole, the part, what it would gain.
     """
 
@@ -83,6 +84,7 @@ class CandidatePool:
     worths: dict[Members, float] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     records: list[Considered] = field(default_factory=list)
+    with_products: list[Region] = field(default_factory=list)
     splits: list[tuple[Members, Members, RegionCost]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -119,14 +121,14 @@ class CandidatePool:
         if isinstance(made, Region):
             refusal = too_large(made, self.maker.costs) or inefficient(made, self.maker.costs)
             if refusal is None and made.cost != region.cost:
-                refusal = self._no_gain(made)
+                refusal = self.no_gain(made)
             if refusal is None:
                 self.pool[members] = made
                 return
         else:
             refusal = made
         del self.pool[members], self.worths[members]
-        self._refuse(members, region.rule, refusal, region.cost)
+        self.refuse(members, region.rule, refusal, region.cost)
         if len(members) > 2:
             for part in self._parted(members):
                 self.offer(part, None)
@@ -145,22 +147,30 @@ class CandidatePool:
 
     def _weigh(self, members: Members, rule: str) -> Refusal | None:
         """Put a region into the pool, or say why not."""
-        first = min(members, key=lambda node: node.index).label
-        profile = self.maker.costs.profile
-        refusal = self.forbidden.refuses(members)
-        refusal = refusal or too_many(operators(members, self.facts), profile, first, rule)
-        region = refusal or self.maker.region(members, rule)
+        region = self.region(members, rule)
         if isinstance(region, Refusal):
-            self._refuse(members, rule, region)
+            self.refuse(members, rule, region)
             return region
-        refusal = self._no_gain(region) or inefficient(region, self.maker.costs)
+        refusal = self.no_gain(region) or inefficient(region, self.maker.costs)
         if refusal is not None:
-            self._refuse(members, rule, refusal, region.cost)
+            self.refuse(members, rule, refusal, region.cost)
             return refusal
-        self.pool[members], self.worths[members] = region, self.objective.worth(region.cost)
+        self.take(members, region, region.cost)
         return None
 
-    def _no_gain(self, region: Region) -> Refusal | None:
+    def region(self, members: Members, rule: str) -> Region | Refusal:
+        """A set of nodes as a region, or why a rule, the profile or the lowering does not admit it."""
+        first = min(members, key=lambda node: node.index).label
+        refusal = self.forbidden.refuses(members)
+        refusal = refusal or too_many(operators(members, self.facts), self.maker.costs.profile, first, rule)
+        return refusal or self.maker.region(members, rule)
+
+    def take(self, members: Members, region: Region, cost: RegionCost) -> None:
+        """Put a region into the pool; its worth is that of ``cost``."""
+        self.pool[members], self.worths[members] = region, self.objective.worth(cost)
+
+    def no_gain(self, region: Region) -> Refusal | None:
+        """Why a region is not wanted by the objective, here or at the further sizes; None where it is."""
         label = region.nodes[0].label
         refusal = self.objective.refuses(region.cost, len(region.nodes), label, region.rule)
         if refusal is not None or not self.nearby:
@@ -170,7 +180,8 @@ class CandidatePool:
         there = {text: costs.region(once) for text, costs in self.nearby.items()}
         return self.objective.refuses_elsewhere(there, label, region.rule)
 
-    def _refuse(self, members: Members, rule: str, refusal: Refusal, cost: RegionCost | None = None) -> None:
+    def refuse(self, members: Members, rule: str, refusal: Refusal, cost: RegionCost | None = None) -> None:
+        """Keep that a region is not taken, and why."""
         verdict = "no-gain" if refusal.code == "no-gain" else "refused"
         self.records.append(Considered(ordered(members), rule, cost, verdict, refusal.message, ""))
         # One kernel that stays one kernel is nothing to explain.

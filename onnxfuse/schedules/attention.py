@@ -44,6 +44,9 @@ from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.streaming import BLOCK_SHARED
 
+OTHER = "no-attention"
+"""Code of the refusal of two products that are no attention at all."""
+
 MOST_DEPTH = 256
 """The largest head size; a tile of keys and one of values, and the queries, must fit shared memory together."""
 
@@ -94,11 +97,11 @@ class Shape:
 
 
 class Attention(Schedule):
-    """Two products with a softmax between them."""
+    """Two products with a softmax between them.  The share of a large product's rate is a guess: none was measured."""
 
     name = "attention"
     settings = "{tiles} x 16 queries a warp, tiles of {keys} keys, width {width}"
-    efficiency = 0.85
+    efficiency = 0.4
 
     def runs(self, does: Does) -> bool:
         """Products, with what surrounds them."""
@@ -117,7 +120,7 @@ class Attention(Schedule):
             parts = _parts(request.lowered, *products)
             return parts if isinstance(parts, Refusal) else _kernel(request, parts)
         except Unlowerable as stopped:
-            return stopped.refusal
+            return replace(stopped.refusal, code=OTHER)  # something is used at other places than an attention has it
 
 
 def _contractions(lowered: Lowered) -> list[Contract]:
@@ -126,6 +129,10 @@ def _contractions(lowered: Lowered) -> list[Contract]:
 
 def _refused(message: str, remedy: str = "") -> Refusal:
     return Refusal("attention-structure", message, remedy=remedy)
+
+
+def _other(message: str) -> Refusal:
+    return Refusal(OTHER, message)
 
 
 # ---- What is computed: queries, keys, scores, values and the result, as expressions over five loops. ----
@@ -137,16 +144,14 @@ def _parts(lowered: Lowered, scores: Contract, values: Contract) -> Parts | Refu
     Raises:
         Unlowerable: something is used at other places than an attention has it.
     """
-    if len(lowered.program.outputs) != 1:
-        return _refused("its scores, or what is made of them, are used outside too")
-    types = {operand.dtype for each in (scores, values) for operand in each.operands}
-    if len(types) > 1 or not TYPES[next(iter(types))].is_narrow:
-        named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
-        return _refused(f"products of {named}; its kernels have those of float16 or bfloat16")
     space = IndexSpace()
     found = _placed(lowered, scores, values, space)
     if isinstance(found, Refusal):
         return found
+    types = {operand.dtype for each in (scores, values) for operand in each.operands}
+    if len(types) > 1 or not TYPES[next(iter(types))].is_narrow:
+        named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
+        return _refused(f"products of {named}; its kernels have those of float16 or bfloat16")
     depth, columns = found.depth.value, found.columns.value
     if depth is None or columns is None:
         return _refused(f"the head size, {found.depth} and {found.columns}, is known only when it runs",
@@ -168,26 +173,30 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, space: IndexSp
     place = tuple(at[axis] for axis in range(values.rank))
     reductions = [tensor for tensor in postorder(values.operands) if isinstance(tensor, Reduce)]
     if not reductions:
-        return _refused("between its products is no softmax")
-    rows = Rows(bases["@b"] * extents["@m"] + bases["@m"], bases["@k"],
-                arrangement(reductions[0].operand.shape, reductions[0].axes))
+        return _other("between its products is no softmax")
+    rows = Rows(None, bases["@k"], arrangement(reductions[0].operand.shape, reductions[0].axes))
     puller = Puller(space, rows, sums={values: place})
+    operands = [puller.element(operand, tuple(at[loop] for loop in axes))
+                for operand, axes in zip(values.operands, values.axes, strict=True)]
+    softmax = _softmax(operands[0])
+    if softmax is None:
+        return _other("the left operand of the second product is no softmax")
+    assert puller.sums is not None and puller.rows is not None
+    own, along = puller.rows, Lanes(space, puller, "@k", "", 1)
+    if own.row is None or along.moves_place(own.row) or own.arrangement.length != extents["@k"]:
+        return _other("its softmax is not of the rows that the second product sums over")
+    if scores not in puller.sums:
+        return _other("its scores are not those of the first product")
+    sides = _sides(scores, puller)
+    if isinstance(sides, Refusal):
+        return sides
+    if len(lowered.program.outputs) != 1:
+        return _refused("its scores, or what is made of them, are used outside too")
     (output,) = lowered.program.outputs
     out = reached(lowered.program, space, {values: place}).get(id(output))
     if out is None:
         return _refused("what follows the second product changes the number of its elements")
     result = puller.element(output, out)
-    operands = [puller.element(operand, tuple(at[loop] for loop in axes))
-                for operand, axes in zip(values.operands, values.axes, strict=True)]
-    softmax = _softmax(operands[0])
-    if softmax is None:
-        return _refused("the left operand of the second product is no softmax")
-    assert puller.sums is not None
-    if scores not in puller.sums:
-        return _refused("its scores are not those of the first product")
-    sides = _sides(scores, puller)
-    if isinstance(sides, Refusal):
-        return sides
     depth = product(scores.summed)
     return Parts(
         lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, *sides, operands[1],
@@ -209,7 +218,7 @@ def _sides(scores: Contract, puller: Puller) -> tuple[Scalar, Scalar] | Refusal:
     for queries, keys in ((one, other), (other, one)):
         if not along_keys.moves(queries) and not along_rows.moves(keys):
             return queries, keys
-    return _refused("the operands of the first product are not queries and keys")
+    return _other("the operands of the first product are not queries and keys")
 
 
 def _softmax(scalar: Scalar) -> Softmax | None:

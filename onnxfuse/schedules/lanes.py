@@ -132,6 +132,10 @@ class Lanes:
         digit = self.space.digits.get(name)
         return digit is not None and self._variable_follows(digit.base, base)
 
+    def moves_place(self, index: Dim) -> bool:
+        """Whether an index depends on the element."""
+        return any(self._variable_follows(name, self.element) for name in index.symbols)
+
     def moves(self, scalar: Scalar) -> bool:
         """Whether an expression depends on the element."""
         return self._follows(scalar, self.element)

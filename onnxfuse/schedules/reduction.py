@@ -250,6 +250,7 @@ def _places(program: Program, space: IndexSpace, rows: Rows, reduction: Reduce |
     if not any(isinstance(tensor, Permute) for tensor in postorder(program.outputs)):
         return {}
     shape = reduction.operand.shape
+    assert rows.row is not None
     at = coordinates(shape, reduction.axes, rows.row, rows.place, space)
     return reached(program, space, {reduction.operand: at})
 

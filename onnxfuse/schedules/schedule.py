@@ -73,7 +73,8 @@ class Schedule(ABC):
         family: schedules of one family stand in for one another at other sizes; "" where there is no other.
         settings: what tuning may change, in words: each setting by its name in braces.
         each: what a thread keeps ``items`` of, where that is a setting.
-        efficiency: share of the memory's bandwidth that its kernels reach (benchmarks/results, fitting).
+        efficiency: share of the memory's bandwidth that its kernels reach, or of a large product's rate where they
+            contract (benchmarks/results, fitting).
         cached: whether the second-level cache makes them faster.
     """
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.measurements import text_of
 from onnxfuse.measuring.database import DEFAULT
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.identity import Identities, Identity
+from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import USER, Kernel, make_kernel
@@ -60,9 +61,20 @@ def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
             refusals.append(what)
         else:
             found.setdefault(what, []).append(fusion)
+    found |= _with_products(optimised.plan, identities, found)
     subjects = [Subject(what, same[0], len(same)) for what, same in found.items()]
     subjects.sort(key=lambda subject: -subject.count * subject.fusion.cost.seconds_before)
     return subjects, refusals
+
+
+def _with_products(plan: Plan, identities: Identities, known: Container[Identity]) -> dict[Identity, list[Region]]:
+    """Regions with products that measurements are to decide on, those that the plan has left out."""
+    found: dict[Identity, list[Region]] = {}
+    for region in plan.with_products:
+        what = _identity(region, identities)
+        if not isinstance(what, Refusal) and what not in known:
+            found.setdefault(what, []).append(region)
+    return found
 
 
 def distinct(plans: Sequence[Optimised]) -> tuple[list[Subject], list[Refusal]]:

@@ -24,6 +24,7 @@ from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import STAGE
 from onnxfuse.planning.passes import measured
@@ -143,14 +144,17 @@ def tune(
     options = options or TuneOptions()
     start = time.monotonic()
     profile = _profile(timer)
-    # Regions are measured apart, whatever shares a launch in the end; where values can be computed again, both ways.
+    # Regions are measured apart, whatever shares a launch in the end; where values can be computed again, or an
+    # attention be one kernel, both ways.
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
                      eager=True)
     loaded = load(source)
     optimised = optimise(loaded, wanted, tell)
     plans = [optimised]
-    if any(fusion.again for fusion in optimised.plan.fusions):
-        plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, RECOMPUTE)), tell))
+    less = {RECOMPUTE: any(fusion.again for fusion in optimised.plan.fusions),
+            ATTENTION: any(fusion.rule == ATTENTION for fusion in optimised.plan.fusions)}
+    for stage in (stage for stage, found in less.items() if found):
+        plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell))
     subjects, refusals = distinct(plans)
     if options.force:
         for subject in subjects:
@@ -287,7 +291,8 @@ class _Work:
 
 def _verdicts(optimised: Optimised, found: Measurements) -> dict[int, str]:
     """By the id of a fusion of the plan: why it is left to ONNX Runtime."""
-    plan = replace(optimised.plan, refusals=())
+    plan = optimised.plan
+    plan = replace(plan, refusals=(), fusions=(*plan.fusions, *plan.with_products))
     context = Context(optimised.canonical.graph, optimised.rules, optimised.costs)
     after = measured(plan, context.knowing(found, None))
     reasons = {refusal.node: refusal.message for refusal in after.refusals}

@@ -1,0 +1,173 @@
+"""Regions that hold products: attention, found by its structure.
+
+    queries ─ views ─┐
+    keys ──── views ─ product ─ scale, mask, softmax ─ product ─ views ─▶
+    values ── views ─────────────────────────────────────┘
+
+Whatever leads from one product to another and reduces rows on the way is between them; the schedule says whether that
+is a softmax.  It is weighed bare, with the views around it, and with what is computed pointwise beside them.
+
+How long a product takes is known less well than how long bytes do.  So such a region is taken where it was measured
+faster than the runtime's own nodes, or where the profile of the GPU has a measured rate of such kernels to predict by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.planning.admission import Facts, too_large
+from onnxfuse.planning.context import Context
+from onnxfuse.planning.legality import is_convex
+from onnxfuse.planning.region import Region, RegionCost
+from onnxfuse.planning.weighing import CandidatePool, Members, ordered
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attention import OTHER
+
+STAGE = "attention"
+"""Id of these regions, under which ``--disable`` leaves them out."""
+
+MOST_BETWEEN = 64
+"""Nodes that are looked at behind a product's operand: masks that are computed at length stay outside."""
+
+UNMEASURED = "unmeasured"
+"""Code of the refusal of what nobody measured."""
+
+MOVES = frozenset({OperatorClass.VIEW})
+"""Classes of operators that a product's operand is read through at no cost but that of computing places."""
+
+COMPUTES = MOVES | {OperatorClass.POINTWISE, OperatorClass.BROADCAST}
+"""The same with what is computed again for each tile that is read."""
+
+
+def offer_attentions(pool: CandidatePool, context: Context) -> None:
+    """Weigh the attentions of a graph, each with less and with more of what is around it."""
+    graph, facts = pool.maker.view, pool.facts
+    trusted = context.eager or context.measured is not None or _rate(pool) is not None
+    # Where none will be taken, one of each is looked at, to say so.
+    classes = (MOVES, COMPUTES) if trusted else ()
+    for second in ordered(node for node in facts if facts[node].contracts):
+        for core in _cores(second, facts):
+            around = [core, *(_with(core, second, _Beside(graph, facts, each)) for each in classes)]
+            _offer(list(dict.fromkeys(around)), pool, context)
+
+
+def _cores(second: Node, facts: Mapping[Node, Facts]) -> Iterator[Members]:
+    """Products that lead to a product by way of a reduction, each with it and all that is between."""
+    for operand in second.reads():
+        above: set[Node] = set()
+        products: list[Node] = []
+        waiting = [operand]
+        while waiting and len(above) <= MOST_BETWEEN:
+            node = waiting.pop().producer
+            if node is None or node in above or node in products or node not in facts:
+                continue
+            if facts[node].contracts:
+                products.append(node)
+            else:
+                above.add(node)
+                waiting += node.reads()
+        for first in ordered(products):
+            between = {first}
+            for node in ordered(above):
+                if any(value.producer in between for value in node.reads()):
+                    between.add(node)
+            if any(facts[node].rows is not None for node in between):
+                yield frozenset({*between, second})
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Which nodes a region may take in beside its products."""
+
+    graph: Graph
+    facts: Mapping[Node, Facts]
+    classes: frozenset[OperatorClass]
+
+    def admits(self, node: Node) -> bool:
+        """Whether a node is of the classes, and where it reads from is known."""
+        facts = self.facts.get(node)
+        if facts is None or facts.contracts or facts.rows is not None:
+            return False
+        if not all(each.op == "Constant" or classify(each, self.graph) in self.classes for each in node.originals):
+            return False
+        return all(value is None or value.is_constant or value.elements is not None for value in node.inputs[1:]) or (
+            not any(each.op != "Constant" and classify(each, self.graph) in MOVES for each in node.originals))
+
+
+def _with(core: Members, last: Node, beside: _Beside) -> Members:
+    """A region with what only its products read, and what alone reads its result."""
+    members, reading = set(core), {node for node in core if beside.facts[node].contracts}
+    waiting = ordered(reading)
+    while waiting:
+        before = {node for each in waiting for value in each.reads()
+                  if (node := value.producer) is not None and node not in members and beside.admits(node)
+                  and all(output is None or _stays(output, members) for output in node.outputs)}
+        # One of several results may be read by what comes in only now.
+        members |= before
+        reading |= before
+        waiting = ordered(reading) if before else ()
+    while (result := last.outputs[0]) is not None and len(result.consumers) == 1 and not result.is_output:
+        (last,) = result.consumers
+        if last in members or not beside.admits(last) or sum(value is not None for value in last.outputs) != 1:
+            break
+        members.add(last)
+    return frozenset(members)
+
+
+def _stays(value: Value, members: set[Node]) -> bool:
+    """Whether nobody else reads a value."""
+    return not value.is_output and members.issuperset(value.consumers)
+
+
+def _offer(around: Sequence[Members], pool: CandidatePool, context: Context) -> None:
+    """Weigh one attention with less and more around it, each as a whole: none of its parts is one."""
+    taken = False
+    refused: dict[Members, tuple[Refusal, RegionCost | None]] = {}
+    for members in around:
+        region = pool.region(members, STAGE)
+        found = region if isinstance(region, Refusal) else _judged(region, pool, context)
+        if isinstance(found, Refusal):
+            refused[members] = found, None if isinstance(region, Refusal) else region.cost
+        else:
+            taken = True
+            pool.take(members, *found)
+    for members, (refusal, cost) in refused.items():
+        if refusal.code != OTHER and not (taken and refusal.code == UNMEASURED):
+            refusal = replace(refusal, node=refusal.node or ordered(members)[0].label, rule=STAGE)
+            pool.refuse(members, STAGE, refusal, cost)
+
+
+def _rate(pool: CandidatePool) -> float | None:
+    """TFLOP/s of attention as measured on the GPU to plan for."""
+    return pool.maker.costs.profile.measured.attention_tflops
+
+
+def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
+    """A region with its kernel, and the cost to choose it by: measured, or predicted where that can be trusted."""
+    made = pool.maker.with_kernel(region)
+    if isinstance(made, Region):
+        made = is_convex(made.view) or too_large(made, pool.maker.costs) or made
+    if isinstance(made, Refusal):
+        return made
+    pool.with_products.append(made)
+    if context.measured is not None:
+        made = context.measured(made)
+    if isinstance(made, Refusal):
+        return made
+    cost = made.cost
+    if made.measured is not None and made.measured["runtime_microseconds"] is not None:
+        runs = 1e-6 * cost.executions
+        before, after = (runs * made.measured[side] for side in ("runtime_microseconds", "microseconds"))
+        return made, replace(cost, seconds_before=before, seconds_after=after)
+    if _rate(pool) is None:
+        name = pool.maker.costs.profile.name
+        return Refusal(
+            UNMEASURED,
+            f"two products with a softmax between them could be one kernel; how fast it is on {name} was not measured, "
+            "and products are fused only where that is known to be faster",
+            region.label, region.rule, "measure it on that GPU with onnxfuse tune",
+        )
+    return pool.no_gain(made) or (made, cost)

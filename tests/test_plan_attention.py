@@ -1,0 +1,155 @@
+"""Attention in the planner: what it takes in, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+from emulated import EmulatedRunner, FaultyRunner
+from fake_timer import RUNTIME, FakeTimer
+from kernel_harness import parse
+
+from onnxfuse.measuring.database import open_database
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.tuning import Tuned, TuneOptions, tune
+from onnxfuse.verifying import verify
+
+HEADS = """
+g (float16[B,S,768] x, float16[B,1,1,S] mask,
+   float16[768,768] wq, float16[768,768] wk, float16[768,768] wv, float16[768] b)
+  => (float16[B,S,768] y) <int64[4] heads = {0,0,12,64}, int64[3] joined = {0,0,768}, float16 f = {8}> {
+  q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
+  qb = Add(q, b) kb = Add(k, b) vb = Add(v, b)
+  qr = Reshape(qb, heads) kr = Reshape(kb, heads) vr = Reshape(vb, heads)
+  qt = Transpose<perm = [0,2,1,3]>(qr) kt = Transpose<perm = [0,2,3,1]>(kr) vt = Transpose<perm = [0,2,1,3]>(vr)
+  s = MatMul(qt, kt) d = Div(s, f) m = Add(d, mask) p = Softmax(m) o = MatMul(p, vt)
+  z = Transpose<perm = [0,2,1,3]>(o) y = Reshape(z, joined)
+}"""
+
+INSIDE = Counter({"MatMul": 2, "Div": 1, "Add": 4, "Softmax": 1, "Transpose": 4, "Reshape": 4})
+
+DIMS = {"B": 8, "S": 512}
+
+
+def quick(tflops: float = 300.0) -> Profile:
+    """A GPU on which attention was measured."""
+    found = find_profile("H200")
+    return found.model_copy(update={"measured": found.measured.model_copy(update={"attention_tflops": tflops})})
+
+
+def fuse(text: str = HEADS, **options: object) -> Optimised:
+    wanted = {"dims": DIMS, "target": "H200", "verify": False, "database": False, **options}
+    return optimise(parse(text), Options(**wanted))  # type: ignore[arg-type]
+
+
+def attentions(made: Optimised) -> list[Counter[str]]:
+    return [Counter(node.op for node in fusion.view) for fusion in made.plan.fusions if fusion.rule == "attention"]
+
+
+def reasons(made: Optimised) -> list[tuple[str, str]]:
+    return [(refusal.code, refusal.message) for refusal in made.refusals if refusal.rule == "attention"]
+
+
+def test_heads_masks_and_biases_are_taken_in() -> None:
+    """All that is between the projections; a fused model that is taken apart again is what it was."""
+    made = fuse(target=quick())
+    assert attentions(made) == [INSIDE]
+    (fusion,) = made.plan.fusions
+    assert fusion.kernel.schedule == "attention" and fusion.cost.kernels_after == 1
+    onnx.checker.check_model(made.model, full_check=True)
+
+
+def test_without_a_measurement_it_is_left() -> None:
+    """What is pointwise, and the softmax, are fused as ever."""
+    made, without = fuse(), fuse(disable=["attention"])
+    assert not attentions(made) and [code for code, _ in reasons(made)] == ["unmeasured"] and not reasons(without)
+    assert [fusion.view for fusion in made.plan.fusions] and made.model == without.model
+
+
+@pytest.mark.parametrize(("tflops", "count"), [(300.0, 1), (1.0, 0)])
+def test_a_measured_rate_decides(tflops: float, count: int) -> None:
+    made = fuse(target=quick(tflops))
+    assert len(attentions(made)) == count
+    assert ("no-gain" in dict(reasons(made))) is not count
+
+
+LEFT = {
+    "float32": (HEADS.replace("float16", "float"), "products of float32"),
+    "scores that somebody reads": (
+        HEADS.replace("(float16[B,S,768] y)", "(float16[B,S,768] y, float16[B,12,S,S] p)"), "are used outside too"),
+    "a head size of 384": (HEADS.replace("12,64", "2,384"), "a head size of 384"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_has_no_kernel_says_why(case: str) -> None:
+    text, reason = LEFT[case]
+    made = fuse(text, target=quick())
+    assert not attentions(made) and any(reason in message for _, message in reasons(made))
+
+
+def test_products_that_are_no_attention_are_not_spoken_of() -> None:
+    """A norm between two products is no softmax."""
+    made = fuse("""    g (float16[B,S,768] x, float16[768,768] w, float16[768] c) => (float16[B,S,768] y) {
+      q = MatMul(x, w) n = LayerNormalization(q, c, c) r = Relu(n) y = MatMul(r, w)
+    }""", target=quick())
+    assert not attentions(made) and not reasons(made)
+
+
+SHARED = """g (float16[B,S,1536] x, float16[B,4,S,64] past, float16[S,S] bias) => (float16[B,16,S,64] y, float16[B,4,S,64] present)
+  <int64[3] parts = {1024,256,256}, int64[4] h = {0,0,16,64}, int64[4] g = {0,0,4,64}, int64[1] two = {2},
+   int64[5] e = {1,1,4,1,1}, int64[4] w = {0,16,-1,64}, float16 f = {8}> {
+  a, b, c = Split <axis = 2> (x, parts)
+  q1 = Reshape(a, h) q2 = Transpose<perm = [0,2,1,3]>(q1) q = Mul(q2, f)
+  k1 = Reshape(b, g) present = Transpose<perm = [0,2,1,3]>(k1) k2 = Add(present, past) k3 = Unsqueeze(k2, two)
+  k4 = Expand(k3, e) k5 = Reshape(k4, w) k = Transpose<perm = [0,1,3,2]>(k5)
+  v1 = Reshape(c, g) v2 = Transpose<perm = [0,2,1,3]>(v1) v3 = Unsqueeze(v2, two) v4 = Expand(v3, e) v = Reshape(v4, w)
+  s = MatMul(q, k) n = Add(s, bias) p = Softmax(n) y = MatMul(p, v)
+}"""
+
+
+def test_what_others_read_stays_outside() -> None:
+    """Keys that are a result of the model are written by somebody else; groups of heads are not spread for it, and a
+    transpose that the runtime takes into its product goes with that."""
+    made = fuse(SHARED, target=quick())
+    most = max(made.plan.with_products, key=lambda region: len(region.view))
+    assert Counter(node.op for node in most.view) == Counter({
+        "MatMul": 2, "Add": 2, "Softmax": 1, "Reshape": 4, "Transpose": 3, "Mul": 1, "Unsqueeze": 2, "Expand": 2})
+    assert len(attentions(made)) == 1
+    onnx.checker.check_model(made.model, full_check=True)
+
+
+@pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
+def test_verification(runner: type[EmulatedRunner]) -> None:
+    """The kernel is right, and a hundredth more is not."""
+    made = fuse(HEADS.replace("768", "32").replace("12,64", "2,16"), target=quick(), least_gain=0.0,
+                dims={"B": 1, "S": 19}, disable=["grow-pointwise", "scaled-masked-softmax"])
+    assert len(attentions(made)) == 1
+    (result,) = [node for node in verify(made, runner()).nodes if node.rule == "attention"]
+    assert result.verdict == ("passed" if runner is EmulatedRunner else "failed"), result
+
+
+def times(attention: float) -> FakeTimer:
+    return FakeTimer(lambda name: 50.0 if name == RUNTIME else attention if name.startswith("attention") else 10.0)
+
+
+def tuned(timer: FakeTimer, database: Path) -> Tuned:
+    with open_database(database) as kept:
+        return tune(parse(HEADS), timer, kept, TuneOptions(dims={"B": 8, "S": 128}))
+
+
+@pytest.mark.parametrize(("microseconds", "count"), [(20.0, 1), (60.0, 0)])
+def test_measured_attention(tmp_path: Path, microseconds: float, count: int) -> None:
+    """It is fused where it was measured faster; where it was not, what was measured beside it is."""
+    database = tmp_path / "measurements.sqlite"
+    found = tuned(times(microseconds), database)
+    schedules = [region.schedule for region in found.regions]
+    assert "attention" in schedules and "rows" in schedules
+    made = fuse(database=database, dims={"B": 8, "S": 128}, target="H100")
+    assert len(attentions(made)) == count
+    assert count or "measured-slower" in dict(reasons(made))
+    assert any(fusion.kernel.schedule == "rows" for fusion in made.plan.fusions) is not bool(count)
