@@ -39,6 +39,8 @@ SPELLINGS = {
     "what follows": "g (T[B,2,S,16] q, T[B,2,16,K] k, T[B,2,K,16] v, T[B,S,2,16] z) => (T[B,S,2,16] y) "
                     "{ s = MatMul(q, k) p = Softmax(s) o = MatMul(p, v) t = Transpose<perm = [0,2,1,3]>(o) g = Sigmoid(z) y = Mul(t, g) }",
     "matrices without a batch": "g (T[S,80] q, T[K,80] k, T[K,16] v) => (T[S,16] y) { t = Transpose(k) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }",
+    "keys by queries": "g (T[N,S,16] q, T[N,K,16] k, T[N,K,16] v) => (T[N,S,16] y) "
+                       "{ t = Transpose<perm = [0,2,1]>(q) s = MatMul(k, t) u = Transpose<perm = [0,2,1]>(s) p = Softmax(u) y = MatMul(p, v) }",
     "an Einstein sum": "g (T[B,S,2,16] q, T[B,K,2,16] k, T[B,K,2,16] v) => (T[B,S,2,16] y) "
                        "{ s = Einsum<equation = \"bqhd,bkhd->bhqk\">(q, k) p = Softmax(s) y = Einsum<equation = \"bhqk,bkhd->bqhd\">(p, v) }",
 }

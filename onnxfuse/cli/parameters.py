@@ -154,7 +154,8 @@ def planning_options(command: F) -> F:
         click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
                      help="Rule file, or folder of them, to use beside the shipped ones; may repeat."),
         click.option("--disable", multiple=True, metavar="ID",
-                     help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), attention (as one kernel), "
+                     help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
+                          "attention (as one kernel), "
                           "recompute (values computed again rather than read), "
                           "horizontal-joins (independent regions in one kernel); may repeat."),
         dim_option,

@@ -17,9 +17,9 @@ from onnxfuse.visible import visible
 @click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
               help="Rule file, or folder of them, to use beside the shipped ones; may repeat.")
 @click.option("--disable", multiple=True, metavar="ID",
-              help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), attention (as one kernel), recompute "
-                   "(values computed again rather than read), horizontal-joins (independent regions in one kernel); "
-                   "may repeat.")
+              help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
+                   "attention (as one kernel), recompute (values computed again rather than read), "
+                   "horizontal-joins (independent regions in one kernel); may repeat.")
 @database_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",
               help="Begin no measurement after so long; regions that take longest come first.")

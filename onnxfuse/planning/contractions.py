@@ -89,7 +89,7 @@ class _Beside:
     def admits(self, node: Node) -> bool:
         """Whether a node is of the classes, and where it reads from is known."""
         facts = self.facts.get(node)
-        if facts is None or facts.contracts or facts.rows is not None:
+        if facts is None or facts.rows is not None:
             return False
         if not all(each.op == "Constant" or classify(each, self.graph) in self.classes for each in node.originals):
             return False
