@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": set(),
     "measuring": {"operators", "graph", "runtime"},
     "verifying": {"ir", "operators", "provider", "graph", "lowering", "rewriting", "planning", "runtime", "measuring"},
+    "doctor": {"measuring", "runtime"},
     "debugging": {"operators", "graph", "lowering", "planning", "rewriting", "measuring", "verifying"},
     "presence": {"planning", "runtime"},
     "measurements": {"graph", "measuring", "planning", "runtime", "schedules"},
@@ -56,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "api": {"comparing", "graph", "measuring", "planning", "rewriting", "measurements", "optimised", "pipeline",
             "reporting", "verifying"},
-    "cli": {"api", "checking", "debugging", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
+    "cli": {"api", "checking", "debugging", "doctor", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
             "measuring", "tuning", "triton"},
 }
 """What each folder, and each module beside them, imports of the others, in the order of the data."""

@@ -16,6 +16,7 @@ import click
 
 from onnxfuse.cli.bench import bench
 from onnxfuse.cli.bisect import bisect
+from onnxfuse.cli.doctor import doctor
 from onnxfuse.cli.explain import explain
 from onnxfuse.cli.export_triton import export_triton
 from onnxfuse.cli.optimize import optimize
@@ -97,5 +98,5 @@ def main() -> None:
     """Makes ONNX models faster on NVIDIA GPUs by fusing operators."""
 
 
-for command in (optimize, report, explain, verify, bench, tune, rules, unfuse, bisect, targets, export_triton):
+for command in (optimize, report, explain, verify, bench, tune, rules, unfuse, bisect, targets, doctor, export_triton):
     main.add_command(command)

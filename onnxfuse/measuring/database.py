@@ -246,6 +246,16 @@ class Database:
             f"ON environment = id GROUP BY id ORDER BY max(date) DESC, id DESC LIMIT {ROWS}", ())
         return tuple(map(self._environment, rows))
 
+    def counts(self) -> tuple[int, int]:
+        """How many measurements there are, and how many statistics.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        (measurements,), (statistics,) = (self._rows(f"SELECT count(*) FROM {table}", ())[0]
+                                          for table in ("measurements", "statistics"))
+        return int(measurements), int(statistics)
+
     def __iter__(self) -> Iterator[tuple[Environment, Measurement]]:
         """Every measurement, the oldest first."""
         names = ", ".join(entry.name for entry in fields(Environment))

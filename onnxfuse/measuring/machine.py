@@ -108,6 +108,19 @@ def find_machine(ordinal: int = 0) -> Machine:
 
 def start_provider(machine: Machine, options: Mapping[str, str]) -> None:
     """Bring up CUDA and its libraries with a model of one node, so that no session that is timed pays for it."""
+    _start(machine, options)
+
+
+def started_provider(machine: Machine) -> bool:
+    """Whether the machine's provider starts and runs a model of one node; all that ONNX Runtime does without its
+    libraries is to warn, and to run on the CPU."""
+    try:
+        return str(_start(machine, {}).get_providers()[0]) == machine.provider != CPU
+    except Exception:  # ONNX Runtime has an exception type per status
+        return False
+
+
+def _start(machine: Machine, options: Mapping[str, str]) -> Any:
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "start", value[:1], value[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -116,6 +129,7 @@ def start_provider(machine: Machine, options: Mapping[str, str]) -> None:
     plain = {name: value for name, value in options.items() if name != "enable_cuda_graph"}
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=machine.providers(plain))
     session.run(None, {"x": np.ones(1, np.float32)})
+    return session
 
 
 def _find_libraries() -> None:

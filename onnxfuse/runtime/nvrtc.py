@@ -102,7 +102,7 @@ def headers() -> tuple[Path, ...]:
             candidates.append(Path(toolkit) / "include")
     candidates += [Path(f"/usr/local/cuda-{major}/include"), Path("/usr/local/cuda/include")]
     for folder in candidates:
-        if (folder / "cuda_fp16.h").is_file() and _header_version(folder) in (None, major):
+        if (folder / "cuda_fp16.h").is_file() and header_version(folder) in (None, major):
             return tuple(path for path in (folder, folder / "cccl") if path.is_dir())
     package = "nvidia-cuda-runtime" if major >= 13 else f"nvidia-cuda-runtime-cu{major}"
     raise KernelError(
@@ -212,7 +212,7 @@ def _wheel(component: str) -> Path:
     return next((path for root in roots if (path := Path(root) / component).is_dir()), Path("nvidia") / component)
 
 
-def _header_version(folder: Path) -> int | None:
+def header_version(folder: Path) -> int | None:
     """CUDA's major version as cuda.h states it."""
     header = folder / "cuda.h"
     if not header.is_file():
