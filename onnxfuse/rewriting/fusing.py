@@ -40,7 +40,7 @@ from onnxfuse.rewriting.names import Names, node_stem
 from onnxfuse.rewriting.order import rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.region import FusedRegion
-from onnxfuse.rewriting.sites import Site, by_place, find_sites, with_standing
+from onnxfuse.rewriting.sites import Site, by_place, find_sites, in_graph_order, with_standing
 from onnxfuse.rewriting.types import region_names, symbol_names, type_of, value_info
 
 
@@ -139,7 +139,8 @@ def _apply(model: onnx.ModelProto, index: ModelIndex, sites: Sequence[Site], nam
     ]
     placed: list[Placed] = []
     for site in sites:
-        stem = node_stem([index.nodes[position] for position in _own(site, gone)], site.region.rule)
+        own = in_graph_order(index, site, _own(site, gone))
+        stem = node_stem([index.nodes[position] for position in own], site.region.rule)
         name = names.give(stem)
         fresh = [v for v in site.region.outputs if v.name not in index.infos and v.name not in index.outputs]
         record = _record(index, site, gone, origin, unread, tuple(value.name for value in fresh))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -145,6 +145,12 @@ def _passing(index: ModelIndex, region: FusedRegion) -> frozenset[int]:
         index.producer[_first_output(node)] for node in originals
         if passes_on(node) and node.outputs[0] not in region.outputs and node.outputs[0] is not None
     )
+
+
+def in_graph_order(index: ModelIndex, site: Site, positions: Collection[int]) -> list[int]:
+    """Positions of some of a site's nodes in the order of the graph, which does not hang on how the file is sorted."""
+    found = (index.producer.get(_first_output(original)) for node in site.region.nodes for original in node.originals)
+    return [position for position in dict.fromkeys(found) if position is not None and position in positions]
 
 
 def _first_output(node: Node) -> str:
