@@ -11,7 +11,11 @@ OUT := build/demo
 SOURCES := $(wildcard setup.* MANIFEST.in onnxfuse/runtime/native/*)
 DIMS := --dim batch=8 --dim sequence=128
 
-.PHONY: demo test test-long test-lowest test-models test-mutants test-gpu fuzz lint bench lock dist clean python
+# What Olive and Optimum are tested with; each wants releases of its own of what both require.
+OLIVE := torch 'olive-ai>=0.13,<0.14' requests
+OPTIMUM := torch 'optimum-onnx>=0.1,<0.2'
+
+.PHONY: demo test test-long test-lowest test-models test-integrations test-mutants test-gpu fuzz lint bench lock dist clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -41,6 +45,11 @@ test-long: .venv-test/ready
 # ~/.cache/onnxfuse/corpus (250 MB, and several GB for the exporters).
 test-models: .venv-test/ready
 	.venv-test/bin/python tests/corpus/check.py --exports --jobs $(JOBS)
+
+# Olive and Optimum on the CPU, as docs/integrations.md runs them; fetches PyTorch and more, several GB, once.
+test-integrations: .venv-test/ready .venv-olive/ready .venv-optimum/ready
+	ONNXFUSE_OLIVE_PYTHON=$(CURDIR)/.venv-olive/bin/python ONNXFUSE_OPTIMUM_PYTHON=$(CURDIR)/.venv-optimum/bin/python \
+	.venv-test/bin/python -m pytest tests/test_integrations.py
 
 # Whether the tests would notice: some 300 faults planted one by one.
 test-mutants: .venv-test/ready
@@ -98,6 +107,13 @@ python:
 .venv-oldest/ready: .ci/oldest.txt | python
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install -q --disable-pip-version-check --require-hashes -r $<
+	touch $@
+
+.venv-olive/ready: PACKAGES := $(OLIVE)
+.venv-optimum/ready: PACKAGES := $(OPTIMUM)
+.venv-olive/ready .venv-optimum/ready: Makefile $(SOURCES) | python
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES) .
 	touch $@
 
 # Writes the locks anew, for every platform and Python at once, with the newest and the lowest that setup.cfg admits.

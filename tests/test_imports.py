@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "api": {"comparing", "graph", "measuring", "planning", "rewriting", "measurements", "optimised", "pipeline",
             "reporting", "verifying"},
+    "olive": {"api", "pipeline"},
     "cli": {"api", "checking", "debugging", "doctor", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
             "measuring", "tuning", "triton"},
 }
