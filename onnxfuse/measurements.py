@@ -42,10 +42,16 @@ BETTER = 0.98
 
 @dataclass(frozen=True)
 class Measurements:
-    """``planning.evidence.Evidence`` from a database, in one environment."""
+    """``planning.evidence.Evidence`` from a database, in one environment.
+
+    Attributes:
+        seen_in: environments whose statistics from production count, the preferred first: the driver and the compiler
+            there may be others, the kernels' texts are not.
+    """
 
     database: Database
     environment: Environment
+    seen_in: tuple[Environment, ...] = ()
 
     def choice(self, what: Identity) -> Choice | None:
         """See ``Evidence``."""
@@ -68,10 +74,12 @@ class Measurements:
         its = runtime.microseconds if runtime is not None and runtime.status == "ok" else None
         if fused is not None and fused.status == "ok":
             return Times(fused.microseconds, its, self.environment.gpu, fused.date)
-        seen = self.database.statistic(self.environment, kernel_digest(kernel), shapes)
-        if seen is not None:
-            return Times(seen.microseconds, its, self.environment.gpu, seen.last_seen, "statistics")
-        return None
+        text = kernel_digest(kernel) if self.seen_in else ""
+        found = (self.database.statistic(environment, text, shapes) for environment in self.seen_in)
+        seen = next((each for each in found if each is not None), None)
+        if seen is None:
+            return None
+        return Times(seen.microseconds, its, seen.environment.gpu, seen.last_seen, "statistics")
 
 
 def text_of(what: Identity) -> str:
@@ -90,7 +98,7 @@ def find_measurements(profile: Profile, path: Path | None = None) -> tuple[Measu
 
     With that GPU in the machine only what was measured with its driver and the versions installed counts.  Without
     it the driver and the compiler may be any: the latest measurements with these releases of onnxfuse and ONNX
-    Runtime count.
+    Runtime count.  Statistics from production count with these releases, whatever the driver and the compiler were.
 
     Args:
         profile: the GPU to plan for.
@@ -104,11 +112,16 @@ def find_measurements(profile: Profile, path: Path | None = None) -> tuple[Measu
         return None, ()
     here = _here(profile)
     known = [environment for environment in database.environments() if profile.is_called(environment.gpu)]
-    for environment in known:
-        if environment == here if here is not None else _same_releases(environment):
-            return Measurements(database, environment), ()
+    recorded = database.recorded_in()
+    own = [environment for environment in known
+           if (environment == here if here is not None else _same_releases(environment))]
+    seen_in = tuple(environment for environment in (*own[:1], *known)
+                    if environment in recorded and _same_releases(environment))
+    notes = () if own else tuple(_stale(environment) for environment in known if environment not in seen_in)[:1]
+    if own or seen_in:
+        return Measurements(database, (own or seen_in)[0], tuple(dict.fromkeys(seen_in))), notes
     database.close()
-    return None, tuple(_stale(environment) for environment in known[:1])
+    return None, notes
 
 
 def environment_of(gpu: str) -> Environment:

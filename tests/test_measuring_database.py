@@ -115,11 +115,51 @@ def test_forgetting() -> None:
 
 def test_statistics_add_up() -> None:
     with in_memory() as kept:
-        kept.record_statistics([Statistic("t", SHAPES, 4.0, 100, HERE), Statistic("u", SHAPES, 1.0, 1, HERE)])
-        kept.record_statistics([Statistic("t", SHAPES, 8.0, 300, HERE, "2026-11-20T12:00:00+00:00")])
+        kept.record_statistics([Statistic("t", SHAPES, 4.0, 100, HERE, "2026-11-19T12:00:00+00:00", "one"),
+                                Statistic("u", SHAPES, 1.0, 1, HERE)])
+        kept.record_statistics([Statistic("t", SHAPES, 8.0, 300, HERE, "2026-11-20T12:00:00+00:00", "two")])
         found = kept.statistic(HERE, "t", SHAPES)
         assert found == Statistic("t", SHAPES, 7.0, 400, HERE, "2026-11-20T12:00:00+00:00")
         assert kept.statistic(HERE, "t", "1>1") is None
+        assert kept.recorded_in() == {HERE} and kept.counts() == (0, 3)
+
+
+def test_a_later_file_of_a_process_takes_the_place_of_an_earlier_one() -> None:
+    """It tells everything since the process began: what it told before must not count twice."""
+    with in_memory() as kept:
+        for microseconds, calls in ((4.0, 100), (5.0, 300), (5.0, 300)):
+            kept.record_statistics([Statistic("t", SHAPES, microseconds, calls, HERE, source="one")])
+        found = kept.statistic(HERE, "t", SHAPES)
+        assert found is not None and (found.microseconds, found.calls) == (5.0, 300)
+
+
+@pytest.mark.parametrize(("column", "value"), [
+    ("microseconds", "'soon'"), ("microseconds", "-1"), ("calls", "0"), ("calls", "'x'"), ("last_seen", "x'00ff'"),
+])
+def test_recordings_that_are_none_are_damage(tmp_path: Path, column: str, value: str) -> None:
+    path = tmp_path / "x.sqlite"
+    with open_database(path) as kept:
+        kept.record_statistics([Statistic("t", SHAPES, 4.0, 100, HERE)])
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE recordings SET {column} = {value}")
+    connection.close()
+    with open_database(path) as kept, pytest.raises(MeasurementError, match="is damaged: a row of recordings"):
+        kept.statistic(HERE, "t", SHAPES)
+
+
+def test_statistics_of_an_older_version_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.sqlite"
+    with monkeypatch.context() as second:
+        second.setattr(database_file, "_SCHEMA", database_file._SCHEMA[:2])
+        with open_database(path) as kept:
+            kept.record(HERE, row("a", 1.0))
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO statistics VALUES ('t', ?, 1, 4.0, 100, '2026-11-20')", (SHAPES,))
+    connection.close()
+    for opened in (find_database, open_database):
+        with opened(path) as kept:  # type: ignore[union-attr]
+            found = kept.statistic(HERE, "t", SHAPES)
+            assert found is not None and (found.microseconds, found.calls) == (4.0, 100)
 
 
 def test_where_the_default_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -217,7 +257,7 @@ def test_a_later_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MeasurementError) as error:
         find_database(path)
     assert str(error.value) == (
-        f"The database of measurements has version 9; this release reads up to 2.\n--> {path}\n"
+        f"The database of measurements has version 9; this release reads up to 3.\n--> {path}\n"
         "help: Update onnxfuse, or name another file: --database FILE.")
 
 
@@ -236,7 +276,7 @@ def test_an_older_version_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monk
         assert kept.best(HERE, "k", SHAPES) is not None
         kept.record_statistics([Statistic("t", SHAPES, 4.0, 100, HERE)])
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
 
 
 def test_reading_an_older_version_does_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +363,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELEC
     f"CREATE VIEW v AS {ENDLESS}",
     "CREATE TRIGGER t AFTER INSERT ON measurements BEGIN DELETE FROM environments; END",
     "CREATE TABLE more (a)",
-    "DROP TABLE statistics",
+    "DROP TABLE recordings",
     "DROP INDEX by_bucket",
     "CREATE INDEX i ON measurements (abs(microseconds))",
     "ALTER TABLE measurements ADD COLUMN g AS (hex(zeroblob(1000000)))",

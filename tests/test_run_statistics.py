@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 from cli_models import CHAIN, PRODUCT, ROOT, parse, run, run_apart, write
 from run_statistics_files import document, node_of, run_of, write_document
@@ -16,7 +17,7 @@ import onnxfuse
 from onnxfuse.errors import MeasurementError
 from onnxfuse.graph.dims import symbol
 from onnxfuse.graph.load import from_proto
-from onnxfuse.measuring.database import Environment, Statistic, in_memory
+from onnxfuse.measuring.database import Environment, Statistic, find_database, in_memory
 from onnxfuse.measuring.production import statistics_of
 from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import kernel_time
@@ -25,6 +26,7 @@ from onnxfuse.planning.recorded import solved
 from onnxfuse.reporting.profile import profile_of_run
 from onnxfuse.reporting.profile_text import shapes
 from onnxfuse.rewriting import FusedNode, read_fused
+from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.run_statistics import read_statistics
 
 ENTRY: dict[str, Any] = {
@@ -123,7 +125,8 @@ def test_every_key_is_documented() -> None:
     content = document(entry)
     for name in (*content, *entry, *entry["runs"][0], *content["gpus"][0]):
         assert f"`{name}`" in words, name
-    for name in ("predicted_us", "measured_us", "least_us", "ratio", "total_us", "share", "compared", "close"):
+    for name in ("predicted_us", "measured_us", "least_us", "ratio", "total_us", "share", "compared", "close",
+                 "sizes", "learned"):
         assert f"`{name}`" in words, name
 
 
@@ -144,6 +147,109 @@ def test_records_for_the_database(tmp_path: Path) -> None:
     with in_memory() as database:
         database.record_statistics(found)
         assert isinstance(database.statistic(environment, "k" * 64, "8>8"), Statistic)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "learned.sqlite"
+
+
+def here(node: FusedNode, *runs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What a process with the releases at hand recorded."""
+    versions = {"onnxfuse": onnxfuse.__version__, "onnxruntime": onnxruntime.__version__}
+    return document(node_of(node, *runs), **{**versions, **more})
+
+
+def test_what_a_run_took_is_learned(tmp_path: Path, fused: tuple[Path, FusedNode], database: Path) -> None:
+    path, node = fused
+    file = write_document(tmp_path / "s.json", here(
+        node, chain_run(8, 100, 2), chain_run(64, 10, 40), chain_run(2, 1, 0, timed=0, captured=1)))
+    for _ in range(2):  # the same file again is the same run
+        result = run("report", path, "--profile", file, "--learn", "--database", database)
+        assert result.exit_code == 0, result.output
+        assert result.output.splitlines()[-2:] == [
+            f"learned: 110 timed calls of 2 kernels, each at some shapes, in {database}",
+            "help: most of the time went at these sizes: onnxfuse optimize ORIGINAL --dim batch=64"]
+    with find_database(database) as kept:  # type: ignore[union-attr]
+        (where,) = kept.recorded_in()
+        found = kept.statistic(where, digest(node.source, node.plan.options), "64x4096,4096>64x4096")
+    assert found is not None and (found.microseconds, found.calls, where.gpu) == (40.0, 10, "NVIDIA H200")
+    content = json.loads(run("report", path, "--profile", file, "--learn", "--database", database, "--json").output)
+    assert content["learned"] == {"database": str(database), "kernels": 2, "calls": 110}
+    assert content["sizes"] == {"batch": 64}
+
+
+@pytest.mark.parametrize(("microseconds", "fused_nodes"), [(5, 1), (5000, 0)])
+def test_optimize_uses_what_was_learned(
+    tmp_path: Path, fused: tuple[Path, FusedNode], database: Path, microseconds: int, fused_nodes: int
+) -> None:
+    """The times stand in the report; a kernel that took far longer in production than the runtime's nodes are predicted
+    to is left out, with the reason."""
+    path, node = fused
+    file = write_document(tmp_path / "s.json", here(node, chain_run(64, 10, microseconds)))
+    assert run("report", path, "--profile", file, "--learn", "--database", database).exit_code == 0
+    model = write(tmp_path, CHAIN)
+    plan = ("--dim", "batch=64", "--target", "H200", "--no-verify", "--database", database, "-o", tmp_path / "o.onnx")
+    content = json.loads(run("optimize", model, *plan, "--json").output)
+    assert len(content["fusions"]) == fused_nodes
+    if fused_nodes:
+        measured = content["fusions"][0]["measured"]
+        assert (measured["microseconds"], measured["source"], measured["gpu"]) == (5.0, "statistics", "NVIDIA H200")
+        return
+    (refusal,) = [entry for entry in content["refusals"] if entry["code"] == "measured-slower"]
+    assert refusal["message"].startswith("recorded in production on NVIDIA H200: 5000.0 µs a call, and ")
+    assert refusal["message"].endswith(" µs are predicted for the 5 nodes as the runtime runs them")
+    assert refusal["remedy"] == "onnxfuse tune MODEL measures both on the GPU at hand"
+    for other in (("--dim", "batch=32"), ("--target", "H100")):  # other shapes, another GPU
+        again = json.loads(run("optimize", model, *plan, *other, "--json").output)
+        assert len(again["fusions"]) == 1 and again["fusions"][0]["measured"] is None
+
+
+def test_statistics_of_another_release_do_not_count(
+    tmp_path: Path, fused: tuple[Path, FusedNode], database: Path
+) -> None:
+    path, node = fused
+    file = write_document(tmp_path / "s.json", here(node, chain_run(64, 10, 5000), onnxfuse="0.0.1"))
+    assert run("report", path, "--profile", file, "--learn", "--database", database).exit_code == 0
+    found = onnxfuse.optimize(write(tmp_path, CHAIN), dims={"batch": 64}, target="H200", verify=False,
+                              database=database)
+    assert len(found.report.fusions) == 1
+    (note,) = [note for note in found.report.notes if note.startswith("database: ")]
+    assert "is not used: it was with driver 580.65.06, onnxfuse 0.0.1, " in note
+
+
+def test_nothing_to_learn(tmp_path: Path, fused: tuple[Path, FusedNode], database: Path) -> None:
+    path, node = fused
+    file = write_document(tmp_path / "s.json", here(node, chain_run(2, 1, 0, timed=0, captured=1)))
+    result = run("report", path, "--profile", file, "--learn", "--database", database)
+    assert result.exit_code == 0 and result.output.splitlines()[-1] == "nothing was learned: no call has a time"
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--learn"], "Error: --learn keeps what --profile FILE shows: name the file.\n"),
+    (["--profile", "s.json", "--database", "d"], "Error: --database is for --learn.\n"),
+])
+def test_options_that_do_not_go_with_learning(tmp_path: Path, options: list[str], message: str) -> None:
+    result = run_apart("report", tmp_path / "model.onnx", *options)
+    assert result.exit_code == 2 and result.stderr.endswith(message)
+
+
+def test_a_database_that_cannot_be_written(
+    tmp_path: Path, fused: tuple[Path, FusedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, node = fused
+    file = write_document(tmp_path / "s.json", here(node, chain_run(8, 100, 2)))
+    (tmp_path / "file").write_text("")
+    arguments = ("report", path, "--profile", file, "--learn")
+    result = run_apart(*arguments, ONNXFUSE_DATABASE=str(tmp_path / "file" / "m.sqlite"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: The database of measurements cannot be written: ")
+    for name in ("ONNXFUSE_CACHE_DIR", "ONNXFUSE_DATABASE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    result = run_apart(*arguments)
+    assert result.exit_code == 1 and result.stderr == (
+        "error: There is no folder for the database of measurements: HOME is not set.\n"
+        "help: Name a file: --database FILE, or ONNXFUSE_DATABASE=FILE in the environment.\n")
 
 
 def test_symbols_are_solved_from_shapes() -> None:

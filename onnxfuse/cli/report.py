@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxfuse.cli.output import check_folder, console, print_json, progress, write_text
-from onnxfuse.cli.parameters import FILE, model_argument, objective_options, planning_options, verbose_option
+from onnxfuse.cli.parameters import (
+    FILE,
+    database_option,
+    model_argument,
+    objective_options,
+    planning_options,
+    verbose_option,
+)
+
+if TYPE_CHECKING:
+    from onnxfuse.measuring.database import Database
 
 
 @click.command(short_help="Show what optimize would do, or what a fused model holds.")
@@ -21,6 +32,9 @@ from onnxfuse.cli.parameters import FILE, model_argument, objective_options, pla
 @click.option("--profile", "statistics", type=FILE, metavar="FILE",
               help="Show what the fused nodes took in a run, beside what was predicted: the file that the run wrote "
                    "with ONNXFUSE_STATISTICS=FILE in its environment.")
+@click.option("--learn", is_flag=True,
+              help="With --profile: keep these times in the database of measurements, which optimize plans by.")
+@database_option
 @click.option("--html", "html_file", type=FILE, metavar="FILE", help="Write the report as one HTML page.")
 def report(
     model: Path,
@@ -32,6 +46,8 @@ def report(
     verbose: bool,
     as_data: bool,
     statistics: Path | None,
+    learn: bool,
+    database: Path | None,
     html_file: Path | None,
     wanted: dict[str, Any],
 ) -> None:
@@ -40,15 +56,20 @@ def report(
     \b
     onnxfuse report model.onnx --dim batch=8 --explain
     onnxfuse report model.fused.onnx --html report.html
-    onnxfuse report model.fused.onnx --profile statistics.json
+    onnxfuse report model.fused.onnx --profile statistics.json --learn
     """
     from onnxfuse import api
     from onnxfuse.reporting import as_json, report_text
 
+    if learn and statistics is None:
+        raise click.UsageError("--learn keeps what --profile FILE shows: name the file.")
+    if database is not None and not learn:
+        raise click.UsageError("--database is for --learn.")
     if statistics is not None:
         if explain or html_file is not None:
             raise click.UsageError("--profile shows a table of its own: leave --explain and --html out.")
-        _profile(model, statistics, as_data, target=target, rules=rules, dims=dims)
+        with nullcontext() if not learn else _database(database) as kept:
+            _profile(model, statistics, as_data, target=target, rules=rules, dims=dims, learn=kept)
         return
     check_folder(html_file)
     with progress(as_data) as tell:
@@ -62,6 +83,22 @@ def report(
         print_json(as_json(found))
     else:
         report_text.show(found, console(), explanation=explanation, verbose=verbose)
+
+
+def _database(file: Path | None) -> Database:
+    """The database to write to; an error where it cannot be, as nothing would be learned.
+
+    Raises:
+        MeasurementError: it cannot be written, or there is no place for it.
+    """
+    from onnxfuse.errors import MeasurementError
+    from onnxfuse.measuring.database import VARIABLE, default_path, open_database
+
+    path = file or default_path()
+    if path is None:
+        raise MeasurementError("There is no folder for the database of measurements: HOME is not set.",
+                               remedy=f"Name a file: --database FILE, or {VARIABLE}=FILE in the environment.")
+    return open_database(path)
 
 
 def _profile(model: Path, statistics: Path, as_data: bool, **options: Any) -> None:

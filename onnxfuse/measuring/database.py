@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from math import isfinite
+from math import fsum, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,6 +88,7 @@ class Statistic:
         kernel: ``runtime.cache.digest`` of the kernel's text and options, as the node carries them.
         shapes: see ``shapes_text``.
         microseconds: mean GPU time of a call; calls: how many.
+        source: the process that recorded them, "" where they are of several.
     """
 
     kernel: str
@@ -96,6 +97,7 @@ class Statistic:
     calls: int
     environment: Environment
     last_seen: str = ""
+    source: str = ""
 
 
 def shapes_text(inputs: Shapes, outputs: Shapes = ()) -> str:
@@ -171,7 +173,8 @@ class Database:
             )
 
     def record_statistics(self, records: Iterable[Statistic]) -> None:
-        """Add what kernels did in production to what is known of them: calls add up, times are averaged over them.
+        """Keep what kernels did in production beside what other processes recorded, and in place of what the same
+        process had recorded before: its file tells everything since it began.
 
         Raises:
             MeasurementError: the file is damaged or cannot be written.
@@ -180,14 +183,9 @@ class Database:
             for record in records:
                 where = self._environment_id(record.environment)
                 self._connection.execute(
-                    """
-                    INSERT INTO statistics VALUES (?, ?, ?, ?, ?, ?)
-                    ON CONFLICT DO UPDATE SET
-                        microseconds = (microseconds * calls + excluded.microseconds * excluded.calls)
-                                       / max(calls + excluded.calls, 1),
-                        calls = calls + excluded.calls, last_seen = excluded.last_seen
-                    """,
-                    (record.kernel, record.shapes, where, record.microseconds, record.calls, record.last_seen or now()),
+                    "INSERT OR REPLACE INTO recordings VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (record.kernel, record.shapes, where, record.source, record.microseconds, record.calls,
+                     record.last_seen or now()),
                 )
 
     def measurements(self, environment: Environment, subject: str, shapes: str) -> dict[str, Measurement]:
@@ -220,20 +218,35 @@ class Database:
         return None
 
     def statistic(self, environment: Environment, kernel: str, shapes: str) -> Statistic | None:
-        """What a kernel did in production at these shapes in this environment.
+        """What a kernel did in production at these shapes in this environment: calls of all processes add up, times are
+        averaged over them.
 
         Raises:
             MeasurementError: the file is damaged.
         """
         rows = self._rows(
-            f"SELECT microseconds, calls, last_seen FROM statistics JOIN environments ON environment = id "
-            f"WHERE kernel = ? AND shapes = ? AND {_HERE}", (kernel, shapes, *_values(environment)))
+            f"SELECT microseconds, calls, last_seen FROM recordings JOIN environments ON environment = id "
+            f"WHERE kernel = ? AND shapes = ? AND {_HERE} ORDER BY last_seen DESC LIMIT {ROWS}",
+            (kernel, shapes, *_values(environment)))
+        for microseconds, calls, seen in rows:
+            if not _is_time(microseconds) or type(calls) is not int or not 0 < calls < 1 << 63 or type(seen) is not str:
+                raise self._damaged("a row of recordings holds what is no time")
         if not rows:
             return None
-        microseconds, calls, seen = rows[0]
-        if not _is_time(microseconds) or type(calls) is not int or type(seen) is not str:
-            raise self._damaged("a row of statistics holds what is no time")
-        return Statistic(kernel, shapes, microseconds, calls, environment, seen)
+        total = sum(calls for _, calls, _ in rows)
+        mean = fsum(microseconds * (calls / total) for microseconds, calls, _ in rows)
+        return Statistic(kernel, shapes, mean, total, environment, rows[0][2])
+
+    def recorded_in(self) -> frozenset[Environment]:
+        """Where kernels were recorded in production.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        names = ", ".join(entry.name for entry in fields(Environment))
+        rows = self._rows(f"SELECT {names} FROM environments WHERE id IN (SELECT environment FROM recordings) "
+                          f"LIMIT {ROWS}", ())
+        return frozenset(map(self._environment, rows))
 
     def environments(self) -> tuple[Environment, ...]:
         """Where anything was measured, the latest first.
@@ -253,7 +266,7 @@ class Database:
             MeasurementError: the file is damaged.
         """
         (measurements,), (statistics,) = (self._rows(f"SELECT count(*) FROM {table}", ())[0]
-                                          for table in ("measurements", "statistics"))
+                                          for table in ("measurements", "recordings"))
         return int(measurements), int(statistics)
 
     def __iter__(self) -> Iterator[tuple[Environment, Measurement]]:

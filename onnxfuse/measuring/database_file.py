@@ -56,6 +56,15 @@ _SCHEMA = (
         PRIMARY KEY (kernel, shapes, environment)
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE recordings (
+        kernel TEXT NOT NULL, shapes TEXT NOT NULL, environment INTEGER NOT NULL REFERENCES environments(id),
+        source TEXT NOT NULL, microseconds REAL NOT NULL, calls INTEGER NOT NULL, last_seen TEXT NOT NULL,
+        PRIMARY KEY (kernel, shapes, environment, source)
+    ) WITHOUT ROWID;
+    INSERT INTO recordings SELECT kernel, shapes, environment, '', microseconds, calls, last_seen FROM statistics;
+    DROP TABLE statistics;
+    """,
 )
 """What each version of the file adds to the one before; ``user_version`` is the number of those that it has."""
 

@@ -13,7 +13,8 @@ def statistics_of(recorded: RunStatistics) -> tuple[Statistic, ...]:
     """One entry per kernel, shapes and GPU with a time; nodes that share a kernel add up, and so do its variants.
 
     ``kernel`` is ``runtime.cache.digest`` of text and options; the time is the mean of the timed calls, and only these
-    count.  An absent input has no place among the shapes.
+    count.  An absent input has no place among the shapes.  ``source`` is the process: a later file of its own says all
+    that this one does.
     """
     found: dict[tuple[str, str, int], list[RecordedRun]] = {}
     for node in recorded.nodes:
@@ -31,7 +32,7 @@ def statistics_of(recorded: RunStatistics) -> tuple[Statistic, ...]:
     return tuple(
         Statistic(
             kernel, shapes, sum(run.total_ns for run in runs) / sum(run.timed for run in runs) * 1e-3,
-            sum(run.timed for run in runs), environments[gpu], seen,
+            sum(run.timed for run in runs), environments[gpu], seen, f"{recorded.process} of {recorded.started}",
         )
         for (kernel, shapes, gpu), runs in found.items()
     )

@@ -90,19 +90,45 @@ class Measured:
         return best, self.evidence.times(what, best)
 
 
+UNMEASURED, NOISE = 1.5, 10.0
+"""Where only production tells what a kernel takes: how much longer than the runtime's nodes are predicted to that has
+to be, and by how many microseconds beyond.  Predictions err by a quarter, and a time from production holds a few
+microseconds in which the GPU waited for the host."""
+
+
 def _slower(fusion: Region, times: Times, costs: CostModel) -> Refusal | None:
     """Why a region is left to the runtime: its kernel, and what it leaves of a broken runtime fusion, takes longer."""
     if times.runtime is None:
-        return None
+        return _slower_than_predicted(fusion, times, costs) if times.source == "statistics" else None
     whole, left = (1e6 * seconds / (fusion.cost.executions or 1) for seconds in costs.around(fusion.nodes))
     if times.fused + left <= times.runtime + whole:
         return None
     broken = f" (and {left - whole:.1f} µs more for a fusion of the runtime's that it breaks)" if left > whole else ""
-    nodes = sum(node.op != "Constant" for node in fusion.nodes)
     return Refusal(
         "measured-slower",
         f"measured on {times.gpu}: {times.fused:.1f} µs fused{broken}, {times.runtime:.1f} µs as the runtime runs the "
-        f"{nodes} nodes",
+        f"{_count(fusion)} nodes",
         fusion.nodes[0].label,
         fusion.rule,
     )
+
+
+def _slower_than_predicted(fusion: Region, times: Times, costs: CostModel) -> Refusal | None:
+    """Why a region is left to the runtime that production alone tells of: it took far longer than the runtime's nodes
+    are predicted to."""
+    seconds, _ = costs.unfused(set(fusion.nodes).difference(fusion.again))
+    predicted = 1e6 * seconds / (fusion.cost.executions or 1)
+    if times.fused <= UNMEASURED * predicted + NOISE:
+        return None
+    return Refusal(
+        "measured-slower",
+        f"recorded in production on {times.gpu}: {times.fused:.1f} µs a call, and {predicted:.1f} µs are predicted for "
+        f"the {_count(fusion)} nodes as the runtime runs them",
+        fusion.nodes[0].label,
+        fusion.rule,
+        "onnxfuse tune MODEL measures both on the GPU at hand",
+    )
+
+
+def _count(fusion: Region) -> int:
+    return sum(node.op != "Constant" for node in fusion.nodes)

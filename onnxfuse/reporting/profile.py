@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from onnxfuse.errors import MeasurementError, TargetError
-from onnxfuse.graph import LoadedModel, bind
+from onnxfuse.graph import Graph, LoadedModel, Value, bind
+from onnxfuse.measuring.database import Database
+from onnxfuse.measuring.production import statistics_of
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import load
 from onnxfuse.planning.cost import CostModel
@@ -62,6 +65,15 @@ class ProfiledRun:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What went into a database of measurements: its name; kernels at shapes, and their calls with a time."""
+
+    database: str
+    kernels: int
+    calls: int
+
+
+@dataclass(frozen=True)
 class RunProfile:
     """A recorded run of a fused model.
 
@@ -73,6 +85,8 @@ class RunProfile:
         runs: the longest in total first.
         idle: fused nodes of the model that no call was recorded of.
         notes: what a reader should know.
+        sizes: of the symbols in the original's inputs, at which most of the time was spent; as far as shapes tell.
+        learned: what went into a database, or None.
     """
 
     model: str
@@ -83,6 +97,8 @@ class RunProfile:
     runs: tuple[ProfiledRun, ...]
     idle: tuple[str, ...]
     notes: tuple[str, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    learned: Learned | None = None
 
     @property
     def compared(self) -> tuple[ProfiledRun, ...]:
@@ -106,6 +122,7 @@ def profile_of_run(
     target: str | None = None,
     rules: Sequence[str | Path] = (),
     dims: Mapping[str, int] | None = None,
+    learn: Database | None = None,
 ) -> RunProfile:
     """What the fused nodes of a model took in a recorded run.
 
@@ -115,9 +132,11 @@ def profile_of_run(
         target: GPU to predict for; by default the one that the run was on, by its name.
         rules: folders with further hardware profiles.
         dims: sizes of symbols that the recorded shapes do not tell.
+        learn: database that times of the model's own kernels go into.
 
     Raises:
-        MeasurementError: the file is no statistics file, the model is not fused, or the file is of another model.
+        MeasurementError: the file is no statistics file, the model is not fused, the file is of another model, or the
+            database cannot be written.
         ModelError, TargetError, RuleError: as ``onnxfuse.report``.
     """
     loaded = load(model)
@@ -147,7 +166,16 @@ def profile_of_run(
         tuple(sorted(runs, key=lambda run: (-run.total_us, -run.calls, run.node))),
         tuple(name for name in nodes if name not in ran),
         (*recorded.notes, *_notes(recorded, own, targets)),
+        predictor.heaviest([(nodes[entry.node], run) for entry in own for run in entry.runs]),
+        None if learn is None else _learn(recorded, own, learn),
     )
+
+
+def _learn(recorded: RunStatistics, own: Sequence[RecordedNode], database: Database) -> Learned:
+    """Keep the times of a model's own nodes."""
+    found = statistics_of(recorded.model_copy(update={"nodes": tuple(own)}))
+    database.record_statistics(found)
+    return Learned(database.name, len(found), sum(entry.calls for entry in found))
 
 
 def as_json(profile: RunProfile) -> dict[str, Any]:
@@ -234,16 +262,38 @@ class _Predictor:
         self._groups = groups_of(self._graph)
         self._ledgers: dict[tuple[tuple[str, int], ...], Ledger] = {}
 
-    def seconds(self, node: FusedNode, run: RecordedRun, profile: Profile) -> float | None:
-        """Predicted GPU time of a call; None where its sizes are not those of the graph, or one is not known."""
+    def _values(self, node: FusedNode) -> tuple[Graph, tuple[Value, ...], tuple[Value, ...]]:
+        """The graph that a node's are in, what it reads and what it computes."""
         graph = self._graph.part(node.body)
-        tensors = tuple(graph.values[name] for name in node.tensors)
-        outputs = tuple(graph.values[name] for name in node.outputs)
+        return (graph, tuple(graph.values[name] for name in node.tensors),
+                tuple(graph.values[name] for name in node.outputs))
+
+    def sizes(self, node: FusedNode, run: RecordedRun) -> dict[str, int] | None:
+        """Sizes of symbols that a run's shapes tell; None where they are not the graph's."""
+        _, tensors, outputs = self._values(node)
         if (len(run.inputs), len(run.outputs)) != (len(tensors), len(outputs)):
             return None
-        sizes = solved(zip((*tensors, *outputs), (*run.inputs, *run.outputs), strict=True))
+        return solved(zip((*tensors, *outputs), (*run.inputs, *run.outputs), strict=True))
+
+    def heaviest(self, runs: Sequence[tuple[FusedNode, RecordedRun]]) -> dict[str, int]:
+        """Of each symbol in the inputs' shapes the size at which most of the time was spent."""
+        weights: defaultdict[tuple[str, int], float] = defaultdict(float)
+        for node, run in runs:
+            for solution in (self.sizes(node, run) or {}).items():
+                weights[solution] += _total_us(run)
+        names = {name for value in self._graph.inputs for size in value.shape or () for name in size.symbols}
+        found: dict[str, int] = {}
+        for (name, size), _ in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+            if name in names:
+                found.setdefault(name, size)
+        return dict(sorted(found.items()))
+
+    def seconds(self, node: FusedNode, run: RecordedRun, profile: Profile) -> float | None:
+        """Predicted GPU time of a call; None where its sizes are not those of the graph, or one is not known."""
+        sizes = self.sizes(node, run)
         if sizes is None:
             return None
+        graph, tensors, outputs = self._values(node)
         known = {**self._defaults, **sizes}
         key = tuple(sorted(known.items()))
         if key not in self._ledgers:

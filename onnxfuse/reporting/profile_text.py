@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from onnxfuse.reporting.profile import CLOSE, ProfiledRun, RunProfile
+from onnxfuse.reporting.profile import CLOSE, Learned, ProfiledRun, RunProfile
 from onnxfuse.reporting.text import count, duration, escape, plain_table
 
 SHOWN = 40
@@ -49,6 +50,22 @@ def _ending(profile: RunProfile, console: Console) -> None:
         console.print(f"{count(len(profile.idle), 'fused node')} of the model never ran: {escape(names)}")
     for note in profile.notes:
         console.print(f"note: {escape(note)}")
+    if profile.learned is not None:
+        _show_learned(profile, profile.learned, console)
+
+
+def _show_learned(profile: RunProfile, learned: Learned, console: Console) -> None:
+    """Say what went into the database, and how it is used."""
+    if not learned.kernels:
+        console.print("nothing was learned: no call has a time")
+        return
+    console.print(f"learned: {count(learned.calls, 'timed call')} of {count(learned.kernels, 'kernel')}, each at some "
+                  f"shapes, in {escape(learned.database)}")
+    # A name that needs quotes is no word of a command.
+    sizes = " ".join(f"--dim {shlex.quote(f'{name}={size}')}" for name, size in profile.sizes.items())
+    if sizes:
+        console.print(f"help: most of the time went at these sizes: onnxfuse optimize ORIGINAL {escape(sizes)}",
+                      style="dim")
 
 
 def _share(part: Sequence[ProfiledRun], whole: Sequence[ProfiledRun]) -> float:
