@@ -113,7 +113,8 @@ def _show_times(result: TimeResult, path: Path, out: Console) -> None:
               f"{count(len(result.times), 'distinct kernel')} timed on {escape(result.device)}, "
               f"{escape('; '.join(result.inputs))}")
     out.print(f"\n[bold]{escape(result.summary)}[/]")
-    table = plain_table("times", "node", "rule", "nodes, µs", "fused, µs", "speed-up", "", left=(1, 2, 6))
+    table = plain_table("times", "node", "rule", "nodes, µs", "fused, µs", "speed-up", "", left=(1, 2, 6), wrap=(5,),
+                        drop=(2,))
     shown = [time for time in result.times if not time.reason]
     for time in shown[:max(_SHOWN, len(result.culprits))]:
         table.add_row(str(1 + len(time.alike)), escape(time.node), escape(time.rule), f"{1000 * time.before:.2f}",

@@ -35,7 +35,7 @@ def list_rules(paths: tuple[Path, ...], as_data: bool) -> None:
         return
     from onnxfuse.reporting.text import escape, plain_table
 
-    table = plain_table("id", "kind", "summary", left=(0, 1, 2), wrap=(2,))
+    table = plain_table("id", "kind", "summary", left=(0, 1, 2), drop=(1,))
     for rule in found:
         table.add_row(rule.id, rule.kind, escape(_line(rule.summary)))
     console().print(table)
@@ -131,7 +131,7 @@ def _show_check(checked: Checked) -> None:
     from onnxfuse.reporting.text import count, escape, escape_lines, plain_table
 
     out = console()
-    table = plain_table("rule", "kind", "matched", "refused", "computed", "failed", left=(0, 1))
+    table = plain_table("rule", "kind", "matched", "refused", "computed", "failed", left=(0, 1), drop=(1,))
     for rule in checked.rules:
         own = [outcome for outcome in checked.outcomes if outcome.rule.id == rule.id]
         good = [outcome for outcome in own if outcome.fault is None]

@@ -25,7 +25,7 @@ def targets(rules: tuple[Path, ...], as_data: bool) -> None:
     from onnxfuse.reporting.text import escape, plain_table
 
     out = console()
-    table = plain_table("name", "architecture", "memory", "bandwidth", "L2", "SMs", "", left=(0, 1, 6))
+    table = plain_table("name", "architecture", "memory", "bandwidth", "L2", "SMs", "", left=(0, 1, 6), drop=(4, 5))
     for profile in profiles:
         table.add_row(
             escape(profile.name), profile.architecture, f"{profile.memory_gb:.0f} GB",

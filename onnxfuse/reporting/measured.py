@@ -16,7 +16,7 @@ def show(result: BenchResult, console: Console) -> None:
     console.print(f"{escape(result.device)} ({escape(result.provider)}{graph})  {escape(shapes)}")
     sides = [result.original] if result.fused is None else [result.original, result.fused]
     ratio = result.fused is not None
-    table = plain_table("", "original", *(("fused", "ratio (95% interval)") if ratio else ()))
+    table = plain_table("", "original", *(("fused", "ratio (95% interval)") if ratio else ()), wrap=(1, 2, 3))
     rows: list[tuple[str, list[str], str]] = [
         ("latency", [_spread(side.latency) for side in sides], str(result.latency_ratio or "")),
         ("GPU time", [_spread(side.gpu) for side in sides], str(result.gpu_ratio or "")),

@@ -24,7 +24,7 @@ def show(profile: RunProfile, console: Console) -> None:
     console.print(f"{count(len({run.node for run in profile.runs}), 'fused node')}, {count(calls, 'call')}, "
                   f"{duration(profile.total_us * 1e-6)} of GPU time\n")
     table = plain_table("node", "rule", "inputs", "calls", "predicted", "measured", "ratio", "total", "share",
-                        left=(0, 1, 2), wrap=(0, 2))
+                        left=(0, 1, 2), drop=(1, 2, 7, 6))
     for run in profile.runs[:SHOWN]:
         table.add_row(
             escape(run.node), escape(run.rule), shapes(run.inputs), f"{run.calls:,}", _time(run.predicted_us),

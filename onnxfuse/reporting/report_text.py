@@ -92,7 +92,7 @@ def _fusions(report: Report, console: Console) -> None:
                   f"{count(len(kernels), 'distinct kernel')}{more}")
     heads = ["times", "rule", "schedule", "operators", "bytes before", "after", "predicted"]
     with_measured = any(entry.measured for entry in report.fusions)
-    table = plain_table(*heads, *(["measured"] if with_measured else []), left=(1, 2, 3))
+    table = plain_table(*heads, *(["measured"] if with_measured else []), left=(1, 2, 3), drop=(2, 3))
     rest = OTHER_COLUMNS + (13 if with_measured else 0)
     room = max(20, console.width - max(len(entry.rule) for entry in report.fusions) - rest)
     order = sorted(kernels.values(), key=lambda entries: -sum(e.bytes_before - e.bytes_after for e in entries))

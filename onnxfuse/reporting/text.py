@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from rich import markup
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from onnxfuse.reporting.report import Assumed, FusionEntry
+from onnxfuse.reporting.tables import FittedTable
 from onnxfuse.visible import visible, visible_lines
 
 COMPILER = "does-not-compile"
@@ -65,12 +65,17 @@ def verification_text(verification: Mapping[str, Any]) -> str:
     return str(verification.get("summary", verification["status"]))
 
 
-def plain_table(*heads: str, left: Sequence[int] = (0,), wrap: Sequence[int] = ()) -> Table:
-    """A table without lines; the columns ``left`` are aligned to the left, the columns ``wrap`` may be narrowed."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place in left else "right", no_wrap=place not in wrap)
-    return table
+def plain_table(
+    *heads: str, left: Sequence[int] = (0,), wrap: Sequence[int] = (), drop: Sequence[int] = ()
+) -> FittedTable:
+    """A table without lines that cuts no number however narrow it is shown (``tables``).
+
+    Args:
+        left: columns of text, which are aligned to the left and may wrap anywhere.
+        wrap: columns of figures that may wrap between words.
+        drop: columns that may go where all of them do not fit, the first to go first.
+    """
+    return FittedTable(heads, left, wrap, drop)
 
 
 def operators(entry: FusionEntry, longest: int = 60) -> str:

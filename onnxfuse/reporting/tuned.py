@@ -17,7 +17,7 @@ def show(tuned: Tuned, console: Console) -> None:
                   f"{count(tuned.measured, 'measurement')} made, {tuned.known} in the database already")
     if tuned.regions:
         table = plain_table("times", "rule", "operators", "runtime", "default", "best", "", "best schedule",
-                            left=(1, 2, 6, 7))
+                            left=(1, 2, 6, 7), drop=(1, 2))
         for region in tuned.regions:
             table.add_row(str(region.count), escape(region.rule), escape(operator_runs(region.operators, 40)),
                           _time(region.runtime), _time(region.default), _time(region.best), region.verdict,
