@@ -192,6 +192,22 @@ def test_several_sets_of_inputs(files: tuple[Path, Path], tmp_path: Path, fused:
                for line in told)
 
 
+def test_weights_beside_each_file(tmp_path: Path) -> None:
+    """Both files refer to weights of their own, in folders of their own, under one name."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+        onnx.save(encoder(1), folder / "m.onnx", save_as_external_data=True, location="weights", size_threshold=256)
+    path = onnxfuse.optimize(folders[1] / "m.onnx", dims=DIMS, verify=False).save(folders[1] / "m.fused.onnx")
+    found, told = lines(tmp_path, folders[0] / "m.onnx", path, *SIZES)
+    assert found == 0, told
+    data = bytearray((folders[1] / "weights").read_bytes())
+    data[:4096] = np.ones(1024, np.float32).tobytes()
+    (folders[1] / "weights").write_bytes(data)
+    found, told = lines(tmp_path, folders[0] / "m.onnx", path, *SIZES)
+    assert found == 1 and told[1].startswith("different: output 'last_hidden_state' is off by "), told
+
+
 # Models that do not run
 
 

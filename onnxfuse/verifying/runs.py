@@ -116,6 +116,14 @@ def first_recipes(ledger: Ledger) -> Iterator[Recipe]:
     return _once(islice(chain(map(Recipe, planned), few, calm, others, ones), _TRIED))
 
 
+def telling_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
+    """Ways to make inputs where a model makes of the first what is no number: floats between zero and one, of which
+    logarithms, roots and quotients more often are, then more of everything, as means of no elements need."""
+    sizes = _grown(ledger.graph, first.sizes)
+    return _once(chain([replace(first, gentle=True)],
+                       (replace(first, sizes=larger) for larger in _fitting(sizes, ledger))))
+
+
 def second_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
     """Sizes that no vector divides, near those that ran; those that ran, where there are no others."""
     graph, sizes = ledger.graph, first.sizes
@@ -160,8 +168,7 @@ def _others(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     least = _least(graph)
     inner = {name for name, size in least.items() if size == _LEAST}
     yield from _sums(sizes, sorted(inner))
-    for factor in _GROWTH:
-        yield {name: max(size, _LEAST) * factor if name in inner else size for name, size in sizes.items()}
+    yield from _grown(graph, sizes)
     for one in sorted(inner) if len(inner) > 1 else ():
         # A state of a recurrence has its batch behind its layers.
         for factor in _GROWTH[:2]:
@@ -171,6 +178,13 @@ def _others(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
         yield {name: equal if name in inner else size for name, size in sizes.items()}
     for equal in (1, 2):
         yield {name: equal if name in least else size for name, size in sizes.items()}
+
+
+def _grown(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes that are larger, but for those of batches."""
+    inner = {name for name, size in _least(graph).items() if size == _LEAST}
+    for factor in _GROWTH:
+        yield {name: max(size, _LEAST) * factor if name in inner else size for name, size in sizes.items()}
 
 
 def _sums(sizes: Mapping[str, int], inner: Sequence[str]) -> Iterator[dict[str, int]]:
@@ -232,7 +246,7 @@ def _padded(array: Array) -> Array:
 def _least(graph: Graph) -> dict[str, int]:
     """How small each symbol of the inputs may become."""
     inner = {name for value in graph.inputs for size in (value.shape or ())[1:] for name in size.symbols}
-    return {name: _LEAST if name in inner else _LEAST_BATCH for name in _free(graph)}
+    return {name: _LEAST if name in inner else _LEAST_BATCH for name in sorted(_free(graph))}
 
 
 def _free(graph: Graph) -> frozenset[str]:

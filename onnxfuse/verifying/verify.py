@@ -34,6 +34,7 @@ from onnxfuse.verifying.runs import (
     input_sets,
     second_recipes,
     small_recipes,
+    telling_recipes,
     users_run,
 )
 from onnxfuse.verifying.sharing import Slim, sharing
@@ -271,16 +272,24 @@ class _Work:
 
     def _with_numbers(self, whole: Whole, recipe: Recipe, half: tuple[Run, list[Any]]
                       ) -> tuple[Recipe, Run, list[Any]]:
-        """A recipe with what ``_first_half`` gives for it; one with floats between zero and one where outputs of the
-        first are undefined in part, and of that are not: where nothing is a number, nothing shows."""
-        gentle = replace(recipe, gentle=True)
-        if _undefined(half[1]):
+        """A recipe with what ``_first_half`` gives for it.  Where outputs of the first are undefined in part, another
+        of which fewer are: where nothing is a number, nothing shows."""
+        chosen = recipe, *half
+        for other in telling_recipes(self.subject.ledger, recipe) if _undefined(half[1]) else ():
             with suppress(VerificationError, ModelError):
-                other = self._first_half(whole, gentle, 0)
-                if _undefined(other[1]) < _undefined(half[1]):
-                    self.notes.append("Floats were drawn between 0 and 1: of others the model makes what is no number.")
-                    return gentle, *other
-        return recipe, *half
+                tried = self._first_half(whole, other, 0)
+                if len(_undefined(tried[1])) < len(_undefined(chosen[2])):
+                    chosen = other, *tried
+            if not _undefined(chosen[2]):
+                break
+        if chosen[0] is not recipe:
+            self.notes.append(f"The first choice was not taken, {half[0].about}: the model makes of it what is no "
+                              "number.")
+        left = [repr(whole.names[place]) for place in _undefined(chosen[2])]
+        if left:
+            self.notes.append(f"Elements of {', '.join(left)} are no numbers on inputs that are made up, which hides "
+                              "what differs; give real ones, --inputs.")
+        return chosen
 
     def _first_half(self, whole: Whole, recipe: Recipe, number: int) -> tuple[Run, list[Any]]:
         """Inputs, and what the original makes of them.
@@ -399,10 +408,10 @@ class _Work:
         return tuple(condemned([results[node.name] for node in nodes]))
 
 
-def _undefined(outputs: Sequence[Any]) -> int:
-    """How many outputs have elements that are no number."""
-    return sum(bool(np.isnan(array).any()) for array in outputs
-               if isinstance(array, np.ndarray) and array.dtype.kind in "fc")
+def _undefined(outputs: Sequence[Any]) -> list[int]:
+    """Which outputs have elements that are no number."""
+    return [place for place, array in enumerate(outputs)
+            if isinstance(array, np.ndarray) and array.dtype.kind in "fc" and np.isnan(array).any()]
 
 
 def _told(failures: Sequence[OnnxfuseError]) -> str:
