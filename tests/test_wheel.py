@@ -104,7 +104,7 @@ def test_the_description_links_to_nothing_that_an_index_lacks(made: Made) -> Non
     metadata = made.metadata()
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = metadata.get_payload()
-    assert isinstance(text, str) and "make demo" in text and "Running a fused model" in text
+    assert isinstance(text, str) and "make demo" in text and "Under the Apache License 2.0" in text
     assert not re.findall(r"\]\((?!https://)", text)
 
 
