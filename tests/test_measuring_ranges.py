@@ -332,6 +332,25 @@ def test_what_is_read_twice_at_every_step_takes_little_time() -> None:
     assert time.perf_counter() - start < 2
 
 
+def test_numbers_far_from_zero() -> None:
+    """Years, of which a table has forty; none of the small numbers is one."""
+    found = made(model("""
+        g (int64[64] year, int32[64] month) => (float[64, 4] y) <int64 first = {1990}, int32 one = {1}> {
+          place = Sub(year, first) a = Gather(table, place) m = Sub(month, one) b = Gather(table, m)
+          y = Add(a, b) }""", TABLE))
+    assert found["year"].min() >= 1990 and 2015 < found["year"].max() < 1990 + 37
+    assert 20 < found["month"].max() <= 37
+
+
+def test_settings_are_above_zero() -> None:
+    found = made(model("""
+        g (float[n, 9] x, float temperature, float[3] scales) => (float[n, 9] y, float[3] z) {
+          y = Div(x, temperature) z = Neg(scales) }"""), n=9)
+    for name in ("temperature", "scales"):
+        assert found[name].min() > 0 and found[name].max() <= 1
+    assert found["x"].min() < 0
+
+
 def test_integers_in_place_of_drawn_ones() -> None:
     text = """
         g (int64[64] ids, int64[64] attention_mask, uint8[64] b) => (int64[64] y) { y = Add(ids, attention_mask) }"""

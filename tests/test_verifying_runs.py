@@ -128,8 +128,25 @@ def test_first_choices_are_few() -> None:
     ledger = _ledger(parse("g (int64[a, b, c, d] x) => (int64[a, b, c, d] y) { y = Neg(x) }"))
     recipes = list(first_recipes(ledger))
     assert 10 < len(recipes) <= 28
-    assert [recipe.below for recipe in recipes[1:4]] == [64, 8, 2]
-    assert [recipe.integers for recipe in recipes[4:8]] == [16, 224, 1, 0]
+    assert recipes[1].gentle and [recipe.below for recipe in recipes[2:5]] == [64, 8, 2]
+    assert [recipe.integers for recipe in recipes[5:7]] == [1, 0]
+    with_lengths = list(first_recipes(_ledger(parse(
+        "g (int64[a, b, c, d] x, int64[a] n) => (int64[a, b, c, d] y, int64[a] m) { y = Neg(x) m = Neg(n) }"))))
+    assert [recipe.lengths for recipe in with_lengths[:4]] == [None, 16, 224, None]
+
+
+def test_counts_that_have_to_be_a_size() -> None:
+    """A mask is made of counts, as long as the largest of them, and their name tells nothing."""
+    model = parse("""
+        g (float[b, t, 8] x, int64[b] n) => (float[b, t, 8] y) {
+          zero = Constant <value_int = 0> () one = Constant <value_int = 1> ()
+          last = Constant <value_ints = [1]> () first = Constant <value_ints = [0]> ()
+          most = ReduceMax <keepdims = 0> (n) places = Range(zero, most, one)
+          row = Unsqueeze(places, first) column = Unsqueeze(n, last) kept = Less(row, column)
+          deep = Constant <value_ints = [2]> () k = Unsqueeze(kept, deep) f = Cast <to = 1> (k)
+          m = Mul(x, f) y = Exp(m) }""")
+    result = verify(fused(model, b=2, t=20))
+    assert result.whole.identical and str(result.runs[0]) == "generated, seed 0, lengths 20 (b=2, t=20)", result.text()
 
 
 def test_sizes_of_which_one_is_the_sum_of_two() -> None:

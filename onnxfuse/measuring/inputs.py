@@ -21,6 +21,10 @@ from onnxfuse.measuring.ranges import Ranges, find_ranges
 
 Array = NDArray[Any]
 
+SETTINGS = 4
+"""Floats that an input has at most that looks like a setting."""
+
+
 def make_inputs(
     graph: Graph,
     dims: Mapping[str, int],
@@ -29,11 +33,13 @@ def make_inputs(
     integers: int | None = None,
     *,
     below: int | None = None,
+    lengths: int | None = None,
     gentle: bool = False,
 ) -> dict[str, Array]:
     """An array for every input of a model, the same for the same seed.
 
-    Floats are drawn from the standard normal distribution, integers from zero up to 900, truths evenly; each from
+    Floats are drawn from the standard normal distribution, settings (a few floats for the whole batch) between zero and
+    one, integers from zero up to 900, truths evenly; each from
     within what the operators demand that it reaches, such as the sizes of tables (``ranges.find_ranges``).  An input
     that masks, by its name or by what becomes of it, is all ones.  One that gives lengths, by its name, gives the whole
     length of each sequence; with an odd seed, of the first alone.
@@ -44,6 +50,7 @@ def make_inputs(
         given: arrays to use; ``dims`` does not have to agree with their sizes.
         integers: what every integer that is no mask is in place of numbers drawn.
         below: what integers that are no masks and no lengths are drawn below.
+        lengths: what integers that are no masks are of which there is one, or one for each of a batch.
         gentle: whether floats that may be anything are drawn between zero and one: logarithms, roots and quotients of
             what is computed from these are more often numbers.
 
@@ -60,9 +67,10 @@ def make_inputs(
     ranges = find_ranges(free, sizes, known)
     way = _Way(bool(seed % 2), below, gentle)
     made = {value.name: _draw(value, sizes, generator, ranges, way) for value in free}
-    if integers is not None:
-        whole = {value.name for value in free if value not in ranges.masks and made[value.name].dtype.kind in "iu"}
-        made |= {name: np.full_like(made[name], min(integers, np.iinfo(made[name].dtype).max)) for name in whole}
+    for number, most in ((integers, np.inf), (lengths, 1)):
+        whole = {value.name for value in free if value not in ranges.masks and made[value.name].dtype.kind in "iu"
+                 and made[value.name].ndim <= most and number is not None}
+        made |= {name: np.full_like(made[name], min(number or 0, np.iinfo(made[name].dtype).max)) for name in whole}
     return {value.name: given[value.name] if value.name in given else made[value.name] for value in graph.inputs}
 
 
@@ -143,8 +151,18 @@ def _draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator
         return generator.uniform(low, high, shape).astype(dtype)
     if way.gentle:
         return (max(low, 0.0) + generator.uniform(POSITIVE, 1 - POSITIVE, shape)).astype(dtype)
+    if low == -inf and _is_setting(value):
+        return generator.uniform(POSITIVE, 1, shape).astype(dtype)
     drawn = generator.standard_normal(shape, dtype=np.float32)
     return (drawn if low == -inf else low + np.abs(drawn)).astype(dtype)
+
+
+def _is_setting(value: Value) -> bool:
+    """Whether an input looks like a setting, as a temperature or three scales: a few floats, of which there is one set
+    for the whole batch."""
+    shape = value.shape
+    return value.is_input and shape is not None and len(shape) <= 1 and all(not size.symbols for size in shape) and (
+        int(np.prod([size.evaluate({}) for size in shape])) <= SETTINGS)
 
 
 def draw(value: Value, sizes: Mapping[str, int], generator: np.random.Generator) -> Array:

@@ -32,6 +32,9 @@ INDICES = 900
 _LEASTS = (0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, -1)
 """Where the range of an input may begin, the preferred first."""
 
+_FARTHEST = 2.0**31
+"""No range begins further from zero."""
+
 _FLOORS = (POSITIVE, 1.0, 2.0, 4.0, 16.0)
 """Where floats may begin that have to be above something, the preferred first."""
 
@@ -116,9 +119,9 @@ def _narrow(demand: Demand, free: Sequence[Value], intervals: dict[Value, Interv
             return
     if demand.interval.high == inf and not is_whole(demand.operand.dtype):
         return  # an interval that is too coarse must not flatten what a sum of exponentials is of
-    for least in (*_LEASTS, *(end for end in demand.interval[:1] if end > -inf)):
+    for least in (*_LEASTS, *_starts(demand, free, intervals, facts)):
         lows = {value: _from(intervals[value], least, value) for value in free}
-        ends = {value: max(lows[value], min(intervals[value].high, INDICES - 1)) for value in free}
+        ends = {value: _end(intervals[value], lows[value], value) for value in free}
         if not met({value: Interval(low, low) for value, low in lows.items()}):
             continue
         good, bad = min(lows.values()), max(ends.values()) + 1
@@ -127,6 +130,23 @@ def _narrow(demand: Demand, free: Sequence[Value], intervals: dict[Value, Interv
             good, bad = (middle, bad) if met(_up_to(middle, lows, ends)) else (good, middle)
         intervals |= _up_to(good, lows, ends)
         return
+
+
+def _starts(demand: Demand, free: Sequence[Value], intervals: Mapping[Value, Interval], facts: Facts
+            ) -> list[float]:
+    """Where a range may begin that none of ``_LEASTS`` does for: where the operand is zero, or the least that it may
+    be, if it follows from the inputs by an offset; and what it must be at least."""
+    at = Analysis(facts, {**intervals, **{value: Interval(0, 0) for value in free}}).of(demand.operand)
+    known = [] if at is None or at.low != at.high else [-at.low, demand.interval.low - at.low]
+    return [start for start in (*known, demand.interval.low) if -_FARTHEST < start < _FARTHEST]
+
+
+def _end(present: Interval, low: float, value: Value) -> float:
+    """Where a range that begins there may end: as many indices further on where it begins past the usual ones."""
+    if low < INDICES:
+        return max(low, min(present.high, INDICES - 1))
+    whole = value.dtype is not None and is_whole(value.dtype)
+    return min(low + INDICES, float(np.iinfo(numpy_type(value.dtype or 0)).max) if whole else inf)
 
 
 def _from(present: Interval, least: float, value: Value) -> float:

@@ -50,13 +50,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the inputs of a run are made: sizes of symbols, a seed, and what all integers are where that is not drawn, or
-    what they are drawn below; whether floats are drawn between zero and one."""
+    """How the inputs of a run are made: sizes of symbols and a seed; what all integers are where that is not drawn,
+    what they are drawn below, what those are of which there is one for each of a batch; whether floats are drawn
+    between zero and one."""
 
     sizes: Mapping[str, int]
     seed: int = 0
     integers: int | None = None
     below: int | None = None
+    lengths: int | None = None
     gentle: bool = False
 
     def make(self, graph: Graph) -> Run:
@@ -70,13 +72,15 @@ class Recipe:
         label = f"generated, seed {self.seed}"
         label = label if self.integers is None else f"{label}, integers {self.integers}"
         label = label if self.below is None else f"{label}, integers below {self.below}"
+        label = label if self.lengths is None else f"{label}, lengths {self.lengths}"
         label = f"{label}, floats between 0 and 1" if self.gentle else label
         free = {name: self.sizes[name] for name in sorted(_free(graph))}
         about = RunInputs(label, free)
         reason = misfit(graph, free)
         if reason:
             raise VerificationError(f"The model cannot run on {about}: {reason}")
-        feeds = make_inputs(graph, free, None, self.seed, self.integers, below=self.below, gentle=self.gentle)
+        feeds = make_inputs(graph, free, None, self.seed, self.integers, below=self.below, lengths=self.lengths,
+                            gentle=self.gentle)
         if self.seed % 2:
             feeds = {name: _padded(array) if "mask" in name.lower() else array for name, array in feeds.items()}
         return Run(about, feeds)
@@ -104,16 +108,25 @@ def users_run(graph: Graph, inputs: Mapping[str, Array], label: str = InputSet.l
 
 def first_recipes(ledger: Ledger) -> Iterator[Recipe]:
     """Ways to make inputs of the planned sizes, halved while a run would take long; then what a model may run on that
-    does not run on these: larger ones of these sizes, smaller integers, those that are a size, other sizes."""
+    does not run on these: larger ones of these sizes, lengths that are a size, floats between zero and one, smaller
+    integers, other sizes."""
     graph, planned = ledger.graph, shrunk(ledger, ledger.sizes)[::-1]
     usual = planned[0]
     integers = any(value.dtype is not None and numpy_type(value.dtype).kind in "iu" for value in graph.inputs)
     few = [Recipe(usual, below=number) for number in _FEW if integers]
-    sides = [usual[name] for name, least in _least(graph).items() if least == _LEAST and integers]
-    calm = [Recipe(usual, 0, number) for number in (*dict.fromkeys(sides), *((1, 0) if integers else ()))]
+    sides = dict.fromkeys(usual[name] for name, least in _least(graph).items() if least == _LEAST and integers)
+    lengths = [Recipe(usual, lengths=number) for number in sides] if _has_lengths(graph) else []
+    calm = [Recipe(usual, 0, number) for number in (1, 0) if integers]
+    gentle = [Recipe(usual, gentle=True)]
     others = [Recipe(sizes) for sizes in _fitting(_others(graph, usual), ledger)]
     ones = [replace(recipe, integers=1) for recipe in others if integers]
-    return _once(islice(chain(map(Recipe, planned), few, calm, others, ones), _TRIED))
+    return _once(islice(chain(map(Recipe, planned), lengths, gentle, few, calm, others, ones), _TRIED))
+
+
+def _has_lengths(graph: Graph) -> bool:
+    """Whether there are integers of which there is one, or one for each of a batch."""
+    return any(value.dtype is not None and numpy_type(value.dtype).kind in "iu" and value.rank is not None
+               and value.rank <= 1 for value in graph.inputs)
 
 
 def telling_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
@@ -156,7 +169,8 @@ def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int
 def _once(recipes: Iterator[Recipe]) -> Iterator[Recipe]:
     seen: set[tuple[Any, ...]] = set()
     for recipe in recipes:
-        key = (*sorted(recipe.sizes.items()), recipe.seed, recipe.integers, recipe.below, recipe.gentle)
+        key = (*sorted(recipe.sizes.items()), recipe.seed, recipe.integers, recipe.below, recipe.lengths,
+               recipe.gentle)
         if key not in seen:
             seen.add(key)
             yield recipe
