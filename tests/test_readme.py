@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 import pytest
 from cli_models import ROOT
+from doc_commands import PAGES
 
 import onnxfuse
 from onnxfuse.cli import main
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "rules" / "README.md"]
 
 
 def split(text: str) -> tuple[list[tuple[str, str]], str]:

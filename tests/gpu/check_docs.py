@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Every command and code block of the README and of the pages on a GPU, those too that need one.
+
+    python tests/gpu/check_docs.py [--rehearse]
+
+Each page is followed from its first block on, in a folder of its own with a small encoder.  ``--rehearse`` leaves out
+what needs a GPU, as the tests do.  Exits with 1 where a command fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from doc_commands import CHOSEN, follow, prepare  # noqa: E402
+
+
+def main() -> int:
+    """Follow every page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rehearse", action="store_true", help="leave out what needs a GPU")
+    gpu = not parser.parse_args().rehearse
+    failed = 0
+    for page in CHOSEN:
+        with TemporaryDirectory() as place:
+            os.chdir(place)
+            os.environ["ONNXFUSE_DATABASE"] = str(Path(place) / "measurements.sqlite")
+            prepare(Path(place))
+            try:
+                follow(page, gpu)
+                told = "ok"
+            except Exception as error:  # whatever it is, the other pages are followed
+                told, failed = str(error) or type(error).__name__, failed + 1
+            print(f"{page.relative_to(ROOT)}: {told}", flush=True)
+    os.chdir(ROOT)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
