@@ -425,6 +425,14 @@ def test_a_folder_in_place_of_the_database(tmp_path: Path) -> None:
     assert found["state"] == "limited" and "cannot be read" in found["message"] and found["remedy"]
 
 
+def test_names_that_steer_a_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "evil\x1b[2J\n--> forged"
+    folder.write_text("")
+    result = run("doctor", ONNXFUSE_CACHE_DIR=str(folder), ONNXFUSE_DATABASE=str(folder), ONNXFUSE_CUDA="\x1b[2J")
+    assert "\x1b" not in result.output and "\n--> forged" not in result.output
+    assert result.output.count("\\x1b[2J") >= 3
+
+
 def test_where_a_library_was_loaded_from() -> None:
     library.load()
     found = Path(loaded_from("libonnxfuse.so"))  # other tests load others of that name

@@ -218,6 +218,18 @@ def test_statistics_of_another_release_do_not_count(
     assert "is not used: it was with driver 580.65.06, onnxfuse 0.0.1, " in note
 
 
+def test_calls_that_no_database_counts(tmp_path: Path, fused: tuple[Path, FusedNode], database: Path) -> None:
+    path, node = fused
+    file = write_document(tmp_path / "s.json", here(
+        node, *(chain_run(8, 1 << 62, 1, variant=f"v{place}", total_ns=1 << 62) for place in range(3))))
+    result = run("report", path, "--profile", file, "--learn", "--database", database)
+    assert result.exit_code == 0, result.output
+    with find_database(database) as kept:  # type: ignore[union-attr]
+        (where,) = kept.recorded_in()
+        found = kept.statistic(where, digest(node.source, node.plan.options), "8x4096,4096>8x4096")
+    assert found is not None and (found.microseconds, found.calls) == (0.001, (1 << 62) - 1)
+
+
 def test_nothing_to_learn(tmp_path: Path, fused: tuple[Path, FusedNode], database: Path) -> None:
     path, node = fused
     file = write_document(tmp_path / "s.json", here(node, chain_run(2, 1, 0, timed=0, captured=1)))

@@ -168,6 +168,8 @@ COMMANDS: dict[str, Callable[[Files], list[object]]] = {
     "report": lambda f: ["report", f.plain, "--explain", "--rules", f.rules, "--html", f.folder / "page.html"],
     "report what is fused": lambda f: ["report", f.fused],
     "report a run": lambda f: ["report", f.fused, "--profile", f.statistics],
+    "report a run and learn": lambda f: [
+        "report", f.fused, "--profile", f.statistics, "--learn", "--database", f.folder / "learned\x1b[2J"],
     "report a run as data": lambda f: ["report", f.fused, "--profile", f.statistics, "--json"],
     "explain": lambda f: ["explain", f.own, "--rules", f.rules],
     "explain a node": lambda f: ["explain", f.own, onnx.load(f.own).graph.node[1].output[0].replace("\0", "")],

@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from onnxfuse.measuring.database import Environment, Statistic, shapes_text
 from onnxfuse.runtime.run_statistics import RecordedRun, RunStatistics
 
+MOST_CALLS = (1 << 62) - 1
+"""Calls that are counted at most: a sum of a file's numbers may be longer than any integer of a database's."""
+
 
 def statistics_of(recorded: RunStatistics) -> tuple[Statistic, ...]:
     """One entry per kernel, shapes and GPU with a time; nodes that share a kernel add up, and so do its variants.
@@ -32,7 +35,8 @@ def statistics_of(recorded: RunStatistics) -> tuple[Statistic, ...]:
     return tuple(
         Statistic(
             kernel, shapes, sum(run.total_ns for run in runs) / sum(run.timed for run in runs) * 1e-3,
-            sum(run.timed for run in runs), environments[gpu], seen, f"{recorded.process} of {recorded.started}",
+            min(sum(run.timed for run in runs), MOST_CALLS), environments[gpu], seen,
+            f"{recorded.process} of {recorded.started}",
         )
         for (kernel, shapes, gpu), runs in found.items()
     )
