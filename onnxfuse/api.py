@@ -20,7 +20,7 @@ from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints
 from onnxfuse.reporting import Explanation, Report, as_json, is_fused, note_report, report_of, report_of_fused
-from onnxfuse.rewriting.saving import External
+from onnxfuse.rewriting.saving import External, Saved
 from onnxfuse.unforeseen import told
 from onnxfuse.verifying.bounds import Bounds
 from onnxfuse.verifying.closeness import Closeness
@@ -49,7 +49,12 @@ class Result:
 
     def save(self, path: str | Path | None = None, *, external: External = "keep",
              progress: Callable[[int, int], None] | None = None) -> Path:
-        """Write the fused model; returns its path.
+        """``write``, of which the path is all that matters."""
+        return self.write(path, external=external, progress=progress).path
+
+    def write(self, path: str | Path | None = None, *, external: External = "keep",
+              progress: Callable[[int, int], None] | None = None) -> Saved:
+        """Write the fused model; returns its path, and the files outside it that hold weights of its.
 
         Args:
             path: by default beside the file that was read, ``model.fused.onnx`` for ``model.onnx``.
@@ -69,7 +74,7 @@ class Result:
         if external not in get_args(External):
             raise ValueError(f"external is {external!r}; it can be {', '.join(map(repr, get_args(External)))}")
         with told(source.path, path):
-            return rewriting.save(self.model, path, source=source, external=external, progress=progress).path
+            return rewriting.save(self.model, path, source=source, external=external, progress=progress)
 
 
 def optimize(

@@ -40,7 +40,7 @@ def parse_architectures(names: Iterable[str]) -> tuple[str, ...]:
         if spelled not in known:
             raise TargetError(
                 f"'{name}' is no GPU architecture that kernels can be embedded for.", place=f"--embed {name}",
-                remedy=f"{_instead(spelled, match)}There are: {', '.join(known)}.",
+                remedy=f"{_instead(spelled, match)}There are: {', '.join(known)}.", usage=True,
             )
         found[spelled] = None
     return tuple(found)

@@ -1,6 +1,6 @@
 """Every error that a user can meet, and nothing else.
 
-    OnnxfuseError                 exit code 1
+    OnnxfuseError                 exit code 1; 2 where an option or a name given with the command is wrong
     ├── ModelError                the model cannot be read, understood or written back
     │   └── ExternalDataError     its weights are missing, truncated or outside its folder
     ├── RuleError                 a rule file is wrong: file, line, excerpt, suggestion
@@ -61,13 +61,17 @@ class OnnxfuseError(Exception):
         message: what is wrong, one sentence.
         place: where: a ``Place``, a path, or the name of a node or tensor.
         remedy: what the user can do about it, one sentence.
+        usage: whether what was asked for is wrong, such as a name that is not there: exit code 2.
     """
 
     exit_code = 1
     _shown = staticmethod(visible)
 
-    def __init__(self, message: str, *, place: Place | str | None = None, remedy: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, place: Place | str | None = None, remedy: str | None = None, usage: bool = False
+    ) -> None:
         super().__init__(message)
+        self.exit_code = 2 if usage else self.exit_code
         self.message = message
         self.place = place
         self.remedy = remedy

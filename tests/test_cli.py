@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cli_models import CHAIN, PRODUCT, ROOT, encoder, environment, run, write
+from cli_models import CHAIN, PRODUCT, ROOT, encoder, environment, run, run_apart, write
 from onnx import helper
 
 from onnxfuse.rewriting import read_fused
@@ -55,8 +55,16 @@ def test_optimising_twice_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(encoder(), path)
     assert run("optimize", path, "-o", tmp_path / "once.onnx").exit_code == 0
-    assert run("optimize", tmp_path / "once.onnx", "-o", tmp_path / "twice.onnx").exit_code == 0
-    assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
+    before = (tmp_path / "once.onnx").read_bytes()
+    result = run_apart("optimize", tmp_path / "once.onnx", "-o", tmp_path / "twice.onnx")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"warning: {tmp_path / 'once.onnx'} is fused already, and nothing was written.\n"
+        "help: To plan it anew, as for another GPU or other sizes, put it back first: onnxfuse unfuse MODEL -o "
+        "ORIGINAL.\n")
+    assert result.stdout == run("report", tmp_path / "once.onnx").output
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "once.onnx"]
+    assert (tmp_path / "once.onnx").read_bytes() == before
 
 
 def test_optimising_twice_for_something_else_changes_nothing_either(tmp_path: Path) -> None:
@@ -65,7 +73,7 @@ def test_optimising_twice_for_something_else_changes_nothing_either(tmp_path: Pa
     assert run("optimize", tmp_path / "model.onnx", "-o", once, "--no-verify").exit_code == 0
     result = run("optimize", once, "-o", twice, "--target", "T4", "--strategy", "all-in-one", "--no-verify")
     assert result.exit_code == 0 and "onnxfuse unfuse MODEL" in result.output
-    assert once.read_bytes() == twice.read_bytes()
+    assert not twice.exists()
     # an edit makes it a model like any other
     model = onnx.load(once)
     name = model.graph.output[0].name
@@ -172,6 +180,9 @@ def test_external_data(tmp_path: Path) -> None:
         data = [entry.name for entry in folder.iterdir() if entry.name != "out.onnx"]
         assert len(data) == files and all(re.fullmatch(r"out\.onnx\.[0-9a-f]{16}\.data", name) for name in data)
         assert len(read_fused(onnx.load(target))) > 1
+        beside = {"keep": [tmp_path / "weights.bin"], "copy": [folder / name for name in data], "inline": []}[choice]
+        told = [line for line in result.output.splitlines() if line.startswith("weights: ")]
+        assert told == [f"weights: {file}; keep them beside it" for file in beside]
 
 
 def test_report_of_a_plain_model_is_what_optimize_would_do(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from onnxfuse.embedding import known_architectures
 from onnxfuse.errors import InternalError, ModelError
 
 
-def failed(folder: Path, *arguments: object, keep: set[str]) -> str:
+def failed(folder: Path, *arguments: object, keep: set[str], code: int = 1) -> str:
     """What the command prints; ``keep`` are the files that may be there afterwards."""
     result = run(*arguments)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == code, result.output
     assert {entry.name for entry in folder.iterdir()} == keep
     return result.output.replace(str(folder), "FOLDER")
 
@@ -201,11 +201,13 @@ def test_wrong_rule(tmp_path: Path, old: str, new: str, message: str, command: s
 def test_options_that_do_not_fit(tmp_path: Path, arguments: list[str], message: str) -> None:
     path = write(tmp_path, CHAIN)
     real = [argument.replace("FOLDER", str(tmp_path)) for argument in arguments]
-    assert failed(tmp_path, "optimize", path, *real, keep={"model.onnx"}) == message
+    code = 2 if arguments[0] != "-o" and arguments[0] != "--report" else 1
+    assert failed(tmp_path, "optimize", path, *real, keep={"model.onnx"}, code=code) == message
 
 
 def test_unknown_architecture(tmp_path: Path) -> None:
-    output = failed(tmp_path, "optimize", write(tmp_path, CHAIN), "--embed", "sm_12", keep={"model.onnx"})
+    output = failed(tmp_path, "optimize", write(tmp_path, CHAIN), "--embed", "sm_12", keep={"model.onnx"},
+                    code=2)
     assert output == (
         "error: 'sm_12' is no GPU architecture that kernels can be embedded for.\n"
         "--> --embed sm_12\n"
@@ -215,7 +217,7 @@ def test_unknown_architecture(tmp_path: Path) -> None:
 
 def test_unknown_rule_to_show() -> None:
     result = run("rules", "show", "silo")
-    assert (result.exit_code, result.output) == (1, "error: No rule is called silo.\nhelp: Did you mean silu?\n")
+    assert (result.exit_code, result.output) == (2, "error: No rule is called silo.\nhelp: Did you mean silu?\n")
 
 
 def test_inputs_that_are_no_archive(tmp_path: Path) -> None:

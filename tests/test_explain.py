@@ -261,7 +261,7 @@ def test_an_unknown_name_on_the_command_line(tmp_path: Path) -> None:
     onnx.save(blocked(), tmp_path / "m.onnx")
     result = run("explain", tmp_path / "m.onnx", "node_pp")
     assert (result.exit_code, result.output.splitlines()[0]) == (
-        1, "error: No node, value or fused node of the model is called 'node_pp'.")
+        2, "error: No node, value or fused node of the model is called 'node_pp'.")
     assert "help: Did you mean 'node_p'" in result.output
 
 

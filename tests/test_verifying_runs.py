@@ -29,10 +29,10 @@ from onnxfuse.optimised import Optimised, silent
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import read_fused
+from onnxfuse.runtime.words import runtime_words
 from onnxfuse.verifying import verify
 from onnxfuse.verifying.runs import first_recipes, small_recipes
 from onnxfuse.verifying.whole import Whole
-from onnxfuse.verifying.words import runtime_words
 
 Array = NDArray[Any]
 

@@ -17,7 +17,7 @@ from onnxfuse.graph import Graph, bind
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import DEFAULT_TARGET, region_of
-from onnxfuse.planning.candidates import Maker
+from onnxfuse.planning.candidates import Maker, wanted_schedules
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
@@ -79,6 +79,7 @@ def check_rules(paths: Iterable[Path]) -> Checked:
     known = {Path(rule.place.file).resolve() for rule in shipped.all}
     own = list(dict.fromkeys(Path(rule.place.file) for rule in asked.all))
     rules = load_rules([rules_folder(), *(file for file in own if file.resolve() not in known)])
+    wanted_schedules(rules)
     computer = Computer(rules)
     outcomes = check_examples(rules, [rule.id for rule in asked.all], computer)
     return Checked(asked.all, outcomes, frozenset(computer.computed), asked.warnings)
@@ -134,7 +135,7 @@ class Computer:
                           groups_of(graph, self.rules.runtime))
         if not isinstance(rule, FuseRule):
             return list(searched(Plan(), Context(view, self.rules, costs, Objective(least_gain=0.0))).fusions)
-        maker = Maker(graph, view, costs)
+        maker = Maker(graph, view, costs, wanted=wanted_schedules(self.rules))
         found: list[Region] = []
         taken: set[Node] = set()
         for one in match(rule, view, forbidden=self.rules.conditions).matches:

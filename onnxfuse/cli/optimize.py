@@ -23,7 +23,8 @@ from onnxfuse.cli.targets import gpus_present
 
 if TYPE_CHECKING:
     from onnxfuse.api import Result
-    from onnxfuse.reporting import Report
+    from onnxfuse.graph import LoadedModel
+    from onnxfuse.reporting import Explanation, Report
     from onnxfuse.rewriting.saving import External
 
 
@@ -76,32 +77,46 @@ def optimize(
     usage.
     """
     from onnxfuse import api, measuring
-    from onnxfuse.reporting import keep_measured
+    from onnxfuse.graph import load_model
+    from onnxfuse.rewriting import is_optimised
 
     hush_runtime()
     check_folder(shown["report_file"])
     target_file = None if dry_run else output or api.default_output(model)
     check_folder(target_file)
     arrays = None if inputs is None else measuring.read_inputs(inputs)
+    if is_optimised((loaded := load_model(model)).proto):
+        _already(model, loaded, **shown)
+        return
     with progress(shown["quiet"] or shown["as_data"]) as tell:
         result = api.optimize(
-            model, rules=rules, disable=disable, dims=dims, target=target, embed=embed, verify=verify,
+            loaded, rules=rules, disable=disable, dims=dims, target=target, embed=embed, verify=verify,
             verify_seconds=verify_seconds, inputs=arrays, tell=tell, **wanted,
         )
         report = result.report
         if target_file is not None:
-            path = _save(result, target_file, external_data, tell)
-            report = replace(report, output=str(path))
+            report = _saved(result, target_file, external_data, tell)
             if _is_measured(report, measure):
-                measured = _measured(model, path, dims, arrays, wanted["provider_options"], tell)
-                report = replace(report, measured=measured)
-                if "speedup" in measured:
-                    keep_measured(path, measured)
+                report = replace(report, measured=_measured(model, target_file, dims, arrays, wanted, tell))
     _show(result, report, **shown)
 
 
-def _save(result: Result, file: Path, external_data: External, tell: Tell) -> Path:
-    return result.save(file, external=external_data, progress=lambda done, of: tell("writing the weights", done, of))
+def _saved(result: Result, file: Path, external_data: External, tell: Tell) -> Report:
+    """Write the model; the report with its path, and the files beside it that hold weights of its."""
+    saved = result.write(file, external=external_data, progress=lambda done, of: tell("writing the weights", done, of))
+    return replace(result.report, output=str(saved.path), weights=tuple(map(str, saved.weights)))
+
+
+def _already(model: Path, loaded: LoadedModel, *, report_file: Path | None, as_data: bool, explain: bool, verbose: bool,
+             quiet: bool) -> None:
+    """Say of a model that an earlier optimisation left so what it holds; nothing is written but the report."""
+    from onnxfuse.reporting import report_of_fused
+    from onnxfuse.visible import visible
+
+    click.echo(f"warning: {visible(str(model))} is fused already, and nothing was written.\n"
+               "help: To plan it anew, as for another GPU or other sizes, put it back first: onnxfuse unfuse MODEL -o "
+               "ORIGINAL.", err=True)
+    _print(report_of_fused(loaded, {}), None, report_file, as_data=as_data, verbose=verbose, quiet=quiet)
 
 
 def _is_measured(report: Report, measure: bool | None) -> bool:
@@ -115,6 +130,13 @@ def _show(result: Result, report: Report, *, report_file: Path | None, as_data: 
           quiet: bool) -> None:
     """Write the report as JSON where that was asked for, and print it."""
     from onnxfuse import reporting
+
+    why = reporting.explain(result.optimised) if explain and not as_data and not quiet else None
+    _print(report, why, report_file, as_data=as_data, verbose=verbose, quiet=quiet)
+
+
+def _print(report: Report, why: Explanation | None, report_file: Path | None, *, as_data: bool, verbose: bool,
+           quiet: bool) -> None:
     from onnxfuse.reporting import as_json, report_text
 
     content = as_json(report)
@@ -123,22 +145,23 @@ def _show(result: Result, report: Report, *, report_file: Path | None, as_data: 
     if as_data:
         print_json(content)
     elif not quiet:
-        report_text.show(report, console(), verbose=verbose,
-                         explanation=reporting.explain(result.optimised) if explain else None)
+        report_text.show(report, console(), verbose=verbose, explanation=why)
 
 
 def _measured(model: Path, fused: Path, dims: dict[str, int], inputs: Mapping[str, Any] | None,
-              provider_options: Mapping[str, str], tell: Tell) -> dict[str, object]:
-    """What a run of both models shows; the reason where they cannot be run."""
+              wanted: Mapping[str, Any], tell: Tell) -> dict[str, object]:
+    """What a run of both models shows, which the fused file keeps; the reason where they cannot be run."""
     from onnxfuse import measuring
     from onnxfuse.errors import OnnxfuseError
-    from onnxfuse.reporting import measured
+    from onnxfuse.reporting import keep_measured, measured
 
     try:
         found = measuring.bench(
-            model, fused, dims, inputs=inputs, memory=False, provider_options=provider_options,
+            model, fused, dims, inputs=inputs, memory=False, provider_options=wanted["provider_options"],
             progress=lambda stage: tell(stage, 0, 0),
         )
     except OnnxfuseError as error:
         return {"reason": error.message}
-    return measured.summary(found)
+    summary = measured.summary(found)
+    keep_measured(fused, summary)
+    return summary

@@ -6,6 +6,7 @@ written to stdout and stderr (``guarded``), and whatever a console prints, has i
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -29,6 +30,22 @@ Tell = Callable[[str, int, int], None]
 
 PLAIN_WIDTH = 4000
 """Width of output that no terminal shows: one line a message."""
+
+
+PLAINLY = "onnxfuse.plainly"
+"""Name of the way to write what a terminal's encoding lacks: onnxfuse's own signs in ASCII, all else as codes."""
+
+_ASCII = {"µ": "u", "×": "x", "→": "->", "…": "...", "–": "-", "—": "-"}
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start:error.end]
+    return "".join(_ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end
+
+
+codecs.register_error(PLAINLY, _plainly)
 
 
 class Guard:
@@ -60,7 +77,7 @@ def guarded() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     for stream in before:
         if hasattr(stream, "reconfigure"):  # a character that the terminal's encoding lacks is no reason to end
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=PLAINLY)
     own = cast(TextIO, Guard(before[0])), cast(TextIO, Guard(before[1]))
     sys.stdout, sys.stderr = own
     try:

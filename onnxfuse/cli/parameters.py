@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -12,12 +13,27 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+PROVIDER_OPTIONS = (
+    "arena_extend_strategy", "cudnn_conv1d_pad_to_nc1d", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
+    "default_memory_arena_cfg", "device_id", "do_copy_in_default_stream", "enable_cuda_graph",
+    "enable_skip_layer_norm_strict_mode", "fuse_conv_bias", "gpu_external_alloc", "gpu_external_empty_cache",
+    "gpu_external_free", "gpu_mem_limit", "has_user_compute_stream", "prefer_nhwc", "sdpa_kernel", "tunable_op_enable",
+    "tunable_op_max_tuning_duration_ms", "tunable_op_tuning_enable", "use_ep_level_unified_stream", "use_tf32",
+    "user_compute_stream",
+)
+"""Options of ONNX Runtime's CUDA provider: one that is spelled nearly like one of them is a mistake; a newer release
+may have others."""
+
+
 class _File(click.Path):
     """A path; that it is there is for the stages to say, in their own words."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if "\0" in str(value):
             self.fail(f"{str(value)!r} can be no file's name.", param, ctx)
+        if str(value) == "-":
+            self.fail("'-' stands for no stream here: give the name of a file (./- for one called so); --json prints "
+                      "what a command found as data.", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -31,8 +47,15 @@ def read_sizes(ctx: click.Context, param: click.Parameter, values: Sequence[str]
         name, sign, number = value.rpartition("=")
         if not sign or not name.strip() or not re.fullmatch(r"-?\d+", number.strip()):
             raise click.BadParameter(f"{value!r} is not of the form NAME=N, such as batch=8.", ctx, param)
-        sizes[name.strip()] = int(number)
+        _once(sizes, name.strip(), int(number), ctx, param)
     return sizes
+
+
+def _once(found: dict[str, Any], name: str, value: Any, ctx: click.Context, param: click.Parameter) -> None:
+    """Take a value by name; the same name cannot have two."""
+    if found.get(name, value) != value:
+        raise click.BadParameter(f"{name!r} is given twice: {found[name]} and {value}.", ctx, param)
+    found[name] = value
 
 
 def read_settings(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -42,7 +65,12 @@ def read_settings(ctx: click.Context, param: click.Parameter, values: Sequence[s
         name, sign, text = value.partition("=")
         if not sign or not name.strip():
             raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE, such as device_id=0.", ctx, param)
-        settings[name.strip()] = text
+        name = name.strip()
+        if name not in PROVIDER_OPTIONS and (near := difflib.get_close_matches(name, PROVIDER_OPTIONS, 1)):
+            raise click.BadParameter(f"the CUDA provider has no option {name!r}. Did you mean {near[0]!r}?", ctx, param)
+        if name == "prefer_nhwc" and text.strip().lower() not in ("0", "1", "true", "false"):
+            raise click.BadParameter(f"{name} is 0 or 1, not {text!r}.", ctx, param)
+        _once(settings, name, text, ctx, param)
     return settings
 
 
@@ -52,7 +80,7 @@ def read_hints(ctx: click.Context, param: click.Parameter, values: Sequence[str]
     for value in values:
         name, sign, number = value.partition("=")
         try:
-            hints[name.strip()] = float(number)
+            _once(hints, name.strip().replace("_", "-"), float(number), ctx, param)
         except ValueError:
             sign = ""
         if not sign or not name.strip():

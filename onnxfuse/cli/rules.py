@@ -55,7 +55,7 @@ def show_rule(rule_id: str, paths: tuple[Path, ...]) -> None:
         near = difflib.get_close_matches(rule_id, known, 1)
         raise RuleError(
             f"No rule is called {rule_id}.",
-            remedy=f"Did you mean {near[0]}?" if near else "`onnxfuse rules list` shows them all.",
+            remedy=f"Did you mean {near[0]}?" if near else "`onnxfuse rules list` shows them all.", usage=True,
         )
     rule = known[rule_id]
     click.echo(f"# {rule.kind} rule, {visible(rule.place.file)}:{rule.place.line}")

@@ -67,11 +67,12 @@ def bound(graph: Graph, dims: Mapping[str, int]) -> Bound:
         if name not in symbols:
             raise ModelError(
                 f"The model has no dimension '{name}'.", place=f"--dim {name}={size}", remedy=_known(name, graph),
+                usage=True,
             )
         if size < 0:
             raise ModelError(
                 f"Dimension '{name}' cannot be {size}.", place=f"--dim {name}={size}",
-                remedy="Give a size of zero or more.",
+                remedy="Give a size of zero or more.", usage=True,
             )
     first = {str(value.shape[0]) for value in graph.inputs if value.shape}
     batches = {size for name, size in dims.items() if name in first}
@@ -138,7 +139,7 @@ def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int])
             better = " ".join(f"--dim {name}={size}" for name, size in (fits or {}).items())
             raise ModelError(
                 f"The model does not run at these sizes: {told(each, sizes)}.", place=given,
-                remedy=f"Such a size fits: {better}." if better else "Give other sizes.",
+                remedy=f"Such a size fits: {better}." if better else "Give other sizes.", usage=True,
             )
     return tuple(f"The model seems not to run at the sizes that are assumed: {told(each, sizes)}.  Give the sizes that "
                  "you use with --dim." for each in bad[:1])
@@ -151,7 +152,7 @@ def _negative(found: Derived, sizes: Mapping[str, int], dims: Mapping[str, int])
     enough = " or ".join(f"--dim {name}={size}" for name, size in needed.items())
     return ModelError(
         f"Axis {found.axis} of {found}, would have {found.at(sizes)} elements: {found.size}.", place=given,
-        remedy=f"Give a size that is large enough, from {enough} on." if enough else "Give other sizes.",
+        remedy=f"Give a size that is large enough, from {enough} on." if enough else "Give other sizes.", usage=True,
     )
 
 

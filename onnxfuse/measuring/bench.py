@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.graph import bind
+from onnxfuse.graph.binding import check_sizes
 from onnxfuse.measuring.compare import compare
 from onnxfuse.measuring.cupti import KernelTimer
 from onnxfuse.measuring.inputs import make_inputs
@@ -174,7 +176,10 @@ class _Setting:
 
 
 def _feeds(path: str | Path, dims: Mapping[str, int], inputs: Inputs | None) -> dict[str, NDArray[Any]]:
-    return make_inputs(load_graph(Path(path)), dims, inputs)
+    graph = load_graph(Path(path))
+    if not inputs:
+        check_sizes(graph, bind(graph, dims), dims)
+    return make_inputs(graph, dims, inputs)
 
 
 def _warm_up(runner: Runner) -> None:

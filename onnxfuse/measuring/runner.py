@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfuse.errors import ModelError, OnnxfuseError
+from onnxfuse.graph import load_model
 from onnxfuse.measuring.machine import Machine, as_array
 from onnxfuse.runtime import session as fused_session
+from onnxfuse.runtime.words import runtime_words
 
-QUIET = 3
-"""Severity of messages that sessions print: errors."""
+QUIET = 4
+"""Severity of messages that sessions print: what ends the process; all else is an exception as well."""
 
 
 CUDA_GRAPH = "enable_cuda_graph"
@@ -46,7 +48,8 @@ def create_session(path: str, machine: Machine, options: Mapping[str, str], *, f
     except OnnxfuseError:
         raise
     except Exception as error:  # ONNX Runtime has an exception type per status, all of them plain
-        raise ModelError(f"ONNX Runtime refuses the model: {error}", place=path) from error
+        load_model(path)  # a file that is no model is said to be none
+        raise ModelError(f"ONNX Runtime refuses the model: {runtime_words(error)}", place=path) from error
     seconds = time.perf_counter() - start
     if machine.provider not in session.get_providers():
         raise ModelError(
@@ -61,7 +64,7 @@ def _session(path: str, machine: Machine, options: Mapping[str, str], *, fused: 
     try:
         return *create_session(path, machine, options, fused=fused), False
     except ModelError as error:
-        if CUDA_GRAPH not in options or NO_CAPTURE not in str(error):
+        if CUDA_GRAPH not in options or NO_CAPTURE not in str(error.__cause__ or error):
             raise
     plain = {name: value for name, value in options.items() if name != CUDA_GRAPH}
     return *create_session(path, machine, plain, fused=fused), True
@@ -99,10 +102,25 @@ class Runner:
         self.session, self.creation_seconds, self.uncaptured = _session(self.path, machine, options, fused=fused)
         self._memory = machine.memory()
         self.outputs = [output.name for output in self.session.get_outputs()]
+        self._check_names(inputs)
         try:
             self.binding = self.bind(inputs)
         except Exception as error:
-            raise ModelError(f"ONNX Runtime cannot run the model: {error}", place=self.path) from error
+            shapes = ", ".join(f"{name}[{'x'.join(map(str, array.shape))}]" for name, array in inputs.items())
+            raise ModelError(
+                f"ONNX Runtime cannot run the model on {shapes}: {runtime_words(error)}", place=self.path,
+                remedy="Give sizes that it runs at (--dim NAME=N), or inputs of your own (--inputs FILE.npz).",
+            ) from error
+
+    def _check_names(self, inputs: Mapping[str, Any]) -> None:
+        """Say so where the model has other inputs: it is another one."""
+        names = [each.name for each in self.session.get_inputs()]
+        if set(names) != set(inputs):
+            raise ModelError(
+                f"The model has the inputs {', '.join(names) or 'none'}, and is to run on "
+                f"{', '.join(inputs) or 'none'}.",
+                place=self.path, remedy="Give a model and its own fused form.",
+            )
 
     def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Any = None) -> Any:
         """A binding of inputs, copied to the device, and outputs, at addresses that stay; it has been run once.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
+from onnxfuse.errors import RuleError
 from onnxfuse.graph.model import Graph, Node, Place, Value
 from onnxfuse.graph.sizes import bytes_of, elements_of, shapes_of
 from onnxfuse.lowering.launch import HOST_INPUTS
@@ -21,7 +23,7 @@ from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import plan_cost
 from onnxfuse.provider.removed import is_same_memory
 from onnxfuse.refusal import Refusal
-from onnxfuse.rules import Match
+from onnxfuse.rules import Match, RuleSet
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, Schedule, asked
 from onnxfuse.schedules.kernel import has_reductions
 
@@ -40,12 +42,14 @@ class Maker:
         graph: the model's graph; view: its canonical view.
         costs: of the model's graph.
         nearby: further sizes to make variants of kernels for.
+        wanted: by the id of a rule the one schedule that makes kernels of its regions; all of them do for others.
     """
 
     graph: Graph
     view: Graph
     costs: CostModel
     nearby: tuple[Mapping[str, int], ...] = ()
+    wanted: Mapping[str, str] = field(default_factory=dict)
     _kernels: dict[Hashable, Kernel | None] = field(default_factory=dict, repr=False)
 
     def lowered(self, members: Collection[Node], outputs: Sequence[Value] | None = None) -> Lowered | Refusal:
@@ -100,7 +104,7 @@ class Maker:
         request = region.request(self.costs.ledger.sizes, nearby=self.nearby)
         structured = structure(request.lowered)
         kernel: Kernel | None = None
-        for schedule in SCHEDULES.values():
+        for schedule in self._schedules(region.rule):
             made = self._kernel(schedule, request, structured)
             if isinstance(made, Kernel):
                 kernel = made
@@ -109,8 +113,17 @@ class Maker:
             elif made is not None and kernel is None:
                 return made
         if kernel is None:
-            return Refusal("no-schedule", "no schedule has kernels for such a region", region.nodes[0].label)
+            own = self.wanted.get(region.rule)
+            words = "no schedule has kernels" if own is None else f"the schedule {own} has no kernel"
+            rule = "" if own is None else region.rule
+            return Refusal("no-schedule", f"{words} for such a region", region.nodes[0].label, rule)
         return self._scattered(kernel, region)
+
+    def _schedules(self, rule: str) -> Iterable[Schedule]:
+        """The schedules that may make kernels of a rule's regions, and those that stand in for the one it names."""
+        own = SCHEDULES.get(self.wanted.get(rule, ""))
+        return (each for each in SCHEDULES.values()
+                if own is None or each is own or (own.family and each.family == own.family))
 
     def rearranged(self, region: Region, read: Sequence[Value], written: Sequence[Value]) -> Kernel | None:
         """A region's kernel as it would be if it read and wrote these values of the view, which are its own, in this
@@ -239,11 +252,33 @@ class Maker:
         return Region(originals, tensors, outputs, rule, tuple(members), hosts, inlined)
 
 
-def makers_of(graph: Graph, view: Graph, costs: CostModel) -> dict[Place, Maker]:
-    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it.  They share kernels."""
+def makers_of(graph: Graph, view: Graph, costs: CostModel, rules: RuleSet) -> dict[Place, Maker]:
+    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it.  They share kernels.
+
+    Raises:
+        RuleError: a rule names a schedule that is not there.
+    """
     kernels: dict[Hashable, Kernel | None] = {}
-    return {each.place: Maker(each, of_each, costs, _kernels=kernels)
+    wanted = wanted_schedules(rules)
+    return {each.place: Maker(each, of_each, costs, wanted=wanted, _kernels=kernels)
             for each, of_each in zip(graph.walk(), view.walk(), strict=True)}
+
+
+def wanted_schedules(rules: RuleSet) -> dict[str, str]:
+    """By their ids, rules that name a schedule for their regions.
+
+    Raises:
+        RuleError: there is no schedule of that name.
+    """
+    found = {rule.id: rule.schedule for rule in rules.fuse if rule.schedule is not None}
+    for rule, name in found.items():
+        if name not in SCHEDULES:
+            near = get_close_matches(name, SCHEDULES, 1)
+            raise RuleError(
+                f"The rule {rule} names a schedule {name!r}, which is not there.", place=rules.by_id[rule].place,
+                remedy=f"Did you mean {near[0]}?" if near else f"There are: {', '.join(SCHEDULES)}.",
+            )
+    return found
 
 
 def _lone_transpose(members: Sequence[Node]) -> Refusal | None:

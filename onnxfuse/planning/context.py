@@ -48,7 +48,7 @@ class Context:
     @cached_property
     def makers(self) -> dict[Place, Maker]:
         """Makes the fusions of each graph, by place; equal regions of all of them share their kernels."""
-        return makers_of(self.graph, self.view, self.costs)
+        return makers_of(self.graph, self.view, self.costs, self.rules)
 
     def knowing(self, evidence: Evidence | None, compiled: Compiled | None) -> Context:
         """The same with what was measured on the GPU, and what its compiler makes of kernels."""

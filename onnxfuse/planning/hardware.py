@@ -271,7 +271,7 @@ def find_profile(name: str, profiles: Sequence[Profile] | None = None) -> Profil
     near = difflib.get_close_matches(_key(name), called, 1)
     known = ", ".join(profile.name for profile in profiles)
     remedy = f'did you mean "{called[near[0]].name}"?' if near else f"known: {known}"
-    raise TargetError(f'no hardware profile is called "{name}"', remedy=remedy)
+    raise TargetError(f'no hardware profile is called "{name}"', remedy=remedy, usage=True)
 
 
 def resolve_profile(target: str, rules: Iterable[Path | str] = ()) -> Profile:

@@ -124,12 +124,12 @@ class _Explainer:
             kind = "an input" if value.is_input else "a constant"
             readers = f", such as {value.consumers[0].label!r}" if value.consumers else ""
             raise ModelError(f"{name!r} is {kind} of the model: no node computes it.",
-                             remedy=f"Name a node that reads it{readers}.")
+                             remedy=f"Name a node that reads it{readers}.", usage=True)
         near = get_close_matches(name, [*nodes, *made, *values], 3)
         raise ModelError(
             f"No node, value or fused node of the model is called {name!r}.",
             remedy=f"Did you mean {' or '.join(map(repr, near))}?" if near
-            else "`onnxfuse explain MODEL` lists the nodes that move the most bytes.",
+            else "`onnxfuse explain MODEL` lists the nodes that move the most bytes.", usage=True,
         )
 
     def node(self, subject: str, nodes: Sequence[Node]) -> NodeExplanation:

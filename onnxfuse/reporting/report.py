@@ -127,7 +127,8 @@ class Report:
     """What became of a model.
 
     Attributes:
-        model: the file, or the graph's name; output: the file written, or None.
+        model: the file, or the graph's name; output: the file written, or None; weights: files beside that one that
+            hold weights of its.
         target: the GPU that was planned for; dims: sizes of the inputs' symbols that the figures hold for.
         before, after: one run of the model and of the fused one.
         unknown: tensors that count 0 bytes because their size cannot be told.
@@ -167,6 +168,7 @@ class Report:
     advice: tuple[Refusal, ...] = ()
     assumed: Assumed = field(default_factory=Assumed)
     made: Mapping[str, Any] | None = None
+    weights: tuple[str, ...] = ()
 
     @property
     def estimated_speedup(self) -> float:
@@ -176,15 +178,35 @@ class Report:
 
 def as_json(report: Report) -> dict[str, Any]:
     """The report as plain data, flat, under the names that the documentation gives."""
-    before, after = report.before, report.after
     return {
         "onnxfuse": report.version,
         "model": report.model,
         "output": report.output,
+        "weights": list(report.weights),
         "target": report.target,
         "dims": dict(report.dims),
         "assumed": asdict(report.assumed),
         "made": None if report.made is None else dict(report.made),
+        **_figures(report),
+        "measured": None if report.measured is None else dict(report.measured),
+        "unknown": list(report.unknown),
+        "candidates": report.candidates,
+        "fusions": [asdict(fusion) for fusion in report.fusions],
+        "left": [{**asdict(left), "times": len(left.nodes)} for left in report.left],
+        "canonical": dict(report.canonical),
+        "matches": [asdict(match) for match in report.matches],
+        "advice": [asdict(refusal) for refusal in report.advice],
+        "refusals": [asdict(refusal) for refusal in report.refusals],
+        "verification": dict(report.verification),
+        "warnings": list(report.warnings),
+        "notes": list(report.notes),
+    }
+
+
+def _figures(report: Report) -> dict[str, Any]:
+    """One run before and after."""
+    before, after = report.before, report.after
+    return {
         "nodes_before": before.nodes,
         "nodes_after": after.nodes,
         "size_operands_folded": report.sizes.operands,
@@ -202,16 +224,4 @@ def as_json(report: Report) -> dict[str, Any]:
         "estimated_seconds_before": round(before.seconds, 9),
         "estimated_seconds_after": round(after.seconds, 9),
         "estimated_speedup": round(report.estimated_speedup, 4),
-        "measured": None if report.measured is None else dict(report.measured),
-        "unknown": list(report.unknown),
-        "candidates": report.candidates,
-        "fusions": [asdict(fusion) for fusion in report.fusions],
-        "left": [{**asdict(left), "times": len(left.nodes)} for left in report.left],
-        "canonical": dict(report.canonical),
-        "matches": [asdict(match) for match in report.matches],
-        "advice": [asdict(refusal) for refusal in report.advice],
-        "refusals": [asdict(refusal) for refusal in report.refusals],
-        "verification": dict(report.verification),
-        "warnings": list(report.warnings),
-        "notes": list(report.notes),
     }

@@ -144,6 +144,8 @@ def _ending(report: Report, console: Console) -> None:
         console.print(f"  note: {escape(note)}")
     if report.output is not None:
         console.print(f"written: [bold]{escape(report.output)}[/]")
+        if report.weights:
+            console.print(f"weights: {escape(', '.join(report.weights))}; keep them beside it")
 
 
 def _measured(measured: Mapping[str, Any] | None) -> str:

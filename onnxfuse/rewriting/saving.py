@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
@@ -52,10 +52,12 @@ DIGITS = 16
 
 @dataclass(frozen=True)
 class Saved:
-    """What was written: the model and, where it has one, its new data file."""
+    """What was written: the model and, where it has one, its new data file; ``weights``: all files that it refers to.
+    """
 
     path: Path
     data: Path | None
+    weights: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,12 @@ def save(
     kept = _sources(model, source)
     _check_target(path, kept)
     try:
-        return _save(_Job(model, followed(path), None if source is None else source.folder, external), kept, progress)
+        saved = _save(_Job(model, followed(path), None if source is None else source.folder, external), kept, progress)
     except OSError as error:
         raise _output_error(error, path) from error
+    stay = [] if source is None or external != "keep" else [
+        file for file in kept if file != source.path and location_below(file, saved.path.parent) is not None]
+    return replace(saved, weights=(*stay, *([] if saved.data is None else [saved.data])))
 
 
 def annotate(path: str | Path, note: Callable[[onnx.ModelProto], None]) -> None:

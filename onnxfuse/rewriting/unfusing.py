@@ -133,6 +133,7 @@ def _parts(model: onnx.ModelProto, only: Collection[str] | None) -> dict[Place, 
             raise ModelError(
                 f"No fused node is called {name!r}.",
                 remedy=f"Did you mean {near[0]!r}?" if near else "`onnxfuse report FILE --json` lists the fused nodes.",
+                usage=True,
             )
     return {
         index.place: _Part(index, origin, {

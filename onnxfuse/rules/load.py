@@ -81,7 +81,7 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
         close = suggestion(name, [*rules, *STAGES])
         raise RuleError(
             f"No rule is called {name}.", place="--disable",
-            remedy=f"Did you mean {close}?" if close else "`onnxfuse rules list` shows them all.",
+            remedy=f"Did you mean {close}?" if close else "`onnxfuse rules list` shows them all.", usage=True,
         )
     kept = [rule for rule in rules.values() if rule.id not in disabled]
     return RuleSet(

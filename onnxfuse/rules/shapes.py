@@ -42,6 +42,12 @@ def shape_error(document: Document, error: ValidationError, model: type[schema.R
         )
     if chosen["type"] == "missing":
         return document.error(path[:-1], f"The key {path[-1]} is missing.", f"Add {path[-1]}: ...", key=True)
+    if name == "expect" and isinstance(chosen["input"], str):
+        close = suggestion(chosen["input"], ["matched", "refused"])
+        return document.error(
+            path, f"An example expects matched, or {{refused: CODE}}, not {chosen['input']}.",
+            {"matched": "Did you mean matched?", "refused": "Did you mean {refused: CODE}?"}.get(close or ""),
+        )
     template = _SHAPE_MESSAGES.get(chosen["type"])
     message = template.format(name=name) if template else f"{name}: {chosen['msg']}."
     if chosen["type"] == "string_pattern_mismatch" and name == "entry":

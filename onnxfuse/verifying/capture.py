@@ -19,13 +19,13 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.sizes import Sizes, bytes_of
 from onnxfuse.measuring.inputs import draw
 from onnxfuse.rewriting import FusedNode
+from onnxfuse.runtime.words import runtime_words
 from onnxfuse.verifying.bounds import OutOfMemoryError, OutOfTimeError, is_lack_of_memory
 from onnxfuse.verifying.evaluate import array_type, plain_feeds
 from onnxfuse.verifying.inside import Exposed, Inner, expose
 from onnxfuse.verifying.reference import formal_names
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import Slim
-from onnxfuse.verifying.words import runtime_words
 
 Array = NDArray[Any]
 
