@@ -31,6 +31,8 @@ _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
 _STEPS = (8, 32)
 """What sizes may have to be a multiple of: a network that halves an image and joins it with what it was."""
 _GROWTH = (2, 4, 8, 16, 32, 64, 128)
+_TELLING = (4, 32)
+"""How much larger sizes are tried where a model makes what is no number: each is a run, and some models always do."""
 _EQUAL = (64, 16, 2, 1, 256)
 _FEW = (64, 8, 2)
 """What integers are drawn below where the model does not take those that it seems to demand."""
@@ -132,7 +134,7 @@ def _has_lengths(graph: Graph) -> bool:
 def telling_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
     """Ways to make inputs where a model makes of the first what is no number: floats between zero and one, of which
     logarithms, roots and quotients more often are, then more of everything, as means of no elements need."""
-    sizes = _grown(ledger.graph, first.sizes)
+    sizes = _grown(ledger.graph, first.sizes, _TELLING)
     return _once(chain([replace(first, gentle=True)],
                        (replace(first, sizes=larger) for larger in _fitting(sizes, ledger))))
 
@@ -194,10 +196,10 @@ def _others(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
         yield {name: equal if name in least else size for name, size in sizes.items()}
 
 
-def _grown(graph: Graph, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def _grown(graph: Graph, sizes: Mapping[str, int], factors: Sequence[int] = _GROWTH) -> Iterator[dict[str, int]]:
     """Sizes that are larger, but for those of batches."""
     inner = {name for name, size in _least(graph).items() if size == _LEAST}
-    for factor in _GROWTH:
+    for factor in factors:
         yield {name: max(size, _LEAST) * factor if name in inner else size for name, size in sizes.items()}
 
 
