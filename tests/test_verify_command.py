@@ -6,6 +6,7 @@ Without a GPU outputs are compared on the CPU, and kernels run in the emulator w
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cli_models import CHAIN, encoder, parse, run, write
+from cli_models import CHAIN, ROOT, encoder, environment, parse, run, write
 from emulated import EmulatedRunner
 from onnx import helper, numpy_helper
 from planted import changeable, damaged, kernels, plant
@@ -381,6 +382,13 @@ def test_outputs_with_kernels_decide(fused: Optimised, monkeypatch: pytest.Monke
     assert (spoiled.status, spoiled.exit_code) == ("different", EXIT_CODES["different"])
     assert spoiled.summary.startswith("different: output 'last_hidden_state' is off by 2.0e-02 of its largest "
                                       "magnitude at [0, 1]: 1.02 instead of 1.0 with kernels; ")
+
+
+def test_the_script_for_the_gpu_rehearses() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "tests" / "gpu" / "check_verify.py"), "--rehearse"],
+                          capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" spoiled: different: ") == 1
 
 
 # How far outputs are off

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""`onnxfuse verify` and `onnxfuse doctor` on a GPU: sound files are the same, and a fault of one percent is named.
+
+    python tests/gpu/check_verify.py [--rehearse]
+
+A transformer encoder of each type is fused.  As it is, every kernel has to run and the file to be "same", its outputs
+with kernels too.  Then each kernel in turn is spoiled by a hundredth: the file is "different", and the nodes of that
+kernel, and no others, are named.  Before all that the doctor must find nothing to mend.  ``--rehearse`` runs kernels in
+the tests' emulator, spoils one, and asks no doctor.  Exits with 1 where something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from cli_models import encoder  # noqa: E402
+from planted import kernels, plant  # noqa: E402
+
+import onnxfuse  # noqa: E402
+from onnxfuse import verifying  # noqa: E402
+from onnxfuse.doctor import examine  # noqa: E402
+from onnxfuse.rewriting import read_fused  # noqa: E402
+
+TYPES = ("float32", "float16")
+
+
+def check_machine() -> list[str]:
+    """What the doctor finds."""
+    return [f"doctor: {finding.part}: {finding.message} {finding.remedy}" for finding in examine(needs_gpu=True).faults]
+
+
+def check_sound(dtype: str, dims: dict[str, int], on_gpu: bool) -> list[str]:
+    """What is wrong with a sound file's verification."""
+    original = encoder(1, dtype=dtype)
+    fused = onnxfuse.optimize(original, dims=dims, verify=False, least_gain=0.0, database=False)
+    result = onnxfuse.verify(original, fused.model, dims=dims, require_kernels=True)
+    print(f"{dtype}: {result.summary}")
+    wrong = [] if result.same and result.verification.kernels_run else [f"{dtype}: {result.summary}"]
+    if on_gpu and not result.verification.whole.device:
+        wrong.append(f"{dtype}: outputs were not compared with kernels running: {result.verification.notes}")
+    return wrong + check_faults(dtype, fused, dims, None if on_gpu else 1)
+
+
+def check_faults(dtype: str, fused: onnxfuse.Result, dims: dict[str, int], most: int | None) -> list[str]:
+    """Faults that are not found, or not where they are."""
+    wrong = []
+    original, rewritten = fused.optimised.loaded.proto, fused.optimised.rewritten
+    for op in kernels(rewritten)[:most]:
+        result = onnxfuse.verify(original, plant(rewritten, op).model, dims=dims)
+        named = {node.node for node in result.verification.failed}
+        nodes = {node.name for node in read_fused(rewritten.model) if node.op == op}
+        print(f"{dtype}, {op} spoiled: {result.summary}")
+        if result.status != "different" or named != nodes:
+            wrong.append(f"{dtype}, {op} spoiled: {result.status}, named {sorted(named)} instead of {sorted(nodes)}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rehearse", action="store_true", help="kernels in the emulator, and small sizes")
+    arguments = parser.parse_args()
+    wrong, dims = [], {"batch": 8, "sequence": 128}
+    if arguments.rehearse:
+        from emulated import EmulatedRunner
+
+        verifying.find_runner = EmulatedRunner  # type: ignore[assignment]
+        dims = {"batch": 1, "sequence": 4}
+    else:
+        wrong += check_machine()
+    for dtype in TYPES[:1] if arguments.rehearse else TYPES:
+        wrong += check_sound(dtype, dims, not arguments.rehearse)
+    for line in wrong:
+        print(f"WRONG: {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
