@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from onnxfuse.delivery import check_sessions
 from onnxfuse.errors import VerificationError
+from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import read_fused, sizes_record
 from onnxfuse.verifying import KernelRunner, Verification, verify
 from onnxfuse.verifying.bounds import NONE, Bounds
@@ -22,6 +23,7 @@ from onnxfuse.verifying.pair import Pair
 from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runs import Inputs, input_sets
 from onnxfuse.verifying.verify import Allowed, Progress
+from onnxfuse.verifying.words import runtime_words
 
 Status = Literal["same", "different", "not settled"]
 
@@ -79,7 +81,7 @@ class VerifyResult:
         """What was asked for and could not be run, in words."""
         found = self.verification
         if found.whole.identical is None:
-            return (f"the original was not run: {found.whole.message}",)
+            return (f"the models were not run: {found.whole.message}",)
         ran = {run.label for run in found.runs}
         left = [f"{label}: left out" for label in self.asked if label not in ran]
         if self.needs_kernels and not self.kernels_settled:
@@ -187,7 +189,7 @@ def compare(pair: Pair, runner: KernelRunner | None = None, inputs: Inputs = Non
         try:
             check_sessions(pair)
         except VerificationError as error:
-            fault = error.message
+            fault = "" if is_lacking(error) else runtime_words(error.__cause__ or error.message)
     asked = tuple(each.label for each in input_sets(inputs))
     return VerifyResult(names[0], names[1], found, allowed, asked, needs_kernels, fault)
 
