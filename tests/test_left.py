@@ -114,6 +114,17 @@ def test_advice_is_what_a_user_can_act_on() -> None:
     assert not {refusal.code for refusal in advice(optimised)} & {"two-rules", "growth"}
 
 
+def test_what_is_recognised_or_fused_needs_no_advice(tmp_path: Path) -> None:
+    """A shipped pattern that nearly stood in nodes that another one took; a user's own is told of all the same."""
+    model = parse("g (float[n, 64] x) => (float[n, 64] y) { s = Sigmoid(x)\n a = Mul(x, s)\n y = Tanh(a) }")
+    optimised = optimise(model, Options(verify=False, database=False))
+    assert [node.rule for node in optimised.canonical.made] == ["silu"] and not advice(optimised)
+    (tmp_path / "mine.yaml").write_text(RULE.format(id="mine", pattern="Tanh(Silu(Exp(x)))"))
+    (told_of,) = advice(optimise(model, Options(rules=[tmp_path], verify=False, database=False)))
+    assert (told_of.rule, told_of.message) == ("mine", "x is an input of the model where the rule needs Exp.")
+    assert told_of.remedy == "spell it as the rule does: onnxfuse rules show mine"
+
+
 RULE = """
 id: {id}
 kind: fuse

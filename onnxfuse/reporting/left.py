@@ -7,8 +7,7 @@ Why such a region did not grow matters to nobody.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 from onnxfuse.graph.model import Node
 from onnxfuse.optimised import Optimised
@@ -16,36 +15,45 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
-from onnxfuse.reporting.reasons import RUNTIME, runtime_words, several
+from onnxfuse.reporting.reasons import RUNTIME, is_own, runtime_words, several
 from onnxfuse.reporting.report import LeftRegions, MatchEntry
-from onnxfuse.resources import rules_folder
-from onnxfuse.rules import Match, Rule
+from onnxfuse.rules import Match
+
+SETTLED = frozenset({
+    "compute-pressure", "efficiency", "measured-slower", "memory-pressure", "never-ran", "slower-elsewhere", "spills",
+})
+"""Codes of refusals of regions that have a kernel: it is not wanted."""
 
 
 def left_regions(optimised: Optimised) -> tuple[LeftRegions, ...]:
     """Regions that were weighed and left to the runtime, no two with a node in common, those that are alike together;
     the largest predicted gain first."""
     fused = {node for fusion in optimised.plan.fusions for node in fusion.view}
-    weighed = [(entry, entry.cost) for entry in optimised.plan.considered
-               if entry.cost is not None and entry.verdict in ("no-gain", "refused") and fused.isdisjoint(entry.nodes)]
+    codes = {refusal.message: refusal.code for refusal in optimised.plan.refusals}
+    weighed = [(entry, entry.cost, code) for entry in optimised.plan.considered
+               if entry.cost is not None and fused.isdisjoint(entry.nodes)
+               and (code := _code(entry, entry.cost, codes)) is not None]
     taken: set[Node] = set()
     groups: dict[tuple[object, ...], list[tuple[Considered, RegionCost]]] = {}
-    for entry, cost in sorted(weighed, key=lambda one: (-one[1].estimated_speedup, one[0].nodes[0].index)):
+    for entry, cost, code in sorted(weighed, key=lambda one: (-one[1].estimated_speedup, one[0].nodes[0].index)):
         if taken.isdisjoint(entry.nodes) and several(entry.nodes):
             taken.update(entry.nodes)
-            key = _code(entry, cost), tuple(node.qualified_op for node in entry.nodes)
+            key = code, tuple(node.qualified_op for node in entry.nodes)
             groups.setdefault(key, []).append((entry, cost))
-    found = [_alike(group, optimised.costs) for group in groups.values()]
+    found = [_alike(str(key[0]), group, optimised.costs) for key, group in groups.items()]
     return tuple(sorted(found, key=lambda each: -each.speedup))
 
 
-def _code(entry: Considered, cost: RegionCost) -> str:
-    return RUNTIME if entry.verdict == "no-gain" and cost.kernels_before <= 1 else entry.verdict
+def _code(entry: Considered, cost: RegionCost, codes: Mapping[str, str]) -> str | None:
+    """Code of what settled that a region is left; None where it has no kernel, or lost to others."""
+    if entry.verdict == "no-gain":
+        return RUNTIME if cost.kernels_before <= 1 else entry.verdict
+    code = codes.get(entry.reason)
+    return code if entry.verdict == "refused" and code in SETTLED else None
 
 
-def _alike(group: Sequence[tuple[Considered, RegionCost]], costs: CostModel) -> LeftRegions:
+def _alike(code: str, group: Sequence[tuple[Considered, RegionCost]], costs: CostModel) -> LeftRegions:
     entry, cost = group[0]
-    code = _code(entry, cost)
     reason = runtime_words(entry.nodes, cost, costs) if code == RUNTIME else entry.reason
     return LeftRegions(code, reason, entry.rule, tuple(node.op for node in entry.nodes),
                        tuple(each.nodes[0].label for each, _ in group), round(cost.estimated_speedup, 4))
@@ -61,11 +69,6 @@ def own_matches(optimised: Optimised) -> tuple[MatchEntry, ...]:
     """What became of every place where a fuse rule of the user's matched."""
     return tuple(_became(match, optimised) for space in optimised.plan.spaces for match in space.matches
                  if is_own(match.rule))
-
-
-def is_own(rule: Rule) -> bool:
-    """Whether a rule is none that comes with onnxfuse."""
-    return rules_folder().resolve() not in Path(rule.place.file).resolve().parents
 
 
 def _became(match: Match, optimised: Optimised) -> MatchEntry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 from onnxfuse.graph.model import Graph, Node
 from onnxfuse.optimised import Optimised
@@ -15,7 +16,8 @@ from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
-from onnxfuse.rules import CanonicalRule, FuseRule, prohibitions
+from onnxfuse.resources import rules_folder
+from onnxfuse.rules import CanonicalRule, FuseRule, Rule, prohibitions
 
 JOINS = frozenset({
     "two-rules", "growth", "region-size", "reduction-structure", "iteration-shape", "not-convex", "scattered-access",
@@ -27,8 +29,8 @@ RUNTIME = "runtime-fusion"
 """Code of the reason that ONNX Runtime runs the nodes in one kernel by itself."""
 
 GROWTH = JOINS - {"region-size"} | {
-    "already-fused", "computes-again", "cycle-with-region", "host-inputs", "lone-transpose", "no-gain", "transposing",
-    "unused",
+    "already-fused", "computes-again", "cycle-with-region", "host-inputs", "lone-transpose", "no-gain", "operators",
+    "transposing", "unused",
 }
 """Codes that speak of how regions came about: nothing in the model or the options is wrong."""
 
@@ -235,17 +237,31 @@ def told(optimised: Optimised) -> tuple[Refusal, ...]:
 
 
 def advice(optimised: Optimised) -> tuple[Refusal, ...]:
-    """The refusals that a user can mend: by another export, an option, or a rule of their own.  A pattern that nearly
-    stood where nodes are fused all the same needs no mending."""
-    fused = {node.label for fusion in optimised.plan.fusions for node in (*fusion.view, *fusion.nodes)}
+    """The refusals that a user can mend: by another export, an option, or a rule of their own.
+
+    A shipped pattern that nearly stood needs no mending where the nodes are fused all the same, are seen as another
+    operator, or would gain too little; and where an operator is another one, it is most often another computation.
+    """
+    settled = [node for fusion in optimised.plan.fusions for node in (*fusion.view, *fusion.nodes)]
+    settled += [original for node in optimised.canonical.made for original in (node, *node.originals)]
+    settled += [original for entry in optimised.plan.considered if entry.verdict == "no-gain"
+                for node in entry.nodes for original in (node, *node.originals)]
+    labels = {node.label for node in settled}
     rules = optimised.rules.by_id
     found: dict[Refusal, None] = {}
     for refusal in told(optimised):
-        if refusal.code in GROWTH:
-            continue
         remedy, rule = refusal.remedy, rules.get(refusal.rule)
-        if not remedy and isinstance(rule, CanonicalRule | FuseRule) and refusal.node not in fused:
+        pattern = isinstance(rule, CanonicalRule | FuseRule)
+        shipped = rule is not None and pattern and not is_own(rule)
+        if refusal.code in GROWTH or (shipped and (refusal.node in labels or refusal.code == "operator")):
+            continue
+        if pattern and not remedy:
             remedy = f"spell it as the rule does: onnxfuse rules show {refusal.rule}"
         if remedy:
             found[replace(refusal, remedy=remedy)] = None
     return tuple(found)
+
+
+def is_own(rule: Rule) -> bool:
+    """Whether a rule is none that comes with onnxfuse."""
+    return rules_folder().resolve() not in Path(rule.place.file).resolve().parents

@@ -83,7 +83,7 @@ class LeftRegions:
     """Regions that are alike, could be fused, and are left to ONNX Runtime.
 
     Attributes:
-        code: "runtime-fusion" (it runs each of them in one kernel itself), "no-gain", or "refused".
+        code: "runtime-fusion" (it runs each of them in one kernel itself), "no-gain", or that of another refusal.
         reason: a sentence, of the one of them that would gain most; speedup: what is predicted of that.
         rule: id of the rule that they are due to.
         operators: of one of them, many spellings of one operator taken as that; nodes: the first of each.
