@@ -65,6 +65,15 @@ def test_linked_files_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_linked_headings_exist(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text(encoding="utf-8")):
+        text = (page.parent / target if target else page).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in anchors, f"{page.name}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_names_exist(page: Path) -> None:
     for name in re.findall(r"\bonnxfuse\.([a-z_]+)\(", page.read_text(encoding="utf-8")):
         assert name in onnxfuse.__all__, f"{page.name}: onnxfuse.{name}"
