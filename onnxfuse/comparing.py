@@ -15,6 +15,7 @@ from onnxfuse.delivery import check_sessions
 from onnxfuse.errors import VerificationError
 from onnxfuse.provider.words import is_lacking
 from onnxfuse.rewriting import read_fused, sizes_record
+from onnxfuse.runtime.words import runtime_words
 from onnxfuse.verifying import KernelRunner, Verification, verify
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.closeness import EXACT, Closeness, default_tolerance
@@ -23,7 +24,6 @@ from onnxfuse.verifying.pair import Pair
 from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runs import Inputs, input_sets
 from onnxfuse.verifying.verify import Allowed, Progress
-from onnxfuse.verifying.words import runtime_words
 
 Status = Literal["same", "different", "not settled"]
 

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "measurements": {"graph", "measuring", "planning", "runtime", "schedules"},
     "compiling": {"lowering", "planning", "runtime", "schedules"},
     "optimised": {"graph", "planning", "rewriting", "rules", "verifying"},
-    "comparing": {"delivery", "provider", "rewriting", "verifying"},
+    "comparing": {"delivery", "provider", "rewriting", "runtime", "verifying"},
     "embedding": {"compiling", "optimised", "rewriting", "runtime"},
     "delivery": {"graph", "optimised", "provider", "verifying"},
     "pipeline": {"operators",
