@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, table, write_results
+from common import RESULTS, ZOO, ApartError, apart, hydrate, measured_on, table, write_results
 from zoo import Row, choose
 
 from onnxfuse import runtime
@@ -124,10 +124,10 @@ def show(found: Sequence[ColdStart], errors: Sequence[str]) -> str:
               help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, repeats: int, target: str | None, out: Path) -> None:
     rows = {row.model: row for row in reversed(choose(names))}.values()
-    where = apart(environment)
-    architecture = apart(_architecture) if where.gpu else None
+    where = measured_on()
+    architecture = apart(_architecture)
     found: list[ColdStart] = []
-    errors = [] if where.gpu else ["there is no GPU here: nothing was compiled, and this says nothing"]
+    errors: list[str] = []
     for row in sorted(rows, key=lambda row: row.name):
         with tempfile.TemporaryDirectory(prefix="onnxfuse-cold-") as folder:
             try:

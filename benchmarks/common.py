@@ -85,6 +85,22 @@ def environment() -> Environment:
     )
 
 
+def measured_on(instead: str = "") -> Environment:
+    """The environment, where there is a GPU to measure on.
+
+    Args:
+        instead: the option that does what needs none, or "".
+
+    Raises:
+        click.ClickException: there is no GPU.
+    """
+    where = apart(environment)
+    if where.gpu is None:
+        other = f"; {instead} does what needs none" if instead else ""
+        raise click.ClickException(f"there is no GPU here, and this measures on one{other}")
+    return where
+
+
 def _commit() -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

@@ -20,7 +20,7 @@ from typing import Any
 import click
 import numpy as np
 import onnx
-from common import RESULTS, ApartError, apart, environment, table, write_results
+from common import RESULTS, ApartError, apart, measured_on, table, write_results
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 
@@ -276,7 +276,7 @@ def main(only: str | None, dtypes: tuple[str, ...], megabytes: str, target: str 
     if dry_run:
         _dry_run(names, dtypes, sizes, target)
         return
-    where = apart(environment)
+    where = measured_on("--dry-run")
     found: list[Measured] = []
     rates, errors = [0.0], []
     for name in names:

@@ -22,7 +22,7 @@ from statistics import fmean, median
 from typing import Any
 
 import click
-from common import ZOO, ApartError, apart, environment, hydrate, row_options, table, write_results
+from common import ZOO, ApartError, apart, environment, hydrate, measured_on, row_options, table, write_results
 from fitting import NEAR, fit_text
 from zoo import Row, choose, fuse, prepare_all
 
@@ -337,7 +337,7 @@ def main(names: str | None, laps: int, worst: int, least: float | None, fit: boo
         click.echo(f"{text}\n\n{fit_text(compared, target or planned)}" if fit else text)
         sys.exit(least is not None and share(compared) < least)
     rows = choose(names)
-    where = apart(environment)
+    where = apart(environment) if dry_run else measured_on("--dry-run")
     compared, errors = [], {}
     with tempfile.TemporaryDirectory(prefix="onnxfuse-predictions-") as folder:
         made = prepare_all(rows, folder, target or where.gpu, jobs, predict)

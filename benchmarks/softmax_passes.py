@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import RESULTS, apart, entry, environment, table, timing, write_results
+from common import RESULTS, apart, entry, environment, measured_on, table, timing, write_results
 from onnx import parser
 
 from onnxfuse.pipeline import Options, optimise
@@ -104,7 +104,7 @@ def measure(shape: tuple[int, ...], axis: int, kind: str, profile: Profile, dry_
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
               help="Folder for the results; benchmarks/results by default.")
 def main(target: str | None, dry_run: bool, out: Path) -> None:
-    where = apart(environment)
+    where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")
     found = [measure(shape, axis, kind, profile, dry_run) for shape, axis in SHAPES for kind in ("float16", "float")]
     rows = [[each.case, each.kernel, *(f"{taken:.1f}" if taken else "" for taken in (each.kept, each.one, each.two)),

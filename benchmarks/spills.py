@@ -22,7 +22,7 @@ from statistics import geometric_mean
 
 import click
 import onnx
-from common import RESULTS, Environment, apart, entry, environment, table, timing, write_results
+from common import RESULTS, Environment, apart, entry, environment, measured_on, table, timing, write_results
 from onnx import parser
 
 from onnxfuse.compiling import ReadBack
@@ -184,7 +184,10 @@ def show(found: Sequence[Result]) -> tuple[str, bool]:
               help="Folder for the results; benchmarks/results by default.")
 def main(lengths: str, names: str, target: str | None, dry_run: bool, source: Path | None, out: Path) -> None:
     earlier = None if source is None else json.loads(source.read_text())
-    where = apart(environment) if earlier is None else Environment(**earlier["environment"])
+    if earlier is None:
+        where = apart(environment) if dry_run else measured_on("--dry-run")
+    else:
+        where = Environment(**earlier["environment"])
     known = {} if earlier is None else {
         each["case"]: {way["kernel"]: way["microseconds"] for way in each["ways"]} for each in earlier["cases"]}
     profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import RESULTS, apart, entry, environment, table, timing, write_results
+from common import RESULTS, apart, entry, environment, measured_on, table, timing, write_results
 from onnx import parser
 
 from onnxfuse.pipeline import Options, optimise
@@ -159,7 +159,7 @@ def show(found: list[Result]) -> tuple[str, bool]:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
               help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, target: str | None, dry_run: bool, out: Path) -> None:
-    where = apart(environment)
+    where = apart(environment) if dry_run else measured_on("--dry-run")
     profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
     wanted = tuple(name for name in (names or "").split(",") if name)
     found = []

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, table, write_results
+from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, measured_on, table, write_results
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
 from onnxfuse.optimised import Optimised
@@ -344,7 +344,7 @@ def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pa
          disable: tuple[str, ...], least: tuple[str, ...], target: str | None, report_only: bool, jobs: int,
          seconds: float, out: Path) -> None:
     rows, bars = choose(names), _bars(least)
-    where = apart(environment)
+    where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
     disabled = _disabled(disable)
     if quick:

@@ -23,8 +23,9 @@ from onnxfuse.planning.hardware import find_profile
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(importlib.import_module, (
-    "common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills", "ways"))
+common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways, softmax_passes = map(
+    importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
+                              "ways", "softmax_passes"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -39,6 +40,24 @@ def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
 
 
 BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:128")
+
+
+@pytest.mark.parametrize(("script", "instead"), [
+    (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
+    (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (cold_start, ""),
+], ids=lambda each: getattr(each, "__name__", ""))
+def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("work that nobody can use")
+
+    for place in (script, common):
+        for name in ("optimise", "prepare_all", "measure"):
+            monkeypatch.setattr(place, name, never, raising=False)
+    monkeypatch.setattr(common, "apart", lambda asked: common.Environment("2026-11-23", None, None, None, {}, None))
+    result = apart().invoke(script.main, [])
+    other = f"; {instead} does what needs none" if instead else ""
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: there is no GPU here, and this measures on one{other}\n"
 
 
 def test_there_are_thirteen_rows():
