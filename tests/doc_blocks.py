@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-FENCE = re.compile(r"(?:^<!-- (?P<mark>[\w ]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+FENCE = re.compile(r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
                    re.MULTILINE | re.DOTALL)
 
 

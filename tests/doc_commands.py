@@ -52,6 +52,11 @@ def follow(page: Path, gpu: bool) -> None:
     names: dict[str, object] = {}
     for block in doc_blocks.blocks(page):
         place = f"{page.name}:{block.line}"
+        if block.mark.startswith("file "):
+            file = Path(block.mark.removeprefix("file "))
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(block.text)
+            continue
         assert block.mark in {"", "part", "gpu", *ELSEWHERE}, place
         if block.mark and not (gpu and block.mark == "gpu"):
             continue

@@ -10,6 +10,8 @@ import pytest
 from cli_models import ROOT
 from doc_commands import CHOSEN, PAGES, follow, prepare
 
+import onnxfuse
+
 
 @pytest.mark.parametrize("page", CHOSEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_code_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +19,16 @@ def test_commands_and_code_run(page: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("ONNXFUSE_DATABASE", str(tmp_path / "measurements.sqlite"))
     prepare(tmp_path)
     follow(page, gpu=False)
+
+
+def test_the_first_rule_does_what_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    follow(ROOT / "docs" / "writing-rules.md", gpu=False)
+    named, apart = (Path("my-rules", f"{name}.yaml") for name in ("squared-relu", "square-apart"))
+    for rules, fused in (([], ["grow-pointwise"]), ([named], ["squared-relu"]), ([named, apart], ["squared-relu"] * 2)):
+        report = onnxfuse.optimize("squares.onnx", rules=rules, dims={"batch": 512}, verify=False, compile=False,
+                                   target="H100", database=False).report
+        assert [each.rule for each in report.fusions] == fused
 
 
 def test_what_needs_a_gpu_is_marked_and_known() -> None:
