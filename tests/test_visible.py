@@ -196,6 +196,7 @@ COMMANDS: dict[str, Callable[[Files], list[object]]] = {
     "verify another model": lambda f: ["verify", f.own, f.fused],
     "verify with inputs": lambda f: ["verify", f.plain, f.fused, "--inputs", f.folder],
     "wrong usage": lambda f: ["optimize", f.plain, f.plain, "--nothing\x1b[2J\n--> forged"],
+    "wrong usage of all": lambda f: ["--nothing\x1b[2J\n--> forged"],
     "no command": lambda f: ["evil\x1b[2J\n--> forged"],
 }
 

@@ -10,6 +10,8 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -30,6 +32,7 @@ from onnxfuse.cli.verify import verify
 from onnxfuse.errors import InternalError, OnnxfuseError
 from onnxfuse.unforeseen import DEBUG
 from onnxfuse.version import __version__
+from onnxfuse.visible import visible
 
 INTERRUPTED = 130
 
@@ -46,7 +49,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _visible_options():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
@@ -63,7 +67,17 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
-        return super().parse_args(ctx, args)
+        with _visible_options():
+            return super().parse_args(ctx, args)
+
+
+@contextmanager
+def _visible_options() -> Iterator[None]:
+    """Name an unknown option visibly: older releases of click repeat it as it was given."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        raise click.UsageError(visible(error.format_message()), error.ctx) from None
 
 
 def _unforeseen(error: Exception, ctx: click.Context) -> OnnxfuseError:
