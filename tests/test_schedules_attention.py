@@ -8,10 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from emulator import run_plan
+from emulator import run_plan, variants_that_hold
 from kernel_harness import Made, arguments, check, make, random_inputs, refused
 
+from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.schedules import parse_choice
+from onnxfuse.schedules.attention_parts import Parts, parts_of
 
 PLAIN = ("g (T[B,H,S,64] q, T[B,H,K,64] k, T[B,H,K,64] v) => (T[B,H,S,64] y) <T f = {2}> "
          "{ t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) c = Div(s, f) p = Softmax(c) y = MatMul(p, v) }")
@@ -45,13 +47,53 @@ SPELLINGS = {
                        "{ s = Einsum<equation = \"bqhd,bkhd->bhqk\">(q, k) p = Softmax(s) y = Einsum<equation = \"bhqk,bkhd->bqhd\">(p, v) }",
 }
 
-SIZES = ({"B": 2, "H": 1, "N": 2, "S": 1, "K": 1}, {"B": 1, "H": 2, "N": 1, "S": 70, "K": 33}, {"B": 1, "H": 1, "N": 1, "S": 17, "K": 130})
+SHARED = {
+    "groups of heads that share keys": "2*B, 2*S",
+    "heads of a joint projection": "2*B, S",
+    "one head of keys for all": "B, 4*S",
+    "groups of groups": "B*G, 3*S",
+    "a flat batch": "2*B, 4*S",
+    "other groups": "4*B, S",
+    "values of larger groups": "4*B, 2*S",
+}
+"""Batches, and rows of queries, of some."""
+
+SPELLINGS |= {
+    "groups of groups": "g (T[B,G,3,S,32] q, T[B,G,1,K,32] k, T[B,G,1,32,K] v) => (T[B,G,3,S,32] y) "
+                        "{ t = Transpose<perm = [0,1,2,4,3]>(k) s = MatMul(q, t) p = Softmax(s) u = Transpose<perm = [0,1,2,4,3]>(v) y = MatMul(p, u) }",
+    "a flat batch": "g (T[B,8,S,16] q, T[B,2,K,16] k, T[B,2,K,16] v) => (T[B,8,S,16] y) "
+                    "<int64[5] e = {1,2,4,1,1}, int64[1] two = {2}> "
+                    "{ k1 = Unsqueeze(k, two) k2 = Expand(k1, e) v1 = Unsqueeze(v, two) v2 = Expand(v1, e) "
+                    "qs = Shape<start = 2>(q) ks = Shape<start = 2>(k) all = Constant<value_ints = [-1]>() qh = Concat<axis = 0>(all, qs) kh = Concat<axis = 0>(all, ks) "
+                    "k3 = Reshape(k2, kh) v3 = Reshape(v2, kh) q1 = Reshape(q, qh) t = Transpose<perm = [0,2,1]>(k3) s = MatMul(q1, t) p = Softmax(s) "
+                    "z = MatMul(p, v3) o = Shape(q) y = Reshape(z, o) }",
+    "values of larger groups":
+        "g (T[B,8,S,16] q, T[B,4,16,K] k, T[B,2,K,16] v) => (T[B,8,S,16] y) <int64[5] e = {1,1,2,1,1}, int64[5] f = {1,1,4,1,1}, "
+        "int64[1] two = {2}, int64[4] h = {0,8,16,-1}, int64[4] w = {0,8,-1,16}> { k1 = Unsqueeze(k, two) k2 = Expand(k1, e) k3 = Reshape(k2, h) "
+        "v1 = Unsqueeze(v, two) v2 = Expand(v1, f) v3 = Reshape(v2, w) s = MatMul(q, k3) p = Softmax(s) y = MatMul(p, v3) }",
+    "other groups": "g (T[B,4,S,16] q, T[B,2,K,16] k, T[B,2,K,16] v) => (T[B,4,S,16] y) <int64[4] e = {1,2,1,1}> "
+                    "{ k1 = Tile(k, e) v1 = Tile(v, e) t = Transpose<perm = [0,1,3,2]>(k1) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v1) }",
+}
+
+MASKED = {"no number": "y = MatMul(p, v)", "zeros": "i = IsNaN(p) g = Where(i, zero, p) y = MatMul(g, v)"}
+
+SIZES = ({"B": 2, "H": 1, "N": 2, "G": 1, "S": 1, "K": 1}, {"B": 1, "H": 2, "N": 1, "G": 2, "S": 70, "K": 33}, {"B": 1, "H": 1, "N": 1, "G": 1, "S": 17, "K": 130})
 
 
 def attention(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> Made:
     made = make(text.replace("T[", f"{kind}[").replace("T ", f"{kind} "), planned=planned)
     assert made.kernel.schedule == "attention"
     return made
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_keys_in_common_are_read_once(case: str) -> None:
+    lowered = attention(SPELLINGS[case]).lowered
+    products = [each for each in postorder(lowered.program.outputs) if isinstance(each, Contract)]
+    parts = parts_of(lowered, products[0], products[1])
+    assert isinstance(parts, Parts)
+    batch, rows = (size.substitute(lowered.binding.names) for size in (parts.batch, parts.rows))
+    assert f"{batch}, {rows}" == SHARED[case]
 
 
 @pytest.mark.parametrize("case", SPELLINGS)
@@ -78,22 +120,60 @@ def test_threads_in_any_order(order: str | int) -> None:
     check(made, random_inputs(made, {"B": 1, "H": 2, "S": 65, "K": 150}), length=150, orders=[order], limit=1)
 
 
-@pytest.mark.parametrize("planned", [{"B": 64, "H": 12, "S": 512, "K": 512}, {"B": 1, "H": 1, "S": 8, "K": 8}])
-def test_tiles_follow_the_sizes(planned: Mapping[str, int]) -> None:
+@pytest.mark.parametrize(("planned", "rows"), [
+    ({"B": 64, "H": 12, "S": 512, "K": 512}, 128), ({"B": 8, "H": 12, "S": 512, "K": 512}, 128),
+    ({"B": 1, "H": 1, "S": 500, "K": 8}, 64), ({"B": 1, "H": 1, "S": 20, "K": 8}, 32), ({"B": 1, "H": 1, "S": 8, "K": 8}, 16),
+])
+def test_tiles_follow_the_sizes(planned: Mapping[str, int], rows: int) -> None:
     made = attention(PLAIN, planned=planned)
-    (grid, _, _), rows = made.kernel.plan.variants[0].launches[0].grid, 128 if planned["B"] > 1 else 64
+    (grid, _, _) = made.kernel.plan.variants[0].launches[0].grid
     assert f" {rows} ceil" in grid
     check(made, random_inputs(made, {"B": 1, "H": 1, "S": 130, "K": 70}), length=70, limit=1)
 
 
-@pytest.mark.parametrize("sizes", [{"S": 0, "K": 5}, {"S": 5, "K": 0}, {"B": 0, "S": 5, "K": 5}])
+def splits(made: Made, inputs: Mapping[str, np.ndarray]) -> bool:
+    """Whether these inputs take the variant that splits keys."""
+    first = variants_that_hold(made.kernel.plan, arguments(made, inputs), [])[0]
+    return "keys split" in first
+
+
+@pytest.mark.parametrize(("rows", "keys", "kind"), [
+    (1, 256, "float16"), (17, 300, "bfloat16"), (1, 1057, "bfloat16"), (70, 500, "float16")])
+def test_few_queries_of_many_keys(rows: int, keys: int, kind: str) -> None:
+    """Blocks share the keys of a row."""
+    made = attention(PLAIN, kind, planned={"B": 1, "H": 2, "S": rows, "K": keys})
+    inputs = random_inputs(made, {"B": 1, "H": 2, "S": rows, "K": keys})
+    assert splits(made, inputs)
+    check(made, inputs, length=keys, limit=1, orders=["forward", "backward"])
+
+
+@pytest.mark.parametrize("case", MASKED)
+def test_chunks_that_are_masked(case: str) -> None:
+    """Rows without a number in some chunks, or in all."""
+    made = attention("g (T[2,S,16] q, T[2,16,K] k, T[2,K,16] v, T[S,K] m) => (T[2,S,16] y) <T zero = {0}> "
+                     f"{{ s = MatMul(q, k) c = Add(s, m) p = Softmax(c) {MASKED[case]} }}", planned={"S": 6, "K": 600})
+    inputs = random_inputs(made, {"S": 6, "K": 600})
+    inputs["m"][:] = 0
+    inputs["m"][1], inputs["m"][2, :590], inputs["m"][3, 10:] = -np.inf, -np.inf, -np.inf
+    inputs["q"][0, 4, 0], inputs["q"][0, 5, 0] = np.nan, np.inf
+    assert splits(made, inputs)
+    check(made, inputs, length=600)
+
+
+def test_many_queries_or_few_keys_are_not_split() -> None:
+    made = attention(PLAIN)
+    assert not splits(made, random_inputs(made, {"B": 1, "H": 1, "S": 2, "K": 255}))
+    assert splits(made, random_inputs(made, {"B": 5, "H": 10, "S": 1, "K": 256}))
+    assert not splits(made, random_inputs(made, {"B": 8, "H": 16, "S": 1, "K": 256}))
+    large = attention(PLAIN, planned={"B": 8, "H": 16, "S": 128, "K": 512})
+    assert all(len(variant.steps) == 1 for variant in large.kernel.plan.variants)
+
+
+@pytest.mark.parametrize("sizes", [{"S": 0, "K": 5}, {"S": 5, "K": 0}, {"B": 0, "S": 5, "K": 5}, {"B": 0, "S": 5, "K": 500}])
 def test_nothing(sizes: Mapping[str, int]) -> None:
     """Of no keys the sum is zero."""
     made = attention(PLAIN)
     check(made, random_inputs(made, {"B": 1, "H": 1} | dict(sizes)))
-
-
-MASKED = {"no number": "y = MatMul(p, v)", "zeros": "i = IsNaN(p) g = Where(i, zero, p) y = MatMul(g, v)"}
 
 
 @pytest.mark.parametrize("case", MASKED)
@@ -107,6 +187,8 @@ def test_rows_that_are_masked_everywhere(case: str) -> None:
     check(made, inputs, length=150)
     (got,) = run_plan(made.kernel.plan, made.kernel.source, arguments(made, inputs))
     assert np.isnan(got[:, 3]).all() if case == "no number" else not got[:, 3].any()
+    inputs["v"][0, 7, 2] = np.inf  # times zero
+    check(made, inputs, length=150, limit=1)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 60000.0])

@@ -140,6 +140,15 @@ class Rows:
     arrangement: Arrangement
 
 
+def indices(scalar: Scalar) -> tuple[Dim, ...]:
+    """The places that an expression is read at, or that it is chosen by, those of its operands left out."""
+    if isinstance(scalar, Load):
+        return scalar.offset, *(condition.index for condition in scalar.conditions)
+    if isinstance(scalar, Index):
+        return (scalar.index,)
+    return (scalar.condition.index,) if isinstance(scalar, Select) else ()
+
+
 @dataclass
 class Puller:
     """Pulls elements of a program.

@@ -24,7 +24,7 @@ from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention import OTHER
+from onnxfuse.schedules.attention_parts import OTHER
 
 STAGE = "attention"
 """Id of these regions, under which ``--disable`` leaves them out."""

@@ -7,7 +7,7 @@ transposed.py  reductions between tensors that lie along the rows and others acr
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
 scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
 reduction.py   what these five have in common; phases.py the phases that they run in
-attention.py   two products with a softmax between them; attention_text.py its text
+attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known
 together.py    several independent regions, each with its own schedule's kernel, in one launch

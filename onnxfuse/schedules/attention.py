@@ -14,17 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Contract, Reduce, postorder
-from onnxfuse.lowering.arrangement import arrangement
-from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Apply, Constant, Load, Puller, Reduced, Rows, Scalar
+from onnxfuse.lowering.pull import Load
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention_text import Access, Parts, Softmax, attention_text
+from onnxfuse.schedules.attention_parts import OTHER, Access, Parts, parts_of
+from onnxfuse.schedules.attention_split import JoinText, SplitText
+from onnxfuse.schedules.attention_text import attention_text
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
     Kernel,
@@ -35,25 +34,18 @@ from onnxfuse.schedules.kernel import (
     moving_loads,
     narrow_guards,
     vector_guards,
-    walk,
 )
 from onnxfuse.schedules.lanes import Lanes
-from onnxfuse.schedules.layouts import reached
-from onnxfuse.schedules.online import bare, online_sums
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
-from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
+from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED
-
-OTHER = "no-attention"
-"""Code of the refusal of two products that are no attention at all."""
-
-MOST_DEPTH = 256
-"""The largest head size; a tile of keys and one of values, and the queries, must fit shared memory together."""
 
 WIDTH = 8
 """Elements of 16 bytes."""
 
 WARPS = 4
+"""Warps of a block, where there are queries for all of them."""
 
 SHARED_EVERYWHERE = 64 * 1024
 """Bytes of shared memory that a block may have on every GPU with tensor cores."""
@@ -61,11 +53,23 @@ SHARED_EVERYWHERE = 64 * 1024
 MANY_BLOCKS = 2
 """Blocks a multiprocessor from which on larger ones are better: each reads all keys and values."""
 
+TEMPLATE = ("warps", "tiles", "keys", "depth", "columns", "wide")
+
+SPLIT_BLOCKS = 4
+"""Blocks a multiprocessor that chunks of keys are to be enough for."""
+
+MOST_CHUNKS = 64
+"""Chunks at most: each costs the second kernel a row of sums."""
+
+LEAST_KEYS = 256
+"""Keys from which on they are split."""
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Tiles of 16 rows a warp, keys of a tile, and elements of a vector; bits of an index."""
+    """Warps of a block, tiles of 16 rows a warp, keys of a tile, and elements of a vector; bits of an index."""
 
+    warps: int
     tiles: int
     keys: int
     width: int = WIDTH
@@ -74,12 +78,12 @@ class Shape:
     @property
     def rows(self) -> int:
         """Queries of a block."""
-        return 16 * WARPS * self.tiles
+        return 16 * self.warps * self.tiles
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"attention_{self.rows}x{self.keys}_w{self.width}_{self.bits}"
+        return f"attention_{self.warps}x{self.tiles}x16x{self.keys}_w{self.width}_{self.bits}"
 
     @property
     def words(self) -> str:
@@ -89,7 +93,7 @@ class Shape:
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of("attention", tiles=self.tiles, keys=self.keys, width=self.width)
+        return Choice.of("attention", warps=self.warps, tiles=self.tiles, keys=self.keys, width=self.width)
 
     def shared(self, depth: int, columns: int) -> int:
         """Bytes of shared memory for heads of these sizes; see ``attention_text``."""
@@ -100,7 +104,7 @@ class Attention(Schedule):
     """Two products with a softmax between them.  The share of a large product's rate is a guess: none was measured."""
 
     name = "attention"
-    settings = "{tiles} x 16 queries a warp, tiles of {keys} keys, width {width}"
+    settings = "{warps} warps with {tiles} x 16 queries, tiles of {keys} keys, width {width}"
     efficiency = 0.4
 
     def runs(self, does: Does) -> bool:
@@ -108,7 +112,7 @@ class Attention(Schedule):
         return Does.CONTRACTS in does
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
-        """One kernel."""
+        """One kernel; that there are two where keys are split, and their scratch memory, is counted once it is made."""
         return Expected() if len(_contractions(lowered)) == 2 else None
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
@@ -117,7 +121,7 @@ class Attention(Schedule):
         if len(products) != 2:
             return None
         try:
-            parts = _parts(request.lowered, *products)
+            parts = parts_of(request.lowered, *products)
             return parts if isinstance(parts, Refusal) else _kernel(request, parts)
         except Unlowerable as stopped:
             return replace(stopped.refusal, code=OTHER)  # something is used at other places than an attention has it
@@ -127,160 +131,92 @@ def _contractions(lowered: Lowered) -> list[Contract]:
     return [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
 
 
-def _refused(message: str, remedy: str = "") -> Refusal:
-    return Refusal("attention-structure", message, remedy=remedy)
-
-
-def _other(message: str) -> Refusal:
-    return Refusal(OTHER, message)
-
-
-# ---- What is computed: queries, keys, scores, values and the result, as expressions over five loops. ----
-
-
-def _parts(lowered: Lowered, scores: Contract, values: Contract) -> Parts | Refusal:
-    """The region as an attention.
-
-    Raises:
-        Unlowerable: something is used at other places than an attention has it.
-    """
-    space = IndexSpace()
-    found = _placed(lowered, scores, values, space)
-    if isinstance(found, Refusal):
-        return found
-    types = {operand.dtype for each in (scores, values) for operand in each.operands}
-    if len(types) > 1 or not TYPES[next(iter(types))].is_narrow:
-        named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
-        return _refused(f"products of {named}; its kernels have those of float16 or bfloat16")
-    depth, columns = found.depth.value, found.columns.value
-    if depth is None or columns is None:
-        return _refused(f"the head size, {found.depth} and {found.columns}, is known only when it runs",
-                        "state the size of a head, or give it with --dim")
-    if not 0 < depth <= MOST_DEPTH or not 0 < columns <= MOST_DEPTH:
-        return _refused(f"a head size of {max(depth, columns)}; its kernels have those up to {MOST_DEPTH}")
-    return found
-
-
-def _placed(lowered: Lowered, scores: Contract, values: Contract, space: IndexSpace) -> Parts | Refusal:
-    """The region's expressions over the loops: batch, row (of queries), key, column (of values) and depth."""
-    groups = {"@b": values.batch, "@m": values.rows, "@n": values.columns,
-              "@k": tuple(range(values.rank, len(values.loops)))}
-    extents = {name: product([values.loops[loop] for loop in loops]) for name, loops in groups.items()}
-    bases = {name: space.base(name, extent) if extent != 1 else dim(0) for name, extent in extents.items()}
-    at: dict[int, Dim] = {}
-    for name, loops in groups.items():
-        at |= zip(loops, space.delinear(bases[name], tuple(values.loops[loop] for loop in loops)), strict=True)
-    place = tuple(at[axis] for axis in range(values.rank))
-    reductions = [tensor for tensor in postorder(values.operands) if isinstance(tensor, Reduce)]
-    if not reductions:
-        return _other("between its products is no softmax")
-    rows = Rows(None, bases["@k"], arrangement(reductions[0].operand.shape, reductions[0].axes))
-    puller = Puller(space, rows, sums={values: place})
-    operands = [puller.element(operand, tuple(at[loop] for loop in axes))
-                for operand, axes in zip(values.operands, values.axes, strict=True)]
-    softmax = _softmax(operands[0])
-    if softmax is None:
-        return _other("the left operand of the second product is no softmax")
-    assert puller.sums is not None and puller.rows is not None
-    own, along = puller.rows, Lanes(space, puller, "@k", "", 1)
-    if own.row is None or along.moves_place(own.row) or own.arrangement.length != extents["@k"]:
-        return _other("its softmax is not of the rows that the second product sums over")
-    if scores not in puller.sums:
-        return _other("its scores are not those of the first product")
-    sides = _sides(scores, puller)
-    if isinstance(sides, Refusal):
-        return sides
-    if len(lowered.program.outputs) != 1:
-        return _refused("its scores, or what is made of them, are used outside too")
-    (output,) = lowered.program.outputs
-    out = reached(lowered.program, space, {values: place}).get(id(output))
-    if out is None:
-        return _refused("what follows the second product changes the number of its elements")
-    result = puller.element(output, out)
-    depth = product(scores.summed)
-    return Parts(
-        lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, *sides, operands[1],
-        softmax, result, space.linear(out, output.shape),
-    )
-
-
-def _sides(scores: Contract, puller: Puller) -> tuple[Scalar, Scalar] | Refusal:
-    """Elements of the queries and of the keys."""
-    assert puller.sums is not None
-    space, depth = puller.space, product(scores.summed)
-    base = space.base("@d", depth) if depth != 1 else dim(0)
-    at = dict(enumerate(puller.sums[scores]))
-    inner = range(scores.rank, len(scores.loops))
-    at |= zip(inner, space.delinear(base, scores.summed), strict=True)
-    one, other = (puller.element(operand, tuple(at[loop] for loop in axes))
-                  for operand, axes in zip(scores.operands, scores.axes, strict=True))
-    along_rows, along_keys = (Lanes(space, puller, name, "", 1) for name in ("@m", "@k"))
-    for queries, keys in ((one, other), (other, one)):
-        if not along_keys.moves(queries) and not along_rows.moves(keys):
-            return queries, keys
-    return _other("the operands of the first product are not queries and keys")
-
-
-def _softmax(scalar: Scalar) -> Softmax | None:
-    """What a softmax's element is made of; None where it is none."""
-    power, guarded = bare(scalar, casts=True), False
-    if isinstance(power, Apply) and power.function == "where":
-        test, instead, power = power.operands[0], power.operands[1], bare(power.operands[2], casts=True)
-        guarded = (isinstance(test, Apply) and test.function == "isnan" and bare(test.operands[0], casts=True) is power
-                   and isinstance(instead, Constant) and instead.number == 0)
-        if not guarded:
-            return None
-    if not isinstance(power, Apply) or power.function not in ("mul", "div"):
-        return None
-    sums = [each for each in walk([power]) if isinstance(each, Reduced)]
-    online = online_sums(sums)
-    if len(sums) != 2 or len(online) != 1:
-        return None
-    (summed, found), = online.items()
-    numerator, divisor = (bare(operand) for operand in power.operands)
-    if power.function == "mul":
-        if not isinstance(divisor, Apply) or divisor.function != "reciprocal":
-            return None
-        divisor = bare(divisor.operands[0])
-    if divisor is not summed or numerator is not bare(summed.element):
-        return None
-    return Softmax(bare(found.largest.element), found.largest, found.functor, guarded)
-
-
 # ---- Its kernel. ----
 
 
 def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     lowered = request.lowered
-    assert parts.depth.value is not None and parts.columns.value is not None
-    depth, columns = (-(-size // 16) * 16 for size in (parts.depth.value, parts.columns.value))
     parts, guards = _accesses(parts, request.sizes)
-    body = attention_text(parts, Signature(lowered).sizes)
-    signature = Signature(lowered)
-    function = Function("attention", ("tiles", "keys", "depth", "columns", "wide"), signature.parameters(body.sizes),
-                        body.text)
+    work = _Work(lowered, parts, guards)
     own = _own(request, parts)
     width = WIDTH if parts.vectors else 1
-    tried = (Shape(tiles, keys, width) for tiles in (1, 2) for keys in (32, 64, 128))
-    offered = {shape.choice: shape for shape in tried
-               if _fits(shape, depth, columns) and (shape.tiles, shape.keys) != (own.tiles, own.keys)}
+    tried = (Shape(warps, tiles, keys, width) for warps in {own.warps, WARPS} for tiles in (1, 2)
+             for keys in (32, 64, 128))
+    offered = {shape.choice: shape for shape in sorted(tried, key=lambda shape: shape.name)
+               if _fits(shape, work.depth, work.columns) and shape.choice != own.choice}
     choice, first = told(request.choice, offered)
-    symbols = lowered.binding.symbols
-    batch, rows = expression(parts.batch, symbols), expression(parts.rows, symbols)
-    entries: list[Entry] = []
-    variants: list[Variant] = []
     for shape, needed in _shapes(lowered, first, own, guards, parts.vectors):
-        settings = (shape.tiles, shape.keys, depth, columns, shape.width)
-        entry = function.entry(shape.name, settings, shape.bits, 32 * WARPS)
-        entries.append(entry)
-        shared = shape.shared(depth, columns)
-        step = entry.step(f"{rows} {shape.rows} ceil {batch} *", shared=str(shared))
-        large = (f"{shared} {BLOCK_SHARED} <=",) if shared > SHARED_EVERYWHERE else ()
-        variants.append(Variant(shape.words, (step,), (*needed, *large)))
-    plan = make_plan(lowered, request.rule, parts.puller, variants)
+        if shape is own and parts.vectors and _is_split(request, parts, own):
+            work.split(own, needed)
+        work.whole(shape, needed)
+    plan = make_plan(lowered, request.rule, parts.puller, work.variants)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-    source = Source(("onnxfuse", "mma"), comment, (function,), tuple(entries))
+    source = Source(("onnxfuse", "mma"), comment, tuple(work.functions), tuple(work.entries))
+    plan = replace(plan, scratch=tuple(work.scratch))
     return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True)
+
+
+class _Work:
+    """The functions, kernels and variants of one region as they come."""
+
+    def __init__(self, lowered: Lowered, parts: Parts, guards: tuple[str, ...]) -> None:
+        assert parts.depth.value is not None and parts.columns.value is not None
+        self.depth, self.columns = (-(-size // 16) * 16 for size in (parts.depth.value, parts.columns.value))
+        self.parts, self.signature, symbols = parts, Signature(lowered), lowered.binding.symbols
+        self.batch, self.rows, self.length = (
+            expression(size, symbols) for size in (parts.batch, parts.rows, parts.length))
+        body = attention_text(parts, self.signature.sizes)
+        self.functions = [Function("attention", TEMPLATE, self.signature.parameters(body.sizes), body.text)]
+        self.entries: list[Entry] = []
+        self.variants: list[Variant] = []
+        self.scratch: list[str] = []
+
+    def whole(self, shape: Shape, needed: tuple[str, ...]) -> None:
+        """A variant whose blocks go over all keys."""
+        entry = self.functions[0].entry(shape.name, self._settings(shape), shape.bits, 32 * shape.warps)
+        self.entries.append(entry)
+        step = entry.step(self._blocks(shape), shared=str(shape.shared(self.depth, self.columns)))
+        self.variants.append(Variant(shape.words, (step,), (*needed, *self._fitting(shape))))
+
+    def split(self, shape: Shape, needed: tuple[str, ...]) -> None:
+        """One whose blocks have a chunk of the keys each: whole tiles, as many blocks as the GPU holds."""
+        blocks = self._blocks(shape)
+        units = f"{self.length} {shape.keys} ceil 1 max"
+        wanted = f"sms {SPLIT_BLOCKS} * {blocks} ceil {MOST_CHUNKS} min"
+        chunk = f"{units} {wanted} ceil {shape.keys} *"
+        chunks = f"{self.length} 1 max {chunk} ceil"
+        self.scratch.append(f"{self.batch} {self.rows} * {chunks} * {4 * (self.columns + 2)} *")
+        memory, size, count = (
+            Parameter("unsigned char* __restrict__", "t0", "t0"),
+            Parameter("const {index}", "chunk", f"i{{bits}}:{chunk}"),
+            Parameter("const {index}", "chunks", f"i{{bits}}:{chunks}"),
+        )
+        for name, writer, template, more in (
+            ("attention_split", SplitText, TEMPLATE, (memory, size, count)),
+            ("attention_join", JoinText, ("columns", "wide"), (memory, count)),
+        ):
+            body = writer(self.parts, self.signature.sizes).text()
+            signature = replace(self.signature, more=more)
+            self.functions.append(Function(name, template, signature.parameters(body.sizes), body.text))
+        first, second = self.functions[-2:]
+        entry = first.entry(f"{shape.name}_split", self._settings(shape), shape.bits, 32 * shape.warps)
+        join = second.entry(f"attention_join_w{shape.width}_{shape.bits}", (self.columns, shape.width), shape.bits, 128)
+        self.entries += [entry, join]
+        steps = [entry.step(f"{blocks} {chunks} *", shared=str(shape.shared(self.depth, self.columns))),
+                 join.step(f"{self.batch} {self.rows} * 4 ceil")]
+        guards = (*needed, f"{blocks} 2 * sms <=", f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))
+        self.variants.append(Variant(f"{shape.words}, keys split", tuple(steps), guards))
+
+    def _settings(self, shape: Shape) -> tuple[int, ...]:
+        return shape.warps, shape.tiles, shape.keys, self.depth, self.columns, shape.width
+
+    def _blocks(self, shape: Shape) -> str:
+        return f"{self.rows} {shape.rows} ceil {self.batch} *"
+
+    def _fitting(self, shape: Shape) -> tuple[str, ...]:
+        """The guard of what not every GPU holds."""
+        shared = shape.shared(self.depth, self.columns)
+        return (f"{shared} {BLOCK_SHARED} <=",) if shared > SHARED_EVERYWHERE else ()
 
 
 def _shapes(
@@ -288,7 +224,7 @@ def _shapes(
 ) -> list[tuple[Shape, tuple[str, ...]]]:
     """What to launch, and under which guards; the last runs anything."""
     found: list[tuple[Shape, tuple[str, ...]]] = []
-    least = Shape(1, 32 if own.keys > 32 else 16, 1)
+    least = Shape(WARPS, 1, 32 if own.keys > 32 else 16, 1)
     if fits_narrow(lowered):
         narrow = narrow_guards(lowered)
         if vectors:
@@ -298,17 +234,34 @@ def _shapes(
 
 
 def _own(request: Request, parts: Parts) -> Shape:
-    """Two tiles a warp where heads are short enough for their sums to stay in registers, and there are enough rows."""
+    """Two tiles a warp where heads are short enough for their sums to stay in registers, and there are enough rows; no
+    more warps than there are rows for."""
     assert parts.depth.value is not None and parts.columns.value is not None
-    largest = max(parts.depth.value, parts.columns.value)
-    if largest > 128:
-        return Shape(1, 32)
-    sizes, names = request.sizes, request.lowered.binding.names
-    rows, batch = (size.substitute(names) for size in (parts.rows, parts.batch))
-    if not (rows * batch).symbols <= sizes.keys():
-        return Shape(1, 64)
-    blocks = -(-rows.evaluate(sizes) // 128) * batch.evaluate(sizes)
-    return Shape(2 if blocks >= MANY_BLOCKS * 132 else 1, 64)
+    rows, batch, _ = _planned(parts, request.sizes)
+    warps = WARPS
+    while warps > 1 and rows is not None and 16 * warps >= 2 * rows:
+        warps //= 2
+    if max(parts.depth.value, parts.columns.value) > 128:
+        return Shape(warps, 1, 32)
+    many = rows is not None and batch is not None and -(-rows // 128) * batch >= MANY_BLOCKS * MULTIPROCESSORS
+    return Shape(warps, 2 if many and warps == WARPS else 1, 64)
+
+
+def _planned(parts: Parts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
+    """Rows, batches and keys at these sizes, as far as they are known."""
+    names = parts.lowered.binding.names
+    found = (size.substitute(names) for size in (parts.rows, parts.batch, parts.length))
+    return tuple(size.evaluate(sizes) if size.symbols <= sizes.keys() else None for size in found)
+
+
+def _is_split(request: Request, parts: Parts, shape: Shape) -> bool:
+    """Whether there may be few blocks and many keys: of the planned sizes it is not known that there are not."""
+    for sizes in (request.sizes, *request.nearby):
+        rows, batch, keys = _planned(parts, sizes)
+        few = rows is None or batch is None or 2 * -(-rows // shape.rows) * batch <= MULTIPROCESSORS
+        if few and (keys is None or keys >= LEAST_KEYS):
+            return True
+    return False
 
 
 def _fits(shape: Shape, depth: int, columns: int) -> bool:

@@ -8,80 +8,26 @@ different banks.  While a tile of keys is multiplied, the values come; while the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
-from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
-from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Contracted, Load, Puller, Reduced, Scalar
+from onnxfuse.lowering.pull import Contracted, Load, Scalar
+from onnxfuse.schedules.attention_parts import Parts
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
 
-@dataclass(frozen=True)
-class Access:
-    """How a tile of an operand is filled: its elements, the lanes of its vectors, and whether these are copied as they
-    lie in memory."""
-
-    scalar: Scalar
-    lanes: Lanes
-    copied: bool
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """Attributes:
-        score: what it is of, at (b, m, k), over the first product's sum.
-        largest: the row's maximum; powers: functor of the powers; guarded: whether a row without a number gives zeros.
-    """
-
-    score: Scalar
-    largest: Reduced
-    powers: str
-    guarded: bool
-
-
-@dataclass(frozen=True)
-class Parts:
-    """An attention over the loops b (batch), m (queries), k (keys), n (columns of the values) and d (the head).
-
-    Attributes:
-        lowered: the region; puller: pulled its elements.
-        batch, rows, length, columns, depth: extents of the loops; ``length`` is the number of keys.
-        queries, keys, values: their elements, at (b, m, d), (b, k, d) and (b, k, n).
-        softmax: of the scores.
-        result: the output's element at (b, m, n), over the second product's sum; place: where it lies.
-        accesses: how queries, keys and values are read; along_keys, along_columns: lanes of a pair of scores, and of
-            results; vectors: whether the planned sizes admit vectors.
-    """
-
-    lowered: Lowered
-    puller: Puller
-    batch: Dim
-    rows: Dim
-    length: Dim
-    columns: Dim
-    depth: Dim
-    queries: Scalar
-    keys: Scalar
-    values: Scalar
-    softmax: Softmax
-    result: Scalar
-    place: Dim
-    accesses: tuple[Access, ...] = ()
-    along_keys: Lanes | None = None
-    along_columns: Lanes | None = None
-    vectors: bool = False
-
-
 def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
-    """The body of the kernel, over the template's ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and ``idx``:
-    ``wide`` is the width of vectors."""
-    return _AttentionText(parts, sizes).text()
+    """The body of the kernel, over the template's ``warps``, ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and
+    ``idx``: ``wide`` is the width of vectors."""
+    return AttentionText(parts, sizes).text()
 
 
-class _AttentionText:
+class AttentionText:
+    """Writes the body of a kernel whose blocks go over all keys, from ``begin`` on."""
+
+    begin = "0"
+
     def __init__(self, parts: Parts, sizes: Mapping[str, str]) -> None:
         self.parts = parts
         self.sizes = Sizes(sizes)
@@ -95,10 +41,19 @@ class _AttentionText:
         """Element type of the products' operands."""
         return self.parts.queries.dtype
 
+    @property
+    def end(self) -> str:
+        """The key behind the last one of a block."""
+        return self.extents["k"]
+
     def text(self) -> Body:
         """All of it."""
-        lines = [*self._opening(), *self._loop(), *self._closing()]
+        lines = [*self._opening(), *self._loop(), *self.closing()]
         return Body("\n".join(lines) + "\n", frozenset(self.sizes.used))
+
+    def place(self) -> list[str]:
+        """Lines that say which batch and queries a block has."""
+        return ["const idx b = (idx)blockIdx.x / blocks, first = (idx)blockIdx.x % blocks * rows;"]
 
     def _writer(self, lanes: Lanes, hook: Callable[[Scalar], str | None] | None = None) -> Writer:
         return Writer(lanes, self.sizes, hook)
@@ -109,9 +64,8 @@ class _AttentionText:
         rows = self.extents["m"]
         return indented([
             f"using T = {self.element};",
-            f"using Largest = {REDUCTIONS[self.parts.softmax.largest.kind][0]};",
-            f"using Powers = {self.parts.softmax.powers};",
-            "constexpr int warps = 4, threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1;",
+            *self.functors(),
+            "constexpr int threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1;",
             "constexpr int long_row = depth + 8, wide_row = columns + 8;",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             "T* const query_tile = reinterpret_cast<T*>(of_dynamic);",
@@ -120,15 +74,20 @@ class _AttentionText:
             "const int lane = threadIdx.x % 32, group = lane / 4, corner = lane % 4 * 2;",
             "const int own = threadIdx.x / 32 * tiles * 16;",
             f"const idx blocks = ({rows} + rows - 1) / rows;",
-            "const idx b = (idx)blockIdx.x / blocks, first = (idx)blockIdx.x % blocks * rows;",
+            *self.place(),
             *self._bring(0, "query_tile", "rows", "depth", ("m", "d"), "first"),
-            *self._bring(1, "key_tile", "keys", "depth", ("k", "d"), "0"),
+            *self._bring(1, "key_tile", "keys", "depth", ("k", "d"), self.begin),
             "of::copies_asked();",
             "float sums[tiles][columns / 8][4] = {};",
             "float most[tiles][2], total[tiles][2] = {};",
             "#pragma unroll",
             "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
         ])
+
+    def functors(self) -> list[str]:
+        """What maxima and powers are computed by."""
+        softmax = self.parts.softmax
+        return [f"using Largest = {REDUCTIONS[softmax.largest.kind][0]};", f"using Powers = {softmax.powers};"]
 
     def _bring(
         self, place: int, tile: str, rows: str, columns: str, loops: tuple[str, str], first: str
@@ -167,9 +126,8 @@ class _AttentionText:
     # ---- The loop over the keys. ----
 
     def _loop(self) -> list[str]:
-        length = self.extents["k"]
         return indented([
-            f"for (idx start = 0; start < {length}; start += keys) {{",
+            f"for (idx start = {self.begin}; start < {self.end}; start += keys) {{",
             *indented([
                 "// The keys are here, and everybody is done with the values before.",
                 "of::copies_here<0>();",
@@ -182,7 +140,7 @@ class _AttentionText:
                 "// The values are here, and everybody is done with the keys.",
                 "of::copies_here<0>();",
                 "__syncthreads();",
-                f"if (start + keys < {length}) {{",
+                f"if (start + keys < {self.end}) {{",
                 *indented(self._bring(1, "key_tile", "keys", "depth", ("k", "d"), "start + keys")),
                 "}",
                 "of::copies_asked();",
@@ -201,7 +159,7 @@ class _AttentionText:
             f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}",
             *_POWERS,
         ]
-        return _each_row(each)
+        return each_row(each)
 
     def _scores(self, checked: bool) -> tuple[list[str], list[str]]:
         """Lines once a row, and the loop over a thread's scores of it."""
@@ -225,22 +183,32 @@ class _AttentionText:
 
     # ---- After it. ----
 
-    def _closing(self) -> list[str]:
-        assert self.parts.along_columns is not None
-        rows, columns, length = (self.extents[name] for name in "mnk")
-        guarded = ["if (whole != whole) whole = OF_INFINITY;"] if self.parts.softmax.guarded else []
-        each = [
+    def closing(self) -> list[str]:
+        """Lines that store what a block found."""
+        results, outer = self.results("sums[i][c][half * 2 + part + v]")
+        columns = unrolled("int c = 0; c < columns / 8; ++c", unrolled("int part = 0; part < 2; part += pair", [
+            "constexpr int width = pair;", "const int n = c * 8 + corner + part;", *results]))
+        return indented(each_row([
             "float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);",
-            f"whole = {length} > 0 ? Powers::total(whole, most[i][half]) : 1.0f;",
-            *guarded,
-            "const float scale = 1.0f / whole;",
+            *self.scale("most[i][half]"),
             "const idx m = first + own + i * 16 + half * 8 + group;",
-            f"if (m < {rows}) {{", *indented(self._results(columns)), "}",
-        ]
-        return indented(_each_row(each))
+            f"if (m < {self.extents['m']}) {{", *indented([*outer, *columns]), "}",
+        ]))
 
-    def _results(self, columns: str) -> list[str]:
-        """Store a thread's results of a row."""
+    def scale(self, most: str) -> list[str]:
+        """Lines that make ``scale`` of the sum ``whole`` of a row's powers."""
+        total = f"whole = {self.extents['k']} > 0 ? Powers::total(whole, {most}) : 1.0f;"
+        if not self.parts.softmax.guarded:
+            return [total, "const float scale = 1.0f / whole;"]
+        return [
+            "// A row that is masked everywhere sums up zeros; one with a score that is no number is made of them.",
+            "const bool some = whole != 0.0f;", total, "const bool nothing = some && whole != whole;",
+            "const float scale = whole != whole ? 0.0f : 1.0f / whole;",
+        ]
+
+    def results(self, summed: str) -> tuple[list[str], list[str]]:
+        """Lines that store the ``width`` results of a row at column ``n``, of its sums, and those around all columns.
+        """
         assert self.parts.along_columns is not None
         lanes, output = self.parts.along_columns, self.parts.lowered.program.outputs[0]
         kind = TYPES[output.dtype]
@@ -248,7 +216,9 @@ class _AttentionText:
         value = writer.scalar(self.parts.result)
         neighbours = lanes.stride(self.parts.place) == 1 and lanes.aligned(self.parts.place)
         target = pointer("o0", writer.index(self.parts.place, lane=not neighbours))
-        inner = ["const float sum = sums[i][c][half * 2 + part + v] * scale;", *writer.lines[Scope.LANE]]
+        columns = self.extents["n"]
+        scaled = f"nothing ? 0.0f : {summed} * scale" if self.parts.softmax.guarded else f"{summed} * scale"
+        inner = [f"const float sum = {scaled};", *writer.lines[Scope.LANE]]
         each = "int v = 0; v < width; ++v"
         if neighbours:
             computed = [f"{kind.compute} y[width];", *unrolled(each, [*inner, f"y[v] = {value};"]),
@@ -256,10 +226,8 @@ class _AttentionText:
         else:
             inner.append(f"*({target}) = of::Store<{kind.storage}>::from({value});")
             computed = unrolled(each, [f"if (n + v < {columns}) {{", *indented(inner), "}"])
-        body = ["constexpr int width = pair;", "const int n = c * 8 + corner + part;",
-                f"if (n < {columns}) {{", *indented([*writer.lines[Scope.VECTOR], *computed]), "}"]
-        return [*writer.upto(Scope.ROW), *unrolled(
-            "int c = 0; c < columns / 8; ++c", unrolled("int part = 0; part < 2; part += pair", body))]
+        stored = [f"if (n < {columns}) {{", *indented([*writer.lines[Scope.VECTOR], *computed]), "}"]
+        return stored, writer.upto(Scope.ROW)
 
 
 _SCORES = (
@@ -335,6 +303,6 @@ _SUMS = (
 )
 
 
-def _each_row(body: Iterable[str]) -> list[str]:
+def each_row(body: Iterable[str]) -> list[str]:
     """A loop over the rows that a thread has elements of."""
     return unrolled("int i = 0; i < tiles; ++i", unrolled("int half = 0; half < 2; ++half", body))

@@ -11,14 +11,13 @@ from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.pull import (
     Condition,
     Contracted,
-    Index,
     Load,
     Puller,
     Reduced,
     Scalar,
     Scanned,
-    Select,
     children,
+    indices,
 )
 
 
@@ -150,18 +149,11 @@ class Lanes:
         return self._following[scalar, base]
 
     def _depends(self, scalar: Scalar, base: str) -> bool:
-        indices = []
-        if isinstance(scalar, Load):
-            indices = [scalar.offset, *(condition.index for condition in scalar.conditions)]
-        elif isinstance(scalar, Index):
-            indices = [scalar.index]
-        elif isinstance(scalar, Select):
-            indices = [scalar.condition.index]
-        elif isinstance(scalar, Reduced):
+        if isinstance(scalar, Reduced):
             return self.across and base == self.element
-        elif isinstance(scalar, Scanned | Contracted):
+        if isinstance(scalar, Scanned | Contracted):
             return True
-        return any(self._variable_follows(name, base) for index in indices for name in index.symbols) or any(
+        return any(self._variable_follows(name, base) for index in indices(scalar) for name in index.symbols) or any(
             self._follows(child, base) for child in children(scalar)
         )
 

@@ -1,0 +1,257 @@
+"""What an attention is made of: expressions over five loops.
+
+    b  batches: of what keys, values and queries differ by      m  queries      k  keys
+    n  columns of the values                                    d  the head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, dim, product
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Contract, Reduce, postorder
+from onnxfuse.lowering.arrangement import arrangement
+from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.pull import Apply, Constant, Puller, Reduced, Rows, Scalar, indices
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.kernel import walk
+from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.layouts import reached
+from onnxfuse.schedules.online import bare, online_sums
+
+OTHER = "no-attention"
+"""Code of the refusal of two products that are no attention at all."""
+
+MOST_DEPTH = 256
+"""The largest head size; a tile of keys and one of values, and the queries, must fit shared memory together."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a tile of an operand is filled: its elements, the lanes of its vectors, and whether these are copied as they
+    lie in memory."""
+
+    scalar: Scalar
+    lanes: Lanes
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Attributes:
+        score: what it is of, at (b, m, k), over the first product's sum.
+        largest: the row's maximum; powers: functor of the powers; guarded: whether a row without a number gives zeros.
+    """
+
+    score: Scalar
+    largest: Reduced
+    powers: str
+    guarded: bool
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An attention over the loops b (batch), m (queries), k (keys), n (columns of the values) and d (the head).
+
+    Attributes:
+        lowered: the region; puller: pulled its elements.
+        batch, rows, length, columns, depth: extents of the loops; ``length`` is the number of keys.
+        queries, keys, values: their elements, at (b, m, d), (b, k, d) and (b, k, n).
+        softmax: of the scores.
+        result: the output's element at (b, m, n), over the second product's sum; place: where it lies.
+        accesses: how queries, keys and values are read; along_keys, along_columns: lanes of a pair of scores, and of
+            results; vectors: whether the planned sizes admit vectors.
+    """
+
+    lowered: Lowered
+    puller: Puller
+    batch: Dim
+    rows: Dim
+    length: Dim
+    columns: Dim
+    depth: Dim
+    queries: Scalar
+    keys: Scalar
+    values: Scalar
+    softmax: Softmax
+    result: Scalar
+    place: Dim
+    accesses: tuple[Access, ...] = ()
+    along_keys: Lanes | None = None
+    along_columns: Lanes | None = None
+    vectors: bool = False
+
+
+def _refused(message: str, remedy: str = "") -> Refusal:
+    return Refusal("attention-structure", message, remedy=remedy)
+
+
+def _other(message: str) -> Refusal:
+    return Refusal(OTHER, message)
+
+
+def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> Parts | Refusal:
+    """The region as an attention.
+
+    Raises:
+        Unlowerable: something is used at other places than an attention has it.
+    """
+    found = _placed(lowered, scores, values)
+    if isinstance(found, Parts) and (shared := _sharing(found, values)) > 1:
+        # Heads that share keys and values are rows of one tile, which reads these once.
+        closer = _placed(lowered, scores, values, shared)
+        found = closer if isinstance(closer, Parts) else found
+    if isinstance(found, Refusal):
+        return found
+    types = {operand.dtype for each in (scores, values) for operand in each.operands}
+    if len(types) > 1 or not TYPES[next(iter(types))].is_narrow:
+        named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
+        return _refused(f"products of {named}; its kernels have those of float16 or bfloat16")
+    depth, columns = found.depth.value, found.columns.value
+    if depth is None or columns is None:
+        return _refused(f"the head size, {found.depth} and {found.columns}, is known only when it runs",
+                        "state the size of a head, or give it with --dim")
+    if not 0 < depth <= MOST_DEPTH or not 0 < columns <= MOST_DEPTH:
+        return _refused(f"a head size of {max(depth, columns)}; its kernels have those up to {MOST_DEPTH}")
+    return found
+
+
+def _sharing(parts: Parts, values: Contract) -> int:
+    """How many neighbours along the innermost axis of the batch have keys and values in common."""
+    loop, steps = _innermost(values), list(_steps(parts))
+    known = [step.value for step in steps if step.value is not None]
+    shared = min(known, default=1)
+    alike = len(known) == len(steps) and all(step % shared == 0 for step in known)
+    return shared if loop is not None and alike and values.loops[loop].divide(dim(shared)) is not None else 1
+
+
+def _innermost(values: Contract) -> int | None:
+    """The innermost loop of the batch that has more than one turn."""
+    return next((loop for loop in reversed(values.batch) if values.loops[loop] != 1), None)
+
+
+def _steps(parts: Parts) -> Iterator[Dim]:
+    """By what the batch is divided wherever keys and values are read."""
+    space, puller = parts.puller.space, parts.puller
+    seen: set[str] = set()
+    waiting = [name for scalar in walk([parts.keys, parts.values]) for index in indices(scalar)
+               for name in index.symbols]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        digit = space.digits.get(name)
+        if name == "@b":
+            yield dim(1)
+        elif name in space.derived:
+            waiting += space.derived[name].symbols
+        elif name in puller.gathered:
+            waiting += [each for scalar in walk([puller.gathered[name]]) for index in indices(scalar)
+                        for each in index.symbols]
+        elif digit is not None and digit.base == "@b":
+            yield digit.step
+        elif digit is not None:
+            waiting.append(digit.base)
+
+
+def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 1) -> Parts | Refusal:
+    """The region's expressions over the loops; ``shared`` neighbours of the batch are rows."""
+    space = IndexSpace()
+    groups = {"@b": values.batch, "@m": values.rows, "@n": values.columns,
+              "@k": tuple(range(values.rank, len(values.loops)))}
+    sizes = {name: [values.loops[loop] for loop in loops] for name, loops in groups.items()}
+    loop = _innermost(values)
+    if loop is not None:
+        place_of = values.batch.index(loop)
+        left = sizes["@b"][place_of].divide(dim(shared))
+        assert left is not None
+        sizes["@b"][place_of] = left
+    sizes["@m"].insert(0, dim(shared))
+    extents = {name: product(each) for name, each in sizes.items()}
+    bases = {name: space.base(name, extent) if extent != 1 else dim(0) for name, extent in extents.items()}
+    places = {name: space.delinear(bases[name], tuple(each)) for name, each in sizes.items()}
+    neighbour, places["@m"] = places["@m"][0], places["@m"][1:]
+    at: dict[int, Dim] = {}
+    for name, loops in groups.items():
+        at |= zip(loops, places[name], strict=True)
+    if loop is not None:
+        at[loop] = at[loop] * shared + neighbour
+    place = tuple(at[axis] for axis in range(values.rank))
+    reductions = [tensor for tensor in postorder(values.operands) if isinstance(tensor, Reduce)]
+    if not reductions:
+        return _other("between its products is no softmax")
+    rows = Rows(None, bases["@k"], arrangement(reductions[0].operand.shape, reductions[0].axes))
+    puller = Puller(space, rows, sums={values: place})
+    operands = [puller.element(operand, tuple(at[loop] for loop in axes))
+                for operand, axes in zip(values.operands, values.axes, strict=True)]
+    softmax = _softmax(operands[0])
+    if softmax is None or Lanes(space, puller, "@m", "", 1).moves(operands[1]):
+        return _other("the left operand of the second product is no softmax")
+    assert puller.sums is not None and puller.rows is not None
+    own, along = puller.rows, Lanes(space, puller, "@k", "", 1)
+    if own.row is None or along.moves_place(own.row) or own.arrangement.length != extents["@k"]:
+        return _other("its softmax is not of the rows that the second product sums over")
+    if scores not in puller.sums:
+        return _other("its scores are not those of the first product")
+    sides = _sides(scores, puller)
+    if isinstance(sides, Refusal):
+        return sides
+    if len(lowered.program.outputs) != 1:
+        return _refused("its scores, or what is made of them, are used outside too")
+    (output,) = lowered.program.outputs
+    out = reached(lowered.program, space, {values: place}).get(id(output))
+    if out is None:
+        return _refused("what follows the second product changes the number of its elements")
+    result = puller.element(output, out)
+    depth = product(scores.summed)
+    return Parts(
+        lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, *sides, operands[1],
+        softmax, result, space.linear(out, output.shape),
+    )
+
+
+def _sides(scores: Contract, puller: Puller) -> tuple[Scalar, Scalar] | Refusal:
+    """Elements of the queries and of the keys."""
+    assert puller.sums is not None
+    space, depth = puller.space, product(scores.summed)
+    base = space.base("@d", depth) if depth != 1 else dim(0)
+    at = dict(enumerate(puller.sums[scores]))
+    inner = range(scores.rank, len(scores.loops))
+    at |= zip(inner, space.delinear(base, scores.summed), strict=True)
+    one, other = (puller.element(operand, tuple(at[loop] for loop in axes))
+                  for operand, axes in zip(scores.operands, scores.axes, strict=True))
+    along_rows, along_keys = (Lanes(space, puller, name, "", 1) for name in ("@m", "@k"))
+    for queries, keys in ((one, other), (other, one)):
+        if not along_keys.moves(queries) and not along_rows.moves(keys):
+            return queries, keys
+    return _other("the operands of the first product are not queries and keys")
+
+
+def _softmax(scalar: Scalar) -> Softmax | None:
+    """What a softmax's element is made of; None where it is none."""
+    power, guarded = bare(scalar, casts=True), False
+    if isinstance(power, Apply) and power.function == "where":
+        test, instead, power = power.operands[0], power.operands[1], bare(power.operands[2], casts=True)
+        guarded = (isinstance(test, Apply) and test.function == "isnan" and bare(test.operands[0], casts=True) is power
+                   and isinstance(instead, Constant) and instead.number == 0)
+        if not guarded:
+            return None
+    if not isinstance(power, Apply) or power.function not in ("mul", "div"):
+        return None
+    sums = [each for each in walk([power]) if isinstance(each, Reduced)]
+    online = online_sums(sums)
+    if len(sums) != 2 or len(online) != 1:
+        return None
+    (summed, found), = online.items()
+    numerator, divisor = (bare(operand) for operand in power.operands)
+    if power.function == "mul":
+        if not isinstance(divisor, Apply) or divisor.function != "reciprocal":
+            return None
+        divisor = bare(divisor.operands[0])
+    if divisor is not summed or numerator is not bare(summed.element):
+        return None
+    return Softmax(bare(found.largest.element), found.largest, found.functor, guarded)

@@ -1,0 +1,92 @@
+"""Few queries and many keys: blocks have a chunk of the keys each, and a second kernel puts the chunks together.
+
+    attention_split   sums of a chunk under its own maximum, that, and the sum of its powers, into scratch memory
+    attention_join    a warp a row: the chunks' sums under the largest maximum
+
+After "Flash-Decoding" (Dao, Haziza, Massa, Sizov, 2023).
+"""
+
+from __future__ import annotations
+
+from onnxfuse.schedules.attention_text import AttentionText, each_row
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import indented, unrolled
+
+ROW = "columns + 2"
+"""Numbers of a row in scratch memory: its sums, their maximum, and the sum of the powers."""
+
+
+class SplitText(AttentionText):
+    """The body of the first kernel; beside what the whole one has it takes ``t0``, scratch memory, ``chunk``, the keys
+    of a chunk, and ``chunks``."""
+
+    begin = "from"
+
+    @property
+    def end(self) -> str:
+        """That of the chunk."""
+        return "end"
+
+    def place(self) -> list[str]:
+        """The chunk too."""
+        return [
+            "const idx part = (idx)blockIdx.x % chunks, block = (idx)blockIdx.x / chunks;",
+            "const idx b = block / blocks, first = block % blocks * rows;",
+            f"const idx from = part * chunk, end = of::imin(from + chunk, (idx){self.extents['k']});",
+        ]
+
+    def closing(self) -> list[str]:
+        """A row's numbers, those past the last column too: all of the scratch memory is written."""
+        rows = self.extents["m"]
+        return indented(each_row([
+            "const float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);",
+            "const idx m = first + own + i * 16 + half * 8 + group;",
+            f"if (m < {rows}) {{",
+            *indented([
+                f"float* const to = reinterpret_cast<float*>(t0) + ((b * {rows} + m) * chunks + part) * ({ROW});",
+                *unrolled("int c = 0; c < columns / 8; ++c", unrolled("int j = 0; j < 2; ++j", [
+                    "to[c * 8 + corner + j] = sums[i][c][half * 2 + j];"])),
+                "if (corner == 0) to[columns] = most[i][half], to[columns + 1] = whole;",
+            ]),
+            "}",
+        ]))
+
+
+class JoinText(AttentionText):
+    """The body of the second kernel, over the template's ``columns``, ``wide`` and ``idx``; four rows a block."""
+
+    def text(self) -> Body:
+        """All of it."""
+        rows, batch = self.extents["m"], self.extents["b"]
+        results, outer = self.results("sums[v]")
+        lines = [
+            *self.functors(),
+            "constexpr int width = wide > 1 ? 2 : 1;",
+            "const idx row = (idx)blockIdx.x * 4 + threadIdx.x / 32;",
+            f"if (row >= {batch} * {rows}) return;",
+            f"const idx b = row / {rows}, m = row % {rows};",
+            f"const float* const from = reinterpret_cast<const float*>(t0) + row * chunks * ({ROW});",
+            "float most = -OF_INFINITY, whole = 0.0f;",
+            f"for (idx part = 0; part < chunks; ++part) most = Largest::of(most, from[part * ({ROW}) + columns]);",
+            "const float offset = Powers::offset(most);",
+            "for (idx part = 0; part < chunks; ++part) {",
+            f"  const float* const own = from + part * ({ROW}) + columns;",
+            "  whole += own[1] * Powers::scale(own[0], offset);",
+            "}",
+            *self.scale("most"),
+            *outer,
+            "for (int n = threadIdx.x % 32 * width; n < columns; n += 32 * width) {",
+            *indented([
+                "float sums[width] = {};",
+                "for (idx part = 0; part < chunks; ++part) {",
+                *indented([
+                    f"const float* const own = from + part * ({ROW});",
+                    "const float share = Powers::scale(own[columns], offset);",
+                    *unrolled("int v = 0; v < width; ++v", ["sums[v] += own[n + v] * share;"]),
+                ]),
+                "}",
+                *results,
+            ]),
+            "}",
+        ]
+        return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
