@@ -22,9 +22,9 @@ from onnxfuse.schedules import parse_choice
 HERE = Environment("NVIDIA H200", "580.65.06", "0.1.0", "1.31.1", "nvrtc-13.0.88")
 SHAPES = "8x128x768,768>8x128x768"
 CANDIDATES = ('{"schedule": "pointwise", "kind": "flat"}', '{"schedule": "rows"}', "[" * 100_000, "{}", "a", RUNTIME)
-TABLES = ("environments", "measurements", "statistics")
+TABLES = ("environments", "measurements", "recordings", "statistics")
 COLUMNS = ("subject", "shapes", "bucket", "environment", "candidate", "status", "microseconds", "spread", "runs",
-           "date", "note", "gpu", "driver", "cuda", "id", "calls", "last_seen", "kernel")
+           "date", "note", "gpu", "driver", "cuda", "id", "calls", "last_seen", "kernel", "source")
 VALUES = ("NULL", "x'00ff'", "zeroblob(2000000)", "randomblob(100)", "1e999", "-1", "''", "'ok'",
           "CAST(x'fffe' AS TEXT)", "9223372036854775807", "0.0", "'1e5'", "(SELECT count(*) FROM sqlite_master)")
 STATEMENTS = (
@@ -49,16 +49,20 @@ STATEMENTS = (
 
 @cache
 def base() -> Path:
-    """A database with something of everything, of this release's version and of the first."""
+    """A database with something of everything, of this release's version and of those before it."""
     folder = Path(mkdtemp(prefix="fuzz-database."))
-    with open_database(folder / "2") as kept:
+    with open_database(folder / "3") as kept:
         for number, candidate in enumerate(("default", RUNTIME, CANDIDATES[0], CANDIDATES[1])):
             for subject in "kl":
                 kept.record(HERE, Measurement(subject, SHAPES, candidate, 3.0 + number, 0.1, 24))
         kept.record_statistics([Statistic("t", SHAPES, 4.0, 100, HERE)])
-    shutil.copy(folder / "2", folder / "1")
-    with closing(sqlite3.connect(folder / "1")) as first:
-        first.executescript("DROP TABLE statistics; PRAGMA user_version = 1")
+    for version, script in (("1", ""), ("2", _SCHEMA[1])):
+        shutil.copy(folder / "3", folder / version)
+        with closing(sqlite3.connect(folder / version)) as older:
+            older.executescript(f"DROP TABLE recordings; {script} PRAGMA user_version = {version}")
+    with closing(sqlite3.connect(folder / "2")) as second:
+        second.execute("INSERT INTO statistics VALUES ('t', ?, 1, 4.0, 100, '2026-11-20')", (SHAPES,))
+        second.commit()
     return folder
 
 
@@ -66,7 +70,7 @@ def make(seed: int, folder: Path) -> list[Path]:
     """A database, sometimes with a journal beside it."""
     rng = Random(seed)
     path = folder / "x.sqlite"
-    shutil.copy(base() / rng.choice("2221"), path)
+    shutil.copy(base() / rng.choice("33321"), path)
     if rng.random() < 0.7:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             for _ in range(rng.choice((1, 1, 2))):
@@ -112,6 +116,8 @@ def attempt(files: Sequence[Path]) -> str:
                     parse_choice(best.candidate)
                 found.measurements(environment, subject, SHAPES)
             found.statistic(environment, "t", SHAPES)
+        found.recorded_in()
+        found.counts()
         count = len(list(found))
     try:
         with open_database(files[0]) as kept:
