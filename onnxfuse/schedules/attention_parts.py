@@ -158,18 +158,17 @@ def _steps(parts: Parts) -> Iterator[Dim]:
             waiting.append(digit.base)
 
 
-def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 1) -> Parts | Refusal:
-    """The region's expressions over the loops; ``shared`` neighbours of the batch are rows."""
-    space = IndexSpace()
+def _loops(values: Contract, space: IndexSpace, shared: int) -> tuple[dict[str, Dim], dict[int, Dim]]:
+    """The extents of the bases, and where each loop of the second product is; ``shared`` neighbours of the batch are
+    rows."""
     groups = {"@b": values.batch, "@m": values.rows, "@n": values.columns,
               "@k": tuple(range(values.rank, len(values.loops)))}
     sizes = {name: [values.loops[loop] for loop in loops] for name, loops in groups.items()}
     loop = _innermost(values)
     if loop is not None:
-        place_of = values.batch.index(loop)
-        left = sizes["@b"][place_of].divide(dim(shared))
+        left = values.loops[loop].divide(dim(shared))
         assert left is not None
-        sizes["@b"][place_of] = left
+        sizes["@b"][values.batch.index(loop)] = left
     sizes["@m"].insert(0, dim(shared))
     extents = {name: product(each) for name, each in sizes.items()}
     bases = {name: space.base(name, extent) if extent != 1 else dim(0) for name, extent in extents.items()}
@@ -180,11 +179,20 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 
         at |= zip(loops, places[name], strict=True)
     if loop is not None:
         at[loop] = at[loop] * shared + neighbour
+    return extents, at
+
+
+def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 1) -> Parts | Refusal:
+    """The region's expressions over the loops, as ``_loops`` has them."""
+    space = IndexSpace()
+    extents, at = _loops(values, space, shared)
+    inner = range(values.rank, len(values.loops))
     place = tuple(at[axis] for axis in range(values.rank))
     reductions = [tensor for tensor in postorder(values.operands) if isinstance(tensor, Reduce)]
     if not reductions:
         return _other("between its products is no softmax")
-    rows = Rows(None, bases["@k"], arrangement(reductions[0].operand.shape, reductions[0].axes))
+    key = space.linear(tuple(at[loop] for loop in inner), tuple(values.loops[loop] for loop in inner))
+    rows = Rows(None, key, arrangement(reductions[0].operand.shape, reductions[0].axes))
     puller = Puller(space, rows, sums={values: place})
     operands = [puller.element(operand, tuple(at[loop] for loop in axes))
                 for operand, axes in zip(values.operands, values.axes, strict=True)]
