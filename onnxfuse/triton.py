@@ -14,10 +14,11 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import onnx
+import onnxruntime
 from google.protobuf.text_encoding import CEscape
 
 from onnxfuse.errors import KernelError, ModelError, OutputError
@@ -26,6 +27,7 @@ from onnxfuse.graph import LoadedModel, Value
 from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import FusedNode, read_fused, save
 from onnxfuse.runtime import library_path
+from onnxfuse.verifying.sharing import without_weights
 
 _FLOAT = {"FLOAT16": "FP16", "BFLOAT16": "BF16", "FLOAT": "FP32", "DOUBLE": "FP64"}
 TYPES = {**{name: f"TYPE_{name}" for name in (
@@ -133,10 +135,27 @@ def _tensors(loaded: LoadedModel) -> list[Tensor]:
     place = None if loaded.path is None else str(loaded.path)
     kinds = {info.name: info.type.WhichOneof("value") for info in
              (*loaded.proto.graph.input, *loaded.proto.graph.output)}
+    inferred = _inferred(loaded.proto)
+    outputs = (_tensor(value, kinds, False, place) for value in graph.outputs)
     return [
         *(_tensor(value, kinds, True, place) for value in graph.inputs if value.name not in given),
-        *(_tensor(value, kinds, False, place) for value in graph.outputs),
+        *(replace(tensor, sizes=inferred.get(tensor.name, tensor.sizes)) for tensor in outputs),
     ]
+
+
+def _inferred(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Sizes of outputs as ONNX Runtime infers them, which knows more of some models than we do; empty where it has no
+    kernels for the model on the CPU.  Large weights are left out: no size hangs on them."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(
+            without_weights(proto).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # ONNX Runtime has an exception type per status
+        return {}
+    return {each.name: tuple(size if isinstance(size, int) else -1 for size in each.shape)
+            for each in session.get_outputs()}
 
 
 def _tensor(value: Value, kinds: dict[str, str], is_input: bool, place: str | None) -> Tensor:

@@ -16,6 +16,7 @@ from cli_models import CHAIN, PRODUCT, parse, run, write
 from fused_models import add_one, chain
 from google.protobuf import descriptor_pool, message_factory, text_format
 from onnx import TensorProto, helper
+from schema_graphs import seeded
 
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime import library_path
@@ -138,6 +139,28 @@ g (float[4, 6] x, float[n, 5] z) => (float[a, b] y, float w, float[c, d] v) {
     assert told["y"][1] == [8, 3]
     served = onnx.load(tmp_path / "m" / "1" / "model.onnx")
     assert [size.dim_value for size in served.graph.output[0].type.tensor_type.shape.dim] == [8, 3]
+
+
+@pytest.mark.parametrize("seed", [9049, 9074, 9076, 9082, 9135])
+def test_the_runtime_may_infer_more_than_we_do(tmp_path: Path, seed: int) -> None:
+    onnx.save(seeded(seed).model, tmp_path / "model.onnx")
+    done = run("export-triton", tmp_path / "model.onnx", "--name", "m", "--output", tmp_path)
+    assert done.exit_code == 0, done.output
+    told = tensors(read_configuration(tmp_path / "m"))
+    session = onnxruntime.InferenceSession(tmp_path / "m" / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert {each.name: told[each.name][1] for each in session.get_outputs()} == {
+        each.name: [size if isinstance(size, int) else -1 for size in each.shape] or [1]
+        for each in session.get_outputs()}
+
+
+def test_a_model_that_the_cpu_has_no_kernels_for_is_served_by_what_is_known(tmp_path: Path) -> None:
+    model = parse("g (float[n, 4] x) => (float[a, b] y) { t = Relu(x) y = Transpose(t) }")
+    model.graph.node[0].op_type, model.graph.node[0].domain = "OnADevice", "somewhere"
+    model.opset_import.add(domain="somewhere", version=1)
+    onnx.save(model, tmp_path / "model.onnx")
+    done = run("export-triton", tmp_path / "model.onnx", "--name", "m", "--output", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert tensors(read_configuration(tmp_path / "m"))["y"] == ("TYPE_FP32", [-1, -1])
 
 
 def test_weights_outside_come_along(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         "graph", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying", "presence",
         "measurements", "compiling", "optimised", "pipeline",
     },
-    "triton": {"graph", "operators", "rewriting", "runtime"},
+    "triton": {"graph", "operators", "rewriting", "runtime", "verifying"},
     "scheduler": {"graph", "planning", "pipeline"},
     "reporting": {"operators", "graph", "rules", "planning", "rewriting", "runtime", "optimised", "pipeline",
                   "measuring", "tuning"},
