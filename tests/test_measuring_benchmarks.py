@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,9 @@ from onnxfuse.planning.hardware import find_profile
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways, softmax_passes = map(
+common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways, softmax_passes, attention = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
-                              "ways", "softmax_passes"))
+                              "ways", "softmax_passes", "attention"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -44,7 +45,7 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
 
 @pytest.mark.parametrize(("script", "instead"), [
     (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
-    (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (cold_start, ""),
+    (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"), (cold_start, ""),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
@@ -468,3 +469,17 @@ def test_spills_from_an_earlier_run(tmp_path):
     assert written["environment"] == json.loads(kept.read_text())["environment"]
     assert len(written["cases"]) == 4
     assert any(way["microseconds"] for case in written["cases"] for way in case["ways"])
+
+
+def test_attentions_that_are_timed_are_one_kernel() -> None:
+    """All of a case's nodes; its text says what its numbers say."""
+    profile = find_profile("H200")
+    for case in (attention.CASES[0], attention.CASES[3], attention.CASES[9]):
+        found = attention.measure(case, profile, dry_run=True)
+        assert found.own.startswith("attention_") and set(found.ways.values()) == {None}
+    split = attention.measure(attention.CASES[9], profile, dry_run=True)
+    assert split.own.endswith("_split") and split.case.flops == 4 * 32 * 2049 * 64
+    timed = replace(split, torch=10.0, backend="flash", ways={"a": 12.0, "b": 11.0})
+    text, passes = attention.show([timed])
+    assert timed.best == "b" and " 1.10 |" in text and not passes
+    assert attention.show([replace(timed, torch=11.0)])[1]

@@ -160,6 +160,12 @@ def test_chunks_that_are_masked(case: str) -> None:
     check(made, inputs, length=600)
 
 
+def test_scores_need_no_wide_indices() -> None:
+    """They are nowhere: of 2 x 8 x 16,384 x 16,384 none is counted through."""
+    made = attention(PLAIN.replace("B,H,S,64", "2,8,16384,64").replace("B,H,K,64", "2,8,16384,64"))
+    assert made.kernel.plan.variants[0].name.endswith("32-bit") and "width 8" in made.kernel.plan.variants[0].name
+
+
 def test_many_queries_or_few_keys_are_not_split() -> None:
     made = attention(PLAIN)
     assert not splits(made, random_inputs(made, {"B": 1, "H": 1, "S": 2, "K": 255}))

@@ -225,8 +225,8 @@ def _shapes(
     """What to launch, and under which guards; the last runs anything."""
     found: list[tuple[Shape, tuple[str, ...]]] = []
     least = Shape(WARPS, 1, 32 if own.keys > 32 else 16, 1)
-    if fits_narrow(lowered):
-        narrow = narrow_guards(lowered)
+    if fits_narrow(lowered, rows=False):
+        narrow = narrow_guards(lowered, rows=False)
         if vectors:
             found += [(shape, (*narrow, *guards)) for shape in (first, own) if shape is not None]
         found.append((least, narrow))

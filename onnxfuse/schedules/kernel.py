@@ -107,30 +107,34 @@ def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Va
     return LaunchPlan(rule, len(lowered.tensors), binding.sources, tuple(checks), outputs, tuple(variants))
 
 
-def narrow_guards(lowered: Lowered) -> tuple[str, ...]:
-    """Guards under which 32-bit indices suffice: no tensor that is indexed as a whole has too many elements."""
+def narrow_guards(lowered: Lowered, rows: bool = True) -> tuple[str, ...]:
+    """Guards under which 32-bit indices suffice: no tensor that is indexed as a whole has too many elements.
+
+    ``rows``: whether a kernel counts through all elements of the rows that it reduces, and not each row's alone.
+    """
     program, symbols = lowered.program, lowered.binding.symbols
     guards = []
     for place, tensor in enumerate(program.inputs):
         if product(tensor.shape).value is None:
             guards.append(f"i{place}.n {INDEX_LIMIT} <")
-    for size in dict.fromkeys((*_inner_sizes(lowered), *(product(tensor.shape) for tensor in program.outputs))):
+    for size in dict.fromkeys((*_inner_sizes(lowered, rows), *(product(tensor.shape) for tensor in program.outputs))):
         if size.value is None:
             guards.append(f"{expression(size, symbols)} {INDEX_LIMIT} <")
     return tuple(guards)
 
 
-def fits_narrow(lowered: Lowered) -> bool:
-    """Whether no tensor of constant shape is too large for 32-bit indices."""
+def fits_narrow(lowered: Lowered, rows: bool = True) -> bool:
+    """Whether no tensor of constant shape is too large for 32-bit indices; ``rows`` as ``narrow_guards`` takes it."""
     program = lowered.program
-    sizes = [*_inner_sizes(lowered), *(product(tensor.shape) for tensor in (*program.inputs, *program.outputs))]
+    sizes = [*_inner_sizes(lowered, rows), *(product(tensor.shape) for tensor in (*program.inputs, *program.outputs))]
     return all(size.value is None or size.value < INDEX_LIMIT for size in sizes)
 
 
-def _inner_sizes(lowered: Lowered) -> list[Dim]:
+def _inner_sizes(lowered: Lowered, rows: bool) -> list[Dim]:
     """Elements of what is never in memory, but counted through by a reshape or a reduction."""
     inner = postorder(lowered.program.outputs)
-    counted = [tensor.operand for tensor in inner if isinstance(tensor, Reshape | Reduce | Scan)]
+    counting = (Reshape, Reduce, Scan) if rows else (Reshape, Scan)
+    counted = [tensor.operand for tensor in inner if isinstance(tensor, counting)]
     return [product(tensor.shape) for tensor in counted if not isinstance(tensor, Input)]
 
 

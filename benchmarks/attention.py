@@ -1,0 +1,231 @@
+"""Attention as one kernel: every way to run it, the runtime's own nodes, and PyTorch's where that is installed.
+
+    python benchmarks/attention.py [--cases bert,long] [--target GPU] [--dry-run] [--no-torch]
+
+The zoo's attentions at the zoo's sizes, one new token against a cache, and long sequences.  PyTorch's time is that of
+the fastest backend of scaled_dot_product_attention that takes the case, with the same mask where there is one.  Passes
+where the best way takes no longer than 1.05 times PyTorch's in the mean over the cases.  ``--dry-run`` names the ways
+and times nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import click
+from common import RESULTS, ApartError, apart, entry, environment, measured_on, table, timing, write_results
+from onnx import parser
+
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.tuning.subjects import subjects_of
+
+MEAN = 1.05
+"""How many times as long as PyTorch's fastest the best way may take, in the mean."""
+
+SETS, RUNS = 3, 24
+"""Sets of inputs of PyTorch's that take turns, and runs that are timed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of an attention in float16; ``shared`` heads have keys and values in common; ``mask``: its axes."""
+
+    name: str
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    shared: int = 1
+    mask: str = ""
+
+    @property
+    def flops(self) -> int:
+        """Of both products."""
+        return 4 * self.batch * self.heads * self.queries * self.keys * self.size
+
+    @property
+    def text(self) -> str:
+        """The graph, heads and all."""
+        b, h, s, k, d, g = self.batch, self.heads, self.queries, self.keys, self.size, self.heads // self.shared
+        shapes = {"": "", "keys": f", float16[{b},1,1,{k}] mask", "all": f", float16[{b},1,{s},{k}] mask",
+                  "heads": f", float16[1,{h},{s},{k}] mask"}
+        spread = (
+            "k1 = Unsqueeze(k, two) k2 = Expand(k1, e) kh = Reshape(k2, w) "
+            "v1 = Unsqueeze(v, two) v2 = Expand(v1, e) vh = Reshape(v2, w)"
+        ) if self.shared > 1 else "kh = Identity(k) vh = Identity(v)"
+        masked = "c = Add(a, mask)" if self.mask else "c = Identity(a)"
+        return (
+            f"(float16[{b},{s},{h * d}] x, float16[{b},{g},{k},{d}] k, float16[{b},{g},{k},{d}] v{shapes[self.mask]})"
+            f" => (float16[{b},{s},{h * d}] y) <int64[4] heads = {{0,0,{h},{d}}}, int64[3] joined = {{0,0,{h * d}}}, "
+            f"int64[1] two = {{2}}, int64[5] e = {{1,1,{self.shared},1,1}}, int64[4] w = {{0,{h},-1,{d}}}> "
+            f"{{ r = Reshape(x, heads) q = Transpose <perm = [0,2,1,3]> (r) {spread} "
+            f"t = Transpose <perm = [0,1,3,2]> (kh) f = Constant <value_float = {d ** -0.5}> () g = CastLike(f, x) "
+            f"m = MatMul(q, t) a = Mul(m, g) {masked} p = Softmax <axis = -1> (c) o = MatMul(p, vh) "
+            f"z = Transpose <perm = [0,2,1,3]> (o) y = Reshape(z, joined) }}"
+        )
+
+
+CASES = (
+    Case("bert 8:128", 8, 12, 128, 128, 64, mask="keys"), Case("bert 32:384", 32, 12, 384, 384, 64, mask="keys"),
+    Case("vit 32", 32, 12, 197, 197, 64), Case("llama 1:1024", 1, 32, 1024, 1024, 64, 8, "all"),
+    Case("gpt2 8:256", 8, 12, 256, 256, 64, mask="all"), Case("t5 8:256", 8, 12, 256, 256, 64, mask="heads"),
+    Case("unet 2, 1024", 2, 8, 1024, 1024, 40), Case("unet 2, 1024 to 77", 2, 8, 1024, 77, 40),
+    Case("dit 8", 8, 16, 1024, 1024, 72), Case("decode 1:2048", 1, 32, 1, 2049, 64, 8, "keys"),
+    Case("decode 16:2048", 16, 32, 1, 2049, 64, 8, "keys"), Case("decode 1:32768", 1, 32, 1, 32768, 128, 8),
+    Case("long 2048", 8, 16, 2048, 2048, 64), Case("long 8192", 2, 16, 8192, 8192, 64),
+    Case("long 16384", 1, 16, 16384, 16384, 128), Case("long 4096, 128", 4, 16, 4096, 4096, 128),
+    Case("wide 2048", 2, 8, 2048, 2048, 256),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case: what is predicted, what ONNX Runtime's own nodes take, PyTorch's fastest backend, and every way by its
+    kernel's name, the schedule's own first; in microseconds."""
+
+    case: Case
+    predicted: float
+    runtime: float | None
+    torch: float | None
+    backend: str
+    ways: dict[str, float | None]
+
+    @property
+    def own(self) -> str:
+        """The schedule's own way."""
+        return next(iter(self.ways))
+
+    @property
+    def best(self) -> str:
+        """The quickest of those that were timed."""
+        return min(self.ways, key=lambda way: self.ways[way] or inf)
+
+
+def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
+    """All ways to run a case, timed."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {case.text}')
+    plan = optimise(model, Options(target=profile, verify=False, database=False, eager=True))
+    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "attention"]
+    subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
+    kernels = {entry(kernel): kernel for kernel in subject.kernels(plan.ledger.sizes).values()}
+    times: dict[str, float | None] = dict.fromkeys(kernels)
+    runtime = None
+    if not dry_run:
+        with timing(subject, plan) as time_of:
+            times = {name: time_of(kernel) for name, kernel in kernels.items()}
+            runtime = time_of(None)
+    return Result(case, plan.costs.kernel_seconds(subject.fusion) * 1e6, runtime, None, "", times)
+
+
+def torch_times(case: Case) -> dict[str, float]:
+    """Microseconds of GPU time of PyTorch's backends, of those that take the case; run in a process of its own."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.profiler import ProfilerActivity, profile
+
+    kind: dict[str, Any] = {"dtype": torch.float16, "device": "cuda"}
+    groups = case.heads // case.shared
+    masks = {"keys": (case.batch, 1, 1, case.keys), "all": (case.batch, 1, case.queries, case.keys),
+             "heads": (1, case.heads, case.queries, case.keys)}
+    sets = [(
+        torch.randn(case.batch, case.heads, case.queries, case.size, **kind),
+        torch.randn(case.batch, groups, case.keys, case.size, **kind),
+        torch.randn(case.batch, groups, case.keys, case.size, **kind),
+        torch.randn(masks[case.mask], **kind).expand(case.batch, case.heads, case.queries, case.keys)
+        if case.mask else None,
+    ) for _ in range(SETS)]
+    found = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+        def run(turn: int, backend: Any = backend) -> None:
+            query, key, value, mask = sets[turn % SETS]
+            with sdpa_kernel(backend):
+                torch.nn.functional.scaled_dot_product_attention(
+                    query, key, value, mask, enable_gqa=case.shared > 1)
+
+        try:
+            for turn in range(SETS):
+                run(turn)
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            print(f"  {case.name}: no {backend.name}: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            for turn in range(RUNS):
+                run(turn)
+            torch.cuda.synchronize()
+        total = sum(event.self_device_time_total for event in profiled.key_averages())
+        found[backend.name.removesuffix("_ATTENTION").lower()] = total / RUNS
+    return found
+
+
+def with_torch(result: Result) -> Result:
+    """The same with PyTorch's fastest backend, if it is there."""
+    try:
+        found = apart(torch_times, result.case)
+    except ApartError as error:
+        click.echo(f"  {result.case.name}: PyTorch: {error}", err=True)
+        return result
+    if not found:
+        return result
+    best = min(found, key=lambda name: found[name])
+    return Result(result.case, result.predicted, result.runtime, found[best], best, result.ways)
+
+
+def show(found: list[Result]) -> tuple[str, bool]:
+    """The table, and whether it passes."""
+    def figure(microseconds: float | None) -> str:
+        return f"{microseconds:.2f}" if microseconds else ""
+
+    rows, shares = [], []
+    for one in found:
+        best = one.ways[one.best]
+        share = best / one.torch if best and one.torch else None
+        shares += [share] if share else []
+        rows.append([
+            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
+            figure(best), one.best if best else one.own, f"{one.case.flops / best / 1e6:.0f}" if best else "",
+            figure(one.torch), one.backend, f"{share:.2f}" if share else ""])
+    head = ["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s", "PyTorch µs",
+            "backend", "best / PyTorch"]
+    text = table(head, rows)
+    if not shares:
+        return text, True
+    mean = geometric_mean(shares)
+    return f"{text}\n\nThe best way takes {mean:.3f} times as long as PyTorch's fastest in the mean.", mean <= MEAN
+
+
+@click.command(help=__doc__.split("\n")[0])
+@click.option("--cases", "names", metavar="NAME,...", help="Cases whose names begin so; all by default.")
+@click.option("--target", help="GPU to plan for; by default the one at hand.")
+@click.option("--dry-run", is_flag=True, help="Only name the ways; no GPU is needed.")
+@click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's attention too.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
+              help="Folder for the results; benchmarks/results by default.")
+def main(names: str | None, target: str | None, dry_run: bool, compare: bool, out: Path) -> None:
+    where = apart(environment) if dry_run else measured_on("--dry-run")
+    profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
+    wanted = tuple(name for name in (names or "").split(",") if name)
+    found = []
+    for case in CASES:
+        if not wanted or case.name.startswith(wanted):
+            result = measure(case, profile, dry_run)
+            found.append(with_torch(result) if compare and not dry_run else result)
+            click.echo(f"  {time.perf_counter() - start:4.0f} s  {case.name}", err=True)
+    text, passes = show(found)
+    click.echo(text)
+    if not dry_run:
+        path = write_results(out, "attention", where, {"cases": [asdict(each) for each in found]}, text)
+        click.echo(f"written: {path} and .json", err=True)
+    sys.exit(not passes)
+
+
+if __name__ == "__main__":
+    main()
