@@ -222,6 +222,13 @@ def test_report_as_html_escapes_names(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "grow-pointwise" in page
     assert "http" not in page
+    assert "Assumed sizes: n." in page and "Left to ONNX Runtime" not in page
+
+
+def test_report_as_html_names_what_is_left(tmp_path: Path) -> None:
+    run("report", write(tmp_path, CHAIN), "--least-gain", "50", "--html", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<p>Regions: 1; the best " in page and "1 × Mul, Tanh, Add, Sigmoid, Mul: no-gain" in page
 
 
 def test_rules_list_names_every_shipped_rule() -> None:
