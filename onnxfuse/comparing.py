@@ -53,6 +53,10 @@ class VerifyResult:
     needs_kernels: bool = False
     fault: str = ""
 
+    def __repr__(self) -> str:
+        """In one line: what was compared may be as large as the model."""
+        return f"<VerifyResult {self.summary}>"
+
     @property
     def status(self) -> Status:
         """Whether the fused model gives the original's answers; "not settled" where nothing speaks against it and the

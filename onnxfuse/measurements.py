@@ -117,11 +117,14 @@ def find_measurements(profile: Profile, path: Path | None = None) -> tuple[Measu
            if (environment == here if here is not None else _same_releases(environment))]
     seen_in = tuple(environment for environment in (*own[:1], *known)
                     if environment in recorded and _same_releases(environment))
-    notes = () if own else tuple(_stale(environment) for environment in known if environment not in seen_in)[:1]
-    if own or seen_in:
-        return Measurements(database, (own or seen_in)[0], tuple(dict.fromkeys(seen_in))), notes
-    database.close()
-    return None, notes
+    measured = database.measured_in()
+    notes = () if own else tuple(_stale(environment) for environment in known
+                                 if environment in measured or environment not in seen_in)[:1]
+    place = own[0] if own else here
+    if place is None or not (own or seen_in):
+        database.close()
+        return None, notes
+    return Measurements(database, place, tuple(dict.fromkeys(seen_in))), notes
 
 
 def environment_of(gpu: str) -> Environment:

@@ -14,10 +14,19 @@ from cli_models import CHAIN, PRODUCT, ROOT, parse, run, run_apart, write
 from run_statistics_files import document, node_of, run_of, write_document
 
 import onnxfuse
+from onnxfuse import measurements
 from onnxfuse.errors import MeasurementError
 from onnxfuse.graph.dims import symbol
 from onnxfuse.graph.load import from_proto
-from onnxfuse.measuring.database import Environment, Statistic, find_database, in_memory
+from onnxfuse.measuring.database import (
+    DEFAULT,
+    Environment,
+    Measurement,
+    Statistic,
+    find_database,
+    in_memory,
+    open_database,
+)
 from onnxfuse.measuring.production import statistics_of
 from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import kernel_time
@@ -26,6 +35,7 @@ from onnxfuse.planning.recorded import solved
 from onnxfuse.reporting.profile import profile_of_run
 from onnxfuse.reporting.profile_text import shapes
 from onnxfuse.rewriting import FusedNode, read_fused
+from onnxfuse.runtime import Gpu
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.run_statistics import read_statistics
 
@@ -216,6 +226,30 @@ def test_statistics_of_another_release_do_not_count(
     assert len(found.report.fusions) == 1
     (note,) = [note for note in found.report.notes if note.startswith("database: ")]
     assert "is not used: it was with driver 580.65.06, onnxfuse 0.0.1, " in note
+
+
+def test_what_was_tuned_with_another_driver_does_not_count_for_its_statistics(
+    tmp_path: Path, fused: tuple[Path, FusedNode], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is here, with a newer driver: times from production count, and what tune measured is told to be old."""
+    path, node = fused
+    model = write(tmp_path, CHAIN)
+    plan: dict[str, Any] = {"dims": {"batch": 64}, "target": "H200", "verify": False, "database": database}
+    file = write_document(tmp_path / "s.json", here(node, chain_run(64, 10, 5)))
+    assert run("report", path, "--profile", file, "--learn", "--database", database).exit_code == 0
+    with open_database(database) as kept:
+        (where,) = kept.recorded_in()
+        kernel = "a kernel that was tuned"
+        kept.record(where, Measurement(kernel, "1>1", DEFAULT, 1.0))
+    monkeypatch.setattr(measurements, "gpus", lambda: (Gpu(0, "NVIDIA H200", (9, 0), 132, (13, 0)),))
+    monkeypatch.setattr(measurements, "driver_version", lambda: "600.1")
+    found, notes = measurements.find_measurements(find_profile("H200"), database)
+    assert found is not None and found.seen_in == (where,)
+    assert found.environment.driver == "600.1"
+    assert notes[0].startswith("database: what was measured on NVIDIA H200 is not used: it was with driver 580.65.06, ")
+    found.database.close()
+    (entry,) = onnxfuse.optimize(model, **plan).report.fusions
+    assert entry.measured is not None and entry.measured["source"] == "statistics"
 
 
 def test_calls_that_no_database_counts(tmp_path: Path, fused: tuple[Path, FusedNode], database: Path) -> None:

@@ -383,6 +383,7 @@ def test_from_python(fused: Optimised, files: tuple[Path, Path]) -> None:
     assert isinstance(result, onnxfuse.VerifyResult)
     assert (result.same, result.status, result.exit_code) == (True, "same", 0)
     assert (result.original, result.fused) == ("the original model", "the fused model")
+    assert repr(result) == f"<VerifyResult same: every output bit for bit without kernels; {NO_KERNELS}>"
     assert onnxfuse.verify(fused.model, dims=DIMS).same
     name = fused.graph.inputs[0].name
     sets = [{name: np.zeros((1, size), np.int64)} for size in (4, 8)]

@@ -243,8 +243,19 @@ class Database:
         Raises:
             MeasurementError: the file is damaged.
         """
+        return self._environments_of("recordings")
+
+    def measured_in(self) -> frozenset[Environment]:
+        """Where anything was measured.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        return self._environments_of("measurements")
+
+    def _environments_of(self, table: str) -> frozenset[Environment]:
         names = ", ".join(entry.name for entry in fields(Environment))
-        rows = self._rows(f"SELECT {names} FROM environments WHERE id IN (SELECT environment FROM recordings) "
+        rows = self._rows(f"SELECT {names} FROM environments WHERE id IN (SELECT environment FROM {table}) "
                           f"LIMIT {ROWS}", ())
         return frozenset(map(self._environment, rows))
 
