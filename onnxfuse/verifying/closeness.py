@@ -69,13 +69,17 @@ def measured(name: str, got: Array, wanted: Array, closeness: Closeness = EXACT)
     a, b = np.atleast_1d(got).astype(wide), np.atleast_1d(wanted).astype(wide)
     differs = np.atleast_1d(got != wanted) & ~(np.isnan(a) & np.isnan(b))
     finite = np.isfinite(a) & np.isfinite(b)
+    largest = float(np.max(np.abs(b), where=finite, initial=0.0))
+    # Outputs may have any size: what is not needed any more is written over.
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.where(finite, np.abs(a - b), np.inf)
+        error = np.abs(np.subtract(a, b, out=a))
+    error[~finite] = np.inf
     # Integers of 64 bits may differ where their float64 do not.
-    error = np.where(differs, np.maximum(error, np.finfo(np.float64).tiny), 0.0)
-    size = np.where(finite, np.abs(b), 0.0)
-    largest = float(size.max())
-    limit = closeness.atol + closeness.rtol * size + closeness.share * largest
+    np.maximum(error, np.finfo(np.float64).tiny, out=error)
+    error[~differs] = 0.0
+    limit: Array | float = closeness.atol + closeness.share * largest
+    if closeness.rtol:
+        limit = limit + closeness.rtol * np.where(finite, np.abs(b), 0.0)
     place = np.unravel_index(int(error.argmax()), error.shape)
     elements = int(np.count_nonzero(differs))
     counted = got.dtype.kind in "biu"
