@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -236,12 +237,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), rule, *map(line, rows)])
 
 
+def _command() -> str | None:
+    """The command line that measures the same again; None where no benchmark was started by one."""
+    script = Path(sys.argv[0]).resolve()
+    return shlex.join(["python", f"benchmarks/{script.name}", *sys.argv[1:]]) if script.parent == HERE else None
+
+
 def write_results(folder: Path, what: str, where: Environment, content: dict[str, Any], text: str) -> Path:
     """Write ``<date>-<gpu>-<what>.json`` and ``.md``; returns the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     gpu = re.sub(r"[^a-z0-9]+", "-", (where.gpu or "cpu").lower().removeprefix("nvidia ")).strip("-")
     stem = folder / f"{where.date}-{gpu}-{what}"
-    stem.with_suffix(".json").write_text(json.dumps({"environment": asdict(where), **content}, indent=1) + "\n")
-    head = "\n".join(f"{line}  " for line in where.lines())
+    command = _command()
+    stem.with_suffix(".json").write_text(
+        json.dumps({"environment": asdict(where), "command": command, **content}, indent=1) + "\n")
+    head = "\n".join(f"{line}  " for line in [*where.lines(), *([f"`{command}`"] if command else [])])
     stem.with_suffix(".md").write_text(f"# {what.replace('-', ' ').capitalize()}\n\n{head}\n\n{text}\n")
     return stem.with_suffix(".md")
