@@ -20,6 +20,9 @@ import pytest
 from cli_models import CHAIN, ROOT, write
 from packaging.specifiers import SpecifierSet
 
+# One process: setuptools puts what goes into a source archive together in the checkout.
+pytestmark = pytest.mark.xdist_group("wheel")
+
 BUILT = ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so"
 
 NEWEST_GLIBC = (2, 35)
