@@ -170,7 +170,8 @@ UNFORESEEN = """g (int64[n] ids) => (float[n] y) {
   t = Constant <value = float[2] {1.0, 2.0}> ()
   f = Cast <to = 1> (ids)
   ten = Constant <value = float {10.0}> ()
-  d = Sum(f, ten)
+  p = Abs(f)
+  d = Sum(p, ten)
   i = Cast <to = 7> (d)
   y = Gather(t, i)
 }"""
@@ -224,3 +225,33 @@ def test_signs_of_ours_have_ascii_and_others_a_code() -> None:
     assert "2 µs → ещё…é".encode("ascii", PLAINLY) == b"2 us -> \\u0435\\u0449\\u0451...\\xe9"
     with pytest.raises(UnicodeDecodeError):
         handle(UnicodeDecodeError("ascii", b"\xff", 0, 1, "no"))
+
+
+# What the shell completes
+
+
+def completed(line: str, incomplete: str = "") -> list[str]:
+    """What bash would be offered for a command line."""
+    words = [*line.split(), incomplete]
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxfuse"], text=True, capture_output=True, check=False,
+        env=environment(_ONNXFUSE_COMPLETE="bash_complete", COMP_WORDS=" ".join(words),
+                        COMP_CWORD=str(len(words) - 1)))
+    assert done.stderr == ""
+    return [entry.partition(",")[2] for entry in done.stdout.splitlines() if entry]
+
+
+def test_the_shell_completes_what_there_is(tmp_path: Path) -> None:
+    path = write(tmp_path, CHAIN)
+    assert completed(f"onnxfuse optimize {path} --dim") == ["batch="]
+    assert completed(f"onnxfuse bench {path} --dim", "bat") == ["batch="]
+    assert completed("onnxfuse report m.onnx --target", "h") == ["H100", "H200"]
+    assert completed("onnxfuse rules show", "scaled-m") == ["scaled-masked-softmax"]
+    assert "recompute" in completed("onnxfuse optimize --disable", "r")
+    assert "doctor" in completed("onnxfuse")
+
+
+def test_nothing_is_completed_from_what_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "no.onnx").write_bytes(b"no model")
+    for name in ("no.onnx", "none.onnx"):
+        assert completed(f"onnxfuse optimize {tmp_path / name} --dim") == []

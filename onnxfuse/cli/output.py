@@ -54,9 +54,9 @@ class Guard:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
-    def write(self, text: str) -> int:
-        """Write a text of any number of lines."""
-        self.stream.write(visible_lines(text))
+    def write(self, text: str | bytes) -> int:
+        """Write a text of any number of lines; what the shell is to complete comes as bytes."""
+        self.stream.write(visible_lines(text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from onnxfuse.cli import completion
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROVIDER_OPTIONS = (
@@ -102,6 +104,7 @@ def read_architectures(ctx: click.Context, param: click.Parameter, value: str | 
 model_argument = click.argument("model", type=FILE)
 
 dim_option = click.option("--dim", "dims", multiple=True, metavar="NAME=N", callback=read_sizes,
+                          shell_complete=completion.dimensions,
                           help="Size of a symbolic dimension to plan and count for; may repeat.")
 
 
@@ -181,13 +184,13 @@ def planning_options(command: F) -> F:
     for option in reversed((
         click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
                      help="Rule file, or folder of them, to use beside the shipped ones; may repeat."),
-        click.option("--disable", multiple=True, metavar="ID",
+        click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
                      help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
                           "attention (as one kernel), "
                           "recompute (values computed again rather than read), "
                           "horizontal-joins (independent regions in one kernel); may repeat."),
         dim_option,
-        click.option("--target", metavar="GPU",
+        click.option("--target", metavar="GPU", shell_complete=completion.targets,
                      help="GPU to plan for (`onnxfuse targets` lists them), or a YAML file that describes one; the one "
                           "present, else the H100."),
     )):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxfuse.cli import completion
 from onnxfuse.cli.output import console, hush_runtime, print_json
 from onnxfuse.cli.parameters import FILE
 from onnxfuse.visible import visible
@@ -42,7 +43,7 @@ def list_rules(paths: tuple[Path, ...], as_data: bool) -> None:
 
 
 @rules.command("show", short_help="Show one rule.")
-@click.argument("rule_id", metavar="ID")
+@click.argument("rule_id", metavar="ID", shell_complete=completion.rules)
 @more_rules
 def show_rule(rule_id: str, paths: tuple[Path, ...]) -> None:
     """Show the rule ID as its file has it, with its examples."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from onnxfuse.cli import completion
 from onnxfuse.cli.output import console, hush_runtime, print_json, progress
 from onnxfuse.cli.parameters import FILE, database_option, dim_option, model_argument
 from onnxfuse.visible import visible
@@ -16,7 +17,7 @@ from onnxfuse.visible import visible
 @dim_option
 @click.option("--rules", "rules", type=FILE, multiple=True, metavar="PATH",
               help="Rule file, or folder of them, to use beside the shipped ones; may repeat.")
-@click.option("--disable", multiple=True, metavar="ID",
+@click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
               help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
                    "attention (as one kernel), recompute (values computed again rather than read), "
                    "horizontal-joins (independent regions in one kernel); may repeat.")
