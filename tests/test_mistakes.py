@@ -11,7 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 from cli_models import CHAIN, PRODUCT, encoder, environment, parse, run, write
+from click.testing import CliRunner
 
+from onnxfuse.cli import main
 from onnxfuse.cli.output import PLAINLY
 from onnxfuse.cli.parameters import PROVIDER_OPTIONS
 from onnxfuse.pipeline import Options, optimise
@@ -208,7 +210,7 @@ def test_bench_of_two_models_that_are_not_one(tmp_path: Path) -> None:
 # Terminals that are not UTF-8
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1251", "shift_jis", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", "shift_jis"])
 def test_other_terminals_show_words_and_no_codes_of_our_own(tmp_path: Path, encoding: str) -> None:
     path = write(tmp_path, CHAIN)
     done = subprocess.run(
@@ -233,12 +235,10 @@ def test_signs_of_ours_have_ascii_and_others_a_code() -> None:
 def completed(line: str, incomplete: str = "") -> list[str]:
     """What bash would be offered for a command line."""
     words = [*line.split(), incomplete]
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxfuse"], text=True, capture_output=True, check=False,
-        env=environment(_ONNXFUSE_COMPLETE="bash_complete", COMP_WORDS=" ".join(words),
-                        COMP_CWORD=str(len(words) - 1)))
-    assert done.stderr == ""
-    return [entry.partition(",")[2] for entry in done.stdout.splitlines() if entry]
+    done = CliRunner().invoke(main, [], prog_name="onnxfuse", env={
+        "_ONNXFUSE_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)})
+    assert done.exit_code == 0, done.output
+    return [entry.partition(",")[2] for entry in done.output.splitlines() if entry]
 
 
 def test_the_shell_completes_what_there_is(tmp_path: Path) -> None:
