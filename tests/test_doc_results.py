@@ -30,6 +30,30 @@ def test_commands_have_these_options(words: list[str]) -> None:
         assert any(f'"{option}"' in text for text in texts), option
 
 
+ZOO = json.loads((ROOT / "benchmarks" / "results" / "2026-11-22-h200-zoo.json").read_text(encoding="utf-8"))
+
+
+def test_the_picture_shows_the_files_figures() -> None:
+    picture = (ROOT / "docs" / "pictures" / "zoo.svg").read_text(encoding="utf-8")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+    rows = sorted(((row["row"], row["measured"]["gpu_ratio"]["value"]) for row in ZOO["rows"]), key=lambda row: row[1])
+    assert [text for text in texts if ":" in text and " " not in text] == [name for name, _ in rows]
+    assert [f"{value:.2f}" for _, value in rows] == texts[-len(rows) - 1:-1]
+    assert f"geometric mean, {ZOO['geometric_mean']['gpu']:.2f}" in picture
+    assert f"{ZOO['environment']['gpu']}, ONNX Runtime {ZOO['environment']['versions']['onnxruntime']}" in picture
+
+
+def test_the_readme_has_the_files_figures() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    stated = re.search(
+        r"take ([\d.]+) times less GPU time fused \(geometric mean; from ([\d.]+) for ResNet-50 "
+        r"to ([\d.]+) for an MLP tower; LLaMA ([\d.]+), T5 ([\d.]+)\)", text)
+    assert stated is not None
+    ratios = {row["row"].split("_")[0]: row["measured"]["gpu_ratio"]["value"] for row in ZOO["rows"]}
+    figures = [ZOO["geometric_mean"]["gpu"], *(ratios[name] for name in ("resnet50", "tower", "llama", "t5"))]
+    assert list(stated.groups()) == [f"{figure:.2f}" for figure in figures]
+
+
 def test_results_say_what_made_them(tmp_path: Path) -> None:
     script = ROOT / "benchmarks" / "written.py"
     code = (f"import sys; sys.argv = [{str(script)!r}, '--rows', 'a b']; sys.path.insert(0, {str(script.parent)!r})\n"
