@@ -17,6 +17,7 @@ from onnxfuse.graph.agreement import unmet
 from onnxfuse.graph.binding import asked_of, bound, check_sizes
 from onnxfuse.measuring import make_inputs
 from onnxfuse.operators import load_graph
+from onnxfuse.pipeline import Options, optimise
 
 WEIGHTS: dict[str, tuple[tuple[int, ...], type]] = {
     "table": ((1, 77, 8), np.float32), "rows": ((77, 8), np.float32), "kernel": ((4, 1, 5, 5), np.float32),
@@ -106,13 +107,13 @@ def test_assumed_sizes_are_those_that_the_model_runs_at(
      "Such a size fits: --dim sequence=77."),
     (HEADS, "features=25", "'Reshape -> r' needs 25 (features) and 24 to be equal.",
      "Such a size fits: --dim features=24."),
-])
+], ids=["table", "looked up", "heads"])
 def test_sizes_at_which_the_model_fails_are_an_error_before_anything_is_written(
         tmp_path: Path, text: str, wrong: str, message: str, remedy: str) -> None:
     onnx.save(model(text), tmp_path / "m.onnx")
     for command in ("optimize", "report", "explain"):
         result = run(command, tmp_path / "m.onnx", "--dim", wrong)
-        assert (result.exit_code, result.output) == (1, (
+        assert (result.exit_code, result.output) == (2, (
             f"error: The model does not run at these sizes: {message}\n--> --dim {wrong}\nhelp: {remedy}\n"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.onnx"]
 
@@ -124,6 +125,13 @@ def test_a_changed_default_says_why(tmp_path: Path) -> None:
         "Dimension 'sequence' is taken to be 77: at 128, 'Add -> a' joins axes of 128 (sequence) and 77.  Give the "
         "size that you use: --dim sequence=SIZE."]
     assert content["assumed"]["dims"] == ["batch", "sequence"]
+
+
+@pytest.mark.parametrize(("text", "nearby"), [
+    (TABLE, []), (TABLE.replace("Add(x, table)", "Exp(x)"), ["batch=1, sequence=32", "batch=4, sequence=512"])])
+def test_a_dynamic_plan_looks_at_sizes_at_which_the_model_runs(text: str, nearby: list[str]) -> None:
+    made = optimise(model(text), Options(strategy="dynamic", target="H100", verify=False, database=False))
+    assert [size for space in made.plan.spaces for size in space.nearby] == nearby
 
 
 def test_no_count_is_negative(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 
 from onnxfuse.errors import ModelError
-from onnxfuse.graph.binding import bind
+from onnxfuse.graph.agreement import unmet
+from onnxfuse.graph.binding import asked_of, bind
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.admission import Facts, beside_convolutions, node_facts
@@ -70,6 +71,8 @@ def _nearby(costs: CostModel, objective: Objective) -> dict[str, CostModel]:
             there = bind(ledger.graph, sizes)
         except ModelError:
             continue  # so small that a kernel does not fit: nobody runs the model there
+        if unmet(asked_of(ledger.graph), there):
+            continue  # such as more rows than a table has
         text = ", ".join(f"{name}={size}" for name, size in sizes.items())
         found[text] = CostModel(Ledger(ledger.graph, there, ledger.placement), costs.profile, costs.groups)
     return found
