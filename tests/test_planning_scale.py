@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import gc
 import importlib
 import pstats
 import sys
@@ -22,9 +23,18 @@ CODE = str(Path(onnxfuse.__file__).parent)
 
 @pytest.mark.parametrize("kind", ["transformer", "pointwise"])
 def test_planning_grows_with_the_graph(kind: str) -> None:
-    """Four times the nodes take at most six times the processor's seconds; the smaller graph also warms caches up."""
+    """Four times the nodes take at most six times the processor's seconds; the smaller graph also warms caches up.
+
+    The quickest of three counts: others share the processor, and what earlier tests left is no work of the planner's.
+    """
     benchmark.plan(kind, 100)
-    small, large = (benchmark.plan(kind, count) for count in (400, 1600))
+    gc.collect()
+    gc.freeze()
+    try:
+        tried = [[benchmark.plan(kind, count) for count in (400, 1600)] for _ in range(3)]
+    finally:
+        gc.unfreeze()
+    small, large = (min(made, key=lambda each: each.cpu_seconds) for made in zip(*tried, strict=True))
     assert large.nodes >= 4 * small.nodes * 0.9
     assert large.fused_nodes > 3 * small.fused_nodes
     assert large.cpu_seconds < 6 * small.cpu_seconds
