@@ -135,12 +135,11 @@ def _tensors(loaded: LoadedModel) -> list[Tensor]:
     place = None if loaded.path is None else str(loaded.path)
     kinds = {info.name: info.type.WhichOneof("value") for info in
              (*loaded.proto.graph.input, *loaded.proto.graph.output)}
-    inferred = _inferred(loaded.proto)
-    outputs = (_tensor(value, kinds, False, place) for value in graph.outputs)
-    return [
-        *(_tensor(value, kinds, True, place) for value in graph.inputs if value.name not in given),
-        *(replace(tensor, sizes=inferred.get(tensor.name, tensor.sizes)) for tensor in outputs),
-    ]
+    inputs = [_tensor(value, kinds, True, place) for value in graph.inputs if value.name not in given]
+    outputs = [_tensor(value, kinds, False, place) for value in graph.outputs]
+    # With what we know stated: of an output whose rank it does not know, ONNX Runtime says what it says of a scalar.
+    inferred = _inferred(_stated(loaded.proto, outputs))
+    return [*inputs, *(replace(tensor, sizes=inferred.get(tensor.name, tensor.sizes)) for tensor in outputs)]
 
 
 def _inferred(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:

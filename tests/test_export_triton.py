@@ -141,6 +141,20 @@ g (float[4, 6] x, float[n, 5] z) => (float[a, b] y, float w, float[c, d] v) {
     assert [size.dim_value for size in served.graph.output[0].type.tensor_type.shape.dim] == [8, 3]
 
 
+def test_an_output_of_a_rank_that_the_file_does_not_say_is_no_scalar(tmp_path: Path) -> None:
+    model = parse("g (float[n, 4] x, int64[2] shape) => (float[a, b] y, float z) { y = Reshape(x, shape) "
+                  "z = ReduceMax<keepdims = 0>(y) }")
+    for info in model.graph.output:
+        info.type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "model.onnx")
+    done = run("export-triton", tmp_path / "model.onnx", "--name", "m", "--output", tmp_path)
+    assert done.exit_code == 0, done.output
+    told = tensors(read_configuration(tmp_path / "m"))
+    assert (told["y"][1], told["z"][1]) == ([-1, -1], [1])
+    session = onnxruntime.InferenceSession(tmp_path / "m" / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [len(each.shape) for each in session.get_outputs()] == [2, 0]
+
+
 @pytest.mark.parametrize("seed", [9049, 9074, 9076, 9082, 9135])
 def test_the_runtime_may_infer_more_than_we_do(tmp_path: Path, seed: int) -> None:
     onnx.save(seeded(seed).model, tmp_path / "model.onnx")
