@@ -47,12 +47,14 @@ SETTING = "prefer_nhwc"
 class Facts:
     """A node that can be fused; ``rows`` is how its reductions arrange elements, ``view`` whether it costs nothing on
     its own, ``transposes`` whether it moves the innermost axis, so that only tiled and transposed kernels run it
-    well, ``contracts`` whether it is a product, which only regions of their own kind hold (``contractions``)."""
+    well, ``contracts`` whether it is a product, which only regions of their own kind hold (``contractions``),
+    ``maxima`` whether it takes maxima of rows, as a softmax does."""
 
     rows: Arrangement | None
     view: bool
     transposes: bool = False
     contracts: bool = False
+    maxima: bool = False
 
 
 def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusal:
@@ -84,6 +86,7 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     if is_contraction(node):
         return Facts(None, view=False, contracts=True)
     rows: Arrangement | None = None
+    maxima = False
     for tensor in postorder(lowered.program.outputs):
         if not isinstance(tensor, Reduce | Scan):
             continue
@@ -92,7 +95,8 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
         if rows is not None and rows != found:
             return Refusal("reduction-structure", f"{node.qualified_op} reduces over different rows", node.label)
         rows = found
-    return Facts(rows, kind is Kind.VIEW, moves_innermost(node))
+        maxima = maxima or (isinstance(tensor, Reduce) and tensor.kind.startswith("max"))
+    return Facts(rows, kind is Kind.VIEW, moves_innermost(node), maxima=maxima)
 
 
 def prefers_channels_last(provider_options: Mapping[str, str]) -> bool:

@@ -4,8 +4,9 @@
     keys ──── views ─ product ─ scale, mask, softmax ─ product ─ views ─▶
     values ── views ─────────────────────────────────────┘
 
-Whatever leads from one product to another and reduces rows on the way is between them; the schedule says whether that
-is a softmax.  It is weighed bare, with the views around it, and with what is computed pointwise beside them.
+Whatever leads from one product to another and takes maxima of rows on the way is between them; the schedule says
+whether that is a softmax.  It is weighed bare, with the views around it, and with what is computed pointwise beside
+them.
 
 How long a product takes is known less well than how long bytes do.  So such a region is taken where it was measured
 faster than the runtime's own nodes, or where the profile of the GPU has a measured rate of such kernels to predict by.
@@ -55,7 +56,7 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
 
 
 def _cores(second: Node, facts: Mapping[Node, Facts]) -> Iterator[Members]:
-    """Products that lead to a product by way of a reduction, each with it and all that is between."""
+    """Products that lead to a product by way of rows' maxima, each with it and all that is between."""
     for operand in second.reads():
         above: set[Node] = set()
         products: list[Node] = []
@@ -69,12 +70,14 @@ def _cores(second: Node, facts: Mapping[Node, Facts]) -> Iterator[Members]:
             else:
                 above.add(node)
                 waiting += node.reads()
+        if not any(facts[node].maxima for node in above):
+            continue
         for first in ordered(products):
             between = {first}
             for node in ordered(above):
                 if any(value.producer in between for value in node.reads()):
                     between.add(node)
-            if any(facts[node].rows is not None for node in between):
+            if any(facts[node].maxima for node in between):
                 yield frozenset({*between, second})
 
 
