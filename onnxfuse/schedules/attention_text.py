@@ -155,7 +155,7 @@ class AttentionText:
         outer, whole = self._scores(checked=False)
         _, cut = self._scores(checked=True)
         each = [
-            f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, {rows} - 1);", *outer,
+            f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({rows} - 1));", *outer,
             f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}",
             *_POWERS,
         ]
