@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import geometric_mean
@@ -125,8 +127,13 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     return Result(case, plan.costs.kernel_seconds(subject.fusion) * 1e6, runtime, None, "", times)
 
 
-def torch_times(case: Case) -> dict[str, float]:
-    """Microseconds of GPU time of PyTorch's backends, of those that take the case; run in a process of its own."""
+def torch_times(cases: Sequence[Case]) -> list[dict[str, float]]:
+    """Microseconds of GPU time of PyTorch's backends, of those that take each case; run in a process of its own."""
+    warnings.simplefilter("ignore")
+    return [_torch_times(case) for case in cases]
+
+
+def _torch_times(case: Case) -> dict[str, float]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.profiler import ProfilerActivity, profile
@@ -166,17 +173,16 @@ def torch_times(case: Case) -> dict[str, float]:
     return found
 
 
-def with_torch(result: Result) -> Result:
-    """The same with PyTorch's fastest backend, if it is there."""
+def with_torch(results: list[Result]) -> list[Result]:
+    """The same with PyTorch's fastest backend of each, if it is there."""
     try:
-        found = apart(torch_times, result.case)
+        times = apart(torch_times, [result.case for result in results])
     except ApartError as error:
-        click.echo(f"  {result.case.name}: PyTorch: {error}", err=True)
-        return result
-    if not found:
-        return result
-    best = min(found, key=lambda name: found[name])
-    return Result(result.case, result.predicted, result.runtime, found[best], best, result.ways)
+        click.echo(f"  PyTorch: {error}", err=True)
+        return results
+    best = [min(found, key=lambda name: found[name], default="") for found in times]
+    return [replace(result, torch=found.get(name), backend=name)
+            for result, found, name in zip(results, times, best, strict=True)]
 
 
 def show(found: list[Result]) -> tuple[str, bool]:
@@ -216,9 +222,9 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ou
     found = []
     for case in CASES:
         if not wanted or case.name.startswith(wanted):
-            result = measure(case, profile, dry_run)
-            found.append(with_torch(result) if compare and not dry_run else result)
+            found.append(measure(case, profile, dry_run))
             click.echo(f"  {time.perf_counter() - start:4.0f} s  {case.name}", err=True)
+    found = with_torch(found) if compare and not dry_run else found
     text, passes = show(found)
     click.echo(text)
     if not dry_run:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
 import pytest
 from emulator import run_plan, variants_that_hold
@@ -196,6 +197,20 @@ def test_rows_that_are_masked_everywhere(case: str) -> None:
     inputs["v"][0, 7, 2] = np.inf  # times zero
     (got,) = run_plan(made.kernel.plan, made.kernel.source, arguments(made, inputs))
     assert np.isnan(got[0, 3, 2])
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_the_lowest_number_as_a_mask(kind: str) -> None:
+    """A row that is masked so everywhere is uniform, as far as scores do not lift it; large scores are far apart."""
+    made = attention("g (T[2,S,16] q, T[2,16,K] k, T[2,K,16] v, T[S,K] m) => (T[2,S,16] y) "
+                     "{ s = MatMul(q, k) c = Add(s, m) p = Softmax(c) y = MatMul(p, v) }", kind)
+    inputs = random_inputs(made, {"S": 5, "K": 70})
+    inputs["m"][:] = 0
+    lowest = ml_dtypes.finfo(inputs["m"].dtype).min
+    inputs["m"][1], inputs["m"][2, 3:], inputs["m"][3] = lowest, lowest, -np.inf
+    inputs["q"][:, 1] = 0
+    inputs["q"][1, 4] *= 3000
+    check(made, inputs, length=70)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 60000.0])

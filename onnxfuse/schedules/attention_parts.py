@@ -43,12 +43,11 @@ class Access:
 class Softmax:
     """Attributes:
         score: what it is of, at (b, m, k), over the first product's sum.
-        largest: the row's maximum; powers: functor of the powers; guarded: whether a row without a number gives zeros.
+        largest: the row's maximum; guarded: whether a row without a number gives zeros.
     """
 
     score: Scalar
     largest: Reduced
-    powers: str
     guarded: bool
 
 
@@ -262,4 +261,4 @@ def _softmax(scalar: Scalar) -> Softmax | None:
         divisor = bare(divisor.operands[0])
     if divisor is not summed or numerator is not bare(summed.element):
         return None
-    return Softmax(bare(found.largest.element), found.largest, found.functor, guarded)
+    return Softmax(bare(found.largest.element), found.largest, guarded)

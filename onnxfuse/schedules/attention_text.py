@@ -16,6 +16,10 @@ from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
+POWERS = "of::Exp<true>"
+"""What computes powers: scores are float32, and a mask may be the lowest number of bfloat16, so that a product with a
+maximum may overflow; no more than a unit of a power is rounded to 16 bits."""
+
 
 def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
     """The body of the kernel, over the template's ``warps``, ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and
@@ -87,7 +91,7 @@ class AttentionText:
     def functors(self) -> list[str]:
         """What maxima and powers are computed by."""
         softmax = self.parts.softmax
-        return [f"using Largest = {REDUCTIONS[softmax.largest.kind][0]};", f"using Powers = {softmax.powers};"]
+        return [f"using Largest = {REDUCTIONS[softmax.largest.kind][0]};", f"using Powers = {POWERS};"]
 
     def _bring(
         self, place: int, tile: str, rows: str, columns: str, loops: tuple[str, str], first: str
