@@ -33,6 +33,7 @@ from onnxfuse.tuning import timer as timer_module
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
 from onnxfuse.tuning.subjects import subjects_of
 from onnxfuse.tuning.timer import microseconds_per_run
+from onnxfuse.tuning.tune import PRODUCTS, disagreement
 from onnxfuse.version import __version__
 
 DIMS = {"batch": 64}
@@ -443,3 +444,11 @@ def test_reading_leaves_the_database_alone(tmp_path: Path, database: Path) -> No
     assert isinstance(kept, Database)
     kept.close()
     assert database.read_bytes() == before
+
+
+def test_ways_to_run_products_may_round_differently() -> None:
+    right = {"y": np.array([1.0, 0.01, np.nan], np.float16)}
+    near, far = ({"y": right["y"] + np.float16(off)} for off in (0.003, 0.02))
+    gone = {"y": np.array([1.0, 0.01, 0.0], np.float16)}
+    assert not disagreement(near, right, PRODUCTS) and disagreement(near, right)
+    assert all(disagreement(each, right, PRODUCTS) for each in (far, gone))
