@@ -91,7 +91,8 @@ class Scans(Reduction):
     """Rows with running totals.
 
     Rows that registers hold reach 0.75 to 1 of the bandwidth (benchmarks/results, ways).  The share is that of longer
-    ones, which are read once more for what their chunks amount to, and of nothing that was measured yet.
+    ones, which are read once more for what their chunks amount to; where no vector divides them they take up to three
+    times as long as it says (ways-scans).
     """
 
     name = "scans"
