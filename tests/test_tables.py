@@ -60,9 +60,8 @@ def test_texts_wrap_before_columns_go_and_rows_become_records_last() -> None:
         table.add_row("1", "one two three four", "five six seven eight", "123,456")
         return printed(lambda console: console.print(table), width)
 
-    assert [line.split() for line in shown(60).splitlines()] == [
-        ["n", "name", "more", "figure"],
-        ["1", "one", "two", "three", "four", "five", "six", "seven", "eight", "123,456"]]
+    assert shown(60) == ("n  name                more                   figure\n"
+                         "1  one two three four  five six seven eight  123,456\n")
     assert [line.split() for line in shown(40).splitlines()] == [
         ["n", "name", "more", "figure"], ["1", "one", "two", "three", "five", "six", "123,456"],
         ["four", "seven", "eight"]]
