@@ -11,18 +11,16 @@ and times nothing.
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 import click
-from common import RESULTS, ApartError, apart, entry, environment, measured_on, table, timing, write_results
-from onnx import parser
+from common import ApartError, apart, environment, measured_on, table, write_results
+from region_times import Times, chosen, figure, graph, options, times_of
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -90,41 +88,20 @@ CASES = (
 
 @dataclass(frozen=True)
 class Result:
-    """A case: what is predicted, what ONNX Runtime's own nodes take, PyTorch's fastest backend, and every way by its
-    kernel's name, the schedule's own first; in microseconds."""
+    """A case, its times, and the microseconds of PyTorch's fastest backend."""
 
     case: Case
-    predicted: float
-    runtime: float | None
-    torch: float | None
-    backend: str
-    ways: dict[str, float | None]
-
-    @property
-    def own(self) -> str:
-        """The schedule's own way."""
-        return next(iter(self.ways))
-
-    @property
-    def best(self) -> str:
-        """The quickest of those that were timed."""
-        return min(self.ways, key=lambda way: self.ways[way] or inf)
+    times: Times
+    torch: float | None = None
+    backend: str = ""
 
 
 def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {case.text}')
-    plan = optimise(model, Options(target=profile, verify=False, database=False, eager=True))
+    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "attention"]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    kernels = {entry(kernel): kernel for kernel in subject.kernels(plan.ledger.sizes).values()}
-    times: dict[str, float | None] = dict.fromkeys(kernels)
-    runtime = None
-    if not dry_run:
-        with timing(subject, plan) as time_of:
-            times = {name: time_of(kernel) for name, kernel in kernels.items()}
-            runtime = time_of(None)
-    return Result(case, plan.costs.kernel_seconds(subject.fusion) * 1e6, runtime, None, "", times)
+    return Result(case, times_of(subject, plan, plan.costs.kernel_seconds(subject.fusion), dry_run))
 
 
 def torch_times(cases: Sequence[Case]) -> list[dict[str, float]]:
@@ -187,17 +164,16 @@ def with_torch(results: list[Result]) -> list[Result]:
 
 def show(found: list[Result]) -> tuple[str, bool]:
     """The table, and whether it passes."""
-    def figure(microseconds: float | None) -> str:
-        return f"{microseconds:.2f}" if microseconds else ""
-
     rows, shares = [], []
     for one in found:
-        best = one.ways[one.best]
+        times = one.times
+        best = times.ways[times.best]
         share = best / one.torch if best and one.torch else None
         shares += [share] if share else []
         rows.append([
-            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
-            figure(best), one.best if best else one.own, f"{one.case.flops / best / 1e6:.0f}" if best else "",
+            one.case.name, str(len(times.ways)), figure(times.runtime), figure(times.predicted),
+            figure(times.ways[times.own]), figure(best), times.best if best else times.own,
+            f"{one.case.flops / best / 1e6:.0f}" if best else "",
             figure(one.torch), one.backend, f"{share:.2f}" if share else ""])
     head = ["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s", "PyTorch µs",
             "backend", "best / PyTorch"]
@@ -209,21 +185,12 @@ def show(found: list[Result]) -> tuple[str, bool]:
 
 
 @click.command(help=__doc__.split("\n")[0])
-@click.option("--cases", "names", metavar="NAME,...", help="Cases whose names begin so; all by default.")
-@click.option("--target", help="GPU to plan for; by default the one at hand.")
-@click.option("--dry-run", is_flag=True, help="Only name the ways; no GPU is needed.")
+@options
 @click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's attention too.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
-              help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, target: str | None, dry_run: bool, compare: bool, out: Path) -> None:
     where = apart(environment) if dry_run else measured_on("--dry-run")
-    profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
-    wanted = tuple(name for name in (names or "").split(",") if name)
-    found = []
-    for case in CASES:
-        if not wanted or case.name.startswith(wanted):
-            found.append(measure(case, profile, dry_run))
-            click.echo(f"  {time.perf_counter() - start:4.0f} s  {case.name}", err=True)
+    profile = resolve_profile(target or where.gpu or "H100")
+    found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
     found = with_torch(found) if compare and not dry_run else found
     text, passes = show(found)
     click.echo(text)

@@ -11,16 +11,14 @@ names the ways and times nothing.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import RESULTS, apart, entry, environment, measured_on, table, timing, write_results
-from onnx import parser
+from common import apart, environment, measured_on, table, write_results
+from region_times import Times, chosen, figure, graph, options, times_of
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -32,28 +30,15 @@ MEAN = 1.15
 
 @dataclass(frozen=True)
 class Result:
-    """A case: what is predicted, what ONNX Runtime takes, and every way by its kernel's name, the schedule's
-    own first; all in microseconds."""
+    """A case and its times."""
 
     case: str
-    predicted: float
-    runtime: float | None
-    ways: dict[str, float | None]
-
-    @property
-    def own(self) -> str:
-        """The schedule's own way."""
-        return next(iter(self.ways))
-
-    @property
-    def best(self) -> str:
-        """The quickest of those that were timed."""
-        return min(self.ways, key=lambda way: self.ways[way] or inf)
+    times: Times
 
     @property
     def over(self) -> float | None:
         """How many times as long as the quickest the schedule's own takes."""
-        own, best = self.ways[self.own], self.ways[self.best]
+        own, best = self.times.ways[self.times.own], self.times.ways[self.times.best]
         return own / best if own and best else None
 
 
@@ -123,50 +108,34 @@ def cases() -> Iterator[tuple[str, str]]:
 
 def measure(case: str, text: str, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
-    plan = optimise(model, Options(target=profile, least_gain=0.0, verify=False, database=False))
+    plan = optimise(graph(text), Options(target=profile, least_gain=0.0, verify=False, database=False))
     (subject,), _ = subjects_of(plan)
-    kernels = {entry(kernel): kernel for kernel in subject.kernels(plan.ledger.sizes).values()}
-    times: dict[str, float | None] = dict.fromkeys(kernels)
-    runtime = None
-    if not dry_run:
-        with timing(subject, plan) as time_of:
-            times = {name: time_of(kernel) for name, kernel in kernels.items()}
-            runtime = time_of(None)
-    return Result(case, subject.fusion.cost.seconds_after * 1e6, runtime, times)
+    return Result(case, times_of(subject, plan, subject.fusion.cost.seconds_after, dry_run))
 
 
 def show(found: list[Result]) -> tuple[str, bool]:
     """The table, and whether it passes."""
-    def figure(microseconds: float | None) -> str:
-        return f"{microseconds:.2f}" if microseconds else ""
-
-    rows = [[one.case, one.own, str(len(one.ways)), figure(one.runtime), figure(one.predicted),
-             figure(one.ways[one.own]), figure(one.ways[one.best]), one.best if one.over else "",
-             f"{one.over:.2f}" if one.over else ""] for one in found]
+    rows = []
+    for one in found:
+        times, over = one.times, one.over
+        rows.append([
+            one.case, times.own, str(len(times.ways)), figure(times.runtime), figure(times.predicted),
+            figure(times.ways[times.own]), figure(times.ways[times.best]), times.best if over else "",
+            f"{over:.2f}" if over else ""])
     head = ["case", "own way", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "own / best"]
-    text, over = table(head, rows), [one.over for one in found if one.over]
-    if not over:
+    text, shares = table(head, rows), [one.over for one in found if one.over]
+    if not shares:
         return text, True
-    mean = geometric_mean(over)
+    mean = geometric_mean(shares)
     return f"{text}\n\nThe schedule's own way takes {mean:.3f} times as long as the best in the mean.", mean <= MEAN
 
 
 @click.command(help=__doc__.split("\n")[0])
-@click.option("--cases", "names", metavar="NAME,...", help="Cases whose names begin so; all by default.")
-@click.option("--target", help="GPU to plan for; by default the one at hand.")
-@click.option("--dry-run", is_flag=True, help="Only name the ways; no GPU is needed.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
-              help="Folder for the results; benchmarks/results by default.")
+@options
 def main(names: str | None, target: str | None, dry_run: bool, out: Path) -> None:
     where = apart(environment) if dry_run else measured_on("--dry-run")
-    profile, start = resolve_profile(target or where.gpu or "H100"), time.perf_counter()
-    wanted = tuple(name for name in (names or "").split(",") if name)
-    found = []
-    for case, text in cases():
-        if not wanted or case.startswith(wanted):
-            found.append(measure(case, text, profile, dry_run))
-            click.echo(f"  {time.perf_counter() - start:4.0f} s  {case}", err=True)
+    profile = resolve_profile(target or where.gpu or "H100")
+    found = chosen(names, cases(), lambda case: case[0], lambda case: measure(*case, profile, dry_run))
     text, passes = show(found)
     click.echo(text)
     if not dry_run:
