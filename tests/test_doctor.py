@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from onnxfuse.doctor import cuda
 from onnxfuse.doctor.installed import loaded_from
 from onnxfuse.measuring.database import Environment, Measurement, open_database
 from onnxfuse.runtime import library, nvrtc
-from onnxfuse.version import __version__
+from onnxfuse.version import __version__, _version
 
 PARTS = ["NVIDIA driver", "GPU", "ONNX Runtime", "CUDA provider", "native library", "CuPy", "NVRTC", "CUDA headers",
          "compiler cache", "database"]
@@ -244,13 +245,21 @@ def test_an_onnx_runtime_that_is_too_old_and_for_the_cpu(tmp_path: Path) -> None
 
 
 def test_two_packages_of_onnx_runtime_and_of_cupy(tmp_path: Path) -> None:
-    release(tmp_path, "onnxruntime", "1.30.0")
-    release(tmp_path, "cupy-cuda12x", "14.0.0")
+    for name, version in (("onnxruntime", "1.30.0"), ("onnxruntime-gpu", "1.31.0"), ("cupy-cuda12x", "14.0.0"),
+                          ("cupy-cuda13x", "14.1.0")):
+        release(tmp_path, name, version)
     parts = apart(1, tmp_path)
     assert parts["ONNX Runtime"]["message"].startswith("Packages overwrite one another's files: onnxruntime 1.30.0, ")
     assert parts["ONNX Runtime"]["remedy"].startswith("pip uninstall -y onnxruntime onnxruntime-gpu && ")
     assert parts["CuPy"]["message"] == "Packages of CuPy overwrite one another's files."
     assert parts["CuPy"]["remedy"].startswith("Keep one: pip uninstall -y cupy-cuda13x cupy-cuda12x && ")
+
+
+def test_packages_in_folders_of_their_own_leave_each_other_alone(tmp_path: Path) -> None:
+    release(tmp_path, "onnxruntime", "1.30.0")
+    release(tmp_path, "cupy-cuda12x", "14.0.0")
+    parts = apart(0, tmp_path)
+    assert (parts["ONNX Runtime"]["state"], parts["CuPy"]["state"]) == ("ok", "ok")
 
 
 def test_a_cupy_that_does_not_load(tmp_path: Path) -> None:
@@ -438,3 +447,11 @@ def test_where_a_library_was_loaded_from() -> None:
     found = Path(loaded_from("libonnxfuse.so"))  # other tests load others of that name
     assert found.name == "libonnxfuse.so" and found.is_absolute()
     assert loaded_from("libnothing") == ""
+
+
+def test_a_checkout_that_is_not_installed_has_the_version_of_its_setup_cfg(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    assert f"version = {_version()}\n" in (ROOT / "setup.cfg").read_text()

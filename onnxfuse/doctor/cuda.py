@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxfuse.doctor.findings import Finding
-from onnxfuse.doctor.installed import loaded_from, releases
+from onnxfuse.doctor.installed import clashing, loaded_from, releases
 from onnxfuse.runtime import nvrtc
 from onnxfuse.runtime.compile import architectures, compile_cubin
 
@@ -166,7 +166,7 @@ def cupy(has_gpu: bool) -> Finding:
     """CuPy: its package, and whether it loads; on a machine with a GPU also whether it sees that."""
     packages = releases(("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x"))
     version = ", ".join(f"{name} {release}" for name, release in packages.items())
-    if len(packages) > 1:
+    if clashing(packages):
         return Finding("CuPy", "broken", version, message="Packages of CuPy overwrite one another's files.",
                        remedy=f"Keep one: pip uninstall -y {' '.join(packages)} && pip install cupy-cuda13x")
     spec = importlib.util.find_spec("cupy")

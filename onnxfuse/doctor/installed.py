@@ -18,6 +18,12 @@ def releases(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def clashing(packages: Iterable[str]) -> bool:
+    """Whether two of these packages, which have files of the same names, are installed in one folder."""
+    folders = [importlib.metadata.distribution(package).locate_file("") for package in releases(packages)]
+    return len(set(folders)) < len(folders)
+
+
 def loaded_from(name: str) -> str:
     """Path of a library that this process has loaded, by the beginning of its name; "" where it has not."""
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxfuse.doctor.findings import Finding
-from onnxfuse.doctor.installed import releases
+from onnxfuse.doctor.installed import clashing, releases
 from onnxfuse.runtime import library
 from onnxfuse.version import __version__
 
@@ -32,7 +32,7 @@ def runtime() -> Finding:
     api = _api(version)
     told = f"{version}, API {'unknown' if api is None else api}"
     path = str(Path(str(onnxruntime.__file__)).parent)
-    if len(packages) > 1:
+    if clashing(packages):
         names = ", ".join(f"{name} {release}" for name, release in packages.items())
         return Finding("ONNX Runtime", "broken", told, path, f"Packages overwrite one another's files: {names}.",
                        _ANEW.format(" ".join(packages)))
