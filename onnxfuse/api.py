@@ -30,7 +30,7 @@ from onnxfuse.verifying.runs import Inputs
 Source = str | Path | onnx.ModelProto
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A fused model and its report.
 
@@ -41,6 +41,9 @@ class Result:
 
     optimised: Optimised
     report: Report
+
+    def __repr__(self) -> str:
+        return repr(self.report).replace("<Report", "<Result", 1)
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,19 @@ def test_a_model_that_is_wrong_as_a_whole_is_not_delivered(monkeypatch: pytest.M
         "The verification failed: without kernels the fused model differs from the original in 'y'.\n"
         "help: This is a fault of onnxfuse; please report it with the model."
     )
+
+
+def test_a_report_shows_itself_as_data_as_text_and_as_a_page() -> None:
+    result = onnxfuse.optimize(parse(CHAIN), target="H100", verify=False)
+    report = result.report
+    assert repr(report) == (f"<Report of 'g' for {report.target}: 1 fused node, {report.estimated_speedup:.2f}x "
+                            "predicted, verification skipped>")
+    assert repr(result) == repr(report).replace("Report", "Result")
+    assert json.loads(json.dumps(report.to_json()))["estimated_speedup"] == round(report.estimated_speedup, 4)
+    said = report.to_text(width=60)
+    assert said.startswith("g  planned for H100") and max(map(len, said.splitlines())) <= 60
+    assert "5 nodes into 1" in said and "\x1b" not in said
+    assert report.to_html().startswith("<!doctype html>")
 
 
 def test_names_are_curated() -> None:

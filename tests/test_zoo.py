@@ -39,8 +39,7 @@ from onnxfuse.operators import OperatorClass, classify, flops_of
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import LEAST_GAIN
-from onnxfuse.reporting import report_of
-from onnxfuse.reporting.report import as_json
+from onnxfuse.reporting import as_json, report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import read_fused, save, unfuse
 from onnxfuse.rules import load_rules

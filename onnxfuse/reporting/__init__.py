@@ -2,9 +2,10 @@
 
 from onnxfuse.reporting.explain import Explanation, explanation_json
 from onnxfuse.reporting.explaining import explain
+from onnxfuse.reporting.findings import FusionEntry, Totals, as_json
 from onnxfuse.reporting.gather import is_fused, report_of
 from onnxfuse.reporting.held import keep_measured, note_report, report_of_fused
-from onnxfuse.reporting.report import FusionEntry, Report, Totals, as_json
+from onnxfuse.reporting.report import Report
 
 __all__ = [
     "Explanation", "FusionEntry", "Report", "Totals", "as_json", "explain", "explanation_json", "is_fused",

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.reporting.report import Assumed, LeftRegions, MatchEntry
+from onnxfuse.reporting.findings import Assumed, LeftRegions, MatchEntry
 
 Verdict = Literal["chosen", "lost", "no-gain", "refused"]
 State = Literal["fused", "product", "view", "host", "folded", "control", "removed", "alone"]

@@ -28,10 +28,10 @@ from onnxfuse.reporting.explain import (
     Verdict,
     Weighed,
 )
+from onnxfuse.reporting.findings import Assumed
 from onnxfuse.reporting.gather import costs_before, input_sizes, name_of, replaced_nodes
 from onnxfuse.reporting.left import left_regions, own_matches
 from onnxfuse.reporting.reasons import JOINS, Reasons, advice, product_words, told
-from onnxfuse.reporting.report import Assumed
 from onnxfuse.rewriting import read_fused, sizes_record
 
 _STATES: dict[Kind, State] = {

@@ -20,9 +20,10 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.reporting.findings import Assumed, FusionEntry, Sizes, Totals
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
 from onnxfuse.reporting.reasons import advice, told
-from onnxfuse.reporting.report import Assumed, FusionEntry, Report, Sizes, Totals
+from onnxfuse.reporting.report import Report
 from onnxfuse.rewriting import FusedNode, read_fused, sizes_record
 from onnxfuse.rules import RuntimeRule, groups_of
 from onnxfuse.version import __version__
@@ -77,6 +78,7 @@ def report_of(optimised: Optimised) -> Report:
         matches=own_matches(optimised),
         advice=advice(optimised),
         assumed=Assumed(optimised.assumed_target, optimised.assumed),
+        kernels={placed.op: optimised.regions[placed.region].source for placed in optimised.rewritten.placed},
     )
 
 

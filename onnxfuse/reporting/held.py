@@ -6,7 +6,7 @@ the file has no record or was changed since, are they counted anew, and a note s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
+from onnxfuse.reporting.findings import Assumed, Totals
 from onnxfuse.reporting.gather import Named, costs_before, entry_of, input_sizes, name_of, region_held, sizes_of, total
-from onnxfuse.reporting.report import Assumed, Report, Totals
+from onnxfuse.reporting.report import Report
 from onnxfuse.rewriting import (
     FusedNode,
     MeasuredRecord,
@@ -127,7 +128,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         dims={name: int(size) for name, size in record.dims.items()}, before=_totals(record.before),
         after=_totals(record.after), unknown=record.unknown, candidates=record.candidates, fusions=entries,
         refusals=(), sizes=sizes_of(loaded.proto), canonical=record.canonical, **_made(record),
-        assumed=Assumed(record.assumed_target, record.assumed_dims),
+        assumed=Assumed(record.assumed_target, record.assumed_dims), kernels=_texts(nodes),
     )
 
 
@@ -157,7 +158,8 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
     ledger = Ledger(graph, bind(graph, known))
     costs = CostModel(ledger, profile)
     regions, entries = [], []
-    for node in read_fused(loaded.proto):
+    nodes = read_fused(loaded.proto)
+    for node in nodes:
         counted = _region(node, graph.part(node.body), costs)
         regions.append(counted)
         entries.append(entry_of(_named(node), counted, [*node.hosts, *node.tensors], costs.region(counted)))
@@ -167,7 +169,7 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
         before=total(costs_before(costs, source, folded), (), source.proto), after=total(costs, regions, loaded.proto),
         unknown=ledger.total().unknown, candidates=len(entries), fusions=tuple(entries), refusals=(),
         sizes=sizes_of(loaded.proto), notes=(note,),
-        assumed=Assumed(assumed, tuple(name for name in sizes if name in guessed)),
+        assumed=Assumed(assumed, tuple(name for name in sizes if name in guessed)), kernels=_texts(nodes),
         **({"verification": {"status": "not recorded"}} if record is None else _made(record)),
     )
 
@@ -203,6 +205,10 @@ def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Region:
 
 def _named(node: FusedNode) -> Named:
     return Named(node.name, node.op, node.rule, node.schedule, node.architectures, node.figures)
+
+
+def _texts(nodes: Iterable[FusedNode]) -> dict[str, str]:
+    return {node.op: node.source for node in nodes}
 
 
 def _cost(figures: Mapping[str, float], node: str) -> RegionCost:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from onnxfuse.reporting import text
-from onnxfuse.reporting.report import Report
+from onnxfuse.reporting.findings import Findings
 
 
-def page(report: Report) -> str:
+def page(report: Findings) -> str:
     """The page; names from the model are escaped."""
     loader = PackageLoader("onnxfuse", "reporting")
     environment = Environment(

@@ -15,8 +15,8 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
+from onnxfuse.reporting.findings import LeftRegions, MatchEntry
 from onnxfuse.reporting.reasons import RUNTIME, is_own, runtime_words, several
-from onnxfuse.reporting.report import LeftRegions, MatchEntry
 from onnxfuse.rules import Match
 
 SETTLED = frozenset({

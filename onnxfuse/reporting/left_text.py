@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.reporting.report import LeftRegions, MatchEntry
+from onnxfuse.reporting.findings import LeftRegions, MatchEntry
 from onnxfuse.reporting.text import COMPILER, alike, count, escape, grouped, indented, operator_runs
 
 SHOWN = 24

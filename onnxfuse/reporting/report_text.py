@@ -9,8 +9,8 @@ from rich.console import Console
 
 from onnxfuse.reporting.explain import Explanation
 from onnxfuse.reporting.explain_text import show_whole
+from onnxfuse.reporting.findings import Findings, FusionEntry
 from onnxfuse.reporting.left_text import NAMES, SHOWN, show_left, show_matches, show_near, show_recognised
-from onnxfuse.reporting.report import FusionEntry, Report
 from onnxfuse.reporting.text import (
     count,
     duration,
@@ -28,7 +28,7 @@ OTHER_COLUMNS = 62
 """Characters of a line of the table of kernels beside its rule and operators."""
 
 
-def show(report: Report, console: Console, *, explanation: Explanation | None = None, verbose: bool = False) -> None:
+def show(report: Findings, console: Console, *, explanation: Explanation | None = None, verbose: bool = False) -> None:
     """Print a report: totals, what was fused, what was not, verification.
 
     Args:
@@ -50,7 +50,7 @@ def show(report: Report, console: Console, *, explanation: Explanation | None = 
     _ending(report, console)
 
 
-def _head(report: Report, console: Console) -> None:
+def _head(report: Findings, console: Console) -> None:
     show_heading(report, console)
     if report.made is not None:
         console.print(f"fused by onnxfuse {escape(str(report.made['onnxfuse']))}, strategy "
@@ -61,7 +61,7 @@ def _head(report: Report, console: Console) -> None:
         console.print(f"note: {escape(note)}")
 
 
-def _totals(report: Report, console: Console) -> None:
+def _totals(report: Findings, console: Console) -> None:
     before, after = report.before, report.after
     table = plain_table("", "before", "after")
     table.add_row("nodes", f"{before.nodes:,}", f"{after.nodes:,}")
@@ -79,7 +79,7 @@ def _totals(report: Report, console: Console) -> None:
         console.print(f"{len(report.unknown)} tensors of unknown size count as 0 bytes: {escape(names)}")
 
 
-def _fusions(report: Report, console: Console) -> None:
+def _fusions(report: Findings, console: Console) -> None:
     console.print()
     if not report.fusions:
         console.print("[bold]Nothing was fused.[/]")
@@ -133,7 +133,7 @@ def _figure(entries: Sequence[FusionEntry]) -> str:
     return duration(max(figure["microseconds"] for figure in found) * 1e-6) if found else "unmeasured"
 
 
-def _ending(report: Report, console: Console) -> None:
+def _ending(report: Findings, console: Console) -> None:
     console.print()
     console.print(f"predicted speed-up: {report.estimated_speedup:.2f}x of the GPU time, {_measured(report.measured)}")
     console.print(f"verification: {escape(verification_text(report.verification))}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from onnxfuse.reporting.report import Assumed, FusionEntry
+from onnxfuse.reporting.findings import Assumed, FusionEntry
 from onnxfuse.reporting.tables import FittedTable
 from onnxfuse.visible import visible, visible_lines
 
