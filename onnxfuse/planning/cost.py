@@ -10,7 +10,7 @@ of a run is given, its times stand in place of predictions of that side, and it 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import fsum
 
 from onnx import TensorProto
@@ -89,6 +89,16 @@ def product_peak(dtype: int | None, profile: Profile) -> float:
     if profile.measured.product_tflops is not None and peaks.float16_matrix:
         return matrix * profile.measured.product_tflops / peaks.float16_matrix
     return matrix * PRODUCT_EFFICIENCY
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A runtime fusion of which regions take nodes and leave others: ``left``, in graph order, and ``seconds`` that
+    these take in one run beyond what runs all the same."""
+
+    fusion: RuntimeFusion
+    left: tuple[Node, ...]
+    seconds: float
 
 
 class CostModel:
@@ -193,6 +203,19 @@ class CostModel:
             return 0.0, 0
         (whole, kernels), (rest, _) = self.unfused(group.nodes), self.unfused(group.without(members)[0])
         return min(whole, rest), kernels
+
+    def broken(self, regions: Sequence[Region]) -> tuple[Broken, ...]:
+        """Runtime fusions that regions break, in graph order; of the seconds each region's own count is part of its
+        ``seconds_after``."""
+        taken = {node for region in regions for node in region.nodes}
+        found = []
+        for group in self.groups:
+            left = group.nodes - taken
+            seconds, kernels = self.unfused(left)
+            if kernels and len(left) < len(group.nodes):
+                kept = tuple(sorted(left, key=lambda node: node.index))
+                found.append(Broken(group, kept, seconds - self._stays(group, taken)[0]))
+        return tuple(found)
 
     def together(self, parts: Sequence[Region]) -> RegionCost:
         """Independent regions of one graph before, and after in one launch.  Each moves in it what it moves alone: a

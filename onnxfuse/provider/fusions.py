@@ -18,11 +18,13 @@ from onnxfuse.provider.removed import given_back, readers, source, taken_out
 class RuntimeFusion:
     """Nodes that the runtime runs as one kernel.  It still does where some are gone that are not of the ``core``.
 
-    What it takes out of the graph between them is not among them.
+    What it takes out of the graph between them is not among them.  ``rules``: ids of the rules that say so, in the
+    order in which they took nodes in.
     """
 
     nodes: frozenset[Node]
     core: frozenset[Node]
+    rules: tuple[str, ...] = ()
 
     def without(self, gone: Collection[Node]) -> list[frozenset[Node]]:
         """What is left when some nodes are gone: the core and what still touches it, and every other node alone."""
@@ -43,8 +45,10 @@ class RuntimeFusion:
 @dataclass(frozen=True)
 class Made:
     """What takes the place of fused nodes: an operator, what it reads and its attributes, and the values that it
-    computes in their stead.  It runs without those of them too that are not of the node ``core``; None: it does not."""
+    computes in their stead.  It runs without those of them too that are not of the node ``core``; None: it does not.
+    ``rule``: id of what says so."""
 
+    rule: str
     op: str
     domain: str
     attributes: Mapping[str, Any]
@@ -81,6 +85,7 @@ class Fusing:
             self._link(copy)
         self._nodes, self._opsets = nodes, graph.opsets
         self._core: dict[Node, frozenset[Node]] = {}
+        self._rules: dict[Node, tuple[str, ...]] = {}
 
     @property
     def graph(self) -> Graph:
@@ -109,10 +114,12 @@ class Fusing:
         self._nodes[node] = None
         self._link(node)
         self._core[node] = frozenset(originals) if core is None else core
+        before = (rule for old in nodes for rule in self._rules.get(old, ()))
+        self._rules[node] = tuple(dict.fromkeys((*before, made.rule)))
 
     def groups(self) -> tuple[RuntimeFusion, ...]:
         """What was fused, two of the graph's nodes and more each, in graph order."""
-        found = (RuntimeFusion(frozenset(node.originals), core) for node, core in self._core.items()
+        found = (RuntimeFusion(frozenset(node.originals), core, self._rules[node]) for node, core in self._core.items()
                  if node in self._nodes)
         return tuple(sorted((group for group in found if len(group.nodes) > 1),
                             key=lambda group: min(node.index for node in group.nodes)))

@@ -57,6 +57,23 @@ class FusionEntry:
 
 
 @dataclass(frozen=True)
+class BrokenEntry:
+    """A fusion of ONNX Runtime's own that fused nodes break: they take some of its nodes, and not all.
+
+    Attributes:
+        rule: ids of the runtime rules that say so, joined by "+".
+        left: nodes of it that stay the runtime's; fused_nodes: those that hold the others.
+        seconds: predicted that ``left`` takes in one run beyond what runs all the same; 0 where the runtime's kernel
+            does without the others.
+    """
+
+    rule: str
+    left: tuple[str, ...]
+    fused_nodes: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Totals:
     """One run of a model; ``seconds`` is its predicted GPU time."""
 
@@ -141,6 +158,7 @@ class Findings:
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
         matches: what became of the places where fuse rules of the user's own matched.
+        broken: fusions of the runtime's own of which fused nodes take a part.
         assumed: what of ``target`` and ``dims`` nobody said.
         made: of a fused file, by what it was made and with which settings.
         warnings: of the rule files and the target; notes: what the plan rests on beside them.
@@ -171,6 +189,7 @@ class Findings:
     made: Mapping[str, Any] | None = None
     weights: tuple[str, ...] = ()
     kernels: Mapping[str, str] = field(default_factory=dict)
+    broken: tuple[BrokenEntry, ...] = ()
 
     @property
     def estimated_speedup(self) -> float:
@@ -195,6 +214,7 @@ def as_json(report: Findings) -> dict[str, Any]:
         "candidates": report.candidates,
         "fusions": [asdict(fusion) for fusion in report.fusions],
         "left": [{**asdict(left), "times": len(left.nodes)} for left in report.left],
+        "broken": [{**asdict(entry), "seconds": round(entry.seconds, 9)} for entry in report.broken],
         "canonical": dict(report.canonical),
         "matches": [asdict(match) for match in report.matches],
         "advice": [asdict(refusal) for refusal in report.advice],

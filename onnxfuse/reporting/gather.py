@@ -20,7 +20,7 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger
-from onnxfuse.reporting.findings import Assumed, FusionEntry, Sizes, Totals
+from onnxfuse.reporting.findings import Assumed, BrokenEntry, FusionEntry, Sizes, Totals
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
 from onnxfuse.reporting.reasons import advice, told
 from onnxfuse.reporting.report import Report
@@ -79,6 +79,18 @@ def report_of(optimised: Optimised) -> Report:
         advice=advice(optimised),
         assumed=Assumed(optimised.assumed_target, optimised.assumed),
         kernels={placed.op: optimised.regions[placed.region].source for placed in optimised.rewritten.placed},
+        broken=broken_entries(costs, entries, regions),
+    )
+
+
+def broken_entries(costs: CostModel, entries: Sequence[FusionEntry], regions: Sequence[Region]
+                   ) -> tuple[BrokenEntry, ...]:
+    """Runtime fusions that fused nodes break, of which there are entries and regions in one order."""
+    return tuple(
+        BrokenEntry("+".join(found.fusion.rules), tuple(node.label for node in found.left if node.op != "Constant"),
+                    tuple(entry.node for entry, region in zip(entries, regions, strict=True)
+                          if not found.fusion.nodes.isdisjoint(region.nodes)), found.seconds)
+        for found in costs.broken(regions)
     )
 
 

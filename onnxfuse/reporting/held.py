@@ -24,10 +24,21 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
-from onnxfuse.reporting.findings import Assumed, Totals
-from onnxfuse.reporting.gather import Named, costs_before, entry_of, input_sizes, name_of, region_held, sizes_of, total
+from onnxfuse.reporting.findings import Assumed, BrokenEntry, Totals
+from onnxfuse.reporting.gather import (
+    Named,
+    broken_entries,
+    costs_before,
+    entry_of,
+    input_sizes,
+    name_of,
+    region_held,
+    sizes_of,
+    total,
+)
 from onnxfuse.reporting.report import Report
 from onnxfuse.rewriting import (
+    BrokenRecord,
     FusedNode,
     MeasuredRecord,
     PlanRecord,
@@ -81,6 +92,7 @@ def _record(optimised: Optimised, report: Report) -> PlanRecord:
         objective.strategy, asdict(objective.hints), objective.least_gain, objective.channels_last,
         tuple(sorted(optimised.rules.disabled)), report.unknown, report.candidates, dict(report.canonical),
         _verified(report.verification, optimised),
+        broken=tuple(BrokenRecord(**vars(entry)) for entry in report.broken),
     )
 
 
@@ -129,6 +141,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         after=_totals(record.after), unknown=record.unknown, candidates=record.candidates, fusions=entries,
         refusals=(), sizes=sizes_of(loaded.proto), canonical=record.canonical, **_made(record),
         assumed=Assumed(record.assumed_target, record.assumed_dims), kernels=_texts(nodes),
+        broken=tuple(BrokenEntry(**vars(entry)) for entry in record.broken),
     )
 
 
@@ -170,6 +183,7 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
         unknown=ledger.total().unknown, candidates=len(entries), fusions=tuple(entries), refusals=(),
         sizes=sizes_of(loaded.proto), notes=(note,),
         assumed=Assumed(assumed, tuple(name for name in sizes if name in guessed)), kernels=_texts(nodes),
+        broken=broken_entries(costs, entries, regions),
         **({"verification": {"status": "not recorded"}} if record is None else _made(record)),
     )
 

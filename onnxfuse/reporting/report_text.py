@@ -12,6 +12,7 @@ from onnxfuse.reporting.explain_text import show_whole
 from onnxfuse.reporting.findings import Findings, FusionEntry
 from onnxfuse.reporting.left_text import NAMES, SHOWN, show_left, show_matches, show_near, show_recognised
 from onnxfuse.reporting.text import (
+    alike,
     count,
     duration,
     escape,
@@ -38,6 +39,7 @@ def show(report: Findings, console: Console, *, explanation: Explanation | None 
     _head(report, console)
     _totals(report, console)
     _fusions(report, console)
+    _broken(report, console)
     show_recognised(report.canonical, console)
     if explanation is not None and explanation.whole is not None:
         console.print()
@@ -122,6 +124,16 @@ def _spilled(kernels: Sequence[Sequence[FusionEntry]], console: Console) -> None
         more = f" and {len(spilled) - NAMES} more" if len(spilled) > NAMES else ""
         console.print(f"{count(len(spilled), 'kernel')} with values that registers do not hold "
                       f"({escape(spilled[0][0]['architecture'])}): {escape(which)}{more}")
+
+
+def _broken(report: Findings, console: Console) -> None:
+    """What is lost of ONNX Runtime's own fusions, by rule, and what that is predicted to cost."""
+    for rule, entries in grouped((entry for entry in report.broken if entry.seconds > 0),
+                                 lambda entry: entry.rule).items():
+        lost = sum(entry.seconds for entry in entries)
+        console.print(f"taken apart: {len(entries)} x {escape(rule)} of ONNX Runtime's own fusions; what it keeps of "
+                      f"{'it' if len(entries) == 1 else 'them'} takes {duration(lost)} predicted, counted above: "
+                      f"{escape(alike([entry.left[0] for entry in entries]))}")
 
 
 def _figure(entries: Sequence[FusionEntry]) -> str:

@@ -10,6 +10,7 @@ from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.mark import is_optimised
 from onnxfuse.rewriting.original import original
 from onnxfuse.rewriting.provenance import (
+    BrokenRecord,
     MeasuredRecord,
     PlanRecord,
     VerificationRecord,
@@ -26,6 +27,7 @@ from onnxfuse.rewriting.standalone import body_model, value_types
 from onnxfuse.rewriting.unfusing import unfuse
 
 __all__ = [
+    "BrokenRecord",
     "FusedNode",
     "FusedRegion",
     "InvariantError",

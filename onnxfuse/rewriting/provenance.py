@@ -65,6 +65,16 @@ class MeasuredRecord:
 
 
 @dataclass(frozen=True)
+class BrokenRecord:
+    """A fusion of ONNX Runtime's own that fused nodes break: ``broken`` of the report."""
+
+    rule: str
+    left: tuple[str, ...]
+    fused_nodes: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class PlanRecord:
     """How a fused model was made.
 
@@ -77,6 +87,7 @@ class PlanRecord:
         before, after: totals of the report; nodes: figures of each fused node, by its name.
         unknown, candidates, canonical: as in the report.
         verification, measured: None where that was not done.
+        broken: fusions of the runtime's own that fused nodes break.
     """
 
     onnxfuse: str
@@ -98,6 +109,7 @@ class PlanRecord:
     canonical: Mapping[str, int] = field(default_factory=dict)
     verification: VerificationRecord | None = None
     measured: MeasuredRecord | None = None
+    broken: tuple[BrokenRecord, ...] = ()
 
 
 def note_plan(model: onnx.ModelProto, record: PlanRecord) -> None:

@@ -75,5 +75,5 @@ def _made(rule: RuntimeRule, found: Match, graph: Graph) -> Made | None:
     except ValueError:
         return None
     results = tuple(value for value in found.results if value not in kept)
-    return Made(rule.becomes.op, rule.becomes.domain, attributes, inputs, results,
+    return Made(rule.id, rule.becomes.op, rule.becomes.domain, attributes, inputs, results,
                 core.producer if isinstance(core, Value) else None)
