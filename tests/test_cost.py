@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import onnx
 import pytest
+from conv_models import WEIGHTS, conv_model
 from onnx import TensorProto
 
 from onnxfuse.graph import Graph
@@ -187,3 +188,44 @@ def test_the_runtime_adds_up_all_elements_before_each(shape: tuple[int, ...], ax
     costs = CostModel(Ledger(graph, {}), H200)
     (node,) = graph.nodes
     assert costs.group_seconds(frozenset([node])) == pytest.approx(measured, rel=0.3)
+
+
+
+@pytest.mark.parametrize(("kind", "body", "shares"), [
+    ("float16", "y = Conv(x, w)", []),
+    ("float16", "y = Conv(x, w, b)", [0.2]),
+    ("float", "y = Conv(x, w, b)", [0.2]),
+    ("float16", "c = Conv(x, w, b) y = Relu(c)", [0.2, 0.75]),
+    ("float", "c = Conv(x, w, b) y = Relu(c)", []),  # one call of cuDNN adds the bias too
+    ("float", "c = Conv(x, w) n = BatchNormalization(c, b, b, b, b) y = Relu(n)", []),
+    ("float", "c = Conv(x, w, b) y = Sigmoid(c)", [0.2, 0.75]),
+    ("float16", "c = Conv(x, w) y = BatchNormalization(c, b, b, b, b)", [0.2]),  # folded into the weights and a bias
+    ("float16", "c = Conv(x, w, b) y = BatchNormalization(c, b, b, b, b)", [0.2]),
+    ("float16", "c = Conv(x, w) y = Mul(c, k)", []),  # folded into the weights alone
+    ("float16", "c = Conv(x, w) y = Add(c, k)", [0.2]),
+])
+def test_the_runtime_adds_a_bias_to_a_convolution_in_a_kernel_of_its_own(
+    kind: str, body: str, shares: list[float]
+) -> None:
+    """``shares``: of the copy rate, for each kernel beside the convolution's."""
+    loaded, bare = (load_graph(conv_model(text, kind=kind, weights={**WEIGHTS, "k": (16, 1, 1)}))
+                    for text in (body, "y = Conv(x, w)"))
+    sizes = {"N": 32, "H": 130, "W": 130}
+    seconds, kernels = CostModel(Ledger(loaded, sizes), H200).unfused(loaded.nodes)
+    product, _ = CostModel(Ledger(bare, sizes), H200).unfused(bare.nodes)
+    written = 32 * 16 * 128 * 128 * (2 if kind == "float16" else 4)
+    others = [kernel_time(written, written, 0, H200, efficiency=share) for share in shares]
+    assert kernels == 1 + len(others)
+    assert seconds == pytest.approx(product + sum(others), rel=0.02)
+
+
+def test_a_region_behind_a_convolution_saves_the_bias_that_it_adds() -> None:
+    """What a BatchNormalization comes to is added either way; the Relu is free with it."""
+    loaded = load_graph(conv_model("c = Conv(x, w) n = BatchNormalization(c, b, b, b, b) y = Relu(n)"))
+    costs = CostModel(Ledger(loaded, {"N": 32, "H": 130, "W": 130}), H200)
+    cost = costs.region(fuse(loaded, "BatchNormalization", "Relu"))
+    assert (cost.kernels_before, cost.kernels_after) == (2, 1)
+    written = 32 * 16 * 128 * 128 * 2
+    own = [kernel_time(written, written, 0, H200, efficiency=share) for share in (0.2, 0.75, 0.9)]
+    assert cost.seconds_before == pytest.approx(own[0] + own[1], rel=0.01)
+    assert cost.seconds_after == pytest.approx(own[2], rel=0.01)

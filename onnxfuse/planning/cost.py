@@ -3,8 +3,9 @@
 One kernel takes the GPU's floor plus the longer of its traffic and its arithmetic.  Traffic runs at the bandwidth that
 a good kernel reaches; a kernel whose tensors fit the second-level cache together finds them there, since the kernel
 before has just written them.  The unfused side runs as ONNX Runtime would run it: groups that it fuses itself
-(``provider.fusions``) are one kernel.  How often nodes run in one run of the model weighs both sides.  Where a profile
-of a run is given, its times stand in place of predictions of that side, and it tells how often nodes ran.
+(``provider.fusions``) are one kernel, or two where a further one adds a convolution's bias.  How often nodes run in one
+run of the model weighs both sides.  Where a profile of a run is given, its times stand in place of predictions of that
+side, and it tells how often nodes ran.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost, united
 from onnxfuse.planning.traffic import KernelTraffic, Ledger
 from onnxfuse.provider.fusions import RuntimeFusion
-from onnxfuse.provider.kernels import extra_arithmetic, overwrites, runtime_efficiency
+from onnxfuse.provider.kernels import CONVOLUTION_BIAS, biased, extra_arithmetic, overwrites, runtime_efficiency
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Schedule, running
@@ -148,8 +149,16 @@ class CostModel:
             else:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
-            self._seconds[nodes] = once * self.ledger.executions(nodes)
+            self._seconds[nodes] = (once + self._bias_seconds(nodes)) * self.ledger.executions(nodes)
         return self._seconds[nodes]
+
+    def _bias_seconds(self, nodes: frozenset[Node]) -> float:
+        """Time of the further kernel that adds a convolution's bias, where the runtime has one."""
+        result = biased(nodes)
+        if result is None:
+            return 0.0
+        moved = self.ledger.bytes_of(result) or 0
+        return kernel_time(moved, moved, 0.0, self.profile, efficiency=CONVOLUTION_BIAS)
 
     def _in_place(self, node: Node) -> KernelTraffic:
         """What a Scatter moves that writes over what it reads: what it updates, with what stands there where it makes
@@ -172,7 +181,8 @@ class CostModel:
             units.update(group.without(group.nodes - wanted))
         launched = [unit for unit in units if any(self.ledger.node(node).kernels for node in unit)]
         # Exact whatever the order: sets have none.
-        return fsum(self.group_seconds(unit) for unit in launched), len(launched)
+        kernels = len(launched) + sum(biased(unit) is not None for unit in launched)
+        return fsum(self.group_seconds(unit) for unit in launched), kernels
 
     def region(self, region: Region) -> RegionCost:
         """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts, less
@@ -201,8 +211,8 @@ class CostModel:
         left = group.nodes.difference(members)
         if not left or not group.core <= left:
             return 0.0, 0
-        (whole, kernels), (rest, _) = self.unfused(group.nodes), self.unfused(group.without(members)[0])
-        return min(whole, rest), kernels
+        (whole, kernels), (rest, fewer) = self.unfused(group.nodes), self.unfused(group.without(members)[0])
+        return min(whole, rest), min(kernels, fewer)
 
     def broken(self, regions: Sequence[Region]) -> tuple[Broken, ...]:
         """Runtime fusions that regions break, in graph order; of the seconds each region's own count is part of its
