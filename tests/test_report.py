@@ -16,6 +16,7 @@ import onnxfuse
 from onnxfuse.graph import from_proto
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.reporting import as_json, report_of, report_of_fused, text
+from onnxfuse.rewriting import FUSED
 
 ZOO = ROOT / "benchmarks" / "zoo"
 
@@ -43,7 +44,8 @@ def test_the_json_report_has_the_promised_fields() -> None:
 def test_every_field_is_documented() -> None:
     content = as_json(onnxfuse.optimize(parse(CHAIN)).report)
     words = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
-    for name in (*content, *content["fusions"][0], *content["refusals"][0]):
+    entries = (content["fusions"][0], content["refusals"][0], content["operators"][0], content["remaining"][0])
+    for name in (*content, *content["roofline"], *(name for entry in entries for name in entry)):
         assert f"`{name}`" in words, name
 
 
@@ -83,6 +85,41 @@ def test_figures_of_a_chain_by_hand() -> None:
     assert fusion.inputs == ("x", "w")
     assert fusion.outputs == ("y",)
     assert fusion.operators == ("Mul", "Tanh", "Add", "Sigmoid", "Mul")
+
+
+def test_operators_add_up_to_the_totals() -> None:
+    """A layer of which some is fused, products among it and a group that ONNX Runtime runs as one kernel."""
+    report = onnxfuse.report(encoder(layers=2), dims={"batch": 8, "sequence": 128}, target="H100")
+    content = report.to_json()
+    rows = {row["operator"]: row for row in content["operators"]}
+    for side in ("before", "after"):
+        totals = getattr(report, side)
+        assert sum(row[f"kernels_{side}"] for row in rows.values()) == totals.kernels
+        assert sum(row[f"bytes_{side}"] for row in rows.values()) == totals.bytes + totals.bytes_products
+        assert sum(row[f"seconds_{side}"] for row in rows.values()) == pytest.approx(totals.seconds, abs=1e-8)
+    fused = rows[FUSED]
+    assert fused["kernels_before"] == fused["bytes_before"] == fused["seconds_before"] == 0
+    assert fused["bytes_after"] == sum(fusion.bytes_after for fusion in report.fusions)
+    assert rows["MatMul"]["bytes_before"] == rows["MatMul"]["bytes_after"] > 0
+
+
+def test_a_fusions_place_on_the_roofline_by_hand() -> None:
+    report = onnxfuse.report(parse(CHAIN), dims={"batch": 8}, target="H200")
+    (fusion,) = report.fusions
+    assert fusion.flops == 8 * 4096 * (1 + 8 + 1 + 8 + 1)
+    assert fusion.seconds_before / fusion.seconds_after == pytest.approx(fusion.estimated_speedup, rel=1e-3)
+    assert report.roofline["bytes_per_second"] == 4.8e12 and report.roofline["flops_per_second"] == 66.9e12
+
+
+def test_what_remains_says_why() -> None:
+    report = onnxfuse.report(encoder(layers=2), dims={"batch": 8, "sequence": 128}, target="H100")
+    assert [group.seconds for group in report.remaining] == sorted(
+        (group.seconds for group in report.remaining), reverse=True)
+    product = next(group for group in report.remaining if group.state == "product")
+    assert product.operators[-1] in ("MatMul", "Gemm") and product.code == "product"
+    assert product.reason.endswith("is a matrix product, which stays ONNX Runtime's")
+    assert {group.node for group in report.remaining if group.state == "fused"} & {
+        fusion.node for fusion in report.fusions}
 
 
 ROWS = [

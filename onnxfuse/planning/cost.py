@@ -175,14 +175,18 @@ class CostModel:
 
         Of a group that is not all among ``nodes`` counts what stands without the others (``RuntimeFusion``).
         """
+        launched = self.units(nodes)
+        # Exact whatever the order: sets have none.
+        kernels = len(launched) + sum(biased(unit) is not None for unit in launched)
+        return fsum(self.group_seconds(unit) for unit in launched), kernels
+
+    def units(self, nodes: Iterable[Node]) -> list[frozenset[Node]]:
+        """Those of ``nodes`` that launch anything, together that ONNX Runtime runs as one kernel, in no order."""
         wanted = set(nodes)
         units = {frozenset([node]) for node in wanted if node not in self._group}
         for group in {self._group[node] for node in wanted if node in self._group}:
             units.update(group.without(group.nodes - wanted))
-        launched = [unit for unit in units if any(self.ledger.node(node).kernels for node in unit)]
-        # Exact whatever the order: sets have none.
-        kernels = len(launched) + sum(biased(unit) is not None for unit in launched)
-        return fsum(self.group_seconds(unit) for unit in launched), kernels
+        return [unit for unit in units if any(self.ledger.node(node).kernels for node in unit)]
 
     def region(self, region: Region) -> RegionCost:
         """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts, less
@@ -204,6 +208,7 @@ class CostModel:
             seconds_after=left - same + executions * self._fused_seconds(counted, members, self.read_again(region)),
             memory_saved=memory_saved(self.ledger, region),
             executions=executions,
+            flops=counted.flops,
         )
 
     def _stays(self, group: RuntimeFusion, members: Collection[Node]) -> tuple[float, int]:
@@ -241,7 +246,7 @@ class CostModel:
         moved = KernelTraffic(False, reads, writes, sum(counted.flops for counted in alone))
         cost = self.region(whole)
         more = self._fused_seconds(moved, whole.nodes, again) - self.kernel_seconds(whole)
-        return replace(cost, seconds_after=cost.seconds_after + cost.executions * more)
+        return replace(cost, seconds_after=cost.seconds_after + cost.executions * more, flops=moved.flops)
 
     def kernel_seconds(self, region: Region, flops: int = 0) -> float:
         """Predicted time of a region's own kernel, once, with so much arithmetic beyond that of its nodes."""

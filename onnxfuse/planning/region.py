@@ -24,7 +24,7 @@ class RegionCost:
     node, as the report defines it.  ``memory_saved``: bytes of tensors that are no longer made.
     ``seconds_after`` includes what is left of a runtime fusion that the region breaks, beyond what that takes anyway.
     ``executions``: how often the region runs in one run of the model, in both times; 0 where a profile shows that it
-    never does.  Bytes, kernels and memory are those of one time.
+    never does.  Bytes, kernels, memory and ``flops``, the arithmetic of the fused node, are those of one time.
     """
 
     bytes_before: int
@@ -35,6 +35,7 @@ class RegionCost:
     seconds_after: float
     memory_saved: int
     executions: float = 1.0
+    flops: int = 0
 
     @property
     def estimated_speedup(self) -> float:

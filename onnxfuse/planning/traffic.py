@@ -117,6 +117,10 @@ class Ledger:
         seen = [self.observed[node].executions for node in counted if node in self.observed]
         return max(seen) if seen else self._runs[counted[0].place if counted else self.graph.place]
 
+    def runs(self, node: Node) -> float:
+        """How often the graph that a node is in runs in one run of the model, by which totals count it."""
+        return self._runs[node.place]
+
     def node(self, node: Node) -> KernelTraffic:
         """What one node of the graph costs on its own."""
         if node not in self._nodes:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import get_args
-
-from onnx import TensorProto
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.sizes import shape_of
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.region import Region, RegionCost
+from onnxfuse.planning.region import RegionCost
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
@@ -23,7 +18,6 @@ from onnxfuse.reporting.explain import (
     ModelExplanation,
     Neighbour,
     NodeExplanation,
-    Remaining,
     State,
     Verdict,
     Weighed,
@@ -31,13 +25,10 @@ from onnxfuse.reporting.explain import (
 from onnxfuse.reporting.findings import Assumed
 from onnxfuse.reporting.gather import costs_before, input_sizes, name_of, replaced_nodes
 from onnxfuse.reporting.left import left_regions, own_matches
-from onnxfuse.reporting.reasons import JOINS, Reasons, advice, product_words, told
+from onnxfuse.reporting.reasons import Reasons, advice, product_words, told
+from onnxfuse.reporting.remaining import Places, Remains
 from onnxfuse.rewriting import read_fused, sizes_record
 
-_STATES: dict[Kind, State] = {
-    Kind.FOLDED: "folded", Kind.VIEW: "view", Kind.HOST: "host", Kind.PRODUCT: "product", Kind.OTHER: "alone",
-    Kind.CONTROL: "control",
-}
 _WORDS: dict[State, str] = {
     "folded": "ONNX Runtime computes it once, when the session is created",
     "view": "it costs nothing: its output is its input's memory under another shape",
@@ -78,27 +69,14 @@ def explain(optimised: Optimised, node: str | None = None, file: LoadedModel | N
     )
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A fused node of the plan."""
-
-    name: str
-    fusion: Region
-
-
 class _Explainer:
     def __init__(self, optimised: Optimised) -> None:
         self.optimised = optimised
         self.graph, self.ledger = optimised.graph, optimised.ledger
         self.reasons = Reasons(optimised)
         self.costs = optimised.costs
-        self.placed = [
-            _Placed(entry.node, optimised.plan.fusions[entry.region]) for entry in optimised.rewritten.placed
-        ]
-        self.home: dict[Node, list[_Placed]] = {}
-        for placed in self.placed:
-            for node in placed.fusion.nodes:
-                self.home.setdefault(node, []).append(placed)
+        self.places = Places(optimised)
+        self.placed, self.home = self.places.placed, self.places.home
 
     def subject(self, name: str, file: LoadedModel | None) -> tuple[str, list[Node]]:
         """What a name stands for: how to call it, and the original nodes."""
@@ -110,7 +88,7 @@ class _Explainer:
             return nodes[name].label, [nodes[name]]
         if name in labels:
             return name, [labels[name]]
-        made = {placed.name: list(placed.fusion.nodes) for placed in self.placed}
+        made = {name: list(fusion.nodes) for name, fusion in self.placed.items()}
         for entry in () if file is None else read_fused(file.proto):
             made.setdefault(entry.name, list(replaced_nodes(entry, self.graph.part(entry.body))))
         if name in made:
@@ -136,7 +114,7 @@ class _Explainer:
         """One node, or the nodes of a fused one."""
         shown = [node for node in nodes if node.op != "Constant"] or list(nodes)
         homes = self._homes(nodes)
-        state: State = "fused" if homes else self._state(nodes[-1])
+        state: State = "fused" if homes else self.places.state(nodes[-1])
         refusals = self.reasons.at(nodes)
         if state == "alone":
             why = self.reasons.why(nodes[-1])
@@ -155,32 +133,30 @@ class _Explainer:
             tuple(refusals),
             tuple(self._reads(nodes)),
             tuple(self._readers(nodes)),
-            tuple(next(placed.fusion.compiled for placed in self.placed if placed.name == name) for name in homes),
+            tuple(self.placed[name].compiled for name in homes),
         )
 
     def whole(self) -> ModelExplanation:
         """The traffic that remains after fusion."""
-        counted = [placed.fusion for placed in self.placed]
+        counted = list(self.placed.values())
         whole = costs_before(self.costs, self.optimised.loaded, self.optimised.folded, self.optimised.rules.runtime)
         before, after = whole.ledger.total(), self.ledger.total(counted)
         return ModelExplanation(
             before.bytes_other, after.bytes_other, after.bytes_products, whole.total(), self.costs.total(counted),
-            tuple(self._remaining()), left_regions(self.optimised), own_matches(self.optimised),
-            advice(self.optimised), told(self.optimised),
+            tuple(Remains(self.optimised, self.places, self.reasons).groups()), left_regions(self.optimised),
+            own_matches(self.optimised), advice(self.optimised), told(self.optimised),
         )
-
-    def _state(self, node: Node) -> State:
-        return "fused" if node in self.home else _STATES[self.ledger.placement.kinds[node]]
 
     def _summary(self, nodes: Sequence[Node], state: State, refusals: Sequence[Refusal]) -> str:
         if state == "fused":
             homes = self._homes(nodes)
-            first = next(placed for placed in self.placed if placed.name in homes)
-            others = sum(node.op != "Constant" for node in first.fusion.nodes)
+            first = next(name for name in self.placed if name in homes)
+            fusion = self.placed[first]
+            others = sum(node.op != "Constant" for node in fusion.nodes)
             more = f" and {len(homes) - 1} more" if len(homes) > 1 else ""
             if len(homes) > 1 and all(len(self.home.get(node, ())) == len(homes) for node in nodes):
                 return f"computed in each of {', '.join(homes)}: so its result need not be written and read"
-            return f"runs in {first.name}{more}: {others} nodes as one kernel ({first.fusion.rule})"
+            return f"runs in {first}{more}: {others} nodes as one kernel ({fusion.rule})"
         if state == "product":
             return product_words(nodes[-1])
         if state == "alone" and self.reasons.runtime(nodes[-1]):
@@ -189,7 +165,7 @@ class _Explainer:
 
     def _homes(self, nodes: Sequence[Node]) -> list[str]:
         """Names of the fused nodes that hold one of these nodes."""
-        return list(dict.fromkeys(placed.name for node in nodes for placed in self.home.get(node, ())))
+        return list(dict.fromkeys(name for node in nodes for name in self.home.get(node, ())))
 
     def _runtime(self, nodes: Sequence[Node]) -> tuple[str, ...]:
         """Nodes that the runtime itself would fuse with these."""
@@ -222,62 +198,8 @@ class _Explainer:
 
     def _neighbour(self, value: Value, node: Node) -> Neighbour:
         home = self.home.get(node)
-        return Neighbour(value.name, self.ledger.bytes_of(value), node.label, node.qualified_op, self._state(node),
-                         home[0].name if home else "")
-
-    def _remaining(self) -> list[Remaining]:
-        """Nodes and fused nodes by what they are, what they read and write, and why."""
-        groups: dict[tuple[object, ...], list[Remaining]] = {}
-        for found in (*self._remaining_fused(), *self._remaining_nodes()):
-            code = None if found.reason is None else (found.reason.code, found.reason.rule)
-            key = (found.state, found.operators, found.rule, found.shapes, code)
-            groups.setdefault(key, []).append(found)
-        joined = [
-            Remaining(
-                group[0].state, tuple(name for found in group for name in found.nodes), group[0].operators,
-                group[0].rule, group[0].shapes, len(group), sum(found.bytes for found in group),
-                sum(found.kernels for found in group), sum(found.seconds for found in group), group[0].reason,
-            )
-            for group in groups.values()
-        ]
-        return sorted(joined, key=lambda found: -found.bytes)
-
-    def _remaining_fused(self) -> Iterable[Remaining]:
-        for placed in self.placed:
-            fusion = placed.fusion
-            traffic = self.ledger.region(fusion)
-            stopped = [refusal for refusal in self.reasons.at(fusion.nodes) if refusal.code in JOINS]
-            operators = tuple(node.qualified_op for node in fusion.nodes if node.op != "Constant")
-            yield Remaining("fused", (placed.name,), operators, fusion.rule,
-                            self._shapes(fusion.tensors, fusion.outputs), 1,
-                            round(traffic.bytes * fusion.cost.executions),
-                            round(traffic.kernels * fusion.cost.executions),
-                            fusion.cost.seconds_after, stopped[0] if stopped else None)
-
-    def _remaining_nodes(self) -> Iterable[Remaining]:
-        """Nodes of the canonical view: what many operators spell is one thing."""
-        for view in (node for graph in self.optimised.canonical.graph.walk() for node in graph.nodes):
-            nodes = [node for node in view.originals if node not in self.home]
-            moved = sum(self.ledger.node(node).bytes for node in nodes)
-            if not moved:
-                continue
-            main = max(nodes, key=lambda node: (self._state(node) == "product", self.ledger.node(node).bytes))
-            seconds, kernels = self.costs.unfused(nodes)
-            runs = self.ledger.executions(nodes)
-            shown = [node for node in nodes if node.op != "Constant"]
-            outputs = [value for value in view.outputs if value is not None]
-            yield Remaining(self._state(main), tuple(node.label for node in shown),
-                            tuple(node.qualified_op for node in shown), view.rule or "",
-                            self._shapes(view.reads(), outputs), 1, round(moved * runs), round(kernels * runs),
-                            seconds, self.reasons.why(main))
-
-    def _shapes(self, inputs: Iterable[Value], outputs: Iterable[Value]) -> str:
-        return " -> ".join(", ".join(map(self._shape, side)) for side in (inputs, outputs))
-
-    def _shape(self, value: Value) -> str:
-        sizes = shape_of(value, self.ledger.sizes)
-        kind = "?" if value.dtype is None else TensorProto.DataType.Name(value.dtype).lower()
-        return f"{kind}[{'?' if sizes is None else ', '.join(map(str, sizes))}]"
+        return Neighbour(value.name, self.ledger.bytes_of(value), node.label, node.qualified_op,
+                         self.places.state(node), home[0] if home else "")
 
 
 def _removed(optimised: Optimised, name: str) -> NodeExplanation | None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxfuse.refusal import Refusal
+from onnxfuse.rewriting import OperatorRecord, RemainingRecord
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class FusionEntry:
         measured: GPU time that was measured of it (``planning.evidence.Times``), or None.
         compiled: what the compiler made of its kernel (``planning.spills``), or None where it was not compiled.
         body: the body of an If, a Loop or a Scan that it is in, as "Loop_3/body", or "".
-        runs: how often it runs in one run of the model; bytes and kernels are those of one time.
+        runs: how often it runs in one run of the model; bytes, kernels and flops are those of one time.
+        flops: arithmetic of the fused node; seconds_before, seconds_after: predicted GPU time of one run of the model,
+            of the original nodes and of the fused one.
         recomputes: those of ``replaces`` that another fused node replaces too; they count there before fusion.
     """
 
@@ -54,6 +57,9 @@ class FusionEntry:
     body: str = ""
     runs: float = 1.0
     recomputes: tuple[str, ...] = ()
+    flops: int = 0
+    seconds_before: float = 0.0
+    seconds_after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,8 @@ class Findings:
         assumed: what of ``target`` and ``dims`` nobody said.
         made: of a fused file, by what it was made and with which settings.
         warnings: of the rule files and the target; notes: what the plan rests on beside them.
+        operators: what each operator costs before and after, the dearest first; remaining: nodes that are alike and
+            take most of the time that is left, and why; roofline: what the target can do at most (``costs``).
         kernels: the text of each kernel, by the operator type of its nodes; the JSON leaves it out.
     """
 
@@ -188,6 +196,9 @@ class Findings:
     assumed: Assumed = field(default_factory=Assumed)
     made: Mapping[str, Any] | None = None
     weights: tuple[str, ...] = ()
+    operators: tuple[OperatorRecord, ...] = ()
+    remaining: tuple[RemainingRecord, ...] = ()
+    roofline: Mapping[str, float] = field(default_factory=dict)
     kernels: Mapping[str, str] = field(default_factory=dict)
     broken: tuple[BrokenEntry, ...] = ()
 
@@ -210,6 +221,9 @@ def as_json(report: Findings) -> dict[str, Any]:
         "made": None if report.made is None else dict(report.made),
         **_figures(report),
         "measured": None if report.measured is None else dict(report.measured),
+        "operators": [asdict(operator) for operator in report.operators],
+        "remaining": [asdict(group) for group in report.remaining],
+        "roofline": dict(report.roofline),
         "unknown": list(report.unknown),
         "candidates": report.candidates,
         "fusions": [asdict(fusion) for fusion in report.fusions],

@@ -20,9 +20,11 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.reporting.costs import by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, FusionEntry, Sizes, Totals
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
 from onnxfuse.reporting.reasons import advice, told
+from onnxfuse.reporting.remaining import largest
 from onnxfuse.reporting.report import Report
 from onnxfuse.rewriting import FusedNode, read_fused, sizes_record
 from onnxfuse.rules import RuntimeRule, groups_of
@@ -42,18 +44,7 @@ _NOTES: dict[str, dict[str, Any]] = {
 
 def report_of(optimised: Optimised) -> Report:
     """The report of a fused model, from the plan that it was made by."""
-    costs = optimised.costs
-    regions, entries = [], []
-    order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
-    for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
-        region = optimised.regions[placed.region]
-        counted = optimised.plan.fusions[placed.region]
-        reads = [value.name for value in (*region.hosts, *region.tensors)]
-        regions.append(counted)
-        entries.append(
-            entry_of(Named(placed.node, placed.op, region.rule, region.schedule, tuple(sorted(region.images)),
-                          region.figures), counted, reads, costs.region(counted))
-        )
+    costs, (regions, entries) = optimised.costs, _fused(optimised)
     whole = costs_before(costs, optimised.loaded, optimised.folded, optimised.rules.runtime)
     before = total(whole, (), optimised.loaded.proto)
     after = total(costs, regions, optimised.model)
@@ -78,6 +69,9 @@ def report_of(optimised: Optimised) -> Report:
         matches=own_matches(optimised),
         advice=advice(optimised),
         assumed=Assumed(optimised.assumed_target, optimised.assumed),
+        operators=by_operator(whole, costs, regions),
+        remaining=largest(optimised),
+        roofline=roofline(optimised.profile),
         kernels={placed.op: optimised.regions[placed.region].source for placed in optimised.rewritten.placed},
         broken=broken_entries(costs, entries, regions),
     )
@@ -92,6 +86,22 @@ def broken_entries(costs: CostModel, entries: Sequence[FusionEntry], regions: Se
                           if not found.fusion.nodes.isdisjoint(region.nodes)), found.seconds)
         for found in costs.broken(regions)
     )
+
+
+def _fused(optimised: Optimised) -> tuple[list[Region], list[FusionEntry]]:
+    """The fused nodes in the order of the model: what is counted of each, and what the report says of it."""
+    regions, entries = [], []
+    order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
+    for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
+        region = optimised.regions[placed.region]
+        counted = optimised.plan.fusions[placed.region]
+        reads = [value.name for value in (*region.hosts, *region.tensors)]
+        regions.append(counted)
+        entries.append(
+            entry_of(Named(placed.node, placed.op, region.rule, region.schedule, tuple(sorted(region.images)),
+                          region.figures), counted, reads, optimised.costs.region(counted))
+        )
+    return regions, entries
 
 
 def sizes_of(model: onnx.ModelProto) -> Sizes:
@@ -195,6 +205,9 @@ def entry_of(named: Named, region: Region, reads: Iterable[str], cost: RegionCos
         compiled=_note(named.figures, "compiled", named.node),
         body="" if body is None else body.label,
         runs=cost.executions,
+        flops=cost.flops,
+        seconds_before=round(cost.seconds_before, 9),
+        seconds_after=round(cost.seconds_after, 9),
         recomputes=tuple(member.label.removeprefix(before) for member in region.again if member.op != "Constant"),
     )
 

@@ -24,6 +24,7 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
+from onnxfuse.reporting.costs import by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, Totals
 from onnxfuse.reporting.gather import (
     Named,
@@ -91,7 +92,7 @@ def _record(optimised: Optimised, report: Report) -> PlanRecord:
         {name: asdict(cost) for name, cost in costs.items()}, report.assumed.target, report.assumed.dims,
         objective.strategy, asdict(objective.hints), objective.least_gain, objective.channels_last,
         tuple(sorted(optimised.rules.disabled)), report.unknown, report.candidates, dict(report.canonical),
-        _verified(report.verification, optimised),
+        report.operators, report.remaining, report.roofline, _verified(report.verification, optimised),
         broken=tuple(BrokenRecord(**vars(entry)) for entry in report.broken),
     )
 
@@ -140,7 +141,8 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         dims={name: int(size) for name, size in record.dims.items()}, before=_totals(record.before),
         after=_totals(record.after), unknown=record.unknown, candidates=record.candidates, fusions=entries,
         refusals=(), sizes=sizes_of(loaded.proto), canonical=record.canonical, **_made(record),
-        assumed=Assumed(record.assumed_target, record.assumed_dims), kernels=_texts(nodes),
+        assumed=Assumed(record.assumed_target, record.assumed_dims), operators=record.operators,
+        remaining=record.remaining, roofline=record.roofline, kernels=_texts(nodes),
         broken=tuple(BrokenEntry(**vars(entry)) for entry in record.broken),
     )
 
@@ -177,13 +179,15 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
         regions.append(counted)
         entries.append(entry_of(_named(node), counted, [*node.hosts, *node.tensors], costs.region(counted)))
     sizes = input_sizes(graph, ledger.sizes)
+    whole = costs_before(costs, source, folded)
     return Report(
         version=__version__, model=name_of(loaded), output=None, target=profile.name, dims=sizes,
-        before=total(costs_before(costs, source, folded), (), source.proto), after=total(costs, regions, loaded.proto),
+        before=total(whole, (), source.proto), after=total(costs, regions, loaded.proto),
         unknown=ledger.total().unknown, candidates=len(entries), fusions=tuple(entries), refusals=(),
         sizes=sizes_of(loaded.proto), notes=(note,),
         assumed=Assumed(assumed, tuple(name for name in sizes if name in guessed)), kernels=_texts(nodes),
-        broken=broken_entries(costs, entries, regions),
+        broken=broken_entries(costs, entries, regions), operators=by_operator(whole, costs, regions),
+        roofline=roofline(profile),
         **({"verification": {"status": "not recorded"}} if record is None else _made(record)),
     )
 

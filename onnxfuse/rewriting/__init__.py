@@ -10,9 +10,12 @@ from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.mark import is_optimised
 from onnxfuse.rewriting.original import original
 from onnxfuse.rewriting.provenance import (
+    FUSED,
     BrokenRecord,
     MeasuredRecord,
+    OperatorRecord,
     PlanRecord,
+    RemainingRecord,
     VerificationRecord,
     forget_plan,
     note_plan,
@@ -27,13 +30,16 @@ from onnxfuse.rewriting.standalone import body_model, value_types
 from onnxfuse.rewriting.unfusing import unfuse
 
 __all__ = [
+    "FUSED",
     "BrokenRecord",
     "FusedNode",
     "FusedRegion",
     "InvariantError",
     "MeasuredRecord",
+    "OperatorRecord",
     "Placed",
     "PlanRecord",
+    "RemainingRecord",
     "Rewritten",
     "Saved",
     "SizesRecord",

@@ -75,6 +75,51 @@ class BrokenRecord:
 
 
 @dataclass(frozen=True)
+class OperatorRecord:
+    """What all nodes of an operator cost in one run, before and after fusion; ``operator`` is ``FUSED`` for the fused
+    nodes.  Seconds are predicted; those of nodes that ONNX Runtime runs as one kernel are those of the largest."""
+
+    operator: str
+    kernels_before: float = 0
+    kernels_after: float = 0
+    bytes_before: float = 0
+    bytes_after: float = 0
+    seconds_before: float = 0
+    seconds_after: float = 0
+
+
+FUSED = "(fused)"
+"""In place of an operator: the fused nodes; no operator has brackets in its name."""
+
+
+@dataclass(frozen=True)
+class RemainingRecord:
+    """Nodes that are alike and still take time after fusion.
+
+    Attributes:
+        state: "fused", "product" or "alone".
+        node: the first of them; times: how many there are.
+        operators: of one of them; rule: of a fused node, or the canonical rule that takes several nodes as one.
+        shapes: what one of them reads and writes.
+        bytes, kernels, seconds: of all of them together in one run; seconds are predicted.
+        code, reason, remedy: why they are not fused, or the fused node is no larger; "" where nothing speaks against.
+    """
+
+    state: str
+    node: str
+    times: int
+    operators: tuple[str, ...]
+    rule: str
+    shapes: str
+    bytes: float
+    kernels: float
+    seconds: float
+    code: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
 class PlanRecord:
     """How a fused model was made.
 
@@ -86,6 +131,7 @@ class PlanRecord:
             that; disabled: rules and stages that were left out.
         before, after: totals of the report; nodes: figures of each fused node, by its name.
         unknown, candidates, canonical: as in the report.
+        operators, remaining: as in the report; roofline: as there, empty where it is not known.
         verification, measured: None where that was not done.
         broken: fusions of the runtime's own that fused nodes break.
     """
@@ -107,6 +153,9 @@ class PlanRecord:
     unknown: tuple[str, ...] = ()
     candidates: int = 0
     canonical: Mapping[str, int] = field(default_factory=dict)
+    operators: tuple[OperatorRecord, ...] = ()
+    remaining: tuple[RemainingRecord, ...] = ()
+    roofline: Figures = field(default_factory=dict)
     verification: VerificationRecord | None = None
     measured: MeasuredRecord | None = None
     broken: tuple[BrokenRecord, ...] = ()
