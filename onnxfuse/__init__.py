@@ -16,10 +16,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfuse.api import Result, VerifyResult, optimize, report, unfuse, verify
+    from onnxfuse.api import CheckResult, Lock, Result, VerifyResult, check, optimize, report, unfuse, verify
     from onnxfuse.errors import (
         ExternalDataError,
         KernelError,
+        LockError,
         ModelError,
         OnnxfuseError,
         OutputError,
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from onnxfuse.version import __version__
 
 _HOMES = {
-    "onnxfuse.api": ("Result", "VerifyResult", "optimize", "report", "unfuse", "verify"),
+    "onnxfuse.api": (
+        "CheckResult", "Lock", "Result", "VerifyResult", "check", "optimize", "report", "unfuse", "verify",
+    ),
     "onnxfuse.errors": (
-        "ExternalDataError", "KernelError", "ModelError", "OnnxfuseError", "OutputError", "RuleError",
-        "RuntimeLibraryError", "TargetError", "VerificationError",
+        "ExternalDataError", "KernelError", "LockError", "ModelError", "OnnxfuseError", "OutputError",
+        "RuleError", "RuntimeLibraryError", "TargetError", "VerificationError",
     ),
     "onnxfuse.runtime": ("library_path", "register", "session"),
     "onnxfuse.scheduler": ("DynamicFusionScheduler", "FusionPlanner", "Hints"),
@@ -44,11 +47,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "CheckResult",
     "DynamicFusionScheduler",
     "ExternalDataError",
     "FusionPlanner",
     "Hints",
     "KernelError",
+    "Lock",
+    "LockError",
     "ModelError",
     "OnnxfuseError",
     "OutputError",
@@ -59,6 +65,7 @@ __all__ = [
     "VerificationError",
     "VerifyResult",
     "__version__",
+    "check",
     "library_path",
     "optimize",
     "register",

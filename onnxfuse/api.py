@@ -9,10 +9,12 @@ from typing import Any, get_args
 
 import onnx
 
-from onnxfuse import reporting, rewriting, verifying
+from onnxfuse import locking, reporting, rewriting, verifying
 from onnxfuse.comparing import VerifyResult, compare
 from onnxfuse.errors import ModelError
+from onnxfuse.files import write_text
 from onnxfuse.graph import LoadedModel
+from onnxfuse.locking import CheckResult, Lock
 from onnxfuse.measurements import Place
 from onnxfuse.measuring.sets import InputSet, read_input_sets
 from onnxfuse.optimised import Optimised, Tell, silent
@@ -78,6 +80,20 @@ class Result:
             raise ValueError(f"external is {external!r}; it can be {', '.join(map(repr, get_args(External)))}")
         with told(source.path, path):
             return rewriting.save(self.model, path, source=source, external=external, progress=progress)
+
+    def lock(self) -> Lock:
+        """What is fused, by onnxfuse and by ONNX Runtime itself, to hold later models against (``check``)."""
+        with told(self.optimised.loaded.path):
+            return locking.lock_of(self.optimised, self.report)
+
+    def save_lock(self, path: str | Path) -> Path:
+        """Write the lock as a file of YAML, all of it or nothing; returns its path.
+
+        Raises:
+            OutputError: the file cannot be written; nothing was left behind.
+        """
+        write_text(Path(path), locking.lock_text(self.lock()))
+        return Path(path)
 
 
 def optimize(
@@ -323,6 +339,52 @@ def _input_sets(inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | 
     return [InputSet(arrays, f"your inputs {place}") for place, arrays in enumerate(inputs, 1)]
 
 
+def check(
+    model: Source,
+    lock: str | Path | Lock,
+    *,
+    rules: Sequence[str | Path] = (),
+    disable: Sequence[str] = (),
+    dims: Mapping[str, int] | None = None,
+    target: str | Profile | None = None,
+    tell: Tell = silent,
+    **wanted: Any,
+) -> CheckResult:
+    """Plan a model anew and compare what is fused with a lock: what the lock has and the model does not, by onnxfuse or
+    by ONNX Runtime itself, and why; what is new; inputs and outputs that changed.
+
+    Args:
+        model: a file, or what ``onnx.load`` returns; of a fused model the original in it is planned.
+        lock: what ``Result.save_lock`` or ``onnxfuse optimize --lock`` wrote, or ``Result.lock`` gave.
+        disable: ids of rules to leave out beside those that the lock leaves out.
+        dims: sizes that stand in place of the lock's; target: a GPU in place of the lock's.
+        tell: told the stage, how much of it is done, and how much there is.
+        wanted: further arguments of ``optimize``, in place of what the lock says.
+
+    Returns:
+        What was found: ``result.holds``, ``result.lost`` with a reason each, ``result.new``.
+
+    Raises:
+        LockError: the lock cannot be read, is one of a newer release, or of another model.
+        ModelError, RuleError, TargetError: as ``optimize``.
+    """
+    file = None if isinstance(lock, Lock) else Path(lock)
+    with told(file_of(model), file):
+        found = lock if isinstance(lock, Lock) else locking.read_lock(Path(lock))
+        settings = locking.settings_of(found, file)
+        loaded = load(model)
+        if is_fused(loaded.proto):
+            loaded = rewriting.original(loaded)
+        sizes = locking.sizes_of(found, loaded)
+    settings |= {"disable": (*settings["disable"], *disable), "dims": {**sizes, **(dims or {})}, **wanted}
+    if target is not None:
+        settings["target"] = target
+    result = optimize(loaded, rules=rules, verify=False, compile=True, tell=tell, **settings)
+    tell("comparing", 0, 0)
+    with told(file_of(model), file):
+        return locking.check(found, result.optimised, result.report, "the lock" if file is None else str(file))
+
+
 def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> onnx.ModelProto:
     """The original of a fused model: the functions' bodies in place of the fused nodes, under the original names.
 
@@ -349,5 +411,5 @@ def default_output(path: Path) -> Path:
     return path.with_name(f"{stem}.fused.onnx")
 
 
-__all__ = ["Explanation", "Report", "Result", "VerifyResult", "as_json", "default_output", "explain", "optimize",
-           "report", "unfuse", "verify"]
+__all__ = ["CheckResult", "Explanation", "Lock", "Report", "Result", "VerifyResult", "as_json", "check",
+           "default_output", "explain", "optimize", "report", "unfuse", "verify"]

@@ -7,6 +7,7 @@
     ├── TargetError               an unknown GPU, hardware profile or architecture
     ├── OutputError               the result cannot be written; nothing was left behind
     ├── KernelError               a kernel cannot be compiled or had for the GPU present
+    ├── LockError                 a lock of a model's fusions is broken, of a newer release, or of another model
     ├── MeasurementError          a database of measurements, or a profile of a run, cannot be used
     ├── RuntimeLibraryError       the native library is missing, too old, or refused by ONNX Runtime
     ├── VerificationError         a fused model that must not be delivered
@@ -109,6 +110,10 @@ class KernelError(OnnxfuseError):
     """A kernel cannot be compiled, or had, for the GPU present; the message may hold a log of several lines."""
 
     _shown = staticmethod(visible_lines)
+
+
+class LockError(OnnxfuseError):
+    """A lock of a model's fusions is broken, of a newer release, or of another model."""
 
 
 class MeasurementError(OnnxfuseError):

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from onnxfuse.errors import OutputError
+
 PATIENCE = 30.0
 """Seconds to wait for who is renaming in the same folder."""
 
@@ -69,6 +71,32 @@ class Part:
         self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a full disk has been told of by then
             self.file.close()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, all of it or nothing.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    try:
+        target = followed(path)
+        if target.exists() and not target.is_file():  # /dev/stdout, a pipe
+            target.write_bytes(data)
+            return
+        with Part(target) as part:
+            part.file.write(data)
+            part.finish()
+            with alone_in(target.parent) as alone:
+                part.put(target)
+                if alone:
+                    sweep_parts(target.parent, target.name)
+    except OSError as error:
+        raise OutputError(
+            f"The file cannot be written: {error.strerror or error}. Nothing was left behind.", place=str(path),
+            remedy="Choose a folder that you may write to and that has room.",
+        ) from error
 
 
 def followed(path: Path) -> Path:

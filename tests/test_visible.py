@@ -138,6 +138,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     files = Files(folder)
     fused = folder / "fused\x1b[2J\n--> forged.onnx"
     assert run("optimize", files.plain, "-o", fused, "-q").exit_code == 0
+    lock = folder / "lock\x1b[2J\n--> forged.yaml"
+    assert run("optimize", files.own, "--dry-run", "--no-verify", "-q", "--lock", lock).exit_code == 0
     (node,) = read_fused(onnx.load(fused))
     recorded = node_of(node, run_of([[2, 4096], [4096]], [[2, 4096]], 3, 7), op=EVIL, region=EVIL)
     write_document(files.statistics, document(recorded, gpu=EVIL, notes=[EVIL]))
@@ -165,6 +167,11 @@ COMMANDS: dict[str, Callable[[Files], list[object]]] = {
     "optimize with inputs": lambda f: ["optimize", f.plain, "--inputs", f.folder / "inputs.npz", "--dry-run"],
     "optimize with measurements": lambda f: [
         "optimize", f.plain, "--dry-run", "--no-verify", "--database", f.folder / "database"],
+    "optimize with a lock": lambda f: [
+        "optimize", f.own, "--dry-run", "--no-verify", "--lock", f.folder / "again\x1b[2J\n--> forged.yaml"],
+    "check": lambda f: ["check", f.plain, "--lock", f.lock],
+    "check as data": lambda f: ["check", f.plain, "--lock", f.lock, "--json"],
+    "check what is broken": lambda f: ["check", f.plain, "--lock", f.wrong],
     "report": lambda f: ["report", f.plain, "--explain", "--rules", f.rules, "--html", f.folder / "page.html"],
     "report what is fused": lambda f: ["report", f.fused],
     "report a run": lambda f: ["report", f.fused, "--profile", f.statistics],

@@ -1,7 +1,7 @@
 """The command group, and what becomes of errors.
 
-Exit codes: 0 success; 1 an error in the model, a rule or the machine; 2 wrong usage; 130 interrupted.  ``verify`` has
-some of its own.
+Exit codes: 0 success; 1 an error in the model, a rule or the machine, or what ``check`` finds lost; 2 wrong usage; 130
+interrupted.  ``verify`` has some of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import click
 
 from onnxfuse.cli.bench import bench
 from onnxfuse.cli.bisect import bisect
+from onnxfuse.cli.check import check
 from onnxfuse.cli.doctor import doctor
 from onnxfuse.cli.explain import explain
 from onnxfuse.cli.export_triton import export_triton
@@ -112,5 +113,6 @@ def main() -> None:
     """Makes ONNX models faster on NVIDIA GPUs by fusing operators."""
 
 
-for command in (optimize, report, explain, verify, bench, tune, rules, unfuse, bisect, targets, doctor, export_triton):
+for command in (optimize, report, explain, verify, check, bench, tune, rules, unfuse, bisect, targets, doctor,
+                export_triton):
     main.add_command(command)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxfuse.cli.output import Tell, check_folder, console, hush_runtime, json_text, print_json, progress, write_text
+from onnxfuse.cli.output import Tell, check_folder, console, hush_runtime, json_text, print_json, progress
 from onnxfuse.cli.parameters import (
     FILE,
     measurement_options,
@@ -20,6 +20,7 @@ from onnxfuse.cli.parameters import (
     verbose_option,
 )
 from onnxfuse.cli.targets import gpus_present
+from onnxfuse.files import write_text
 
 if TYPE_CHECKING:
     from onnxfuse.api import Result
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 @click.option("--embed", metavar="ARCH,...", callback=read_architectures,
               help="Compile the kernels for these architectures (sm_80,sm_90) and put them into the model.")
 @click.option("--report", "report_file", type=FILE, metavar="FILE.json", help="Write the report as JSON.")
+@click.option("--lock", "lock_file", type=FILE, metavar="FILE",
+              help="Write what is fused, by onnxfuse and by ONNX Runtime itself, as YAML: `onnxfuse check MODEL --lock "
+                   "FILE` holds later models against it.")
 @click.option("--dry-run", is_flag=True, help="Plan and report; write no model.")
 @click.option("--explain", is_flag=True, help="Say why as well: what `onnxfuse explain MODEL` prints.")
 @verbose_option
@@ -81,9 +85,9 @@ def optimize(
     from onnxfuse.rewriting import is_optimised
 
     hush_runtime()
-    check_folder(shown["report_file"])
     target_file = None if dry_run else output or api.default_output(model)
-    check_folder(target_file)
+    for file in (shown["report_file"], shown["lock_file"], target_file):
+        check_folder(file)
     arrays = None if inputs is None else measuring.read_inputs(inputs)
     if is_optimised((loaded := load_model(model)).proto):
         _already(model, loaded, **shown)
@@ -107,8 +111,8 @@ def _saved(result: Result, file: Path, external_data: External, tell: Tell) -> R
     return replace(result.report, output=str(saved.path), weights=tuple(map(str, saved.weights)))
 
 
-def _already(model: Path, loaded: LoadedModel, *, report_file: Path | None, as_data: bool, explain: bool, verbose: bool,
-             quiet: bool) -> None:
+def _already(model: Path, loaded: LoadedModel, *, report_file: Path | None, lock_file: Path | None, as_data: bool,
+             explain: bool, verbose: bool, quiet: bool) -> None:
     """Say of a model that an earlier optimisation left so what it holds; nothing is written but the report."""
     from onnxfuse.reporting import report_of_fused
     from onnxfuse.visible import visible
@@ -126,11 +130,13 @@ def _is_measured(report: Report, measure: bool | None) -> bool:
     return bool(report.fusions and (measure or (measure is None and ran and gpus_present())))
 
 
-def _show(result: Result, report: Report, *, report_file: Path | None, as_data: bool, explain: bool, verbose: bool,
-          quiet: bool) -> None:
-    """Write the report as JSON where that was asked for, and print it."""
+def _show(result: Result, report: Report, *, report_file: Path | None, lock_file: Path | None, as_data: bool,
+          explain: bool, verbose: bool, quiet: bool) -> None:
+    """Write the lock, and the report as JSON, where they were asked for, and print the report."""
     from onnxfuse import reporting
 
+    if lock_file is not None:
+        result.save_lock(lock_file)
     why = reporting.explain(result.optimised) if explain and not as_data and not quiet else None
     _print(report, why, report_file, as_data=as_data, verbose=verbose, quiet=quiet)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import click
 
 from onnxfuse.errors import OutputError
-from onnxfuse.files import Part, alone_in, followed, sweep_parts
 from onnxfuse.unforeseen import DEBUG
 from onnxfuse.visible import visible, visible_lines
 
@@ -152,32 +151,6 @@ def hush_runtime() -> None:
 
     if not os.environ.get(DEBUG):
         onnxruntime.set_default_logger_severity(4)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, all of it or nothing.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    data = text.encode("utf-8", "backslashreplace")
-    try:
-        target = followed(path)
-        if target.exists() and not target.is_file():  # /dev/stdout, a pipe
-            target.write_bytes(data)
-            return
-        with Part(target) as part:
-            part.file.write(data)
-            part.finish()
-            with alone_in(target.parent) as alone:
-                part.put(target)
-                if alone:
-                    sweep_parts(target.parent, target.name)
-    except OSError as error:
-        raise OutputError(
-            f"The file cannot be written: {error.strerror or error}. Nothing was left behind.", place=str(path),
-            remedy="Choose a folder that you may write to and that has room.",
-        ) from error
 
 
 def check_folder(path: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxfuse.cli.output import check_folder, console, print_json, progress, write_text
+from onnxfuse.cli.output import check_folder, console, print_json, progress
 from onnxfuse.cli.parameters import (
     FILE,
     database_option,
@@ -17,6 +17,7 @@ from onnxfuse.cli.parameters import (
     planning_options,
     verbose_option,
 )
+from onnxfuse.files import write_text
 
 if TYPE_CHECKING:
     from onnxfuse.measuring.database import Database

@@ -22,14 +22,23 @@ from onnxfuse.bounded import read_bytes
 from onnxfuse.errors import Place, RuleError
 from onnxfuse.rules.syntax import TextError
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 12
-MAX_NODES = 50_000
 MAX_FILES = 5_000
 MAX_EXCERPT = 160
 MAX_COLUMN = 500
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+@dataclass(frozen=True)
+class Bounds:
+    """How large a file may be: bytes, and parts that its YAML has."""
+
+    nbytes: int = 1_000_000
+    parts: int = 50_000
+
+
+OF_RULES = Bounds()
+"""Of rule files and hardware profiles."""
 
 Path_ = tuple[str | int, ...]
 """Keys and positions that lead from a document's top to a part of it."""
@@ -109,7 +118,7 @@ def read(file: Path, what: str = "rule file") -> list[Document]:
     return documents(file, read_text(file, what), what)
 
 
-def documents(file: Path, text: str, what: str = "rule file") -> list[Document]:
+def documents(file: Path, text: str, what: str = "rule file", bounds: Bounds = OF_RULES) -> list[Document]:
     """The documents of a file's text; as ``read`` with what ``read_text`` gives.
 
     Raises:
@@ -117,7 +126,7 @@ def documents(file: Path, text: str, what: str = "rule file") -> list[Document]:
     """
     lines = _BREAK.split(text)
     try:
-        _check_events(file, text, lines, what)
+        _check_events(file, text, lines, what, bounds)
         return [_document(file, lines, node) for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -138,18 +147,19 @@ _BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What ends a line for YAML."""
 
 
-def read_text(file: Path, what: str = "rule file") -> str:
+def read_text(file: Path, what: str = "rule file", bounds: Bounds = OF_RULES) -> str:
     """A file's text, lines ending as everywhere.
 
     Raises:
         RuleError: the file cannot be read, or is no text of a decent size.
     """
     try:
-        raw = read_bytes(file, MAX_BYTES)
+        raw = read_bytes(file, bounds.nbytes)
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise RuleError(
-                f"The {what} is larger than {MAX_BYTES} bytes.", place=str(file), remedy="Split it into several files.",
+                f"The {what} is larger than {bounds.nbytes} bytes.", place=str(file),
+                remedy="Split it into several files.",
             ) from error
         raise RuleError(
             f"The {what} cannot be read: {error.strerror}.", place=str(file), remedy="Give the path of a text file.",
@@ -162,7 +172,7 @@ def read_text(file: Path, what: str = "rule file") -> str:
                         ) from error
 
 
-def _check_events(file: Path, text: str, lines: list[str], what: str) -> None:
+def _check_events(file: Path, text: str, lines: list[str], what: str, bounds: Bounds) -> None:
     depth = 0
     kinds = f"{what[:1].upper()}{what[1:]}s"
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
@@ -181,10 +191,10 @@ def _check_events(file: Path, text: str, lines: list[str], what: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MAX_DEPTH or count > MAX_NODES:
+        if depth > MAX_DEPTH or count > bounds.parts:
             raise RuleError(
                 f"The {what} is nested deeper than {MAX_DEPTH} levels." if depth > MAX_DEPTH
-                else f"The {what} has more than {MAX_NODES} parts.",
+                else f"The {what} has more than {bounds.parts} parts.",
                 place=_mark_place(file, lines, event.start_mark), remedy="None needs that.",
             )
 

@@ -1,0 +1,528 @@
+"""A lock of what is fused, and later models beside it: what is written, what is found lost, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import body_models
+import onnx
+import pytest
+from cli_models import ROOT, encoder, parse, run, write
+from lock_models import layers, renamed
+from reordered import rewritten
+
+import onnxfuse
+from onnxfuse.locking import Lock, lock_text, read_lock
+from onnxfuse.locking.lock import Fusion, Spot
+from onnxfuse.locking.result import CheckResult
+
+PLAN = {"verify": False, "target": "H100", "database": False}
+GROWTH = ("grow-pointwise", "grow-row-reduction", "grow-scan")
+NORM = ["Add", "Add(1)", "LayerNormalization(2)", "Tanh(3)"]
+
+SCALED = """
+g (float[batch, 128, 64] x, float[64, 64] w, float[{sizes}] c) => (float[batch, 128, 64] y) {{
+  m = MatMul(x, w)
+  y = Div(m, {divisor})
+}}
+"""
+"""ONNX Runtime takes a scalar constant into the product, and nothing else."""
+
+
+def optimised(model: onnx.ModelProto | Path, **options: object) -> onnxfuse.Result:
+    return onnxfuse.optimize(model, **{**PLAN, **options})  # type: ignore[arg-type]
+
+
+def checked(model: onnx.ModelProto, lock: Lock, **options: object) -> CheckResult:
+    return onnxfuse.check(model, lock, database=False, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def lock() -> Lock:
+    """Of three layers with norms as operators, each one fused node."""
+    return optimised(layers()).lock()
+
+
+@pytest.fixture
+def file(lock: Lock, tmp_path: Path) -> Path:
+    path = tmp_path / "m.lock.yaml"
+    path.write_text(lock_text(lock))
+    return path
+
+
+def lines(folder: Path, model: onnx.ModelProto, file: Path, *options: object) -> tuple[int, list[str]]:
+    """The exit code of check, and what it prints without the folder's name and margins."""
+    path = folder / "m.onnx"
+    onnx.save(model, path)
+    result = run("check", path, "--lock", file, "--no-database", *options)
+    return result.exit_code, [line.strip() for line in result.output.replace(str(folder), "FOLDER").splitlines()]
+
+
+# What is written
+
+
+def test_the_file_says_what_is_fused_and_where(lock: Lock) -> None:
+    made = lock.made
+    assert lock_text(lock).splitlines()[2:] == f"""\
+lock: 1
+made:
+  onnxfuse: "{made.onnxfuse}"
+  onnxruntime: "{made.onnxruntime}"
+  onnx: "{made.onnx}"
+plan:
+  target: H100
+  dims: {{batch: 1, seq: 128}}
+model:
+  file: g
+  opsets:
+    ai.onnx: 17
+  inputs:
+    x: [float, batch, seq, 256]
+  outputs:
+    z2: [float, batch, seq, 256]
+kernels: {{before: 15, after: 6}}
+rules:
+  residual-layer-norm: 3
+fusions:
+  - rule: residual-layer-norm
+    structure: [Add, Add(1), LayerNormalization(2), Tanh(3)]
+    times: 3
+    at:
+      - {{nodes: [Add -> c0, Add -> s0, LayerNormalization -> y0, Tanh -> z0], reads: [t0, x], writes: [z0]}}
+      - {{nodes: [Add -> c1, Add -> s1, LayerNormalization -> y1, Tanh -> z1], reads: [t1, z0], writes: [z1]}}
+      - {{nodes: [Add -> c2, Add -> s2, LayerNormalization -> y2, Tanh -> z2], reads: [t2, z1], writes: [z2]}}
+runtime:
+  - rule: ort-skip-layer-norm
+    structure: [Add, Add(1), LayerNormalization(2)]
+    before: 3
+    after: 0
+    at:
+      - {{nodes: [Add -> c0, Add -> s0, LayerNormalization -> y0], reads: [t0, x], writes: [y0], after: fused}}
+      - {{nodes: [Add -> c1, Add -> s1, LayerNormalization -> y1], reads: [t1, z0], writes: [y1], after: fused}}
+      - {{nodes: [Add -> c2, Add -> s2, LayerNormalization -> y2], reads: [t2, z1], writes: [y2], after: fused}}
+""".splitlines()
+
+
+@pytest.mark.parametrize("model", [layers, encoder, body_models.nested], ids=["layers", "encoder", "bodies"])
+def test_the_order_of_a_models_nodes_is_no_matter(model: Callable[[], onnx.ModelProto]) -> None:
+    texts = {lock_text(optimised(each).lock())
+             for each in (model(), *(rewritten(model(), seed, rename=False).model for seed in range(3)))}
+    assert len(texts) == 1
+
+
+def test_settings_that_are_not_usual_are_kept() -> None:
+    plan = optimised(layers(number=1), strategy="memory", least_gain=1.5, disable=["gelu-erf"], dims={"batch": 3},
+                     hints=onnxfuse.Hints(memory_pressure=0.5), provider_options={"prefer_nhwc": "1"}).lock().plan
+    assert plan.model_dump(exclude_defaults=True) == {
+        "target": "H100", "dims": {"batch": 3, "seq": 128}, "strategy": "memory", "hints": {"memory_pressure": 0.5},
+        "least_gain": 1.5, "channels_last": True, "disabled": ["gelu-erf"]}
+
+
+def test_what_becomes_of_the_runtimes_own_fusions() -> None:
+    made = optimised(encoder(2), dims={"batch": 8}).lock()
+    found = {entry.rule: (entry.before, entry.after, {spot.after for spot in entry.at}) for entry in made.runtime}
+    assert found["ort-gelu+ort-bias-gelu"] == (2, 2, {"fires"})
+    assert found["ort-skip-layer-norm"] == (4, 0, {"fused"})
+    product = parse("""
+        g (float[B, 12, 512, 64] q, float[B, 12, 512, 64] k) => (float[B, 12, 512, 512] y)
+        <float c = {8.0}, float half = {0.5}> {
+          t = Transpose <perm = [0, 1, 3, 2]> (k) m = MatMul(q, t) d = Div(m, c)
+          e = Sigmoid(d) f = Mul(e, half) y = Add(f, d) }""")
+    (entry,) = optimised(product, dims={"B": 8}).lock().runtime
+    assert (entry.rule, entry.before, entry.after) == ("ort-matmul-transpose+ort-matmul-scale", 1, 1)
+    assert [spot.after for spot in entry.at] == ["partly"]
+
+
+NAMES = ["a: b", "true", "1e5", "12", "~", "a # b", "line\nline", "\x1b[2J", "\u202e", "'", '"', "- a", "{a}", "日本",
+         " a ", "null", "a, b", "?", "a" * 400, "2001-01-01", "yes", "=", "<<", ""]
+
+
+def test_any_name_comes_back(lock: Lock, tmp_path: Path) -> None:
+    spot = Spot(nodes=NAMES, reads=NAMES, writes=NAMES)
+    strange = lock.model_copy(update={
+        "fusions": [Fusion(rule=name, structure=NAMES, times=1, at=[spot]) for name in NAMES],
+        "model": lock.model.model_copy(update={"inputs": {name: ["float", name, 3] for name in NAMES}})})
+    path = tmp_path / "lock.yaml"
+    path.write_text(lock_text(strange), encoding="utf-8")
+    assert read_lock(path) == strange
+    assert path.read_text("utf-8").replace("\n", "").isprintable()
+
+
+def test_the_command_writes_it_without_the_model_too(tmp_path: Path) -> None:
+    onnx.save(layers(number=1), tmp_path / "m.onnx")
+    path = tmp_path / "m.lock.yaml"
+    path.write_text("what was there before")
+    result = run("optimize", tmp_path / "m.onnx", "--dry-run", "--no-verify", "--no-database", "--target", "H100",
+                 "--dim", "batch=2", "--lock", path)
+    assert result.exit_code == 0 and sorted(each.name for each in tmp_path.iterdir()) == ["m.lock.yaml", "m.onnx"]
+    assert read_lock(path) == optimised(tmp_path / "m.onnx", dims={"batch": 2}).lock()
+
+
+def test_a_lock_that_cannot_be_written_is_said_before_anything_is_planned(tmp_path: Path) -> None:
+    onnx.save(layers(number=1), tmp_path / "m.onnx")
+    result = run("optimize", tmp_path / "m.onnx", "--lock", tmp_path / "none" / "lock.yaml")
+    assert result.exit_code == 1 and result.output.startswith("error: The folder ")
+    assert [each.name for each in tmp_path.iterdir()] == ["m.onnx"]
+
+
+# What holds
+
+
+def respelled(norm: str) -> Callable[[], onnx.ModelProto]:
+    return lambda: layers(norm)
+
+
+@pytest.mark.parametrize(("model", "told"), [
+    (layers, {}),
+    (respelled("chain"), {"changes": ("opset of ai.onnx 17 -> 13",)}),
+    (respelled("axes as an input"), {"changes": ("opset of ai.onnx 17 -> 18",)}),
+    (lambda: renamed(layers()), {"renamed": 2}),
+    (lambda: rewritten(layers(), 1, rename=False).model, {}),
+], ids=["as it was", "before the operator", "axes as an input", "renamed", "in another order"])
+def test_the_same_structure_holds(lock: Lock, model: Callable[[], onnx.ModelProto], told: dict[str, object]) -> None:
+    result = checked(model(), lock)
+    assert result.holds and result.exit_code == 0
+    assert result.summary == "holds: 3 fusions, and 0 of ONNX Runtime's own"
+    assert not (result.new or result.new_runtime or result.otherwise)
+    assert {"changes": result.changes, "renamed": result.renamed} == {"changes": (), "renamed": 0, **told}
+
+
+def test_a_fused_model_is_checked_by_the_original_in_it(lock: Lock) -> None:
+    assert checked(optimised(layers()).model, lock).holds
+
+
+def test_models_with_bodies() -> None:
+    model = body_models.nested()
+    made = optimised(model).lock()
+    assert any(": " in label for entry in made.fusions for spot in entry.at for label in spot.nodes)
+    assert checked(model, made).holds
+
+
+def test_what_another_rule_fuses_holds_and_is_told(lock: Lock, file: Path, tmp_path: Path) -> None:
+    """Growth takes what the named rule leaves; it reads what a spelling that no rule knows leaves, too."""
+    for options in (["residual-layer-norm"], ["residual-layer-norm", "layer-norm"]):
+        model = layers("chain") if len(options) > 1 else layers()
+        result = checked(model, lock, disable=options)
+        assert result.holds and len(result.otherwise) == 3
+        assert {each.to.rule for each in result.otherwise} <= {"norm-activation", "grow-row-reduction"}
+    code, told = lines(tmp_path, layers(), file, "--disable", "residual-layer-norm", "--disable", "norm-activation")
+    assert code == 0 and told[2:4] == [
+        "since the lock: disabled none -> norm-activation, residual-layer-norm",
+        "fused in another way: 3 x residual-layer-norm, by grow-row-reduction: Add -> c* (3 nodes, from Add -> c0)"]
+
+
+def test_a_larger_fused_node_holds_what_it_takes_in(lock: Lock) -> None:
+    result = checked(layers(tail="p{i} = Tanh(y{i})\n z{i} = Neg(p{i})"), lock)
+    assert result.holds and [len(each.to.words) for each in result.otherwise] == [5] * 3
+
+
+def test_a_launch_that_is_parted_holds_where_no_edge_is_cut() -> None:
+    """What was joined for its launch alone is fused all the same."""
+    made = optimised(encoder(1), dims={"batch": 1}).lock()
+    assert any(entry.structure.count("Add") == 3 for entry in made.fusions)
+    result = checked(encoder(1), made, disable=["horizontal-joins"])
+    assert result.holds and any("horizontal-joins" in change for change in result.changes) and result.otherwise
+
+
+def test_what_is_new_is_no_failure(lock: Lock, file: Path, tmp_path: Path) -> None:
+    (entry,) = lock.fusions
+    fewer = lock.model_copy(update={"fusions": [entry.model_copy(update={"at": entry.at[:1], "times": 1})]})
+    file.write_text(lock_text(fewer))
+    code, told = lines(tmp_path, layers(), file)
+    assert code == 0 and told[1:] == [
+        "holds: 1 fusion, and 0 of ONNX Runtime's own", "",
+        "new   2 x residual-layer-norm: 2 Add, LayerNormalization, Tanh", "Add -> c* (2 nodes, from Add -> c1)",
+        "help: onnxfuse optimize FOLDER/m.onnx --lock FOLDER/m.lock.yaml  takes in what is new"]
+
+
+# What is lost: exporters and operator sets
+
+
+def test_a_norm_that_no_rule_knows_any_more(file: Path, tmp_path: Path) -> None:
+    """The operator respelled by another operator set, in a way that nothing takes for a norm."""
+    code, told = lines(tmp_path, layers("mean-variance"), file)
+    assert code == 1 and told[:9] == [
+        "FOLDER/m.onnx and FOLDER/m.lock.yaml",
+        "lost: 3 of 3 fusions",
+        "since the lock: opset of ai.onnx 17 -> 13", "",
+        "lost  3 x residual-layer-norm: 2 Add, LayerNormalization, Tanh",
+        "Add -> c* (3 nodes, from Add -> c0)",
+        "between 'Add -> s0' and 'LayerNormalization -> y0': there is no LayerNormalization 'LayerNormalization -> y0' "
+        "any more",
+        "spelling at Add -> y0: in place of LayerNormalization there is MeanVarianceNormalization, Mul, Add, which no "
+        "rule takes for it",
+        "help: Export it as before, or in a spelling that `onnxfuse rules list` has."]
+    assert told[-1] == ("help: onnxfuse optimize FOLDER/m.onnx --lock FOLDER/m.lock.yaml  writes the lock anew, where "
+                        "this is meant")
+
+
+def test_a_norm_whose_axes_are_not_known_any_more(file: Path, tmp_path: Path) -> None:
+    """A spelling of a later operator set that the canonical rule nearly takes: it says what stands in the way."""
+    code, told = lines(tmp_path, layers("axes as an input", overridable=True), file)
+    assert code == 1 and "lost: 3 of 3 fusions" in told[1]
+    assert ("reduction-axis (layer-norm) at ReduceMean -> m0: axes of ReduceMean -> m0 is not known before the model "
+            "runs; the rule needs [-1].") in told
+
+
+def test_the_operator_that_becomes_a_chain_without_its_rule(lock: Lock) -> None:
+    """And the reverse: a chain that was taken for the operator is what it is now."""
+    result = checked(layers("chain"), lock, disable=["layer-norm", "residual-layer-norm", *GROWTH])
+    assert [each.stopped.because[0].code for each in result.lost] == ["disabled"] * 3
+    assert {why.rule for each in result.lost for why in each.stopped.because} >= {"residual-layer-norm", "layer-norm"}
+    spelled = optimised(layers("chain")).lock()
+    assert all(spot.spelled == ["layer-norm"] for entry in spelled.fusions for spot in entry.at)
+    assert checked(layers(), spelled).holds
+    assert len(checked(layers("mean-variance"), spelled).lost) == 3
+
+
+def test_a_norm_that_is_renamed_and_respelled_at_once(lock: Lock) -> None:
+    """Nothing is found by name: what nothing of the lock stands for is looked through in order."""
+    result = checked(renamed(layers("mean-variance")), lock)
+    assert [each.stopped.edge for each in result.lost] == [
+        (f"new_{7 * place + 2}", f"LayerNormalization -> y{place}") for place in range(3)]
+    assert {each.stopped.because[0].code for each in result.lost} == {"spelling"}
+
+
+def test_a_layer_that_is_gone(lock: Lock) -> None:
+    result = checked(layers(number=2), lock)
+    (lost,) = result.lost
+    assert lost.locked.label == "Add -> c2" and lost.stopped.node == ""
+    assert lost.stopped.words == "its nodes are not in the model any more, renamed or gone"
+
+
+# What is lost: inputs and outputs
+
+
+@pytest.mark.parametrize(("new", "told"), [
+    ({"z2": "out"}, "the output 'z2' is called 'out'"),
+    ({"x": "hidden_states"}, "the input 'x' is called 'hidden_states'"),
+])
+def test_what_others_call_the_model_by_is_reported(
+    file: Path, tmp_path: Path, new: dict[str, str], told: str
+) -> None:
+    code, said = lines(tmp_path, renamed(layers(), new), file)
+    assert (code, said[1:3]) == (1, ["lost: the model's inputs and outputs are others", told])
+
+
+def wider(model: onnx.ModelProto) -> None:
+    model.graph.output.append(onnx.helper.make_tensor_value_info("t0", onnx.TensorProto.FLOAT, None))
+
+
+def fixed(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+
+
+def symbols(model: onnx.ModelProto) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        for size, name in zip(value.type.tensor_type.shape.dim, ("s0", "s1"), strict=False):
+            size.dim_param = name
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    (wider, ("the output 't0' is new",)),
+    (fixed, ("the input 'x' is float[4, seq, 256] in place of float[batch, seq, 256]",)),
+    (symbols, ()),
+])
+def test_types_and_sizes_count_and_names_of_symbols_do_not(
+    lock: Lock, change: Callable[[onnx.ModelProto], None], told: tuple[str, ...]
+) -> None:
+    model = layers()
+    change(model)
+    result = checked(model, lock)
+    assert result.interface[:1] == told and not result.lost
+
+
+def test_sizes_go_with_the_places_of_symbols() -> None:
+    made = optimised(layers(number=1), dims={"batch": 5, "seq": 7}).lock()
+    model = layers(number=1)
+    symbols(model)
+    assert checked(model, made).now.plan.dims == {"s0": 5, "s1": 7}
+    assert checked(model, made, dims={"s0": 2}).now.plan.dims == {"s0": 2, "s1": 7}
+
+
+# What is lost: rules
+
+
+def test_rules_that_are_left_out(file: Path, tmp_path: Path) -> None:
+    rules = ("residual-layer-norm", "norm-activation", *GROWTH)
+    code, told = lines(tmp_path, layers(), file, *(word for rule in rules for word in ("--disable", rule)))
+    assert code == 1 and told[1] == "lost: 3 of 3 fusions"
+    assert told[4:8] == [
+        "lost  3 x residual-layer-norm: 2 Add, LayerNormalization, Tanh", "Add -> c* (3 nodes, from Add -> c0)",
+        "between 'Add -> c0' and 'Add -> s0': its nodes are left to ONNX Runtime",
+        "disabled (residual-layer-norm): the rule residual-layer-norm is left out"]
+    assert told[8] == "help: Plan without --disable residual-layer-norm."
+
+
+def test_a_rule_that_is_not_there(lock: Lock) -> None:
+    (entry,) = lock.fusions
+    own = lock.model_copy(update={"fusions": [entry.model_copy(update={"rule": "my-norm"})]})
+    result = checked(layers("mean-variance"), own)
+    why = result.lost[0].stopped.because[0]
+    assert (why.code, why.rule, why.message) == ("no-rule", "my-norm", "there is no rule my-norm here")
+    assert why.remedy == "If it is a rule of your own, give its file: --rules PATH."
+
+
+def test_an_edge_that_is_cut(lock: Lock) -> None:
+    """What stands between runs in no kernel of ours: the fusion is in two."""
+    result = checked(layers("pooled"), lock)
+    assert [each.stopped.edge for each in result.lost] == [
+        (f"Add -> s{place}", f"LayerNormalization -> y{place}") for place in range(3)]
+    assert all(each.stopped.words.startswith("its nodes are no longer in one kernel: the region of Add -> c")
+               for each in result.lost)
+    assert [why.message for why in result.lost[0].stopped.because] == ["it reads MaxPool -> h0, and not Add -> s0"]
+
+
+# What is lost: ONNX Runtime's own fusions
+
+
+def test_a_fusion_of_the_runtimes_that_fires_no_more(tmp_path: Path) -> None:
+    scalar, vector = (SCALED.format(sizes="64", divisor=divisor) for divisor in ("eight", "c"))
+    model = parse(scalar.replace("{\n", "{\n eight = Constant <value = float {8.0}> ()\n", 1))
+    path = tmp_path / "m.lock.yaml"
+    path.write_text(lock_text(optimised(model).lock()))
+    assert [entry.rule for entry in read_lock(path).runtime] == ["ort-matmul-scale"]
+    assert lines(tmp_path, model, path)[0] == 0
+    code, told = lines(tmp_path, parse(vector), path)
+    assert code == 1 and told[1] == "lost: 1 of 1 of ONNX Runtime's own"
+    assert told[3:6] == ["lost  1 x ort-matmul-scale of ONNX Runtime's own: MatMul, Div", "MatMul -> m",
+                         "between 'MatMul -> m' and 'Div -> y': its nodes are left to ONNX Runtime"]
+    assert re.match(r"[a-z-]+ \(ort-matmul-scale\) at Div -> y: ", told[6])
+    code, told = lines(tmp_path, model, path, "--disable", "ort-matmul-scale")
+    assert code == 1 and "disabled (ort-matmul-scale): the rule ort-matmul-scale is left out" in told
+
+
+def test_a_fusion_of_ours_that_costs_one_of_the_runtimes(tmp_path: Path) -> None:
+    """Found, with what it is predicted to cost."""
+    from test_broken_fusions import GELU, NO_ERF
+
+    rules = tmp_path / "no-erf.yaml"
+    rules.write_text(NO_ERF)
+    model, options = write(tmp_path, GELU), {"rules": [rules], "disable": ["gelu-erf"], "dims": {"B": 8}}
+    made = optimised(model, **options).lock()
+    assert [(entry.rule, entry.after) for entry in made.runtime] == [("ort-gelu", 1)] and not made.fusions
+    (lost,) = onnxfuse.check(model, made, rules=[rules], database=False, strategy="memory", least_gain=0.0).lost
+    (why, *_) = lost.stopped.because
+    assert (lost.kind, why.code, why.rule) == ("runtime", "taken", "grow-pointwise")
+    assert re.fullmatch(r"the fused node of Add -> a \(grow-pointwise\) takes Add -> a, Mul -> m, Mul -> t; what ONNX "
+                        r"Runtime keeps takes \d\.\d+ µs predicted", why.message)
+    broken = optimised(model, **options, strategy="memory", least_gain=0.0).lock()
+    (spot,) = broken.runtime[0].at
+    assert spot.after == "broken" and 1 < spot.costs_us < 100
+    assert onnxfuse.check(model, broken, rules=[rules], database=False).holds
+
+
+def test_what_ours_takes_of_the_runtimes_for_nothing_holds() -> None:
+    made = optimised(encoder(2), dims={"batch": 8}).lock()
+    result = checked(encoder(2), made, disable=["gelu-erf"], dims={"batch": 64})
+    assert not [each for each in result.lost if each.kind == "runtime"]
+    assert {each.to.rule for each in result.otherwise if each.kind == "runtime"} >= {"scaled-masked-softmax"}
+
+
+# Errors
+
+
+def broken_files() -> Iterator[tuple[str, Callable[[str], str], str, str]]:
+    """A name, what becomes of a lock's text, and what is said of it and of where."""
+    yield "no YAML", lambda text: text.replace("fusions:", "fusions: ["), "This is not YAML: ", "m.lock.yaml:"
+    yield ("conflict", lambda text: text.replace("made:", "<<<<<<< ours\nmade:"), "This is not YAML: ",
+           "m.lock.yaml:")
+    yield "empty", lambda text: "", "The file is no lock of onnxfuse.", "m.lock.yaml"
+    yield "a list", lambda text: "- 1\n", "The file is no lock of onnxfuse.", "m.lock.yaml"
+    yield "two", lambda text: f"{text}---\n{text}", "The file is no lock of onnxfuse.", "m.lock.yaml"
+    yield ("newer", lambda text: text.replace("lock: 1", "lock: 2").replace('onnxfuse: "', 'onnxfuse: "9.'),
+           "The lock was written by onnxfuse 9.", "m.lock.yaml:3:7")
+    yield ("version", lambda text: text.replace("lock: 1", "lock: one"),
+           "The lock's version is a number from 1 on, not 'one'.", "m.lock.yaml:3:7")
+    yield ("unknown", lambda text: text.replace("    times: 3", "    time: 3"),
+           "The lock has an unknown key fusions.0.time.", "m.lock.yaml:25:5")
+    yield ("missing", lambda text: text.replace("  target: H100\n", ""), "The lock has lost its key plan.target.",
+           "m.lock.yaml:8:1")
+    yield ("type", lambda text: text.replace("times: 3", "times: many"),
+           "fusions.0.times of the lock: input should be a valid integer.", "m.lock.yaml:25:12")
+    yield ("strategy", lambda text: text.replace("  target: H100", "  target: H100\n  strategy: best"),
+           "The lock asks for what this release cannot plan: there is no strategy \"best\"", "m.lock.yaml")
+    yield ("hint", lambda text: text.replace("  target: H100", "  target: H100\n  hints: {mood: 1}"),
+           "The lock asks for what this release cannot plan: there is no hint \"mood\"", "m.lock.yaml")
+    yield "tags", lambda text: text.replace("H100", "!!python/name:os.system H100"), "Lock files may not hold tags", ""
+    yield "references", lambda text: text.replace("made:", "made: &a"), "Lock files may not hold anchors", ""
+
+
+@pytest.mark.parametrize(("change", "message", "place"), [case[1:] for case in broken_files()],
+                         ids=[case[0] for case in broken_files()])
+def test_files_that_are_no_lock(
+    file: Path, tmp_path: Path, change: Callable[[str], str], message: str, place: str
+) -> None:
+    file.write_text(change(file.read_text()))
+    code, told = lines(tmp_path, layers(), file)
+    assert code == 1 and told[0].startswith(f"error: {message}"), told
+    assert told[1].startswith(f"--> FOLDER/{place}") and told[-1].startswith("help: "), told
+    assert "--lock FILE` writes" in told[-1] or "that `onnxfuse optimize" in told[-1] or "Did you" in told[-1], told
+
+
+def test_a_file_that_is_not_there(file: Path, tmp_path: Path) -> None:
+    file.unlink()
+    assert lines(tmp_path, layers(), file) == (1, [
+        "error: The lock file cannot be read: No such file or directory.", "--> FOLDER/m.lock.yaml",
+        "help: `onnxfuse optimize MODEL --lock FILE` writes it anew."])
+
+
+def test_another_model(file: Path, tmp_path: Path) -> None:
+    assert lines(tmp_path, encoder(1), file) == (1, [
+        "error: The lock is of another model: of 'g', and nothing that it names is in this one.",
+        "--> FOLDER/m.lock.yaml",
+        "help: Give the lock of this model; `onnxfuse optimize MODEL --lock FILE` writes one."])
+
+
+@pytest.mark.parametrize("options", [
+    [], ["--lock", "F", "--database", "d", "--no-database"], ["--lock", "F", "--target", "H1000"],
+    ["--lock", "F", "--disable", "nosuch"], ["--lock", "F", "--dim", "bach=3"], ["--lock", "-"],
+])
+def test_wrong_usage(file: Path, tmp_path: Path, options: Sequence[str]) -> None:
+    onnx.save(layers(), tmp_path / "m.onnx")
+    result = run("check", tmp_path / "m.onnx", *(file if word == "F" else word for word in options))
+    assert result.exit_code == 2
+
+
+# As data, and from Python
+
+
+def test_the_data(lock: Lock, file: Path, tmp_path: Path) -> None:
+    onnx.save(layers("mean-variance"), tmp_path / "m.onnx")
+    result = run("check", tmp_path / "m.onnx", "--lock", file, "--no-database", "--json")
+    data = json.loads(result.output)
+    assert (result.exit_code, data["status"], data["fusions"], data["runtime"]) == (1, "lost", 3, 0)
+    assert data["changes"] == ["opset of ai.onnx 17 -> 13"] and len(data["lost"]) == 3
+    first = data["lost"][0]
+    assert (first["kind"], first["rule"], first["structure"]) == ("fusion", "residual-layer-norm", NORM)
+    assert first["edge"] == ["Add -> s0", "LayerNormalization -> y0"]
+    assert {each["rule"] for each in data["new"]} == {"grow-pointwise", "bias-activation"}
+    words = (ROOT / "docs" / "lock.md").read_text(encoding="utf-8")
+    for name in (*data, *first, *data["new"][0]):
+        assert f"`{name}`" in words, name
+
+
+def test_every_key_of_the_file_is_documented(lock: Lock) -> None:
+    words = (ROOT / "docs" / "lock.md").read_text(encoding="utf-8")
+    content = lock.model_dump()
+    entries = (content["made"], content["plan"], content["model"], content["fusions"][0],
+               content["fusions"][0]["at"][0], content["runtime"][0], content["runtime"][0]["at"][0])
+    for name in (*content, *(key for entry in entries for key in entry)):
+        assert f"`{name}`" in words, name
+
+
+def test_from_python(tmp_path: Path) -> None:
+    result = optimised(layers(number=1))
+    path = result.save_lock(tmp_path / "m.lock.yaml")
+    assert read_lock(path) == result.lock()
+    found = onnxfuse.check(layers(number=1), path, database=False)
+    assert isinstance(found, onnxfuse.CheckResult)
+    assert (found.holds, found.status, found.exit_code) == (True, "holds", 0)
+    assert repr(found) == "<CheckResult holds: 1 fusion, and 0 of ONNX Runtime's own>"
+    other = onnxfuse.check(layers(number=1), path, target="T4", database=False)
+    assert "target H100 -> T4" in other.changes
+    with pytest.raises(onnxfuse.LockError, match="is of another model"):
+        onnxfuse.check(encoder(1), path, database=False)
