@@ -92,7 +92,7 @@ python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer, with venv, is needed: make PYTHON=/path/to/python"; exit 1; }
 
 # The package as users install it.  Left-overs of an earlier build would be installed with it.
-.venv/ready: $(SOURCES) $(shell find onnxfuse rules -name '*.py' -o -name '*.yaml' -o -name '*.cuh' -o -name '*.html') | python
+.venv/ready: $(SOURCES) $(shell find onnxfuse rules -name '*.py' -o -name '*.yaml' -o -name '*.cuh' -o -path '*/page/*') | python
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	rm -rf build/lib* build/bdist*
 	.venv/bin/pip install -q --disable-pip-version-check '.$(EXTRA)'

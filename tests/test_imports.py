@@ -142,7 +142,8 @@ def loaded(script: str) -> set[str]:
     return {name.split(".")[0] for name in names} | {name for name in names if name.count(".") == 1}
 
 
-HEAVY = {"numpy", "onnx", "onnxruntime", "onnx_graphsurgeon", "cupy", "pydantic", "lark", "yaml", "rich", "jinja2"}
+HEAVY = {"numpy", "onnx", "onnxruntime", "onnx_graphsurgeon", "cupy", "pydantic", "lark", "yaml", "rich", "jinja2",
+         "matplotlib"}
 
 
 def test_import_of_the_package_is_light() -> None:
@@ -160,6 +161,10 @@ def test_deployment_needs_the_runtime_alone() -> None:
 def test_help_is_light() -> None:
     script = "from onnxfuse.cli import main\ntry:\n    main(['optimize', '--help'])\nexcept SystemExit: pass"
     assert not loaded(script) & HEAVY
+
+
+def test_a_report_in_words_draws_nothing() -> None:
+    assert "matplotlib" not in loaded("import onnxfuse.cli, onnxfuse.api, onnxfuse.reporting.report_text")
 
 
 SCRIPTS = sorted(path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))

@@ -113,8 +113,9 @@ def test_a_fusions_place_on_the_roofline_by_hand() -> None:
 
 def test_what_remains_says_why() -> None:
     report = onnxfuse.report(encoder(layers=2), dims={"batch": 8, "sequence": 128}, target="H100")
-    assert [group.seconds for group in report.remaining] == sorted(
-        (group.seconds for group in report.remaining), reverse=True)
+    seconds = [group.seconds for group in report.remaining]
+    assert seconds == sorted(seconds, reverse=True)
+    assert sum(seconds) == pytest.approx(report.after.seconds, rel=1e-3), "what runs as one kernel counts once"
     product = next(group for group in report.remaining if group.state == "product")
     assert product.operators[-1] in ("MatMul", "Gemm") and product.code == "product"
     assert product.reason.endswith("is a matrix product, which stays ONNX Runtime's")

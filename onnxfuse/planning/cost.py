@@ -188,6 +188,11 @@ class CostModel:
             units.update(group.without(group.nodes - wanted))
         return [unit for unit in units if any(self.ledger.node(node).kernels for node in unit)]
 
+    def core(self, unit: frozenset[Node]) -> frozenset[Node]:
+        """Those nodes of a unit without which ONNX Runtime would not run it as one kernel; all where that is none."""
+        groups = {self._group[node] for node in unit & self._group.keys()}
+        return frozenset(node for group in groups for node in group.core & unit) or unit
+
     def region(self, region: Region) -> RegionCost:
         """A region before and after.  A runtime fusion that it breaks counts on both sides, whole and in parts, less
         what runs all the same: a product whose operand the region scales takes its time either way."""

@@ -43,6 +43,12 @@ def roofline(profile: Profile) -> dict[str, int]:
     return {name: round(rate) for name, rate in rates.items()}
 
 
+def main_node(unit: frozenset[Node], costs: CostModel) -> Node:
+    """The node that what runs as one kernel is called by: of those that make it one a product, else what moves most."""
+    counted = costs.ledger.node
+    return max(costs.core(unit), key=lambda node: (counted(node).product, counted(node).bytes, -node.index))
+
+
 def _costs(costs: CostModel, regions: Sequence[Region]) -> Iterator[_Cost]:
     ledger = costs.ledger
     inside = {node for region in regions for node in region.nodes}
@@ -52,17 +58,11 @@ def _costs(costs: CostModel, regions: Sequence[Region]) -> Iterator[_Cost]:
         if counted.kernels:
             yield node.qualified_op, runs * counted.kernels, runs * counted.bytes, 0.0
     for unit in costs.units(rest):
-        yield _largest(unit, costs).qualified_op, 0, 0, costs.group_seconds(unit)
+        yield main_node(unit, costs).qualified_op, 0, 0, costs.group_seconds(unit)
     for region in regions:
         fused, runs = ledger.region(region), ledger.runs(region.nodes[0])
         seconds = ledger.executions(region.nodes) * costs.kernel_seconds(region)
         yield FUSED, runs * fused.kernels, runs * fused.bytes, seconds
-
-
-def _largest(unit: frozenset[Node], costs: CostModel) -> Node:
-    """The node that what runs as one kernel is called by: a product, else what moves most."""
-    counted = costs.ledger.node
-    return max(unit, key=lambda node: (counted(node).product, counted(node).bytes, -node.index))
 
 
 def _summed(costs: Iterator[_Cost]) -> dict[str, tuple[int, int, float]]:

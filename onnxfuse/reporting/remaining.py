@@ -11,6 +11,7 @@ from onnxfuse.graph.sizes import shape_of
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.region import Region
+from onnxfuse.reporting.costs import main_node
 from onnxfuse.reporting.explain import Remaining, State
 from onnxfuse.reporting.reasons import JOINS, Reasons
 from onnxfuse.rewriting import RemainingRecord
@@ -50,7 +51,11 @@ class Remains:
 
     def __init__(self, optimised: Optimised, places: Places, reasons: Reasons) -> None:
         self._optimised, self._places, self._reasons = optimised, places, reasons
-        self._ledger = optimised.ledger
+        self._ledger, self._costs = optimised.ledger, optimised.costs
+        rest = [node for graph in self._ledger.graph.walk() for node in graph.nodes if node not in places.home]
+        self._units: dict[Node, list[frozenset[Node]]] = {}
+        for unit in self._costs.units(rest):
+            self._units.setdefault(main_node(unit, self._costs), []).append(unit)
 
     def groups(self) -> list[Remaining]:
         """Nodes and fused nodes by what they are, what they read and write, and why; most bytes first."""
@@ -71,14 +76,13 @@ class Remains:
 
     def _fused(self) -> Iterable[Remaining]:
         for name, fusion in self._places.placed.items():
-            traffic = self._ledger.region(fusion)
+            traffic, runs = self._ledger.region(fusion), fusion.cost.executions
             stopped = [refusal for refusal in self._reasons.at(fusion.nodes) if refusal.code in JOINS]
             operators = tuple(node.qualified_op for node in fusion.nodes if node.op != "Constant")
             yield Remaining("fused", (name,), operators, fusion.rule,
                             self._shapes(fusion.tensors, fusion.outputs), 1,
-                            round(traffic.bytes * fusion.cost.executions),
-                            round(traffic.kernels * fusion.cost.executions),
-                            fusion.cost.seconds_after, stopped[0] if stopped else None)
+                            round(traffic.bytes * runs), round(traffic.kernels * runs),
+                            runs * self._costs.kernel_seconds(fusion), stopped[0] if stopped else None)
 
     def _nodes(self) -> Iterable[Remaining]:
         """Nodes of the canonical view: what many operators spell is one thing."""
@@ -89,7 +93,9 @@ class Remains:
             if not moved:
                 continue
             main = max(nodes, key=lambda node: (state(node) == "product", self._ledger.node(node).bytes))
-            seconds, kernels = self._optimised.costs.unfused(nodes)
+            # What ONNX Runtime runs as one kernel counts once, where its main node is.
+            units = [unit for node in nodes for unit in self._units.get(node, ())]
+            seconds, kernels = self._costs.unfused(node for unit in units for node in unit)
             runs = self._ledger.executions(nodes)
             shown = [node for node in nodes if node.op != "Constant"]
             outputs = [value for value in view.outputs if value is not None]

@@ -77,7 +77,7 @@ class BrokenRecord:
 @dataclass(frozen=True)
 class OperatorRecord:
     """What all nodes of an operator cost in one run, before and after fusion; ``operator`` is ``FUSED`` for the fused
-    nodes.  Seconds are predicted; those of nodes that ONNX Runtime runs as one kernel are those of the largest."""
+    nodes.  Seconds are predicted; those of nodes that ONNX Runtime runs as one kernel are the main one's."""
 
     operator: str
     kernels_before: float = 0
