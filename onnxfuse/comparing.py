@@ -14,7 +14,7 @@ from typing import Any, Literal
 from onnxfuse.delivery import check_sessions
 from onnxfuse.errors import VerificationError
 from onnxfuse.provider.words import is_lacking
-from onnxfuse.rewriting import read_fused, sizes_record
+from onnxfuse.rewriting import has_planned_form, read_fused
 from onnxfuse.runtime.words import runtime_words
 from onnxfuse.verifying import KernelRunner, Verification, verify
 from onnxfuse.verifying.bounds import NONE, Bounds
@@ -185,7 +185,7 @@ def compare(pair: Pair, runner: KernelRunner | None = None, inputs: Inputs = Non
     """
     pair.check()
     usual = Closeness(share=default_tolerance(pair.graph))
-    ours = bool(read_fused(pair.fused.proto)) or sizes_record(pair.fused.proto) is not None
+    ours = bool(read_fused(pair.fused.proto)) or has_planned_form(pair.fused.proto)
     allowed = Allowed(EXACT if ours else usual, usual) if closeness is None else Allowed(closeness, closeness)
     found = verify(pair, runner, inputs, progress, bounds, allowed)
     fault = ""

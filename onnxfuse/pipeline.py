@@ -14,26 +14,24 @@ from onnxfuse.compiling import COMPILING, ReadBack, read_back
 from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.folding import BIASES
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
-from onnxfuse.graph import Graph, LoadedModel, build_graph, from_proto, load_model
-from onnxfuse.graph.binding import bound, check_sizes
-from onnxfuse.measurements import Place, observing, opened
-from onnxfuse.operators import infer
+from onnxfuse.forms import Form, Forming, with_biases_apart
+from onnxfuse.graph import LoadedModel, from_proto, load_model
+from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
-from onnxfuse.planning.admission import prefers_channels_last
+from onnxfuse.planning.admission import adds_biases_itself, prefers_channels_last
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.passes import planned
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.region import Region
-from onnxfuse.planning.traffic import Ledger
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import FusedRegion, fold, is_optimised, rewrite
-from onnxfuse.rules import RuleSet, canonicalise, groups_of, load_rules
+from onnxfuse.rules import RuleSet, load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying.bounds import SECONDS, Bounds
 
@@ -103,6 +101,12 @@ class Options:
         """
         return Objective(self.strategy, self.hints, self.least_gain, prefers_channels_last(self.provider_options))
 
+    @property
+    def keeps_biases(self) -> bool:
+        """Whether convolutions keep their biases: the provider adds them for nothing, or what stands behind a
+        convolution is left alone anyway."""
+        return adds_biases_itself(self.provider_options) or prefers_channels_last(self.provider_options)
+
 
 def optimise(
     source: str | Path | onnx.ModelProto | LoadedModel, options: Options | None = None, tell: Tell = silent
@@ -136,31 +140,37 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     tell("planning", 0, 0)
     done = is_optimised(loaded.proto)
     folded = loaded if done or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
-    graph = infer(build_graph(folded))
-    canonical = canonicalise(graph, rules.canonical)
-    sizes = bound(graph, options.dims)
-    doubts = check_sizes(graph, sizes.sizes, options.dims)
-    ledger = Ledger(graph, sizes.sizes)
-    ledger, notes = observing(ledger, profile, folded.proto, options.run_profile)
-    costs = CostModel(ledger, profile, groups_of(graph, rules.runtime))
+    forming = Forming(rules, profile, options.dims, options.run_profile)
+    form = forming.form(folded)
+    more: list[str] = []
     read, silence = (None, ()) if done or not options.compiles else read_back(profile, partial(tell, COMPILING))
-    plan, more = UNCHANGED if done else _planned(canonical.graph, rules, costs, read, options)
+
+    def plan_of(form: Form) -> Plan:
+        plan, more[:] = _planned(form, rules, read, options)
+        return plan
+
+    if done:
+        plan, more[:] = UNCHANGED
+    elif BIASES in rules.disabled or options.keeps_biases:
+        plan = plan_of(form)
+    else:
+        form, plan = with_biases_apart(form, forming, plan_of, options.least_gain)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
-    rewritten = rewrite(folded.proto, graph, regions)
-    optimised = Optimised(loaded, folded, graph, canonical, rules, profile, ledger, costs, plan, tuple(regions),
-                          rewritten, notes=loaded.notes + sizes.notes + doubts + notes + more + silence,
-                          objective=options.objective, assumed=sizes.assumed, assumed_target=assumed)
+    rewritten = rewrite(form.loaded.proto, form.graph, regions)
+    costs = form.costs
+    optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs, plan,
+                          tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more, *silence),
+                          objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed)
     if not options.verify:
         return optimised
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))
 
 
-def _planned(view: Graph, rules: RuleSet, costs: CostModel, read: ReadBack | None, options: Options
-             ) -> tuple[Plan, tuple[str, ...]]:
-    """The plan for the costs' graph, of which ``view`` is canonical, and what a user should know of it."""
-    with opened(options.database, costs.profile) as (found, notes):
-        context = Context(view, rules, costs, options.objective, options.eager)
+def _planned(form: Form, rules: RuleSet, read: ReadBack | None, options: Options) -> tuple[Plan, tuple[str, ...]]:
+    """The plan for a form of the model, and what a user should know of it."""
+    with opened(options.database, form.costs.profile) as (found, notes):
+        context = Context(form.canonical.graph, rules, form.costs, options.objective, options.eager)
         return planned(context.knowing(found, read)), notes
 
 

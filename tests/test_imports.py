@@ -38,11 +38,12 @@ ALLOWED: dict[str, set[str]] = {
     "compiling": {"lowering", "planning", "runtime", "schedules"},
     "optimised": {"graph", "planning", "rewriting", "rules", "verifying"},
     "comparing": {"delivery", "provider", "rewriting", "runtime", "verifying"},
+    "forms": {"folding", "graph", "measurements", "operators", "planning", "provider", "rewriting", "rules"},
     "embedding": {"compiling", "optimised", "rewriting", "runtime"},
     "delivery": {"graph", "optimised", "provider", "verifying"},
-    "pipeline": {"operators",
-        "graph", "folding", "rules", "planning", "schedules", "rewriting", "verifying", "presence", "measurements",
-        "compiling", "optimised", "embedding", "delivery",
+    "pipeline": {
+        "graph", "folding", "forms", "rules", "planning", "schedules", "rewriting", "verifying", "presence",
+        "measurements", "compiling", "optimised", "embedding", "delivery",
     },
     "tuning": {
         "graph", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying", "presence",
@@ -50,8 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "triton": {"graph", "operators", "rewriting", "runtime", "verifying"},
     "scheduler": {"graph", "planning", "pipeline"},
-    "reporting": {"operators", "graph", "rules", "planning", "rewriting", "runtime", "optimised", "pipeline",
-                  "measuring", "tuning"},
+    "reporting": {"operators", "graph", "provider", "rules", "planning", "rewriting", "runtime", "optimised",
+                  "pipeline", "measuring", "tuning"},
     "locking": {"graph", "operators", "optimised", "planning", "provider", "reporting", "rules"},
     "checking": {
         "operators", "provider", "graph", "rules", "planning", "rewriting", "measuring", "verifying", "pipeline",

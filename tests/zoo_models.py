@@ -21,10 +21,10 @@ from emulated import EmulatedRunner, FaultyRunner
 from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError
-from onnxfuse.graph import LoadedModel, bind
+from onnxfuse.graph import bind
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.rewriting import FusedNode, read_fused
+from onnxfuse.rewriting import FusedNode, planned_form, read_fused
 from onnxfuse.runtime.compile import architectures, compile_cubin
 from onnxfuse.verifying import RunInputs
 from onnxfuse.verifying.capture import Source, capture
@@ -155,7 +155,7 @@ def compile_failures(kernels: Mapping[str, tuple[str, Sequence[str]]], every: bo
 def captured(model: Optimised, nodes: Sequence[FusedNode], run: Mapping[str, Array], dims: Mapping[str, int]
              ) -> Iterator[tuple[FusedNode, dict[str, Array]]]:
     """What nodes read when ONNX Runtime's CPU provider runs the original on these inputs."""
-    loaded: LoadedModel = model.loaded
+    loaded = planned_form(model.loaded, model.model)
     with sharing(loaded, model.model) as (original, _):
         sizes = bind(model.graph, dims)
         source = Source(loaded, model.graph, Run(RunInputs("made"), dict(run)))

@@ -22,7 +22,7 @@ from onnxfuse.graph.model import Body
 from onnxfuse.graph.order import bodies_in, graphs_of
 from onnxfuse.lowering.launch import DOMAIN
 from onnxfuse.measuring.compare import compare
-from onnxfuse.rewriting import FusedNode, fold, read_fused, sizes_record
+from onnxfuse.rewriting import FusedNode, planned_form, read_fused
 from onnxfuse.verifying.capture import run_model
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.runs import Run
@@ -78,9 +78,7 @@ class Variants:
         Raises:
             ModelError: the original lacks a value that a fused node reads or computes.
         """
-        if sizes_record(fused.proto) is not None:
-            original = fold(original)  # what the fused nodes speak of
-        self._original = original
+        self._original = original = planned_form(original, fused.proto, whole=True)  # what the fused nodes speak of
         self._place = None if fused.path is None else str(fused.path)
         self.nodes = {node.name: node for node in read_fused(fused.proto)}
         self._scopes: dict[str, _Scope] = {}

@@ -1,11 +1,19 @@
 """The second stage: arithmetic on sizes that constants can stand for, or that is done more than once, and what hangs on
-it: Ifs that sizes decide.
+it: Ifs that sizes decide; and biases that may stand behind their convolutions.
 
-    graph ─ fold ─▶ Folding: constants for operands, values shared by equal chains, nodes that nothing reads any more
+    graph ─ decide ─▶ Folding: constants for operands, values shared by equal chains, nodes that nothing reads any more
+          ─ separable ─▶ convolutions that may give up their bias
 """
 
+from onnxfuse.folding.biases import CODE as BIAS_CODE
+from onnxfuse.folding.biases import KEPT as BIAS_KEPT
+from onnxfuse.folding.biases import STAGE as BIASES
+from onnxfuse.folding.biases import separable
 from onnxfuse.folding.branches import Taken, decided
 from onnxfuse.folding.decide import STAGE, Folding, decide
 from onnxfuse.folding.operands import Constant, constant_operand
 
-__all__ = ["STAGE", "Constant", "Folding", "Taken", "constant_operand", "decide", "decided"]
+__all__ = [
+    "BIASES", "BIAS_CODE", "BIAS_KEPT", "STAGE", "Constant", "Folding", "Taken", "constant_operand", "decide",
+    "decided", "separable",
+]

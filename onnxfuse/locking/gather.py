@@ -131,6 +131,8 @@ def runtime_fused(optimised: Optimised) -> list[Found]:
     costs = {broken.fusion: broken.seconds for broken in optimised.costs.broken(optimised.plan.fusions)}
     found = []
     for group in optimised.costs.groups:
+        if not group.rules:
+            continue  # a convolution and the bias that is its own
         nodes = arranged(group.nodes)
         left = [node for node in nodes if node not in own]
         spot = RuntimeSpot(nodes=[node.label for node in nodes], reads=_read(nodes), writes=_written(nodes),

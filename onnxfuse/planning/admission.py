@@ -42,6 +42,8 @@ CONVERTED = frozenset({
 
 SETTING = "prefer_nhwc"
 
+BIAS_SETTING = "fuse_conv_bias"
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -101,7 +103,16 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
 
 def prefers_channels_last(provider_options: Mapping[str, str]) -> bool:
     """Whether options of the CUDA provider ask for channels-last convolutions."""
-    return str(provider_options.get(SETTING, "0")).strip().lower() in ("1", "true")
+    return _is_on(provider_options, SETTING)
+
+
+def adds_biases_itself(provider_options: Mapping[str, str]) -> bool:
+    """Whether options of the CUDA provider ask for convolutions that add their bias themselves."""
+    return _is_on(provider_options, BIAS_SETTING)
+
+
+def _is_on(provider_options: Mapping[str, str], name: str) -> bool:
+    return str(provider_options.get(name, "0")).strip().lower() in ("1", "true")
 
 
 def beside_convolutions(graph: Graph, facts: Mapping[Node, Facts]) -> list[tuple[Refusal, Node]]:

@@ -149,16 +149,15 @@ class CostModel:
             else:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
-            self._seconds[nodes] = (once + self._bias_seconds(nodes)) * self.ledger.executions(nodes)
+            result = biased(nodes)
+            once += 0.0 if result is None else self.bias_seconds(result)
+            self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
 
-    def _bias_seconds(self, nodes: frozenset[Node]) -> float:
-        """Time of the further kernel that adds a convolution's bias, where the runtime has one."""
-        result = biased(nodes)
-        if result is None:
-            return 0.0
+    def bias_seconds(self, result: Value, efficiency: float = CONVOLUTION_BIAS) -> float:
+        """Time of a kernel that adds a bias to what a convolution wrote; by default the runtime's."""
         moved = self.ledger.bytes_of(result) or 0
-        return kernel_time(moved, moved, 0.0, self.profile, efficiency=CONVOLUTION_BIAS)
+        return kernel_time(moved, moved, 0.0, self.profile, efficiency=efficiency)
 
     def _in_place(self, node: Node) -> KernelTraffic:
         """What a Scatter moves that writes over what it reads: what it updates, with what stands there where it makes
@@ -232,7 +231,7 @@ class CostModel:
         for group in self.groups:
             left = group.nodes - taken
             seconds, kernels = self.unfused(left)
-            if kernels and len(left) < len(group.nodes):
+            if kernels and len(left) < len(group.nodes) and group.rules:
                 kept = tuple(sorted(left, key=lambda node: node.index))
                 found.append(Broken(group, kept, seconds - self._stays(group, taken)[0]))
         return tuple(found)

@@ -6,7 +6,7 @@ Which fusions there are is said in rules of the kind ``runtime``; ``onnxfuse.rul
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from onnxfuse.graph.model import Graph, Node, Value
@@ -19,7 +19,7 @@ class RuntimeFusion:
     """Nodes that the runtime runs as one kernel.  It still does where some are gone that are not of the ``core``.
 
     What it takes out of the graph between them is not among them.  ``rules``: ids of the rules that say so, in the
-    order in which they took nodes in.
+    order in which they took nodes in; none for a convolution and the bias that is its own (``with_biases``).
     """
 
     nodes: frozenset[Node]
@@ -40,6 +40,16 @@ class RuntimeFusion:
             kept |= found
             front += found
         return [frozenset(kept), *(frozenset([node]) for node in left - kept)]
+
+
+def with_biases(groups: Sequence[RuntimeFusion], sums: Collection[str]) -> tuple[RuntimeFusion, ...]:
+    """What the runtime fuses of a graph in which biases stand behind their convolutions, whose ``sums`` are given by
+    name: with nothing else in it, such a group is a convolution as the model has it, and no fusion."""
+    def is_own(group: RuntimeFusion) -> bool:
+        behind = [value for node in group.nodes - group.core for value in node.outputs]
+        return bool(behind) and all(value is not None and value.name in sums for value in behind)
+
+    return tuple(replace(group, rules=()) if is_own(group) else group for group in groups)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class Findings:
             another export, an option or a rule.
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
-        sizes: arithmetic on sizes that was folded.
+        sizes: arithmetic on sizes that was folded; biases: convolutions whose bias a fused node adds.
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
         matches: what became of the places where fuse rules of the user's own matched.
@@ -189,6 +189,7 @@ class Findings:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sizes: Sizes = field(default_factory=Sizes)
+    biases: int = 0
     left: tuple[LeftRegions, ...] = ()
     canonical: Mapping[str, int] = field(default_factory=dict)
     matches: tuple[MatchEntry, ...] = ()
@@ -247,6 +248,7 @@ def _figures(report: Findings) -> dict[str, Any]:
         "nodes_after": after.nodes,
         "size_operands_folded": report.sizes.operands,
         "size_nodes_removed": report.sizes.nodes,
+        "biases_taken": report.biases,
         "kernels_before": before.kernels,
         "kernels_after": after.kernels,
         "flops_before": before.flops,

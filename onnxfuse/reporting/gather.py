@@ -26,7 +26,7 @@ from onnxfuse.reporting.left import left_regions, own_matches, recognised
 from onnxfuse.reporting.reasons import advice, told
 from onnxfuse.reporting.remaining import largest
 from onnxfuse.reporting.report import Report
-from onnxfuse.rewriting import FusedNode, read_fused, sizes_record
+from onnxfuse.rewriting import FusedNode, read_fused, separated_sums, sizes_record
 from onnxfuse.rules import RuntimeRule, groups_of
 from onnxfuse.version import __version__
 from onnxfuse.visible import visible
@@ -63,7 +63,7 @@ def report_of(optimised: Optimised) -> Report:
         verification=_verification(optimised),
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
-        sizes=sizes_of(optimised.model),
+        sizes=sizes_of(optimised.model), biases=biases_of(optimised.model),
         left=left_regions(optimised),
         canonical=recognised(optimised),
         matches=own_matches(optimised),
@@ -108,6 +108,11 @@ def sizes_of(model: onnx.ModelProto) -> Sizes:
     """Arithmetic on sizes that was folded in a model."""
     record = sizes_record(model)
     return Sizes() if record is None else Sizes(record.replaced, len(record.removed))
+
+
+def biases_of(model: onnx.ModelProto) -> int:
+    """Convolutions of a fused model whose bias a fused node adds."""
+    return len(separated_sums(model))
 
 
 def _planning_only(profile: Profile) -> tuple[str, ...]:

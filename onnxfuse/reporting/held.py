@@ -24,10 +24,12 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
+from onnxfuse.provider.fusions import with_biases
 from onnxfuse.reporting.costs import by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, Totals
 from onnxfuse.reporting.gather import (
     Named,
+    biases_of,
     broken_entries,
     costs_before,
     entry_of,
@@ -45,14 +47,16 @@ from onnxfuse.rewriting import (
     PlanRecord,
     VerificationRecord,
     annotate,
+    has_planned_form,
     is_optimised,
     note_plan,
     original,
     plan_record,
     read_fused,
-    sizes_record,
+    separated_sums,
     today,
 )
+from onnxfuse.rules import groups_of
 from onnxfuse.version import __version__
 
 _MEASURED = ("speedup", "low", "high", "of", "device", "before", "after")
@@ -140,8 +144,8 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         version=__version__, model=name_of(loaded), output=None, target=record.target,
         dims={name: int(size) for name, size in record.dims.items()}, before=_totals(record.before),
         after=_totals(record.after), unknown=record.unknown, candidates=record.candidates, fusions=entries,
-        refusals=(), sizes=sizes_of(loaded.proto), canonical=record.canonical, **_made(record),
-        assumed=Assumed(record.assumed_target, record.assumed_dims), operators=record.operators,
+        refusals=(), sizes=sizes_of(loaded.proto), biases=biases_of(loaded.proto), canonical=record.canonical,
+        **_made(record), assumed=Assumed(record.assumed_target, record.assumed_dims), operators=record.operators,
         remaining=record.remaining, roofline=record.roofline, kernels=_texts(nodes),
         broken=tuple(BrokenEntry(**vars(entry)) for entry in record.broken),
     )
@@ -169,9 +173,9 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
             profile, assumed = chosen_target(None if record is None else record.target)
         except TargetError:  # a profile of the user's own, which is not at hand
             profile, assumed = chosen_target(None)
-    source = folded if sizes_record(folded.proto) is None else original(loaded)
+    source = original(loaded) if has_planned_form(folded.proto) else folded
     ledger = Ledger(graph, bind(graph, known))
-    costs = CostModel(ledger, profile)
+    costs = CostModel(ledger, profile, with_biases(groups_of(graph), separated_sums(folded.proto)))
     regions, entries = [], []
     nodes = read_fused(loaded.proto)
     for node in nodes:
@@ -184,7 +188,7 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
         version=__version__, model=name_of(loaded), output=None, target=profile.name, dims=sizes,
         before=total(whole, (), source.proto), after=total(costs, regions, loaded.proto),
         unknown=ledger.total().unknown, candidates=len(entries), fusions=tuple(entries), refusals=(),
-        sizes=sizes_of(loaded.proto), notes=(note,),
+        sizes=sizes_of(loaded.proto), biases=biases_of(loaded.proto), notes=(note,),
         assumed=Assumed(assumed, tuple(name for name in sizes if name in guessed)), kernels=_texts(nodes),
         broken=broken_entries(costs, entries, regions), operators=by_operator(whole, costs, regions),
         roofline=roofline(profile),

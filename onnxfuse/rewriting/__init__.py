@@ -1,14 +1,17 @@
 """Fused nodes and their functions into the model and out of it again; saving; external data.
 
     fold ─▶ model without arithmetic on sizes that constants can stand for, and Ifs that sizes decide
+    separate ─▶ model with biases as sums behind their convolutions
     rewrite ─▶ model with fused nodes ─ save ─▶ file ─ read_fused ─▶ report
                         └─ unfuse ─▶ the original        └ body_model ─▶ reference of one kernel
 """
 
+from onnxfuse.rewriting.biases import bias_record, separate, separated_sums
 from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.mark import is_optimised
 from onnxfuse.rewriting.original import original
+from onnxfuse.rewriting.planned import has_planned_form, planned_form
 from onnxfuse.rewriting.provenance import (
     FUSED,
     BrokenRecord,
@@ -25,7 +28,7 @@ from onnxfuse.rewriting.provenance import (
 from onnxfuse.rewriting.reading import FusedNode, read_fused
 from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.saving import Saved, annotate, save
-from onnxfuse.rewriting.sizes import SizesRecord, fold, planned_form, sizes_record
+from onnxfuse.rewriting.sizes import SizesRecord, fold, sizes_record
 from onnxfuse.rewriting.standalone import body_model, value_types
 from onnxfuse.rewriting.unfusing import unfuse
 
@@ -45,9 +48,11 @@ __all__ = [
     "SizesRecord",
     "VerificationRecord",
     "annotate",
+    "bias_record",
     "body_model",
     "fold",
     "forget_plan",
+    "has_planned_form",
     "is_optimised",
     "note_plan",
     "original",
@@ -56,6 +61,8 @@ __all__ = [
     "read_fused",
     "rewrite",
     "save",
+    "separate",
+    "separated_sums",
     "sizes_record",
     "today",
     "unfuse",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxfuse.graph.order import all_nodes
+from onnxfuse.graph.order import all_nodes, subgraphs
 from onnxfuse.lowering import launch
+from onnxfuse.rewriting.index import ModelIndex
 
 POOLED = re.compile(r"Region(\d+)")
 """What names of the pool look like."""
@@ -70,6 +71,20 @@ class Names:
         self._following[stem] = number
         self._given.add(name)
         return name
+
+
+def value_names(index: ModelIndex) -> set[str]:
+    """Every name that a value of the model, or of a subgraph, has."""
+    graph = index.model.graph
+    names = {*index.inputs, *index.outputs, *index.initializers, *index.infos, *index.bound}
+    names |= {sparse.values.name for sparse in graph.sparse_initializer}
+    for node in all_nodes(iter(graph.node)):
+        names.update(node.input)
+        names.update(node.output)
+        for inner in subgraphs(node):
+            names.update(tensor.name for tensor in inner.initializer)
+            names.update(info.name for info in (*inner.input, *inner.output))
+    return names
 
 
 def node_stem(replaced: Sequence[onnx.NodeProto], rule: str) -> str:

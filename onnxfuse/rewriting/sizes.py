@@ -24,12 +24,11 @@ from onnxfuse.folding import Folding, decide, decided
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.build import OVERRIDABLE
 from onnxfuse.graph.constants import is_external, tensor_bytes
-from onnxfuse.graph.order import all_nodes, subgraphs
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.branches import SMALL_BYTES, BranchRecord, Entry, with_branches, without_branches
 from onnxfuse.rewriting.index import ModelIndex, reads_of
 from onnxfuse.rewriting.metadata import packed, unpacked, unreadable
-from onnxfuse.rewriting.names import Names
+from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.order import put_back, rearrange, sort_nodes
 from onnxfuse.rewriting.origin import first_output
 from onnxfuse.typed import typed
@@ -97,16 +96,6 @@ def fold(loaded: LoadedModel) -> LoadedModel:
     return replace(loaded, proto=_folded(model, folding, branches))
 
 
-def planned_form(original: LoadedModel, fused: onnx.ModelProto) -> LoadedModel:
-    """The model whose values the fused nodes read: the original, or what it was folded to where Ifs went.
-
-    Raises:
-        ModelError: the fused model's record cannot be read.
-    """
-    record = sizes_record(fused)
-    return original if record is None or record.branches is None else fold(original)
-
-
 def _is_foldable(model: onnx.ModelProto) -> bool:
     """Whether onnxfuse has not been over the model, and its initialisers are constants unless they are inputs."""
     fused = any(entry.domain == launch.DOMAIN for entry in model.opset_import)
@@ -120,7 +109,7 @@ def _folded(model: onnx.ModelProto, folding: Folding, branches: BranchRecord | N
     result.CopyFrom(model)
     known = {first_output(node): node for node in result.graph.node}
     attributes = _without_attributes(known, folding)
-    constants = _Constants(result.graph, _names(index))
+    constants = _Constants(result.graph, value_names(index))
     reads = dict(folding.shared)
     reads.update((operand, constants.name(found.array)) for operand, found in folding.constants.items())
     changed = _joined(known, folding, constants)
@@ -251,20 +240,6 @@ def _joined(
         del node.attribute[:]
         node.attribute.append(helper.make_attribute("axis", 0))
     return tuple(found)
-
-
-def _names(index: ModelIndex) -> set[str]:
-    """Every name that a value of the model, or of a subgraph, has."""
-    graph = index.model.graph
-    names = {*index.inputs, *index.outputs, *index.initializers, *index.infos, *index.bound}
-    names |= {sparse.values.name for sparse in graph.sparse_initializer}
-    for node in all_nodes(iter(graph.node)):
-        names.update(node.input)
-        names.update(node.output)
-        for inner in subgraphs(node):
-            names.update(tensor.name for tensor in inner.initializer)
-            names.update(info.name for info in (*inner.input, *inner.output))
-    return names
 
 
 def _unread(index: ModelIndex, removed: Collection[int], graph: onnx.GraphProto) -> set[str]:

@@ -14,6 +14,7 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Place
 from onnxfuse.graph.order import Scope, all_nodes, graphs_of
 from onnxfuse.lowering import launch
+from onnxfuse.rewriting.biases import rejoin
 from onnxfuse.rewriting.expanding import Restored, expand, takers
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of
 from onnxfuse.rewriting.mark import forget_optimised
@@ -46,8 +47,8 @@ def unfuse(
     Args:
         only: names of the fused nodes to put back, all of them where None.  Their nodes come where the fused node
             stood; with the rest put back later, the whole original comes back as if it were in one go.
-        folded: leave arithmetic on sizes folded, as it was when the regions were planned; it is put back with the
-            last fused node else.
+        folded: leave arithmetic on sizes folded and biases behind their convolutions, as it was when the regions were
+            planned; they are put back with the last fused node else.
 
     Raises:
         ModelError: the records in the model were written by another release or are damaged; a name in ``only`` is
@@ -85,6 +86,7 @@ def unfuse(
         forget_optimised(result)
         forget_plan(result)
     if not folded and (only is None or (chosen and last)):
+        rejoin(result)
         unfold(result)
     return result
 

@@ -112,7 +112,7 @@ def _planted(optimised: Any, runner: Any) -> tuple[list[str], int]:
     """Kernels in which a fault passes unseen, and how many there are."""
     from planted import kernels, plant
 
-    from onnxfuse.rewriting import read_fused
+    from onnxfuse.rewriting import planned_form, read_fused
     from onnxfuse.verifying.capture import Source, capture
     from onnxfuse.verifying.nodes import NodeVerifier
     from onnxfuse.verifying.runs import Recipe, shrunk
@@ -125,10 +125,11 @@ def _planted(optimised: Any, runner: Any) -> tuple[list[str], int]:
     runner.prepare(rewritten.model)
     verifier = NodeVerifier(rewritten.model, runner)
     missed = []
-    with sharing(optimised.loaded, optimised.model) as (original, _):
+    planned = planned_form(optimised.loaded, optimised.model)
+    with sharing(planned, optimised.model) as (original, _):
         run = Recipe(shrunk(optimised.ledger, optimised.ledger.sizes)[-1]).make(optimised.graph)
         sizes = {**optimised.ledger.sizes, **run.about.sizes}
-        source = Source(optimised.loaded, optimised.graph, run)
+        source = Source(planned, optimised.graph, run)
         for taken in capture(list(firsts.values()), source, original, sizes, runner.providers):
             result = verifier.verify(taken.node, taken.feeds, "captured")
             if result.verdict != "failed":

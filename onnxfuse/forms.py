@@ -1,0 +1,142 @@
+"""The form of a model that is planned and rewritten, and its plan.
+
+A convolution's bias is a sum behind it wherever a region that the plan chooses takes that in; every other convolution
+keeps its own.  What that is, planning tells: with all biases apart first, and again with those that found a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, separable
+from onnxfuse.graph import Graph, LoadedModel, build_graph
+from onnxfuse.graph.binding import Bound, bound, check_sizes
+from onnxfuse.measurements import observing
+from onnxfuse.operators import infer
+from onnxfuse.planning.cost import STREAMING, CostModel
+from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.traffic import Ledger
+from onnxfuse.provider.fusions import with_biases
+from onnxfuse.refusal import Refusal
+from onnxfuse.rewriting import separate, separated_sums
+from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
+
+MOST_PLANS = 3
+"""Plans with biases apart after which all convolutions keep theirs: in each of them one more found no place."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model in one form, and what planning needs of it.
+
+    Attributes:
+        loaded: the model; graph: of it, and canonical: as rules see it; sizes: to plan for; costs: at these.
+        notes: what a user should know of all that.
+    """
+
+    loaded: LoadedModel
+    graph: Graph
+    canonical: CanonicalGraph
+    sizes: Bound
+    costs: CostModel
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Forming:
+    """What makes forms of models.
+
+    Attributes:
+        rules: in force; profile: the GPU to plan for; dims: sizes that the user gave.
+        run_profile: ONNX Runtime's profile of a run on CUDA, or None.
+    """
+
+    rules: RuleSet
+    profile: Profile
+    dims: Mapping[str, int]
+    run_profile: str | Path | None = None
+
+    def form(self, loaded: LoadedModel) -> Form:
+        """A model as it stands."""
+        graph = infer(build_graph(loaded))
+        canonical = canonicalise(graph, self.rules.canonical)
+        sizes = bound(graph, self.dims)
+        doubts = check_sizes(graph, sizes.sizes, self.dims)
+        ledger, notes = observing(Ledger(graph, sizes.sizes), self.profile, loaded.proto, self.run_profile)
+        groups = with_biases(groups_of(graph, self.rules.runtime), separated_sums(loaded.proto))
+        costs = CostModel(ledger, self.profile, groups)
+        return Form(loaded, graph, canonical, sizes, costs, (*sizes.notes, *doubts, *notes))
+
+    def apart(self, form: Form, ranks: Mapping[str, int]) -> Form:
+        """The same model with biases behind their convolutions, given by names of what these compute and its rank."""
+        made = self.form(replace(form.loaded, proto=separate(form.loaded.proto, ranks)))
+        return replace(made, costs=_shared(made.costs, ranks)) if made.costs.ledger.observed else made
+
+
+def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
+    """Costs in which what a profile shows of a convolution is shared with the sum that took its bias."""
+    ledger = costs.ledger
+    observed = dict(ledger.observed)
+    for name in names:
+        added = ledger.graph.values[name].producer
+        conv = None if added is None or added.inputs[0] is None else added.inputs[0].producer
+        seen = None if conv is None else observed.get(conv)
+        if added is not None and conv is not None and seen is not None and seen.seconds is not None:
+            own = min(costs.bias_seconds(ledger.graph.values[name]), seen.seconds)
+            observed[conv], observed[added] = replace(seen, seconds=seen.seconds - own), replace(seen, seconds=own)
+    return CostModel(Ledger(ledger.graph, ledger.sizes, ledger.placement, observed), costs.profile, costs.groups)
+
+
+def with_biases_apart(
+    form: Form, forming: Forming, planned: Callable[[Form], Plan], least_gain: float
+) -> tuple[Form, Plan]:
+    """The form in which those biases are apart that fused nodes take in, and its plan.
+
+    Args:
+        least_gain: predicted speed-up that a region must pass.
+    """
+    ranks, told = separable(form.graph, form.costs.groups)
+    for _ in range(MOST_PLANS):
+        ranks, idle = _wanted(form, ranks, least_gain)
+        told += idle
+        if not ranks:
+            break
+        tried = forming.apart(form, ranks)
+        plan = planned(tried)
+        taken = {value.name for region in plan.fusions for node in region.nodes for value in node.outputs if value}
+        lost = ranks.keys() - taken
+        if not lost:
+            return tried, replace(plan, refusals=(*plan.refusals, *told))
+        told += tuple(_kept(form.graph, tried.graph, name, plan) for name in ranks if name in lost)
+        ranks = {name: rank for name, rank in ranks.items() if name in taken}
+    plan = planned(form)
+    return form, replace(plan, refusals=(*plan.refusals, *told))
+
+
+def _wanted(form: Form, ranks: Mapping[str, int], least_gain: float) -> tuple[dict[str, int], tuple[Refusal, ...]]:
+    """Those of the convolutions that may come to something, and why others do not: nothing reads them, and a kernel of
+    ours would add the bias no faster."""
+    wanted: dict[str, int] = {}
+    refusals = []
+    for name, rank in ranks.items():
+        value = form.graph.values[name]
+        before, after = form.costs.bias_seconds(value), form.costs.bias_seconds(value, STREAMING)
+        if value.consumers or before > least_gain * after or value.producer is None:
+            wanted[name] = rank
+        else:
+            words = f"no node reads what it computes, and a kernel of its own would run {before / after:.2f}x as fast"
+            refusals.append(Refusal(BIAS_CODE, f"{BIAS_KEPT}: {words}, under {least_gain:g}x", value.producer.label))
+    return wanted, tuple(refusals)
+
+
+def _kept(graph: Graph, apart: Graph, name: str, plan: Plan) -> Refusal:
+    """Why a convolution keeps its bias, after the plan in which it stood behind it."""
+    conv, added = graph.values[name].producer, apart.values[name].producer
+    weighed = [each for each in plan.considered if any(added in node.originals for node in each.nodes)]
+    best = max(weighed, key=lambda each: 0.0 if each.cost is None else each.cost.seconds_saved, default=None)
+    refused = [refusal.message for refusal in plan.refusals if added is not None and refusal.node == added.label]
+    why = best.reason if best is not None else refused[0] if refused else "nothing beside it can be fused with it"
+    return Refusal(BIAS_CODE, f"{BIAS_KEPT}: as a sum behind it, {why}", "" if conv is None else conv.label)

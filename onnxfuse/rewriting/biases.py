@@ -1,0 +1,233 @@
+"""Convolutions' biases as sums behind them in a copy of the model, and back.
+
+    y = Conv(x, w, b) ─ separate ─▶ c = Conv(x, w), y = Add(c, b spread over pixels) ─▶ fused as if it were loaded
+          ▲                                                                               │
+          └────── rejoin: what the model's record says was there ◀──── unfuse ────────────┘
+
+The record is a metadata property of its own, so that the records of fused nodes speak of the model with its biases
+apart.  Where no library is registered ONNX Runtime folds the sum into the convolution again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import onnx
+from onnx import helper
+
+from onnxfuse.bounded import parse_json
+from onnxfuse.errors import ModelError
+from onnxfuse.graph.build import OVERRIDABLE
+from onnxfuse.graph.order import STANDARD_DOMAINS
+from onnxfuse.lowering import launch
+from onnxfuse.rewriting.index import ModelIndex, reads_of
+from onnxfuse.rewriting.metadata import unreadable
+from onnxfuse.rewriting.names import Names, value_names
+from onnxfuse.rewriting.order import put_back
+from onnxfuse.rewriting.origin import first_output
+from onnxfuse.typed import typed
+
+VERSION = 1
+KEY = "onnxfuse.biases"
+"""Name of the model's metadata property."""
+
+
+@dataclass(frozen=True)
+class Separated:
+    """A convolution whose bias stands behind it, in names of values.
+
+    Attributes:
+        result: what it computed, and the sum computes now; bare: what it computes now.
+        operand: the bias as it read it; stored: the initialiser that is; spread: the one that the sum reads, with as
+            many axes of one element as are ``behind`` the channels.
+    """
+
+    result: str
+    bare: str
+    operand: str
+    stored: str
+    spread: str
+    behind: int
+
+
+@dataclass(frozen=True)
+class BiasRecord:
+    """What a model had before biases stood behind their convolutions.
+
+    Attributes:
+        convolutions: those that gave theirs up.
+        initializers: number of initialisers; gone: place and name of those that nothing read any more.
+    """
+
+    convolutions: tuple[Separated, ...]
+    initializers: int
+    gone: tuple[tuple[int, str], ...] = ()
+
+
+def separate(model: onnx.ModelProto, ranks: Mapping[str, int]) -> onnx.ModelProto:
+    """A copy of a model in which the biases of some convolutions stand behind them, with a record of what was there;
+    the model itself where there are none or onnxfuse has been over it.
+
+    Args:
+        ranks: numbers of axes of what the convolutions compute, by its name.
+    """
+    fused = any(entry.domain == launch.DOMAIN for entry in model.opset_import)
+    if model.ir_version < OVERRIDABLE or fused or bias_record(model) is not None:
+        return model
+    index = ModelIndex.of(model)
+    names = Names(value_names(index))
+    spreads: dict[tuple[str, int], str] = {}
+    found = []
+    for node in index.nodes:
+        rank = ranks.get(first_output(node))
+        if rank is None or node.op_type != "Conv" or len(node.input) != 3:
+            continue
+        result, operand, stored = node.output[0], node.input[2], _stored(index, node.input[2])
+        if stored is None or index.bound & {operand, stored, result}:
+            continue
+        if (stored, rank) not in spreads:
+            spreads[stored, rank] = names.give(f"{stored}_spread")
+        bare = names.give(f"{result}_without_bias")
+        found.append(Separated(result, bare, operand, stored, spreads[stored, rank], rank - 2))
+    return _separated(model, found) if found else model
+
+
+def separated_again(model: onnx.ModelProto, fused: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with biases apart where those of a fused model of it are; the model itself where none are.
+
+    Raises:
+        ModelError: the fused model's record cannot be read.
+    """
+    record = bias_record(fused)
+    return model if record is None else _separated(model, record.convolutions)
+
+
+def _separated(model: onnx.ModelProto, found: Sequence[Separated]) -> onnx.ModelProto:
+    """A copy of the model with these biases apart, as far as it has them, and the record."""
+    index = ModelIndex.of(model)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    known = {each.result: each for each in found if each.stored in index.initializers}
+    names = Names({node.name for node in index.nodes})
+    del graph.node[:]
+    for node in index.nodes:
+        graph.node.append(node)
+        each = known.get(first_output(node))
+        if each is not None:
+            conv = graph.node[-1]
+            del conv.input[2:]
+            conv.output[0] = each.bare
+            name = names.give(f"{node.name}_bias") if node.name else ""
+            graph.node.append(helper.make_node("Add", [each.bare, each.spread], [each.result], name=name))
+    for spread, each in {each.spread: each for each in known.values()}.items():
+        tensor = graph.initializer.add()
+        tensor.CopyFrom(index.graph.initializer[index.initializers[each.stored]])
+        tensor.name = spread
+        tensor.dims.extend([1] * each.behind)
+    read = {name for node in graph.node for name in reads_of(node)}
+    kept = read.union(index.inputs, index.outputs, index.bound, index.infos)
+    gone = sorted((index.initializers[name], name) for name in {each.stored for each in known.values()} - kept)
+    for place, _ in reversed(gone):
+        del graph.initializer[place]
+    record = BiasRecord(tuple(known.values()), len(index.initializers), tuple(gone))
+    text = json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":"), ensure_ascii=False)
+    result.metadata_props.add(key=KEY, value=text)
+    return result
+
+
+def separated_sums(model: onnx.ModelProto) -> frozenset[str]:
+    """What the sums compute that are convolutions' biases.
+
+    Raises:
+        ModelError: the model's record cannot be read.
+    """
+    record = bias_record(model)
+    return frozenset() if record is None else frozenset(each.result for each in record.convolutions)
+
+
+def rejoin(model: onnx.ModelProto) -> None:
+    """Give convolutions their biases back, in a model without fused nodes; nothing where none gave one up.
+
+    In a model that was edited since, what the edit left of the old names is put back.
+
+    Raises:
+        ModelError: the model's record cannot be read.
+    """
+    record = bias_record(model)
+    if record is None:
+        return
+    place = next(place for place, entry in enumerate(model.metadata_props) if entry.key == KEY)
+    del model.metadata_props[place]
+    graph = model.graph
+    producer = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    readers = Counter(name for node in graph.node for name in reads_of(node))
+    sums = []
+    for each in record.convolutions:
+        if each.bare not in producer or each.result not in producer:
+            continue
+        conv, behind = graph.node[producer[each.bare]], graph.node[producer[each.result]]
+        as_left = list(behind.input) == [each.bare, each.spread] and readers[each.bare] == 1
+        if as_left and behind.op_type == "Add" and conv.op_type == "Conv" and len(conv.input) == 2:
+            conv.input.append(each.operand)
+            conv.output[0] = each.result
+            sums.append(producer[each.result])
+    for place in sorted(sums, reverse=True):
+        del graph.node[place]
+    _restore_weights(graph, record)
+
+
+def _restore_weights(graph: onnx.GraphProto, record: BiasRecord) -> None:
+    """Put the biases themselves back in the place of what was spread over channels."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    spreads = {each.stored: each.spread for each in record.convolutions if each.spread in tensors}
+    entries = []
+    for place, name in record.gone:
+        if name in spreads and name not in tensors:
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(tensors[spreads[name]])
+            tensor.name = name
+            del tensor.dims[1:]
+            entries.append((place, tensor))
+    read = {name for node in graph.node for name in reads_of(node)}
+    left = {each.spread for each in record.convolutions} - read
+    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in left]):
+        del graph.initializer[place]
+    put_back(graph.initializer, entries, record.initializers)
+
+
+def _stored(index: ModelIndex, name: str) -> str | None:
+    """The initialiser that a constant value is, looked at through Identity nodes."""
+    while name in index.producer:
+        node = index.nodes[index.producer[name]]
+        if node.op_type != "Identity" or node.domain not in STANDARD_DOMAINS:
+            return None
+        name = node.input[0]
+    return name if name in index.initializers else None
+
+
+def bias_record(model: onnx.ModelProto) -> BiasRecord | None:
+    """The record of a model whose convolutions gave up biases, or None.
+
+    Raises:
+        ModelError: it is no record that this release can read.
+    """
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    if text is None:
+        return None
+    place = f"metadata property '{KEY}'"
+    try:
+        raw = dict(parse_json(text))
+        version = raw.pop("version")
+        record = typed(BiasRecord, raw) if version == VERSION else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise unreadable(place, repr(error)) from error
+    if record is None:
+        raise ModelError(
+            f"Biases were taken apart by another release of onnxfuse (the record has version {version!r}, this one "
+            f"reads {VERSION}).", place=place, remedy="Fuse the original model again.",
+        )
+    return record

@@ -1,0 +1,40 @@
+"""The form of a model that is planned: its arithmetic on sizes folded, biases behind their convolutions.
+
+Fused nodes speak of the values of that form; ``unfuse`` leads back from it to the model as it was loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+
+from onnxfuse.graph import LoadedModel
+from onnxfuse.rewriting.biases import bias_record, separated_again
+from onnxfuse.rewriting.sizes import fold, sizes_record
+
+
+def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool = False) -> LoadedModel:
+    """The model whose values the fused nodes read: the original, or what became of it where Ifs went or biases are
+    apart.
+
+    Args:
+        whole: have arithmetic on sizes folded as it was too, whether or not that changes values that stay.
+
+    Raises:
+        ModelError: the fused model's record cannot be read.
+    """
+    record = sizes_record(fused)
+    folds = record is not None and (whole or record.branches is not None)
+    result = fold(original) if folds else original
+    proto = separated_again(result.proto, fused)
+    return result if proto is result.proto else replace(result, proto=proto)
+
+
+def has_planned_form(model: onnx.ModelProto) -> bool:
+    """Whether a model is in another form than it was loaded in.
+
+    Raises:
+        ModelError: a record cannot be read.
+    """
+    return sizes_record(model) is not None or bias_record(model) is not None
