@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduler": {"graph", "planning", "pipeline"},
     "reporting": {"operators", "graph", "provider", "rules", "planning", "rewriting", "runtime", "optimised",
                   "pipeline", "measuring", "tuning"},
-    "locking": {"graph", "operators", "optimised", "planning", "provider", "reporting", "rules"},
+    "locking": {"graph", "operators", "optimised", "planning", "provider", "reporting", "rules", "verifying"},
     "checking": {
         "operators", "provider", "graph", "rules", "planning", "rewriting", "measuring", "verifying", "pipeline",
     },

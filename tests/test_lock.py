@@ -9,19 +9,23 @@ from pathlib import Path
 
 import body_models
 import onnx
+import onnxruntime as ort
 import pytest
 from cli_models import ROOT, encoder, parse, run, write
 from lock_models import layers, renamed
+from plain_session import RELEASE
 from reordered import rewritten
 
 import onnxfuse
-from onnxfuse.locking import Lock, lock_text, read_lock
+from onnxfuse.locking import Lock, asked, lock_text, read_lock
 from onnxfuse.locking.lock import Fusion, Spot
 from onnxfuse.locking.result import CheckResult
 
 PLAN = {"verify": False, "target": "H100", "database": False}
 GROWTH = ("grow-pointwise", "grow-row-reduction", "grow-scan")
 NORM = ["Add", "Add(1)", "LayerNormalization(2)", "Tanh(3)"]
+
+modelled = pytest.mark.skipif(RELEASE < (1, 31), reason="the fusions of ONNX Runtime 1.31 are modelled")
 
 SCALED = """
 g (float[batch, 128, 64] x, float[64, 64] w, float[{sizes}] c) => (float[batch, 128, 64] y) {{
@@ -64,8 +68,9 @@ def lines(folder: Path, model: onnx.ModelProto, file: Path, *options: object) ->
 # What is written
 
 
+@modelled
 def test_the_file_says_what_is_fused_and_where(lock: Lock) -> None:
-    made = lock.made
+    made, done = lock.made, "after: fused, seen: true"
     assert lock_text(lock).splitlines()[2:] == f"""\
 lock: 1
 made:
@@ -100,9 +105,9 @@ runtime:
     before: 3
     after: 0
     at:
-      - {{nodes: [Add -> c0, Add -> s0, LayerNormalization -> y0], reads: [t0, x], writes: [y0], after: fused}}
-      - {{nodes: [Add -> c1, Add -> s1, LayerNormalization -> y1], reads: [t1, z0], writes: [y1], after: fused}}
-      - {{nodes: [Add -> c2, Add -> s2, LayerNormalization -> y2], reads: [t2, z1], writes: [y2], after: fused}}
+      - {{nodes: [Add -> c0, Add -> s0, LayerNormalization -> y0], reads: [t0, x], writes: [y0], {done}}}
+      - {{nodes: [Add -> c1, Add -> s1, LayerNormalization -> y1], reads: [t1, z0], writes: [y1], {done}}}
+      - {{nodes: [Add -> c2, Add -> s2, LayerNormalization -> y2], reads: [t2, z1], writes: [y2], {done}}}
 """.splitlines()
 
 
@@ -413,6 +418,49 @@ def test_a_fusion_of_ours_that_costs_one_of_the_runtimes(tmp_path: Path) -> None
     (spot,) = broken.runtime[0].at
     assert spot.after == "broken" and 1 < spot.costs_us < 100
     assert onnxfuse.check(model, broken, rules=[rules], database=False).holds
+
+
+def forgetful(model: bytes, options: ort.SessionOptions) -> object:
+    """A session of a runtime that has lost its GELUs."""
+    lost = ["BiasGeluFusion", "GeluFusionL1", "GeluFusionL2"]
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=lost)
+
+
+def refusing(model: bytes, options: ort.SessionOptions) -> object:
+    raise RuntimeError("no such operator here")
+
+
+@modelled
+def test_a_runtime_that_fuses_no_more_what_it_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The rules still say so, and a session shows otherwise."""
+    path = optimised(encoder(2), dims={"batch": 8}).save_lock(tmp_path / "m.lock.yaml")
+    seen = {entry.rule: {spot.seen for spot in entry.at} for entry in read_lock(path).runtime}
+    assert seen["ort-gelu+ort-bias-gelu"] == seen["ort-matmul-scale"] == {True} and seen["ort-bias-softmax"] == {False}
+    monkeypatch.setattr(asked, "session", forgetful)
+    code, told = lines(tmp_path, encoder(2), path)
+    release = ort.__version__
+    assert code == 1 and told[1] == "lost: 2 of 6 of ONNX Runtime's own" and told[3:] == [
+        "lost  2 x ort-gelu+ort-bias-gelu of ONNX Runtime's own: Add, Div, Erf, Add, 2 Mul",
+        "/encoder/layer.*/Add_6 (2 nodes, from /encoder/layer.0/Add_6)",
+        f"at /encoder/layer.0/Add_6: a session of ONNX Runtime {release} keeps its nodes apart, and one of {release} "
+        "ran them as one",
+        "help: onnxfuse optimize FOLDER/m.onnx --lock FOLDER/m.lock.yaml  writes the lock anew, where this is meant"]
+    monkeypatch.setattr(asked, "session", refusing)
+    code, told = lines(tmp_path, encoder(2), path)
+    assert code == 0 and told[-1] == ("note: No session of ONNX Runtime could be made here to see what it fuses by "
+                                      "itself: the rules alone say so.")
+
+
+def test_large_models_are_not_loaded_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "session", refusing)
+    monkeypatch.setattr(asked, "MOST_BYTES", 100)
+    assert {spot.seen for entry in optimised(layers()).lock().runtime for spot in entry.at} == {None}
+
+
+@modelled
+def test_weights_in_files_are_found(tmp_path: Path) -> None:
+    onnx.save(layers(), tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=256)
+    assert {spot.seen for entry in optimised(tmp_path / "m.onnx").lock().runtime for spot in entry.at} == {True}
 
 
 def test_what_ours_takes_of_the_runtimes_for_nothing_holds() -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from onnxfuse.graph.model import Node
 from onnxfuse.locking.gather import Found
 from onnxfuse.locking.likely import NEAR, likely
-from onnxfuse.locking.lock import RuntimeSpot
+from onnxfuse.locking.lock import Made, RuntimeSpot
 from onnxfuse.locking.names import Locked, Names, labels, originals
 from onnxfuse.locking.structure import edges, inner_reads
 from onnxfuse.optimised import Optimised
@@ -21,7 +21,7 @@ from onnxfuse.planning.placement import Kind
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.reasons import JOINS, Reasons
 from onnxfuse.resources import rules_folder
-from onnxfuse.rules import canonicalise, load_rules
+from onnxfuse.rules import CanonicalRule, canonicalise, load_rules
 from onnxfuse.rules.load import STAGES
 from onnxfuse.rules.runtime import told
 
@@ -43,6 +43,13 @@ class Stopped:
     edge: tuple[str, str] | None
     words: str
     because: tuple[Refusal, ...]
+
+
+def unseen(locked: Locked, then: Made, now: Made) -> Stopped:
+    """What is said where the rules still find a fusion of ONNX Runtime's and a session does not make it any more."""
+    words = (f"a session of ONNX Runtime {now.onnxruntime} keeps its nodes apart, and one of {then.onnxruntime} ran "
+             "them as one")
+    return Stopped(locked.label, None, words, ())
 
 
 class Because:
@@ -139,8 +146,8 @@ class Because:
     def _missing(self, locked: Locked, nodes: Sequence[Node | None]) -> Iterator[Refusal]:
         """Why spellings of operators that are not there any more are not taken as such."""
         for place in _changed(locked, nodes):
-            makers = [rule.id for rule in load_rules([rules_folder()]).canonical + self._rules.canonical
-                      if rule.becomes.op == locked.operators[place] and not rule.becomes.domain]
+            makers = [rule.id for rule in self._spelling if rule.becomes.op == locked.operators[place]
+                      and not rule.becomes.domain]
             yield from self._gone(rule for rule in makers if rule in self._rules.disabled)
             here = {node.label for node in self._between(locked, nodes, place)}
             misses = [refusal for refusal in self._misses if refusal.rule in makers and refusal.node in here]
@@ -214,6 +221,11 @@ class Because:
             seen += [other for other in above if other is not None and other not in seen and other not in others
                      and self._is_no_product(other) and len(seen) < NEAR]
         return sorted((node for node in seen if node not in others), key=lambda node: node.index)
+
+    @cached_property
+    def _spelling(self) -> tuple[CanonicalRule, ...]:
+        """Rules that take several nodes as one operator, those that are left out too."""
+        return (*load_rules([rules_folder()]).canonical, *self._rules.canonical)
 
     @cached_property
     def _misses(self) -> tuple[Refusal, ...]:

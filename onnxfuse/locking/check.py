@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from onnxfuse.errors import LockError
-from onnxfuse.locking.because import Because
+from onnxfuse.locking.because import Because, unseen
 from onnxfuse.locking.gather import Found, fused, lock_from, runtime_fused
 from onnxfuse.locking.lock import Fusion, Lock, RuntimeFusion, RuntimeSpot
 from onnxfuse.locking.names import Locked, Names
@@ -42,12 +42,14 @@ def check(lock: Lock, optimised: Optimised, report: Report, file: str) -> CheckR
     because = Because(optimised, ours, theirs, first.new)
     lost = [Lost("fusion", one, because.ours(one)) for one in first.lost]
     lost += [Lost("runtime", one, because.runtimes(one)) for one in second.lost]
+    lost += [Lost("runtime", one, unseen(one, lock.made, now.made)) for one, there in (*second.held, *second.renamed)
+             if _seen(one) and _seen(there) is False]
     otherwise = [Otherwise("fusion", one, to) for one, to in first.changed]
     otherwise += [Otherwise("runtime", one, to) for one, to in second.changed]
     return CheckResult(
         report.model, file, lock, now, tuple(lost), interface_changes(lock, now), tuple(otherwise),
         len(first.renamed) + len(second.renamed), tuple(first.new), tuple(second.new),
-        (*report.warnings, *report.notes),
+        (*report.warnings, *report.notes, *_not_asked(second)),
     )
 
 
@@ -62,6 +64,19 @@ def _fired(one: Locked) -> bool:
 
 def _fires(found: Found) -> bool:
     return isinstance(found.spot, RuntimeSpot) and found.spot.after in FIRES
+
+
+def _seen(one: Locked | Found) -> bool | None:
+    """Whether a session ran a place of the runtime's as one; None where none was made."""
+    return one.spot.seen if isinstance(one.spot, RuntimeSpot) else None
+
+
+def _not_asked(pairing: Pairing) -> tuple[str, ...]:
+    """What is to be said where a session was made for the lock, and none could be made here."""
+    if any(_seen(one) and _seen(there) is None for one, there in (*pairing.held, *pairing.renamed)):
+        return ("No session of ONNX Runtime could be made here to see what it fuses by itself: the rules alone say "
+                "so.",)
+    return ()
 
 
 def _free(theirs: Iterable[Found], ours: Sequence[Found]) -> Iterator[Found]:

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.locking.asked import ask
 from onnxfuse.locking.lock import After, Fusion, Interface, Lock, Made, Plan, RuntimeFusion, RuntimeSpot, Spot
 from onnxfuse.locking.structure import arranged, operator, structure
 from onnxfuse.operators import load_graph
@@ -129,14 +130,17 @@ def runtime_fused(optimised: Optimised) -> list[Found]:
     own = {node for region in optimised.plan.fusions for node in region.nodes}
     after = _After(optimised)
     costs = {broken.fusion: broken.seconds for broken in optimised.costs.broken(optimised.plan.fusions)}
+    seen = ask(optimised.folded) if optimised.costs.groups else None
     found = []
     for group in optimised.costs.groups:
         if not group.rules:
             continue  # a convolution and the bias that is its own
         nodes = arranged(group.nodes)
         left = [node for node in nodes if node not in own]
+        made = [value.name for node in nodes for value in node.outputs if value is not None]
         spot = RuntimeSpot(nodes=[node.label for node in nodes], reads=_read(nodes), writes=_written(nodes),
-                           after=after.of(group, left), costs_us=round(costs.get(group, 0.0) * 1e6, 3))
+                           after=after.of(group, left), seen=None if seen is None else seen(made),
+                           costs_us=round(costs.get(group, 0.0) * 1e6, 3))
         found.append(Found("+".join(group.rules), structure(nodes), spot, nodes, group.nodes))
     return found
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 
 from onnxfuse.graph.model import Node
 from onnxfuse.locking.structure import edges, operator
 
 NEAR = 24
 """Nodes after another among which the next one of a structure is looked for."""
+
+MOST_TRIED = 64
+"""Nodes that are tried for the first of a structure: the places of a lock come in graph order, as the nodes do."""
 
 Place = tuple[Node | None, ...]
 
@@ -23,14 +27,13 @@ def likely(words: Sequence[str], free: Sequence[Node], passable: Callable[[Node]
     """
     best: tuple[int, ...] = (0,)
     chosen: Place = (None,) * len(words)
-    available = set(free)
-    for start in free:
-        if words and start.qualified_op == operator(words[0]):
-            found, far = _from(start, words, available, passable)
-            joined = sum(_reads(found[reader], found[read]) for read, reader in edges(words))
-            score = sum(node is not None for node in found), joined, -far
-            if score > best:
-                best, chosen = score, found
+    available, first = set(free), operator(words[0]) if words else ""
+    for start in islice((node for node in free if node.qualified_op == first), MOST_TRIED):
+        found, far = _from(start, words, available, passable)
+        joined = sum(_reads(found[reader], found[read]) for read, reader in edges(words))
+        score = sum(node is not None for node in found), joined, -far
+        if score > best:
+            best, chosen = score, found
     return chosen
 
 

@@ -93,10 +93,15 @@ class Fusion(Part):
 
 
 class RuntimeSpot(Spot):
-    """A place where ONNX Runtime fuses by itself; ``costs_us``: predicted microseconds that what fused nodes leave of
-    it takes in one run."""
+    """A place where ONNX Runtime fuses by itself.
+
+    Attributes:
+        seen: whether a session of the installed release on the CPU runs it as one; None where none was made.
+        costs_us: predicted microseconds that what fused nodes leave of it takes in one run.
+    """
 
     after: After
+    seen: bool | None = None
     costs_us: Number = 0.0
 
 

@@ -22,12 +22,12 @@ class Pairing:
     """A lock's places beside those of now.
 
     Attributes:
-        held: how many are as they were; renamed: those of other names; changed: those that are fused in another way,
+        held: those that are as they were; renamed: those of other names; changed: those that are fused in another way,
             or by another rule.
         lost: not fused any more; new: fused now, and nothing of the lock stands for them.
     """
 
-    held: int = 0
+    held: list[tuple[Locked, Found]] = field(default_factory=list)
     renamed: list[tuple[Locked, Found]] = field(default_factory=list)
     changed: list[tuple[Locked, Found]] = field(default_factory=list)
     lost: list[Locked] = field(default_factory=list)
@@ -71,10 +71,7 @@ def _same(locked: Sequence[Locked], found: Sequence[Found], key: Callable[[Locke
             rest.append(one)
             continue
         twin = waiting[key(one)].pop(0)
-        if twin.rule == one.rule:
-            result.held += 1
-        else:
-            result.changed.append((one, twin))
+        (result.held if twin.rule == one.rule else result.changed).append((one, twin))
     kept = {id(each) for group in waiting.values() for each in group}
     return rest, [each for each in found if id(each) in kept]
 

@@ -21,7 +21,9 @@ from onnxfuse.verifying.evaluate import CPU, exact_options, with_plain_borders
 _SHARED_BYTES = 1024
 """Weights of more bytes than this leave the model."""
 _PAGE = 4096
-_FOLDER = "session.model_external_initializers_file_folder_path"
+FOLDER = "session.model_external_initializers_file_folder_path"
+"""Setting of a session: where the files are that hold weights."""
+
 _WEIGHTS = "weights.bin"
 
 
@@ -39,7 +41,7 @@ class Slim:
         if optimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         if self.folder is not None:
-            options.add_session_config_entry(_FOLDER, str(self.folder))
+            options.add_session_config_entry(FOLDER, str(self.folder))
         return options
 
     def session(self, providers: Sequence[Any] = CPU, extra: Collection[tuple[str, int]] = (),
