@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import onnx
 
@@ -22,6 +22,7 @@ from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.objective import LEAST_GAIN, Hints
 from onnxfuse.reporting import Explanation, Report, as_json, is_fused, note_report, report_of, report_of_fused
+from onnxfuse.reporting.drawing import picture
 from onnxfuse.rewriting.saving import External, Saved
 from onnxfuse.unforeseen import told
 from onnxfuse.verifying.bounds import Bounds
@@ -56,6 +57,15 @@ class Result:
              progress: Callable[[int, int], None] | None = None) -> Path:
         """``write``, of which the path is all that matters."""
         return self.write(path, external=external, progress=progress).path
+
+    def to_svg(self) -> str:
+        """The fused graph as a picture, each fused node with the nodes that its function holds.
+
+        Raises:
+            ModelError: there is more to draw than can be looked at.
+        """
+        with told(self.optimised.loaded.path):
+            return picture(self.model, Path(self.report.model).name)
 
     def write(self, path: str | Path | None = None, *, external: External = "keep",
               progress: Callable[[int, int], None] | None = None) -> Saved:
@@ -181,11 +191,19 @@ def report(
     Raises:
         ModelError, RuleError, TargetError: as ``optimize``.
     """
-    return explained(model, rules=rules, disable=disable, dims=dims, target=target, tell=tell, why=False,
-                     **wanted)[0]
+    return looked_at(model, rules=rules, disable=disable, dims=dims, target=target, tell=tell, why=False,
+                     **wanted).report
 
 
-def explained(
+class Seen(NamedTuple):
+    """The report of a model, why it is as it is where that was asked for, and the fused model."""
+
+    report: Report
+    explanation: Explanation | None
+    model: onnx.ModelProto
+
+
+def looked_at(
     model: Source,
     *,
     rules: Sequence[str | Path] = (),
@@ -195,7 +213,7 @@ def explained(
     tell: Tell = silent,
     why: bool = True,
     **wanted: Any,
-) -> tuple[Report, Explanation | None]:
+) -> Seen:
     """``report``, and ``explain`` of the whole model where ``why`` is asked for, from one plan.
 
     Raises:
@@ -207,10 +225,10 @@ def explained(
         profile = None if target is None else profile_of(target, rules)
         held = report_of_fused(loaded, dims or {}, profile) if is_fused(loaded.proto) else None
     if held is not None:
-        return held, explain(model, **options, **wanted) if why else None
+        return Seen(held, explain(model, **options, **wanted) if why else None, loaded.proto)
     result = optimize(loaded, verify=False, compile=True, **options, **wanted)
     with told(file_of(model)):
-        return result.report, reporting.explain(result.optimised) if why else None
+        return Seen(result.report, reporting.explain(result.optimised) if why else None, result.model)
 
 
 def explain(

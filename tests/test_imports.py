@@ -51,8 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "triton": {"graph", "operators", "rewriting", "runtime", "verifying"},
     "scheduler": {"graph", "planning", "pipeline"},
-    "reporting": {"operators", "graph", "provider", "rules", "planning", "rewriting", "runtime", "optimised",
-                  "pipeline", "measuring", "tuning"},
+    "reporting": {"operators", "graph", "provider", "rules", "planning", "lowering", "rewriting", "runtime",
+                  "optimised", "pipeline", "measuring", "tuning"},
     "locking": {"graph", "operators", "optimised", "planning", "provider", "reporting", "rules", "verifying"},
     "checking": {
         "operators", "provider", "graph", "rules", "planning", "rewriting", "measuring", "verifying", "pipeline",

@@ -42,6 +42,8 @@ DASH = ("'-' stands for no stream here: give the name of a file (./- for one cal
     (["optimize", "M", "-o", "-"], f"Invalid value for '-o' / '--output': {DASH}"),
     (["optimize", "M", "--report", "-"], f"Invalid value for '--report': {DASH}"),
     (["report", "M", "--html", "-"], f"Invalid value for '--html': {DASH}"),
+    (["report", "M", "--html", "x", "--graph", "x"], "--html and --graph name the same file."),
+    (["report", "M", "--graph", "-"], f"Invalid value for '--graph': {DASH}"),
     (["bench", "M", "-"], f"Invalid value for '[FUSED]': {DASH}"),
 ])
 def test_the_command_line_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:

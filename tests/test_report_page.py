@@ -179,6 +179,22 @@ def test_a_screen_reader_is_told_everything(page: Page, file: Path) -> None:
 
 
 @chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_picture_of_the_graph_is_shown_as_text(page: Page, tmp_path: Path, scheme: str) -> None:
+    file = tmp_path / "graph.svg"
+    file.write_text(onnxfuse.optimize(model(), target="H100", verify=False).to_svg(), encoding="utf-8")
+    page.faults.clear()
+    page.requests.clear()
+    page.open(file, 1280, scheme=scheme)
+    assert page.faults == [] and page.requests == [file.resolve().as_uri()]
+    assert page.run("[document.querySelectorAll('script, image, a').length, document.title.length > 0]") == [0, True]
+    told = page.run("document.documentElement.textContent")
+    assert HOSTILE[0] in told and HOSTILE[1] in told and visible(HOSTILE[4]) in told
+    paper = page.run("getComputedStyle(document.documentElement).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+@chromium
 def test_it_prints_on_white_paper(page: Page, file: Path, tmp_path: Path) -> None:
     page.open(file, 1280, scheme="dark")
     page.call("Emulation.setEmulatedMedia", media="print",

@@ -423,12 +423,12 @@ def test_a_model_that_is_not_fused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("option", [["--explain"], ["--html", "report.html"]])
+@pytest.mark.parametrize("option", [["--explain"], ["--html", "report.html"], ["--graph", "graph.svg"]])
 def test_options_that_do_not_go_with_profile(tmp_path: Path, option: list[str]) -> None:
     result = run_apart("report", tmp_path / "model.onnx", "--profile", "s.json", *option)
     assert result.exit_code == 2
     assert result.stderr.endswith(
-        "Error: --profile shows a table of its own: leave --explain and --html out.\n")
+        "Error: --profile shows a table of its own: leave --explain, --html and --graph out.\n")
 
 
 def test_shapes_in_one_line() -> None:

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 @click.option("--learn", is_flag=True,
               help="With --profile: keep these times in the database of measurements, which optimize plans by.")
 @database_option
-@click.option("--html", "html_file", type=FILE, metavar="FILE", help="Write the report as one HTML page.")
+@click.option("--html", "html_file", type=FILE, metavar="FILE",
+              help="Write the report as one HTML page: plots, what remains and why, a table to sort and search.")
+@click.option("--graph", "graph_file", type=FILE, metavar="FILE.svg",
+              help="Draw the fused graph: each fused node with the nodes that it replaces, what repeats once.")
 def report(
     model: Path,
     rules: tuple[Path, ...],
@@ -50,40 +53,51 @@ def report(
     learn: bool,
     database: Path | None,
     html_file: Path | None,
+    graph_file: Path | None,
     wanted: dict[str, Any],
 ) -> None:
     """Show what `optimize` would do to MODEL; where MODEL is fused, what it holds, read from the file itself.
 
     \b
     onnxfuse report model.onnx --dim batch=8 --explain
-    onnxfuse report model.fused.onnx --html report.html
+    onnxfuse report model.fused.onnx --html report.html --graph graph.svg
     onnxfuse report model.fused.onnx --profile statistics.json --learn
     """
     from onnxfuse import api
-    from onnxfuse.reporting import as_json, report_text
+    from onnxfuse.reporting import as_json, drawing, report_text
 
-    if learn and statistics is None:
-        raise click.UsageError("--learn keeps what --profile FILE shows: name the file.")
-    if database is not None and not learn:
-        raise click.UsageError("--database is for --learn.")
+    _check(learn, statistics, database, (html_file, graph_file))
     if statistics is not None:
-        if explain or html_file is not None:
-            raise click.UsageError("--profile shows a table of its own: leave --explain and --html out.")
+        if explain or html_file is not None or graph_file is not None:
+            raise click.UsageError("--profile shows a table of its own: leave --explain, --html and --graph out.")
         with nullcontext() if not learn else _database(database) as kept:
             _profile(model, statistics, as_data, target=target, rules=rules, dims=dims, learn=kept)
         return
-    check_folder(html_file)
     with progress(as_data) as tell:
-        found, explanation = api.explained(
+        found, explanation, fused = api.looked_at(
             model, rules=rules, disable=disable, dims=dims, target=target, tell=tell, why=explain, **wanted)
-    if html_file is not None:
-        from onnxfuse.reporting.html import page
-
-        write_text(html_file, page(found))
+    # Both are made before either is written: one that cannot be made leaves nothing behind.
+    texts = [] if html_file is None else [(html_file, found.to_html())]
+    texts += [] if graph_file is None else [(graph_file, drawing.picture(fused, model.name))]
+    for file, text in texts:
+        write_text(file, text)
     if as_data:
         print_json(as_json(found))
     else:
         report_text.show(found, console(), explanation=explanation, verbose=verbose)
+
+
+def _check(learn: bool, statistics: Path | None, database: Path | None, files: tuple[Path | None, Path | None]) -> None:
+    """Refuse options that do not go together, and files that cannot be written, before anything long runs."""
+    if learn and statistics is None:
+        raise click.UsageError("--learn keeps what --profile FILE shows: name the file.")
+    if database is not None and not learn:
+        raise click.UsageError("--database is for --learn.")
+    html_file, graph_file = files
+    if html_file is not None and html_file == graph_file:
+        raise click.UsageError("--html and --graph name the same file.")
+    for file in files:
+        check_folder(file)
 
 
 def _database(file: Path | None) -> Database:
