@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, separable
+from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, Bias, separable
 from onnxfuse.graph import Graph, LoadedModel, build_graph
 from onnxfuse.graph.binding import Bound, bound, check_sizes
 from onnxfuse.measurements import observing
@@ -70,10 +70,10 @@ class Forming:
         costs = CostModel(ledger, self.profile, groups)
         return Form(loaded, graph, canonical, sizes, costs, (*sizes.notes, *doubts, *notes))
 
-    def apart(self, form: Form, ranks: Mapping[str, int]) -> Form:
-        """The same model with biases behind their convolutions, given by names of what these compute and its rank."""
-        made = self.form(replace(form.loaded, proto=separate(form.loaded.proto, ranks)))
-        return replace(made, costs=_shared(made.costs, ranks)) if made.costs.ledger.observed else made
+    def apart(self, form: Form, biases: Mapping[str, Bias]) -> Form:
+        """The same model with biases behind their convolutions, given by what these compute."""
+        made = self.form(replace(form.loaded, proto=separate(form.loaded.proto, biases)))
+        return replace(made, costs=_shared(made.costs, biases)) if made.costs.ledger.observed else made
 
 
 def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
@@ -98,34 +98,34 @@ def with_biases_apart(
     Args:
         least_gain: predicted speed-up that a region must pass.
     """
-    ranks, told = separable(form.graph, form.costs.groups)
-    for _ in range(MOST_PLANS):
-        ranks, idle = _wanted(form, ranks, least_gain)
-        told += idle
-        if not ranks:
-            break
-        tried = forming.apart(form, ranks)
+    biases, told = separable(form.graph, form.costs.groups)
+    biases, idle = _wanted(form, biases, least_gain)
+    told += idle
+    for _ in range(MOST_PLANS if biases else 0):
+        tried = forming.apart(form, biases)
         plan = planned(tried)
         taken = {value.name for region in plan.fusions for node in region.nodes for value in node.outputs if value}
-        lost = ranks.keys() - taken
+        lost = biases.keys() - taken
         if not lost:
             return tried, replace(plan, refusals=(*plan.refusals, *told))
-        told += tuple(_kept(form.graph, tried.graph, name, plan) for name in ranks if name in lost)
-        ranks = {name: rank for name, rank in ranks.items() if name in taken}
+        told += tuple(_kept(form.graph, tried.graph, name, plan) for name in biases if name in lost)
+        biases = {name: bias for name, bias in biases.items() if name in taken}
+        if not biases:
+            break
     plan = planned(form)
     return form, replace(plan, refusals=(*plan.refusals, *told))
 
 
-def _wanted(form: Form, ranks: Mapping[str, int], least_gain: float) -> tuple[dict[str, int], tuple[Refusal, ...]]:
-    """Those of the convolutions that may come to something, and why others do not: nothing reads them, and a kernel of
-    ours would add the bias no faster."""
-    wanted: dict[str, int] = {}
+def _wanted(form: Form, biases: Mapping[str, Bias], least_gain: float) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
+    """Those of the biases that may come to something, and why others do not: nothing reads the convolution's result,
+    and a kernel of ours would add the bias no faster."""
+    wanted: dict[str, Bias] = {}
     refusals = []
-    for name, rank in ranks.items():
+    for name, bias in biases.items():
         value = form.graph.values[name]
         before, after = form.costs.bias_seconds(value), form.costs.bias_seconds(value, STREAMING)
         if value.consumers or before > least_gain * after or value.producer is None:
-            wanted[name] = rank
+            wanted[name] = bias
         else:
             words = f"no node reads what it computes, and a kernel of its own would run {before / after:.2f}x as fast"
             refusals.append(Refusal(BIAS_CODE, f"{BIAS_KEPT}: {words}, under {least_gain:g}x", value.producer.label))

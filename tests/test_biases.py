@@ -99,6 +99,8 @@ TAKEN: dict[str, tuple[str, str, dict[str, Any], list[list[str]]]] = {
                          {"inputs": "T[N, 8, H, W, 5] x", "outputs": "T[N, 16, A, B, C] y",
                           "weights": {**WEIGHTS, "w": (16, 8, 3, 3, 3)}}, [["Add", "Tanh"]]),
     "through an Identity": ("float16", "i = Identity(b) c = Conv(x, w, i) y = Relu(c)", {}, [["Add", "Relu"]]),
+    "weights and bias passed on": ("float16", "i = Cast <to = 10> (w) j = Cast <to = 10> (b) c = Conv(x, i, j) "
+                                   "y = Relu(c)", {}, [["Add", "Relu"]]),
     "a bias of two": ("float16", "c = Conv(x, w, b) r = Relu(c) e = Conv(r, v, b) y = Relu(e)", {},
                       [["Add", "Relu"], ["Add", "Relu"]]),
     "a bias that another reads": ("float16", "c = Conv(x, w, b) y = Relu(c) q = Neg(b)",
@@ -189,6 +191,8 @@ KEPT: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "an input": ("float16", "y0 = Conv(x, w, b) y = Relu(y0)",
                  {"inputs": "T[N, 8, H, W] x, T[16] b", "weights": {"w": (16, 8, 3, 3)}},
                  "it is no initialiser of the model"),
+    "weights computed from constants": ("float16", "i = Add(w, w) y0 = Conv(x, i, b) y = Relu(y0)", {},
+                                        "its weights are computed, and ONNX Runtime folds a sum into constant ones"),
     "computed": ("float16", "e = Exp(b) y0 = Conv(x, w, e) y = Relu(y0)", {}, "it is no initialiser of the model"),
     "alone and small": ("float16", "y0 = Conv(x, w, b) y = Identity(y0)", {},
                         "as a sum behind it, 1 node would run 1.0"),

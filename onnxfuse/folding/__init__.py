@@ -8,12 +8,12 @@ it: Ifs that sizes decide; and biases that may stand behind their convolutions.
 from onnxfuse.folding.biases import CODE as BIAS_CODE
 from onnxfuse.folding.biases import KEPT as BIAS_KEPT
 from onnxfuse.folding.biases import STAGE as BIASES
-from onnxfuse.folding.biases import separable
+from onnxfuse.folding.biases import Bias, separable
 from onnxfuse.folding.branches import Taken, decided
 from onnxfuse.folding.decide import STAGE, Folding, decide
 from onnxfuse.folding.operands import Constant, constant_operand
 
 __all__ = [
-    "BIASES", "BIAS_CODE", "BIAS_KEPT", "STAGE", "Constant", "Folding", "Taken", "constant_operand", "decide",
-    "decided", "separable",
+    "BIASES", "BIAS_CODE", "BIAS_KEPT", "STAGE", "Bias", "Constant", "Folding", "Taken", "constant_operand",
+    "decide", "decided", "separable",
 ]

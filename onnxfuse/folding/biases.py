@@ -7,11 +7,13 @@ convolution with constant weights into it again, so that these alone are taken a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from onnxfuse.graph.model import Graph, Node, root
+from onnxfuse.graph.model import Graph, Node
 from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import biased
+from onnxfuse.provider.removed import source
 from onnxfuse.refusal import Refusal
 
 STAGE = "convolution-biases"
@@ -24,38 +26,47 @@ KEPT = "the convolution keeps its bias"
 """What they begin with."""
 
 
-def separable(graph: Graph, groups: Sequence[RuntimeFusion]) -> tuple[dict[str, int], tuple[Refusal, ...]]:
-    """Convolutions of the main graph whose bias may stand behind them: numbers of axes of what they compute, by its
-    name; and why others keep theirs.
+class Bias(NamedTuple):
+    """A convolution's bias: the initialiser that it is, and the number of axes of what the convolution computes."""
+
+    stored: str
+    rank: int
+
+
+def separable(graph: Graph, groups: Sequence[RuntimeFusion]) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
+    """Biases that may stand behind their convolutions in the main graph, by what these compute; why others do not.
 
     Args:
         groups: what the runtime fuses itself.
     """
-    group = {node: each for each in groups for node in each.nodes}
-    found: dict[str, int] = {}
+    group = {node: each.nodes for each in groups for node in each.nodes}
+    found: dict[str, Bias] = {}
     refusals: list[Refusal] = []
     for each in graph.walk():
         for node in each.nodes:
-            if node.domain or node.op != "Conv" or node.broken or len(node.inputs) < 3 or node.inputs[2] is None:
+            result = node.outputs[0] if node.outputs else None
+            if node.domain or node.op != "Conv" or node.broken or result is None or result.rank is None:
                 continue
-            why, result = _why_not(node, group), node.outputs[0]
+            if len(node.inputs) < 3 or node.inputs[2] is None:
+                continue
+            bias = source(node.inputs[2])
+            why = _why_not(node, group.get(node, frozenset([node])))
             if why:
                 refusals.append(Refusal(CODE, f"{KEPT}: {why}", node.label))
-            elif result is not None and result.rank is not None:
-                found[result.name] = result.rank
+            else:
+                found[result.name] = Bias(bias.name, result.rank)
     return found, tuple(refusals)
 
 
-def _why_not(node: Node, group: Mapping[Node, RuntimeFusion]) -> str:
-    """Why a convolution keeps its bias; "" where it need not."""
+def _why_not(node: Node, beside: Collection[Node]) -> str:
+    """Why a convolution keeps its bias, which the runtime runs with nodes ``beside`` it; "" where it need not."""
     if node.body is not None:
         return "it is in a body"
-    weights, bias = (None if value is None else root(value) for value in node.inputs[1:3])
+    weights, bias = (None if value is None else source(value) for value in node.inputs[1:3])
     if weights is None or not weights.is_constant:
         return "its weights are computed, and ONNX Runtime folds a sum into constant ones alone"
     if bias is None or not bias.is_constant or bias.producer is not None:
         return "it is no initialiser of the model"
-    beside = group[node].nodes if node in group else frozenset([node])
     if biased(beside) is None:
         others = ", ".join(sorted({other.op for other in beside if other is not node}))
         return f"ONNX Runtime makes one call of the convolution and {others}, which adds it for nothing"

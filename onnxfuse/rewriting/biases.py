@@ -20,8 +20,8 @@ from onnx import helper
 
 from onnxfuse.bounded import parse_json
 from onnxfuse.errors import ModelError
+from onnxfuse.folding import Bias
 from onnxfuse.graph.build import OVERRIDABLE
-from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import ModelIndex, reads_of
 from onnxfuse.rewriting.metadata import unreadable
@@ -67,31 +67,29 @@ class BiasRecord:
     gone: tuple[tuple[int, str], ...] = ()
 
 
-def separate(model: onnx.ModelProto, ranks: Mapping[str, int]) -> onnx.ModelProto:
+def separate(model: onnx.ModelProto, biases: Mapping[str, Bias]) -> onnx.ModelProto:
     """A copy of a model in which the biases of some convolutions stand behind them, with a record of what was there;
     the model itself where there are none or onnxfuse has been over it.
 
     Args:
-        ranks: numbers of axes of what the convolutions compute, by its name.
+        biases: of the convolutions, by what these compute.
     """
     fused = any(entry.domain == launch.DOMAIN for entry in model.opset_import)
     if model.ir_version < OVERRIDABLE or fused or bias_record(model) is not None:
         return model
     index = ModelIndex.of(model)
     names = Names(value_names(index))
-    spreads: dict[tuple[str, int], str] = {}
+    spreads: dict[Bias, str] = {}
     found = []
     for node in index.nodes:
-        rank = ranks.get(first_output(node))
-        if rank is None or node.op_type != "Conv" or len(node.input) != 3:
+        result = first_output(node)
+        if result not in biases or index.bound & {result, biases[result].stored, *node.input}:
             continue
-        result, operand, stored = node.output[0], node.input[2], _stored(index, node.input[2])
-        if stored is None or index.bound & {operand, stored, result}:
-            continue
-        if (stored, rank) not in spreads:
-            spreads[stored, rank] = names.give(f"{stored}_spread")
+        bias = biases[result]
+        if bias not in spreads:
+            spreads[bias] = names.give(f"{bias.stored}_spread")
         bare = names.give(f"{result}_without_bias")
-        found.append(Separated(result, bare, operand, stored, spreads[stored, rank], rank - 2))
+        found.append(Separated(result, bare, node.input[2], bias.stored, spreads[bias], bias.rank - 2))
     return _separated(model, found) if found else model
 
 
@@ -197,16 +195,6 @@ def _restore_weights(graph: onnx.GraphProto, record: BiasRecord) -> None:
     for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in left]):
         del graph.initializer[place]
     put_back(graph.initializer, entries, record.initializers)
-
-
-def _stored(index: ModelIndex, name: str) -> str | None:
-    """The initialiser that a constant value is, looked at through Identity nodes."""
-    while name in index.producer:
-        node = index.nodes[index.producer[name]]
-        if node.op_type != "Identity" or node.domain not in STANDARD_DOMAINS:
-            return None
-        name = node.input[0]
-    return name if name in index.initializers else None
 
 
 def bias_record(model: onnx.ModelProto) -> BiasRecord | None:
