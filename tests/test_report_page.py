@@ -3,6 +3,7 @@ a model that means harm are text."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from cli_models import CHAIN, ROOT, encoder, parse
 import onnxfuse
 from onnxfuse.reporting import Report
 from onnxfuse.rewriting import FUSED
+from onnxfuse.rewriting.provenance import KEY
 from onnxfuse.visible import visible
 
 STYLE = (ROOT / "onnxfuse" / "reporting" / "page" / "page.css").read_text(encoding="utf-8")
@@ -237,6 +239,28 @@ def test_the_page_is_the_same_each_time_and_whatever_the_settings(
     monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)
     assert report.to_html() == first
     assert matplotlib.rcParams["font.size"] == 30
+
+
+ODD = (1e308, -1.0, 5e-324, 0.0)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("part", ["nodes", "operators", "remaining", "roofline", "after"])
+def test_a_page_of_a_file_that_means_harm(part: str, shift: int) -> None:
+    """Figures of its record are made odd ones: there is a page, or an error that says what is damaged."""
+    fused = onnxfuse.optimize(parse(CHAIN), target="H100", verify=False).model
+    entry = next(entry for entry in fused.metadata_props if entry.key == KEY)
+    record = json.loads(entry.value)
+    held = record[part]
+    groups = [held] if part in ("roofline", "after") else list(held.values() if part == "nodes" else held)
+    for place, group in enumerate(groups):
+        figures = [name for name, value in group.items() if isinstance(value, float) or name in ("flops", "bytes")]
+        group.update((name, ODD[(place + shift + each) % len(ODD)]) for each, name in enumerate(figures))
+    entry.value = json.dumps(record)
+    try:
+        assert onnxfuse.report(fused).to_html().endswith("</html>")
+    except onnxfuse.ModelError as error:
+        assert part == "roofline" and "The record of what the GPU can do is damaged." in str(error)
 
 
 def test_a_page_of_few_figures() -> None:

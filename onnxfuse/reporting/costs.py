@@ -11,6 +11,11 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region
 from onnxfuse.rewriting import FUSED, OperatorRecord
 
+RATES = {"bytes_per_second": 1, "cached_bytes_per_second": 1, "flops_per_second": 1, "matrix_flops_per_second": 0}
+"""What a roofline is made of, and the least that each can be; ``MOST``: the most."""
+
+MOST = 1e24
+
 _Cost = tuple[str, float, float, float]
 """What a node or a kernel adds: to which operator, kernels, bytes, seconds."""
 
@@ -33,14 +38,9 @@ def by_operator(before: CostModel, after: CostModel, regions: Sequence[Region]) 
 def roofline(profile: Profile) -> dict[str, int]:
     """What the GPU can do in a second at most: bytes through device memory and through the cache, arithmetic on the
     plain float32 cores and on the matrix units (0: it has none)."""
-    peaks = profile.peaks
-    rates = {
-        "bytes_per_second": 1e9 * profile.bandwidth_gb_s,
-        "cached_bytes_per_second": profile.l2_gain * profile.bandwidth,
-        "flops_per_second": 1e12 * peaks.float32,
-        "matrix_flops_per_second": 1e12 * peaks.float16_matrix,
-    }
-    return {name: round(rate) for name, rate in rates.items()}
+    rates = (1e9 * profile.bandwidth_gb_s, profile.l2_gain * profile.bandwidth, 1e12 * profile.peaks.float32,
+             1e12 * profile.peaks.float16_matrix)
+    return {name: max(least, round(rate)) for (name, least), rate in zip(RATES.items(), rates, strict=True)}
 
 
 def main_node(unit: frozenset[Node], costs: CostModel) -> Node:

@@ -25,7 +25,7 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.provider.fusions import with_biases
-from onnxfuse.reporting.costs import by_operator, roofline
+from onnxfuse.reporting.costs import MOST, RATES, by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, Totals
 from onnxfuse.reporting.gather import (
     Named,
@@ -146,7 +146,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         after=_totals(record.after), unknown=record.unknown, candidates=record.candidates, fusions=entries,
         refusals=(), sizes=sizes_of(loaded.proto), biases=biases_of(loaded.proto), canonical=record.canonical,
         **_made(record), assumed=Assumed(record.assumed_target, record.assumed_dims), operators=record.operators,
-        remaining=record.remaining, roofline=record.roofline, kernels=_texts(nodes),
+        remaining=record.remaining, roofline=_roofline(record), kernels=_texts(nodes),
         broken=tuple(BrokenEntry(**vars(entry)) for entry in record.broken),
     )
 
@@ -231,6 +231,21 @@ def _named(node: FusedNode) -> Named:
 
 def _texts(nodes: Iterable[FusedNode]) -> dict[str, str]:
     return {node.op: node.source for node in nodes}
+
+
+def _roofline(record: PlanRecord) -> Mapping[str, float]:
+    """What the GPU can do, as the report has it.
+
+    Raises:
+        ModelError: figures are missing, or are none of a GPU.
+    """
+    found = record.roofline
+    if found and (found.keys() != RATES.keys() or any(not RATES[name] <= rate <= MOST for name, rate in found.items())):
+        raise ModelError(
+            "The record of what the GPU can do is damaged.",
+            remedy="Take the file as `onnxfuse optimize` wrote it, or fuse the original again.",
+        )
+    return found
 
 
 def _cost(figures: Mapping[str, float], node: str) -> RegionCost:

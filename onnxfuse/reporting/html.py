@@ -24,6 +24,15 @@ from onnxfuse.visible import visible, visible_lines
 BARS = 9
 """Operators in a plot, the others as one; the table has all."""
 
+KERNELS = 64
+"""Rows, the dearest, that show the text of their kernel: some 20 kB each."""
+
+LISTED = 100
+"""Near misses listed of a kind."""
+
+LARGEST, LEAST = 1e30, 1e-30
+"""Figures between which a plot has room; a fused file's may be anybody's."""
+
 NAME = 26
 """Characters of an operator's name in a plot."""
 
@@ -35,7 +44,7 @@ class Row:
     """Fused nodes that are alike.
 
     Attributes:
-        number: what plots call them; entries: those of the JSON report; kernel: the text of their kernel.
+        number: what plots call them; entries: those of the JSON report; kernel: the text of their kernel, or "".
     """
 
     number: int
@@ -59,6 +68,7 @@ def page(report: Findings) -> str:
     return environment.get_template("report.html").render(
         report=content,
         rows=rows,
+        listed=LISTED,
         measured=any(row.entry["measured"] for row in rows),
         broken=text.grouped((each for each in content["broken"] if each["seconds"] > 0), lambda each: each["rule"]),
         reasons=sorted(reasons.values(), key=lambda group: -len(group)),
@@ -104,7 +114,8 @@ def _rows(report: Findings) -> list[Row]:
 
     groups = text.grouped(as_json(report)["fusions"], figures).values()
     order = sorted(groups, key=lambda group: -group[0]["seconds_after"] * len(group))
-    return [Row(place + 1, group, report.kernels.get(group[0]["kernel"], "")) for place, group in enumerate(order)]
+    return [Row(place + 1, group, report.kernels.get(group[0]["kernel"], "") if place < KERNELS else "")
+            for place, group in enumerate(order)]
 
 
 _BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
@@ -114,7 +125,7 @@ _SECONDS = (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 def _bars(operators: Sequence[Entry], figure: str, title: str, units: Sequence[tuple[str, float]]) -> Markup:
     """A plot of what operators cost before and after."""
     found = [(_operator(row["operator"]), row[f"{figure}_before"], row[f"{figure}_after"]) for row in operators]
-    found = sorted((row for row in found if row[1] or row[2]), key=lambda row: -max(row[1:]))
+    found = sorted((row for row in found if 0 < max(row[1:]) < LARGEST), key=lambda row: -max(row[1:]))
     if not found:
         return Markup()
     rest = found[BARS:]
@@ -132,11 +143,18 @@ def _points(rows: Sequence[Row]) -> Iterator[plots.Point]:
     """Rows on the roofline: those that compute something."""
     for row in rows:
         entry, measured = row.entry, row.entry["measured"]
-        if entry["flops"] and entry["bytes_after"] and entry["seconds_after"] > 0:
-            seconds = None if measured is None else measured["microseconds"] * 1e-6
-            yield plots.Point(row.number, entry["flops"] / entry["bytes_after"],
-                              entry["flops"] * entry["runs"] / entry["seconds_after"],
-                              entry["flops"] / seconds if seconds else None)
+        seconds = 0.0 if measured is None else measured["microseconds"] * 1e-6
+        point = plots.Point(row.number, _quotient(entry["flops"], entry["bytes_after"]),
+                            _quotient(entry["flops"] * entry["runs"], entry["seconds_after"]),
+                            _quotient(entry["flops"], seconds) or None)
+        if point.intensity and point.predicted:
+            yield point
+
+
+def _quotient(part: float, whole: float) -> float:
+    """A quotient that a logarithmic axis has room for, else 0."""
+    found = part / whole if whole > LEAST else 0.0
+    return found if LEAST < found < LARGEST else 0.0
 
 
 def _roofline(points: Sequence[plots.Point], roof: Mapping[str, float]) -> Markup:

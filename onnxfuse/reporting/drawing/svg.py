@@ -24,7 +24,7 @@ from onnxfuse.visible import visible
 EACH = 60
 """Boxes of a graph up to which every node has one of its own."""
 
-FOLDABLE = 1500
+FOLDABLE = 1000
 """Boxes in which repetitions are looked for."""
 
 MOST = 300
