@@ -397,7 +397,7 @@ def check(
     settings |= {"disable": (*settings["disable"], *disable), "dims": {**sizes, **(dims or {})}, **wanted}
     if target is not None:
         settings["target"] = target
-    result = optimize(loaded, rules=rules, verify=False, compile=True, tell=tell, **settings)
+    result = optimize(loaded, rules=rules, verify=False, tell=tell, **settings)
     tell("comparing", 0, 0)
     with told(file_of(model), file):
         return locking.check(found, result.optimised, result.report, "the lock" if file is None else str(file))

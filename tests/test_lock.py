@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from cli_models import ROOT, encoder, parse, run, write
+from graph_strategies import seeded
 from lock_models import layers, renamed
 from plain_session import RELEASE
 from reordered import rewritten
@@ -20,6 +21,8 @@ import onnxfuse
 from onnxfuse.locking import Lock, asked, lock_text, read_lock
 from onnxfuse.locking.lock import Fusion, Spot
 from onnxfuse.locking.result import CheckResult
+from onnxfuse.locking.structure import arranged, structure
+from onnxfuse.operators import load_graph
 
 PLAN = {"verify": False, "target": "H100", "database": False}
 GROWTH = ("grow-pointwise", "grow-row-reduction", "grow-scan")
@@ -118,6 +121,16 @@ def test_the_order_of_a_models_nodes_is_no_matter(model: Callable[[], onnx.Model
     assert len(texts) == 1
 
 
+def test_a_structure_hangs_on_nothing_outside_it() -> None:
+    """Which of two chains is computed first is the graph's affair."""
+    graphs = [load_graph(parse(f"""
+        g (float[4] x) => ({outputs}) {{ a = Sigmoid(x) y = Tanh(a) b = Exp(x) c = Sigmoid(b) u = Mul(c, b) }}"""))
+        for outputs in ("float[4] y, float[4] u", "float[4] u, float[4] y")]
+    assert len({structure(graph.nodes) for graph in graphs}) == 2
+    assert {structure(arranged(graph.nodes)) for graph in graphs} == {
+        ("Exp", "Sigmoid", "Sigmoid(1)", "Tanh(2)", "Mul(1 3)")}
+
+
 def test_settings_that_are_not_usual_are_kept() -> None:
     plan = optimised(layers(number=1), strategy="memory", least_gain=1.5, disable=["gelu-erf"], dims={"batch": 3},
                      hints=onnxfuse.Hints(memory_pressure=0.5), provider_options={"prefer_nhwc": "1"}).lock().plan
@@ -131,6 +144,9 @@ def test_what_becomes_of_the_runtimes_own_fusions() -> None:
     found = {entry.rule: (entry.before, entry.after, {spot.after for spot in entry.at}) for entry in made.runtime}
     assert found["ort-gelu+ort-bias-gelu"] == (2, 2, {"fires"})
     assert found["ort-skip-layer-norm"] == (4, 0, {"fused"})
+    for entries in (made.fusions, made.runtime):  # whichever comes first in the graph
+        order = [(entry.rule, entry.structure) for entry in entries]
+        assert len(order) > 2 and order == sorted(order)
     product = parse("""
         g (float[B, 12, 512, 64] q, float[B, 12, 512, 64] k) => (float[B, 12, 512, 512] y)
         <float c = {8.0}, float half = {0.5}> {
@@ -197,6 +213,15 @@ def test_the_same_structure_holds(lock: Lock, model: Callable[[], onnx.ModelProt
 
 def test_a_fused_model_is_checked_by_the_original_in_it(lock: Lock) -> None:
     assert checked(optimised(layers()).model, lock).holds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_models_hold_under_any_names_and_in_any_order(seed: int) -> None:
+    model = seeded(seed, 30).model
+    made = optimised(model, least_gain=0.0).lock()
+    assert made.fusions and checked(model, made).holds
+    result = checked(rewritten(model, seed).model, made)
+    assert not (result.lost or result.new or result.new_runtime or result.otherwise) and result.interface
 
 
 def test_models_with_bodies() -> None:
@@ -298,6 +323,52 @@ def test_a_layer_that_is_gone(lock: Lock) -> None:
     assert lost.stopped.words == "its nodes are not in the model any more, renamed or gone"
 
 
+def test_an_operator_that_is_gone(lock: Lock) -> None:
+    """All that is left of the place is where it was, and what it gave is not."""
+    model = layers(number=1)
+    made = optimised(model).lock()
+    model.graph.output[0].name = model.graph.node.pop().input[0]
+    result = checked(model, made)
+    (lost,) = result.lost
+    assert lost.stopped.words == "there is no Tanh 'Tanh -> z0' any more"
+    assert lost.stopped.edge == ("LayerNormalization -> y0", "Tanh -> z0")
+
+
+APART = """
+g (float[n, 64] x, float[n, 32] z) => (float[n, 64] y, float[n, 32] u) {
+  a = Sigmoid(x)
+  b = Tanh(a)
+  y = Mul(b, x)
+  c = Sigmoid(z)
+  d = Tanh(c)
+  u = Mul(d, z)
+}
+"""
+
+LEFT = """
+id: left-alone
+kind: forbid
+summary: A hyperbolic tangent of rows of one length stays the runtime's.
+why: It is to be looked at.
+reason: it is to be looked at
+pattern: y = Tanh(x)
+where: ["dim(x, -1) == SIZE"]
+leave: [y]
+"""
+
+
+def test_a_fusion_of_the_same_structure_elsewhere_is_another(tmp_path: Path) -> None:
+    """The place is there by name, operator by operator, and what is fused now is at other nodes."""
+    files = [tmp_path / f"{size}.yaml" for size in (64, 32)]
+    for path in files:
+        path.write_text(LEFT.replace("SIZE", path.stem))
+    made = optimised(parse(APART), rules=files[:1], disable=["horizontal-joins"]).lock()
+    result = checked(parse(APART), made, rules=files[1:])
+    assert [each.locked.label for each in result.lost] == ["Sigmoid -> c"]
+    assert [each.spot.nodes[0] for each in result.new] == ["Sigmoid -> a"]
+    assert result.lost[0].stopped.because[0].rule == "left-alone"
+
+
 # What is lost: inputs and outputs
 
 
@@ -346,6 +417,7 @@ def test_sizes_go_with_the_places_of_symbols() -> None:
     symbols(model)
     assert checked(model, made).now.plan.dims == {"s0": 5, "s1": 7}
     assert checked(model, made, dims={"s0": 2}).now.plan.dims == {"s0": 2, "s1": 7}
+    assert checked(renamed(model, {"x": "hidden_states"}), made).now.plan.dims == {"s0": 5, "s1": 7}
 
 
 # What is lost: rules

@@ -21,7 +21,7 @@ from onnxfuse.planning.placement import Kind
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.reasons import JOINS, Reasons
 from onnxfuse.resources import rules_folder
-from onnxfuse.rules import CanonicalRule, canonicalise, load_rules
+from onnxfuse.rules import CanonicalRule, FuseRule, canonicalise, load_rules
 from onnxfuse.rules.load import STAGES
 from onnxfuse.rules.runtime import told
 
@@ -173,15 +173,17 @@ class Because:
             yield Refusal("rewired", f"it reads {', '.join(now) or 'inputs alone'}, and not {read.label}", reader.label)
 
     def _at(self, rules: Sequence[str], nodes: Sequence[Node | None]) -> Iterator[Refusal]:
-        """Near misses of the rules themselves at the place, then why each of its nodes runs as it does."""
+        """Near misses of the rules themselves at the place, then why each of its nodes runs as it does, near misses of
+        other patterns last."""
         known = [node for node in nodes if node is not None]
         here = {label for node in known for label in (node.label, *(each.label for each in node.originals))}
         yield from (refusal for refusal in self._optimised.refusals
                     if refusal.node in here and refusal.rule in rules)
         kinds = self._optimised.ledger.placement.kinds
-        for node in originals(known):
-            if not any(self._held_by(node)) and kinds[node].launches and kinds[node] is not Kind.PRODUCT:
-                yield self._reasons.why(node)
+        reasons = [self._reasons.why(node) for node in originals(known)
+                   if not any(self._held_by(node)) and kinds[node].launches and kinds[node] is not Kind.PRODUCT]
+        yield from sorted(reasons, key=lambda why: why.rule not in rules and isinstance(
+            self._rules.by_id.get(why.rule), FuseRule | CanonicalRule))
         yield from (refusal for refusal in self._reasons.at(originals(known)) if refusal.code in JOINS
                     and refusal.node in here)
 

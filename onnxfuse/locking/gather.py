@@ -83,6 +83,7 @@ def _plan(optimised: Optimised, report: Report) -> Plan:
         hints={name: number for name, number in asdict(objective.hints).items() if number != usual[name]},
         least_gain=objective.least_gain, channels_last=objective.channels_last,
         disabled=sorted(optimised.rules.disabled),
+        compiled=any(fusion.compiled is not None for fusion in optimised.plan.fusions),
     )
 
 
@@ -165,21 +166,17 @@ class _After:
     def __init__(self, optimised: Optimised) -> None:
         graph = load_graph(replace(optimised.folded, proto=optimised.model))
         groups = groups_of(graph, optimised.rules.runtime)
-        self._groups = [(group, frozenset(map(_key, group.nodes))) for group in groups]
-        self._home = {key: place for place, (_, keys) in enumerate(self._groups) for key in keys}
+        self._home = {key: keys for keys in (frozenset(map(_key, group.nodes)) for group in groups) for key in keys}
 
     def of(self, group: provider.RuntimeFusion, left: Collection[Node]) -> After:
         """What becomes of a fusion of which these nodes are not in fused nodes."""
         if not left:
             return "fused"
-        places = {self._home.get(_key(node)) for node in left}
-        place = places.pop()
-        if places or place is None:
+        homes = {self._home.get(_key(node)) for node in left}
+        home = homes.pop()
+        if homes or home is None:
             return "broken"
-        now, keys = self._groups[place]
-        if keys == frozenset(map(_key, group.nodes)) and now.rules == group.rules:
-            return "fires"
-        return "partly"
+        return "fires" if home == frozenset(map(_key, group.nodes)) else "partly"
 
 
 def _key(node: Node) -> tuple[str, str]:

@@ -37,7 +37,8 @@ class Made(Part):
 
 
 class Plan(Part):
-    """What was planned for, and with which settings: ``check`` plans for the same."""
+    """What was planned for, and with which settings: ``check`` plans for the same.  ``compiled``: whether kernels were
+    compiled for the target, so that those that spill registers were left out."""
 
     target: str
     dims: dict[str, Size] = {}
@@ -46,6 +47,7 @@ class Plan(Part):
     least_gain: Number = 1.2
     channels_last: bool = False
     disabled: list[str] = []
+    compiled: bool = False
 
 
 class Interface(Part):

@@ -127,7 +127,7 @@ def _settings(lock: Lock) -> Mapping[str, str]:
              **lock.made.model_dump(), "target": lock.plan.target,
              **{f"size of {name}": str(size) for name, size in lock.plan.dims.items()}}
     settings = lock.plan.model_dump(exclude_defaults=True, exclude={"target", "dims"})
-    return found | {name: ", ".join(value) if isinstance(value, list) else str(value)
+    return found | {name: ", ".join(value) if isinstance(value, list) else str(value).lower()
                     for name, value in settings.items()}
 
 

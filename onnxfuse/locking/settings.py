@@ -29,7 +29,8 @@ def settings_of(lock: Lock, file: Path | None) -> dict[str, Any]:
                         remedy="Mend its section plan; or `onnxfuse optimize MODEL --lock FILE` writes it anew."
                         ) from error
     return {"target": plan.target, "disable": tuple(plan.disabled), "strategy": plan.strategy, "hints": hints,
-            "least_gain": plan.least_gain, "provider_options": {SETTING: "1"} if plan.channels_last else {}}
+            "least_gain": plan.least_gain, "compile": plan.compiled,
+            "provider_options": {SETTING: "1"} if plan.channels_last else {}}
 
 
 def sizes_of(lock: Lock, model: LoadedModel) -> dict[str, int]:
