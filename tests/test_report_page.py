@@ -122,6 +122,10 @@ def test_figures_are_those_of_the_json(page: Page, file: Path, report: Report) -
         (entry["bytes_before"], entry["bytes_after"], entry["seconds_before"], entry["seconds_after"],
          entry["estimated_speedup"], *([entry["measured"]["speedup"]] if entry["measured"] else []))
         for entry in content["fusions"]}
+    told = page.run("document.querySelector('#fusion-1 dl').textContent")
+    first = next(entry for entry in content["fusions"] if entry["node"] in page.run(
+        "document.querySelector('#fusion-1 .nodes code').textContent"))
+    assert f"{first['flops'] / first['bytes_after']:.3g} operations a byte" in told and "FLOP/s predicted" in told
     drawn = page.run("[...document.querySelectorAll('#operators figure:last-child text')].map(one => one.textContent)")
     assert f"{report.operators[0].seconds_before * 1e6:.3g}" in drawn and "Predicted GPU time (µs)" in drawn
 

@@ -68,6 +68,7 @@ def page(report: Findings) -> str:
     return environment.get_template("report.html").render(
         report=content,
         rows=rows,
+        points={point.number: point for point in points},
         listed=LISTED,
         measured=any(row.entry["measured"] for row in rows),
         broken=text.grouped((each for each in content["broken"] if each["seconds"] > 0), lambda each: each["rule"]),
