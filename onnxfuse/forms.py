@@ -20,6 +20,7 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.fusions import with_biases
+from onnxfuse.provider.kernels import OWN_BIAS, Biased
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import separate, separated_sums
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
@@ -85,7 +86,7 @@ def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
         conv = None if added is None or added.inputs[0] is None else added.inputs[0].producer
         seen = None if conv is None else observed.get(conv)
         if added is not None and conv is not None and seen is not None and seen.seconds is not None:
-            own = min(costs.bias_seconds(ledger.graph.values[name]), seen.seconds)
+            own = min(costs.bias_seconds(Biased(ledger.graph.values[name], True)), seen.seconds)
             observed[conv], observed[added] = replace(seen, seconds=seen.seconds - own), replace(seen, seconds=own)
     return CostModel(Ledger(ledger.graph, ledger.sizes, ledger.placement, observed), costs.profile, costs.groups)
 
@@ -123,7 +124,7 @@ def _wanted(form: Form, biases: Mapping[str, Bias], least_gain: float) -> tuple[
     refusals = []
     for name, bias in biases.items():
         value = form.graph.values[name]
-        before, after = form.costs.bias_seconds(value), form.costs.bias_seconds(value, STREAMING)
+        before, after = (form.costs.bias_seconds(Biased(value, True), share) for share in (OWN_BIAS, STREAMING))
         if value.consumers or before > least_gain * after or value.producer is None:
             wanted[name] = bias
         else:

@@ -229,3 +229,28 @@ def test_a_region_behind_a_convolution_saves_the_bias_that_it_adds() -> None:
     own = [kernel_time(written, written, 0, H200, efficiency=share) for share in (0.2, 0.75, 0.9)]
     assert cost.seconds_before == pytest.approx(own[0] + own[1], rel=0.01)
     assert cost.seconds_after == pytest.approx(own[2], rel=0.01)
+
+
+@pytest.mark.parametrize(("kind", "body", "biases"), [
+    ("float", "y = Gemm(x, w)", 0),
+    ("float", "y = Gemm(x, w, b)", 1),
+    ("float16", "y = Gemm(x, w, b)", 1),
+    ("float", "p = MatMul(x, w) y = Add(p, b)", 1),  # one Gemm
+    ("float", "p = MatMul(x, w) y = Mul(p, k)", 0),  # one FusedMatMul
+])
+def test_the_runtime_lays_a_bias_down_before_a_product(kind: str, body: str, biases: int) -> None:
+    weights = {"w": (1024, 1024), "b": (1024,), "k": ()}
+    loaded, bare = (load_graph(conv_model(text, "T[N, 1024] x", "T[N, 1024] y", kind, weights))
+                    for text in (body, "y = Gemm(x, w)"))
+    (seconds, kernels), (product, _) = (
+        CostModel(Ledger(each, {"N": 8192}), H200).unfused(each.nodes) for each in (loaded, bare))
+    written = 8192 * 1024 * (2 if kind == "float16" else 4)
+    assert kernels == 1 + biases
+    assert seconds == pytest.approx(product + biases * kernel_time(0, written, 0, H200, efficiency=0.2), rel=0.02)
+
+
+def test_a_bias_and_an_activation_behind_a_product_are_worth_a_kernel() -> None:
+    loaded = load_graph(conv_model("p = MatMul(x, w) s = Add(p, b) y = Relu(s)", "T[N, 1024] x", "T[N, 1024] y",
+                                   "float", {"w": (1024, 1024), "b": (1024,)}))
+    cost = CostModel(Ledger(loaded, {"N": 8192}), H200).region(fuse(loaded, "Add", "Relu"))
+    assert (cost.kernels_before, cost.kernels_after) == (2, 1) and cost.estimated_speedup > 2

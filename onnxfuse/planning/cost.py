@@ -3,9 +3,9 @@
 One kernel takes the GPU's floor plus the longer of its traffic and its arithmetic.  Traffic runs at the bandwidth that
 a good kernel reaches; a kernel whose tensors fit the second-level cache together finds them there, since the kernel
 before has just written them.  The unfused side runs as ONNX Runtime would run it: groups that it fuses itself
-(``provider.fusions``) are one kernel, or two where a further one adds a convolution's bias.  How often nodes run in one
-run of the model weighs both sides.  Where a profile of a run is given, its times stand in place of predictions of that
-side, and it tells how often nodes ran.
+(``provider.fusions``) are one kernel, or two where a further one adds a bias.  How often nodes run in one run of the
+model weighs both sides.  Where a profile of a run is given, its times stand in place of predictions of that side, and
+it tells how often nodes ran.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost, united
 from onnxfuse.planning.traffic import KernelTraffic, Ledger
 from onnxfuse.provider.fusions import RuntimeFusion
-from onnxfuse.provider.kernels import CONVOLUTION_BIAS, biased, extra_arithmetic, overwrites, runtime_efficiency
+from onnxfuse.provider.kernels import OWN_BIAS, Biased, biased, extra_arithmetic, overwrites, runtime_efficiency
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Schedule, running
@@ -149,15 +149,15 @@ class CostModel:
             else:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
-            result = biased(nodes)
-            once += 0.0 if result is None else self.bias_seconds(result)
+            bias = biased(nodes)
+            once += 0.0 if bias is None else self.bias_seconds(bias)
             self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
 
-    def bias_seconds(self, result: Value, efficiency: float = CONVOLUTION_BIAS) -> float:
-        """Time of a kernel that adds a bias to what a convolution wrote; by default the runtime's."""
-        moved = self.ledger.bytes_of(result) or 0
-        return kernel_time(moved, moved, 0.0, self.profile, efficiency=efficiency)
+    def bias_seconds(self, bias: Biased, efficiency: float = OWN_BIAS) -> float:
+        """Time of a kernel that adds a bias; by default the runtime's."""
+        moved = self.ledger.bytes_of(bias.result) or 0
+        return kernel_time(moved if bias.reads else 0, moved, 0.0, self.profile, efficiency=efficiency)
 
     def _in_place(self, node: Node) -> KernelTraffic:
         """What a Scatter moves that writes over what it reads: what it updates, with what stands there where it makes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import prod
+from typing import NamedTuple
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of
@@ -37,10 +38,10 @@ BIAS = 0.6
 MOVED = 0.55
 """Transposes of the innermost axis."""
 
-CONVOLUTION_BIAS = 0.2
-"""cuDNN's own addition of a bias to what a convolution wrote (op_generic_tensor_kernel), in float16 and float32: 73 of
-a U-Net's, 0.1 to 4 MB each, take 0.28 ms.  The provider's option ``fuse_conv_bias``, which is off by default, does
-without."""
+OWN_BIAS = 0.2
+"""A bias in a kernel of its own.  cuDNN adds one to what a convolution wrote (op_generic_tensor_kernel): 73 of a
+U-Net's, 0.1 to 4 MB each, take 0.28 ms.  Before a product the runtime lays it down row by row (BroadcastBiasKernel),
+for cuBLAS to add to: four of 34 MB take 0.14 ms."""
 
 ADDITIONS = 0.064
 """Additions of a CumSum, as a share of what the float32 cores could make: an element adds up all those before it, and
@@ -48,8 +49,20 @@ reads each of them (benchmarks/results, ways)."""
 
 _CURVES = (RuntimeKernel.CURVE, RuntimeKernel.GELU)
 
-_FOLDED = frozenset({"Conv", "Pad", "Mul", "Add", "BatchNormalization"})
-"""A convolution and what the runtime folds into it; beside others it makes one call of it and an activation."""
+_BEHIND = frozenset({"Add", "Sum", "BatchNormalization"})
+"""What becomes a bias of the convolution or product that the runtime folds it into."""
+
+_FOLDED = frozenset({"Pad", "Mul", "Div", "Transpose"}) | _BEHIND
+"""What it folds into one.  Beside others it makes one call of a convolution and an activation."""
+
+_BIASED = frozenset({"Conv", "Gemm", "MatMul"})
+
+
+class Biased(NamedTuple):
+    """A bias that ONNX Runtime adds in a kernel of its own: to what, and whether that kernel reads it too."""
+
+    result: Value
+    reads: bool
 
 
 def runtime_efficiency(nodes: Collection[Node]) -> float:
@@ -77,16 +90,17 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
     return BIAS if is_bias else BROADCAST
 
 
-def biased(nodes: Collection[Node]) -> Value | None:
-    """What a convolution writes, among nodes that ONNX Runtime runs as one, to which it adds a bias in a kernel of its
-    own: the convolution's, or what comes of constants that it folds into it.  None where there is none, or where one
-    call does it all (FusedConv)."""
-    operators = {node.op: node for node in nodes if not node.domain}
-    conv = operators.get("Conv")
-    if conv is None or len(operators) < len({node.qualified_op for node in nodes}) or not operators.keys() <= _FOLDED:
+def biased(nodes: Collection[Node]) -> Biased | None:
+    """The bias that takes a kernel of its own, of a convolution or a product that ONNX Runtime runs with other nodes as
+    one: its own, or what comes of what is folded into it.  None where there is none, or where one call does it all
+    (FusedConv)."""
+    made = {node.op: node for node in nodes if not node.domain}
+    heavy = [node for node in nodes if not node.domain and node.op in _BIASED]
+    if len(heavy) != 1 or heavy[0].outputs[0] is None or any(
+            node.domain or node.op not in _FOLDED for node in nodes if node is not heavy[0]):
         return None
-    own = len(conv.inputs) > 2 and conv.inputs[2] is not None
-    return conv.outputs[0] if own or operators.keys() & {"Add", "BatchNormalization"} else None
+    own = heavy[0].op != "MatMul" and len(heavy[0].inputs) > 2 and heavy[0].inputs[2] is not None
+    return Biased(heavy[0].outputs[0], heavy[0].op == "Conv") if own or made.keys() & _BEHIND else None
 
 
 def extra_arithmetic(node: Node, sizes: Mapping[str, int]) -> int:
