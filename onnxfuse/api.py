@@ -391,7 +391,8 @@ def check(
         found = lock if isinstance(lock, Lock) else locking.read_lock(Path(lock))
         settings = locking.settings_of(found, file)
         loaded = load(model)
-        if is_fused(loaded.proto):
+        held = rewriting.read_fused(loaded.proto)
+        if held:
             loaded = rewriting.original(loaded)
         sizes = locking.sizes_of(found, loaded)
     settings |= {"disable": (*settings["disable"], *disable), "dims": {**sizes, **(dims or {})}, **wanted}
@@ -400,7 +401,8 @@ def check(
     result = optimize(loaded, rules=rules, verify=False, tell=tell, **settings)
     tell("comparing", 0, 0)
     with told(file_of(model), file):
-        return locking.check(found, result.optimised, result.report, "the lock" if file is None else str(file))
+        return locking.check(found, result.optimised, result.report, "the lock" if file is None else str(file),
+                             [node.rule for node in held])
 
 
 def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> onnx.ModelProto:

@@ -23,6 +23,7 @@ from onnxfuse.locking.lock import Fusion, Spot
 from onnxfuse.locking.result import CheckResult
 from onnxfuse.locking.structure import arranged, structure
 from onnxfuse.operators import load_graph
+from onnxfuse.rewriting import read_fused
 
 PLAN = {"verify": False, "target": "H100", "database": False}
 GROWTH = ("grow-pointwise", "grow-row-reduction", "grow-scan")
@@ -178,6 +179,7 @@ def test_the_command_writes_it_without_the_model_too(tmp_path: Path) -> None:
     path.write_text("what was there before")
     result = run("optimize", tmp_path / "m.onnx", "--dry-run", "--no-verify", "--no-database", "--target", "H100",
                  "--dim", "batch=2", "--lock", path)
+    assert result.output.splitlines()[-1] == f"lock: {path}"
     assert result.exit_code == 0 and sorted(each.name for each in tmp_path.iterdir()) == ["m.lock.yaml", "m.onnx"]
     assert read_lock(path) == optimised(tmp_path / "m.onnx", dims={"batch": 2}).lock()
 
@@ -212,7 +214,12 @@ def test_the_same_structure_holds(lock: Lock, model: Callable[[], onnx.ModelProt
 
 
 def test_a_fused_model_is_checked_by_the_original_in_it(lock: Lock) -> None:
-    assert checked(optimised(layers()).model, lock).holds
+    note = "The file is fused already: this is about the original in it, planned anew"
+    whole = checked(optimised(layers()).model, lock)
+    assert whole.holds and whole.notes == (f"{note}.",)
+    fused = optimised(layers()).model
+    other = checked(onnxfuse.unfuse(fused, [read_fused(fused)[0].name]), lock)
+    assert other.holds and other.notes == (f"{note}; the file holds 2 fused nodes, and 3 are planned.",)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -595,6 +602,16 @@ def test_another_model(file: Path, tmp_path: Path) -> None:
         "error: The lock is of another model: of 'g', and nothing that it names is in this one.",
         "--> FOLDER/m.lock.yaml",
         "help: Give the lock of this model; `onnxfuse optimize MODEL --lock FILE` writes one."])
+
+
+@pytest.mark.parametrize("options", [
+    ["--lock", "M"], ["--report", "M"], ["-o", "O", "--lock", "O"], ["--report", "R", "--lock", "R"]])
+def test_a_file_for_two_things(tmp_path: Path, options: Sequence[str]) -> None:
+    onnx.save(layers(number=1), tmp_path / "M")
+    before = (tmp_path / "M").read_bytes()
+    result = run("optimize", tmp_path / "M", *(word if word.startswith("-") else tmp_path / word for word in options))
+    assert result.exit_code == 2 and "is another file of this command." in " ".join(result.output.split())
+    assert [each.name for each in tmp_path.iterdir()] == ["M"] and (tmp_path / "M").read_bytes() == before
 
 
 @pytest.mark.parametrize("options", [

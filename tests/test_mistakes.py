@@ -247,6 +247,7 @@ def test_the_shell_completes_what_there_is(tmp_path: Path) -> None:
     path = write(tmp_path, CHAIN)
     assert completed(f"onnxfuse optimize {path} --dim") == ["batch="]
     assert completed(f"onnxfuse bench {path} --dim", "bat") == ["batch="]
+    assert completed(f"onnxfuse check {path} --lock m.lock.yaml --dim") == ["batch="]
     assert completed("onnxfuse report m.onnx --target", "h") == ["H100", "H200"]
     assert completed("onnxfuse rules show", "scaled-m") == ["scaled-masked-softmax"]
     assert "recompute" in completed("onnxfuse optimize --disable", "r")

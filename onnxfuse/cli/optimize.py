@@ -86,8 +86,7 @@ def optimize(
 
     hush_runtime()
     target_file = None if dry_run else output or api.default_output(model)
-    for file in (shown["report_file"], shown["lock_file"], target_file):
-        check_folder(file)
+    _check_files(model, target_file, {"--report": shown["report_file"], "--lock": shown["lock_file"]})
     arrays = None if inputs is None else measuring.read_inputs(inputs)
     if is_optimised((loaded := load_model(model)).proto):
         _already(model, loaded, **shown)
@@ -103,6 +102,18 @@ def optimize(
             if _is_measured(report, measure):
                 report = replace(report, measured=_measured(model, target_file, dims, arrays, wanted, tell))
     _show(result, report, **shown)
+
+
+def _check_files(model: Path, target: Path | None, more: Mapping[str, Path | None]) -> None:
+    """Say before anything long runs that a file could not be written, or that a report or a lock, by their options,
+    would stand where a model or the other one does."""
+    taken = {path.resolve() for path in (model, target) if path is not None}
+    for option, file in more.items():
+        check_folder(file)
+        if file is not None and file.resolve() in taken:
+            raise click.BadParameter(f"{str(file)!r} is another file of this command.", param_hint=f"'{option}'")
+        taken |= set() if file is None else {file.resolve()}
+    check_folder(target)
 
 
 def _saved(result: Result, file: Path, external_data: External, tell: Tell) -> Report:
@@ -134,11 +145,14 @@ def _show(result: Result, report: Report, *, report_file: Path | None, lock_file
           explain: bool, verbose: bool, quiet: bool) -> None:
     """Write the lock, and the report as JSON, where they were asked for, and print the report."""
     from onnxfuse import reporting
+    from onnxfuse.reporting.text import escape
 
     if lock_file is not None:
         result.save_lock(lock_file)
     why = reporting.explain(result.optimised) if explain and not as_data and not quiet else None
     _print(report, why, report_file, as_data=as_data, verbose=verbose, quiet=quiet)
+    if lock_file is not None and not as_data and not quiet:
+        console().print(f"lock: {escape(str(lock_file))}")
 
 
 def _print(report: Report, why: Explanation | None, report_file: Path | None, *, as_data: bool, verbose: bool,

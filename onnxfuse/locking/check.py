@@ -23,11 +23,13 @@ from onnxfuse.reporting import Report
 FIRES = ("fires", "partly")
 
 
-def check(lock: Lock, optimised: Optimised, report: Report, file: str) -> CheckResult:
+def check(lock: Lock, optimised: Optimised, report: Report, file: str, held: Sequence[str] = ()) -> CheckResult:
     """Compare a lock with what was planned now.
 
     Args:
         file: what messages call the lock.
+        held: rules of the fused nodes that the model's file holds, where it is fused and the original in it was
+            planned.
 
     Raises:
         LockError: the lock is of another model.
@@ -49,7 +51,7 @@ def check(lock: Lock, optimised: Optimised, report: Report, file: str) -> CheckR
     return CheckResult(
         report.model, file, lock, now, tuple(lost), interface_changes(lock, now), tuple(otherwise),
         len(first.renamed) + len(second.renamed), tuple(first.new), tuple(second.new),
-        (*report.warnings, *report.notes, *_not_asked(second)),
+        (*report.warnings, *report.notes, *_fused_already(held, ours), *_not_asked(second)),
     )
 
 
@@ -69,6 +71,15 @@ def _fires(found: Found) -> bool:
 def _seen(one: Locked | Found) -> bool | None:
     """Whether a session ran a place of the runtime's as one; None where none was made."""
     return one.spot.seen if isinstance(one.spot, RuntimeSpot) else None
+
+
+def _fused_already(held: Sequence[str], ours: Sequence[Found]) -> tuple[str, ...]:
+    """What is to be said of a file that is fused already."""
+    if not held:
+        return ()
+    same = sorted(held) == sorted(found.rule for found in ours)
+    return ("The file is fused already: this is about the original in it, planned anew"
+            + ("." if same else f"; the file holds {len(held)} fused nodes, and {len(ours)} are planned."),)
 
 
 def _not_asked(pairing: Pairing) -> tuple[str, ...]:
