@@ -37,7 +37,7 @@ class Optimised:
         regions: the plan's fusions as the rewriting got them.
         verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
         notes: what a user should know of how the plan came about.
-        objective: what the plan is to be good at.
+        objective: what the plan is to be good at; keeps_biases: whether convolutions were to keep their biases.
         assumed: symbols of the inputs' shapes whose size nobody gave; assumed_target: whether nobody named the GPU to
             plan for, and there is none.
     """
@@ -59,6 +59,7 @@ class Optimised:
     objective: Objective = field(default_factory=Objective)
     assumed: tuple[str, ...] = ()
     assumed_target: bool = False
+    keeps_biases: bool = False
 
     @property
     def model(self) -> onnx.ModelProto:

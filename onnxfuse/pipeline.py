@@ -161,7 +161,8 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     costs = form.costs
     optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs, plan,
                           tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more, *silence),
-                          objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed)
+                          objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed,
+                          keeps_biases=options.keeps_biases)
     if not options.verify:
         return optimised
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))

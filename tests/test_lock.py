@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import body_models
+import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from cli_models import ROOT, encoder, parse, run, write
 from graph_strategies import seeded
 from lock_models import layers, renamed
+from onnx import numpy_helper
 from plain_session import RELEASE
 from reordered import rewritten
 
@@ -133,11 +135,15 @@ def test_a_structure_hangs_on_nothing_outside_it() -> None:
 
 
 def test_settings_that_are_not_usual_are_kept() -> None:
-    plan = optimised(layers(number=1), strategy="memory", least_gain=1.5, disable=["gelu-erf"], dims={"batch": 3},
-                     hints=onnxfuse.Hints(memory_pressure=0.5), provider_options={"prefer_nhwc": "1"}).lock().plan
-    assert plan.model_dump(exclude_defaults=True) == {
+    usual = optimised(layers(number=1), provider_options={"fuse_conv_bias": "1"}).lock()
+    assert usual.plan.model_dump(exclude_defaults=True).keys() == {"target", "dims", "keeps_biases"}
+    assert checked(layers(number=1), usual).now == usual
+    made = optimised(layers(number=1), strategy="memory", least_gain=1.5, disable=["gelu-erf"], dims={"batch": 3},
+                     hints=onnxfuse.Hints(memory_pressure=0.5), provider_options={"prefer_nhwc": "1"}).lock()
+    assert checked(layers(number=1), made).now == made
+    assert made.plan.model_dump(exclude_defaults=True) == {
         "target": "H100", "dims": {"batch": 3, "seq": 128}, "strategy": "memory", "hints": {"memory_pressure": 0.5},
-        "least_gain": 1.5, "channels_last": True, "disabled": ["gelu-erf"]}
+        "least_gain": 1.5, "channels_last": True, "keeps_biases": True, "disabled": ["gelu-erf"]}
 
 
 def test_what_becomes_of_the_runtimes_own_fusions() -> None:
@@ -439,6 +445,32 @@ def test_rules_that_are_left_out(file: Path, tmp_path: Path) -> None:
         "between 'Add -> c0' and 'Add -> s0': its nodes are left to ONNX Runtime",
         "disabled (residual-layer-norm): the rule residual-layer-norm is left out"]
     assert told[8] == "help: Plan without --disable residual-layer-norm."
+
+
+CONVOLUTION = """
+g (float16[N, 64, 128, 128] x) => (float16[N, 64, 128, 128] y) {
+  c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w, b)
+  s = Sigmoid(c)
+  m = Mul(c, s)
+  y = Add(m, x)
+}
+"""
+
+
+@pytest.mark.parametrize(("options", "code"), [
+    ({"disable": ["convolution-biases"]}, "disabled"),
+    ({"provider_options": {"fuse_conv_bias": "1"}}, "convolution-bias"),
+])
+def test_a_stage_that_is_left_out(options: dict[str, object], code: str) -> None:
+    """The bias is taken into the fused node behind its convolution, and then it is not."""
+    model = parse(CONVOLUTION)
+    for name, shape in (("w", (64, 64, 3, 3)), ("b", (64,))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float16), name))
+    made = optimised(model, dims={"N": 8}).lock()
+    assert checked(model, made).holds
+    (lost,) = checked(model, made, **options).lost
+    assert [why.code for why in lost.stopped.because] == [code]
+    assert lost.stopped.words == "there is no Add 'Add -> c' any more"
 
 
 def test_a_rule_that_is_not_there(lock: Lock) -> None:

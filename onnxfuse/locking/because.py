@@ -13,7 +13,7 @@ from functools import cached_property
 from onnxfuse.graph.model import Node
 from onnxfuse.locking.gather import Found
 from onnxfuse.locking.likely import NEAR, likely
-from onnxfuse.locking.lock import Made, RuntimeSpot
+from onnxfuse.locking.lock import Lock, Made, RuntimeSpot
 from onnxfuse.locking.names import Locked, Names, labels, originals
 from onnxfuse.locking.structure import edges, inner_reads
 from onnxfuse.optimised import Optimised
@@ -55,11 +55,11 @@ def unseen(locked: Locked, then: Made, now: Made) -> Stopped:
 class Because:
     """Reasons of one optimisation."""
 
-    def __init__(self, optimised: Optimised, ours: Sequence[Found], theirs: Sequence[Found], new: Sequence[Found]
-                 ) -> None:
+    def __init__(self, optimised: Optimised, lock: Lock, ours: Sequence[Found], theirs: Sequence[Found],
+                 new: Sequence[Found]) -> None:
         """``ours``: our own fused nodes, of which ``new`` are not in the lock; ``theirs``: what ONNX Runtime fuses in
         the model before."""
-        self._optimised, self._fused, self._theirs = optimised, ours, theirs
+        self._optimised, self._lock, self._fused, self._theirs = optimised, lock, ours, theirs
         self._names = Names.of_view(optimised)
         held = {node for found in ours if found not in new for node in found.holds}
         self._free = [node for graph in optimised.canonical.graph.walk() for node in graph.nodes
@@ -74,7 +74,7 @@ class Because:
         rules = [*locked.rule.split("+"), *locked.spot.spelled]
         reasons = [*self._gone(rules), *self._missing(locked, nodes)]
         reasons = reasons or [*self._rewired(locked, nodes), *self._at(locked.rule.split("+"), nodes)]
-        return self._stopped(locked, nodes, reasons)
+        return self._stopped(locked, nodes, reasons or [*self._since()])
 
     def runtimes(self, locked: Locked) -> Stopped:
         """Why ONNX Runtime does not fuse by itself what it did."""
@@ -138,10 +138,18 @@ class Because:
         """Rules that are not in force."""
         for rule in dict.fromkeys(rules):
             if rule in self._rules.disabled:
-                yield Refusal("disabled", f"the rule {rule} is left out", "", rule, f"Plan without --disable {rule}.")
+                what = "stage" if rule in STAGES else "rule"
+                yield Refusal("disabled", f"the {what} {rule} is left out", "", rule,
+                              f"Plan without --disable {rule}.")
             elif rule not in self._rules.by_id and rule not in STAGES:
                 yield Refusal("no-rule", f"there is no rule {rule} here", "", rule,
                               "If it is a rule of your own, give its file: --rules PATH.")
+
+    def _since(self) -> Iterator[Refusal]:
+        """What is left out that was not for the lock, such as a stage without rules of its own."""
+        yield from self._gone(sorted(self._rules.disabled - set(self._lock.plan.disabled)))
+        if self._optimised.keeps_biases and not self._lock.plan.keeps_biases:
+            yield Refusal("convolution-bias", "convolutions keep their biases, as the CUDA provider's options ask for")
 
     def _missing(self, locked: Locked, nodes: Sequence[Node | None]) -> Iterator[Refusal]:
         """Why spellings of operators that are not there any more are not taken as such."""

@@ -41,7 +41,7 @@ def check(lock: Lock, optimised: Optimised, report: Report, file: str, held: Seq
     second = paired([one for one in _places(lock.runtime) if _fired(one)], firing, plain, [*ours, *_free(theirs, ours)])
     now = lock_from(optimised, report, ours, theirs)
     _check_model(lock, now, (first, second), (names, plain), file)
-    because = Because(optimised, ours, theirs, first.new)
+    because = Because(optimised, lock, ours, theirs, first.new)
     lost = [Lost("fusion", one, because.ours(one)) for one in first.lost]
     lost += [Lost("runtime", one, because.runtimes(one)) for one in second.lost]
     lost += [Lost("runtime", one, unseen(one, lock.made, now.made)) for one, there in (*second.held, *second.renamed)

@@ -82,6 +82,7 @@ def _plan(optimised: Optimised, report: Report) -> Plan:
         target=report.target, dims=dict(report.dims), strategy=objective.strategy,
         hints={name: number for name, number in asdict(objective.hints).items() if number != usual[name]},
         least_gain=objective.least_gain, channels_last=objective.channels_last,
+        keeps_biases=optimised.keeps_biases,
         disabled=sorted(optimised.rules.disabled),
         compiled=any(fusion.compiled is not None for fusion in optimised.plan.fusions),
     )

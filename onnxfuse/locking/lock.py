@@ -37,8 +37,13 @@ class Made(Part):
 
 
 class Plan(Part):
-    """What was planned for, and with which settings: ``check`` plans for the same.  ``compiled``: whether kernels were
-    compiled for the target, so that those that spill registers were left out."""
+    """What was planned for, and with which settings: ``check`` plans for the same.
+
+    Attributes:
+        channels_last: whether the CUDA provider prefers that; keeps_biases: whether convolutions keep their biases, as
+            it adds them itself.
+        compiled: whether kernels were compiled for the target, so that those that spill registers were left out.
+    """
 
     target: str
     dims: dict[str, Size] = {}
@@ -46,6 +51,7 @@ class Plan(Part):
     hints: dict[str, Number] = {}
     least_gain: Number = 1.2
     channels_last: bool = False
+    keeps_biases: bool = False
     disabled: list[str] = []
     compiled: bool = False
 
