@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -602,6 +603,13 @@ def broken_files() -> Iterator[tuple[str, Callable[[str], str], str, str]]:
            "m.lock.yaml:8:1")
     yield ("type", lambda text: text.replace("times: 3", "times: many"),
            "fusions.0.times of the lock: input should be a valid integer.", "m.lock.yaml:25:12")
+    yield ("places", lambda text: text.replace("times: 3", "times: 2"),
+           "fusions.0 of the lock: 2 are counted, and there are 3 places.", "m.lock.yaml:23:5")
+    yield ("nodes", lambda text: text.replace("Add -> c1, ", ""),
+           "fusions.0 of the lock: place 2 has 3 nodes, and the structure 4 parts.", "m.lock.yaml:23:5")
+    yield ("structure", lambda text: text.replace("[Add, Add(1), LayerNormalization(2)]", "[Add, Add(7), Exp]"),
+           "runtime.0 of the lock: a part of the structure reads one that does not stand before it.",
+           "m.lock.yaml:31:5")
     yield ("strategy", lambda text: text.replace("  target: H100", "  target: H100\n  strategy: best"),
            "The lock asks for what this release cannot plan: there is no strategy \"best\"", "m.lock.yaml")
     yield ("hint", lambda text: text.replace("  target: H100", "  target: H100\n  hints: {mood: 1}"),
@@ -620,6 +628,16 @@ def test_files_that_are_no_lock(
     assert code == 1 and told[0].startswith(f"error: {message}"), told
     assert told[1].startswith(f"--> FOLDER/{place}") and told[-1].startswith("help: "), told
     assert "--lock FILE` writes" in told[-1] or "that `onnxfuse optimize" in told[-1] or "Did you" in told[-1], told
+
+
+def test_whatever_line_is_lost_is_an_error_or_a_lock(lock: Lock, tmp_path: Path) -> None:
+    whole = lock_text(lock).splitlines()
+    path = tmp_path / "m.lock.yaml"
+    for place in range(len(whole)):
+        for changed in ([*whole[:place], *whole[place + 1:]], [*whole[:place], whole[place][3:], *whole[place + 1:]]):
+            path.write_text("\n".join(changed))
+            with contextlib.suppress(onnxfuse.LockError):
+                assert isinstance(read_lock(path), Lock)
 
 
 def test_a_file_that_is_not_there(file: Path, tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def _fault(document: Document, error: ValidationError) -> LockError:
     elif chosen["type"] == "missing":
         message, remedy = f"The lock has lost its key {name}.", AGAIN
     else:
-        message, remedy = f"{name} of the lock: {chosen['msg'][:1].lower()}{chosen['msg'][1:]}.", AGAIN
+        said = chosen["msg"].removeprefix("Value error, ")
+        message, remedy = f"{name} of the lock: {said[:1].lower()}{said[1:]}.", AGAIN
     where = document.place(path, key=chosen["type"] in ("extra_forbidden", "missing"))
     return LockError(visible(message), place=where, remedy=remedy)

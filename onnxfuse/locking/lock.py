@@ -6,9 +6,12 @@ structure, so that names may change.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from onnxfuse.locking.structure import edges
 
 VERSION = 1
 """Of the file's shape."""
@@ -99,6 +102,11 @@ class Fusion(Part):
     times: Count
     at: list[Spot]
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        _check(self.structure, self.at, self.times)
+        return self
+
 
 class RuntimeSpot(Spot):
     """A place where ONNX Runtime fuses by itself.
@@ -122,6 +130,26 @@ class RuntimeFusion(Part):
     before: Count
     after: Count
     at: list[RuntimeSpot]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        _check(self.structure, self.at, self.before)
+        return self
+
+
+def _check(words: Sequence[str], places: Sequence[Spot], times: int) -> None:
+    """Whether places fit their structure, and are as many as they say.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if any(above >= reader for above, reader in edges(words)):
+        raise ValueError("a part of the structure reads one that does not stand before it")
+    for number, place in enumerate(places, 1):
+        if len(place.nodes) != len(words):
+            raise ValueError(f"place {number} has {len(place.nodes)} nodes, and the structure {len(words)} parts")
+    if len(places) != times:
+        raise ValueError(f"{times} are counted, and there are {len(places)} places")
 
 
 class Lock(Part):

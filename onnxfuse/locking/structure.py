@@ -47,7 +47,7 @@ def edges(words: Iterable[str]) -> list[tuple[int, int]]:
     found = []
     for reader, word in enumerate(words):
         numbers = word.partition("(")[2].rstrip(")").split()
-        found += [(int(number) - 1, reader) for number in numbers if number.isdecimal()]
+        found += [(int(number) - 1, reader) for number in numbers if number.isdecimal() and int(number)]
     return found
 
 
