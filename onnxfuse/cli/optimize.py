@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -107,12 +108,12 @@ def optimize(
 def _check_files(model: Path, target: Path | None, more: Mapping[str, Path | None]) -> None:
     """Say before anything long runs that a file could not be written, or that a report or a lock, by their options,
     would stand where a model or the other one does."""
-    taken = {path.resolve() for path in (model, target) if path is not None}
+    taken = {os.path.realpath(path) for path in (model, target) if path is not None}
     for option, file in more.items():
         check_folder(file)
-        if file is not None and file.resolve() in taken:
+        if file is not None and os.path.realpath(file) in taken:
             raise click.BadParameter(f"{str(file)!r} is another file of this command.", param_hint=f"'{option}'")
-        taken |= set() if file is None else {file.resolve()}
+        taken |= set() if file is None else {os.path.realpath(file)}
     check_folder(target)
 
 
