@@ -1,7 +1,8 @@
 """The form of a model that is planned and rewritten, and its plan.
 
-A convolution's bias is a sum behind it wherever a region that the plan chooses takes that in; every other convolution
-keeps its own.  What that is, planning tells: with all biases apart first, and again with those that found a place.
+The bias of a convolution or a product is a sum behind it wherever a region that the plan chooses takes that in; all
+others keep their own.  Which these are, planning tells: with all biases apart first, and again with those that found a
+place.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.fusions import with_biases
-from onnxfuse.provider.kernels import OWN_BIAS, Biased
+from onnxfuse.provider.kernels import Biased, biased
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import separate, separated_sums
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
 
 MOST_PLANS = 3
-"""Plans with biases apart after which all convolutions keep theirs: in each of them one more found no place."""
+"""Plans with biases apart after which all stay where they were: in each of them one more found no place."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Forming:
     Attributes:
         rules: in force; profile: the GPU to plan for; dims: sizes that the user gave.
         run_profile: ONNX Runtime's profile of a run on CUDA, or None.
+        convolutions: whether biases of convolutions may stand behind these.
     """
 
     rules: RuleSet
     profile: Profile
     dims: Mapping[str, int]
     run_profile: str | Path | None = None
+    convolutions: bool = True
 
     def form(self, loaded: LoadedModel) -> Form:
         """A model as it stands."""
@@ -72,22 +75,23 @@ class Forming:
         return Form(loaded, graph, canonical, sizes, costs, (*sizes.notes, *doubts, *notes))
 
     def apart(self, form: Form, biases: Mapping[str, Bias]) -> Form:
-        """The same model with biases behind their convolutions, given by what these compute."""
+        """The same model with biases apart, given by what their convolutions and products compute."""
         made = self.form(replace(form.loaded, proto=separate(form.loaded.proto, biases)))
         return replace(made, costs=_shared(made.costs, biases)) if made.costs.ledger.observed else made
 
 
 def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
-    """Costs in which what a profile shows of a convolution is shared with the sum that took its bias."""
+    """Costs in which what a profile shows of a convolution or a product is shared with the sum that took its bias."""
     ledger = costs.ledger
     observed = dict(ledger.observed)
     for name in names:
-        added = ledger.graph.values[name].producer
-        conv = None if added is None or added.inputs[0] is None else added.inputs[0].producer
-        seen = None if conv is None else observed.get(conv)
-        if added is not None and conv is not None and seen is not None and seen.seconds is not None:
-            own = min(costs.bias_seconds(Biased(ledger.graph.values[name], True)), seen.seconds)
-            observed[conv], observed[added] = replace(seen, seconds=seen.seconds - own), replace(seen, seconds=own)
+        value = ledger.graph.values[name]
+        added = value.producer
+        bare = None if added is None or added.inputs[0] is None else added.inputs[0].producer
+        seen = None if bare is None else observed.get(bare)
+        if added is not None and bare is not None and seen is not None and seen.seconds is not None:
+            own = min(costs.bias_seconds(Biased(value, bare.op == "Conv")), seen.seconds)
+            observed[bare], observed[added] = replace(seen, seconds=seen.seconds - own), replace(seen, seconds=own)
     return CostModel(Ledger(ledger.graph, ledger.sizes, ledger.placement, observed), costs.profile, costs.groups)
 
 
@@ -99,7 +103,7 @@ def with_biases_apart(
     Args:
         least_gain: predicted speed-up that a region must pass.
     """
-    biases, told = separable(form.graph, form.costs.groups)
+    biases, told = separable(form.graph, form.costs.groups, forming.convolutions)
     biases, idle = _wanted(form, biases, least_gain)
     told += idle
     for _ in range(MOST_PLANS if biases else 0):
@@ -118,26 +122,30 @@ def with_biases_apart(
 
 
 def _wanted(form: Form, biases: Mapping[str, Bias], least_gain: float) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
-    """Those of the biases that may come to something, and why others do not: nothing reads the convolution's result,
-    and a kernel of ours would add the bias no faster."""
+    """Those of the biases that may come to something, and why others do not: nothing reads the result, and a kernel of
+    ours would add the bias no faster."""
     wanted: dict[str, Bias] = {}
     refusals = []
     for name, bias in biases.items():
         value = form.graph.values[name]
-        before, after = (form.costs.bias_seconds(Biased(value, True), share) for share in (OWN_BIAS, STREAMING))
+        own = None if value.producer is None else biased([value.producer])
+        before = 0.0 if own is None else form.costs.bias_seconds(own)
+        after = form.costs.bias_seconds(Biased(value, True), STREAMING)
         if value.consumers or before > least_gain * after or value.producer is None:
             wanted[name] = bias
         else:
             words = f"no node reads what it computes, and a kernel of its own would run {before / after:.2f}x as fast"
-            refusals.append(Refusal(BIAS_CODE, f"{BIAS_KEPT}: {words}, under {least_gain:g}x", value.producer.label))
+            refusals.append(Refusal(BIAS_CODE, f"{value.producer.op} {BIAS_KEPT}: {words}, under {least_gain:g}x",
+                                    value.producer.label))
     return wanted, tuple(refusals)
 
 
 def _kept(graph: Graph, apart: Graph, name: str, plan: Plan) -> Refusal:
-    """Why a convolution keeps its bias, after the plan in which it stood behind it."""
-    conv, added = graph.values[name].producer, apart.values[name].producer
+    """Why something keeps its bias, after the plan in which it stood behind it."""
+    owner, added = graph.values[name].producer, apart.values[name].producer
     weighed = [each for each in plan.considered if any(added in node.originals for node in each.nodes)]
     best = max(weighed, key=lambda each: 0.0 if each.cost is None else each.cost.seconds_saved, default=None)
     refused = [refusal.message for refusal in plan.refusals if added is not None and refusal.node == added.label]
     why = best.reason if best is not None else refused[0] if refused else "nothing beside it can be fused with it"
-    return Refusal(BIAS_CODE, f"{BIAS_KEPT}: as a sum behind it, {why}", "" if conv is None else conv.label)
+    op, label = ("", "") if owner is None else (owner.op, owner.label)
+    return Refusal(BIAS_CODE, f"{op} {BIAS_KEPT}: as a sum behind it, {why}", label)

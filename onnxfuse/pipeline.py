@@ -140,7 +140,7 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     tell("planning", 0, 0)
     done = is_optimised(loaded.proto)
     folded = loaded if done or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
-    forming = Forming(rules, profile, options.dims, options.run_profile)
+    forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
     form = forming.form(folded)
     more: list[str] = []
     read, silence = (None, ()) if done or not options.compiles else read_back(profile, partial(tell, COMPILING))
@@ -151,7 +151,7 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
 
     if done:
         plan, more[:] = UNCHANGED
-    elif BIASES in rules.disabled or options.keeps_biases:
+    elif BIASES in rules.disabled:
         plan = plan_of(form)
     else:
         form, plan = with_biases_apart(form, forming, plan_of, options.least_gain)

@@ -17,9 +17,11 @@ from cli_models import CHAIN, ROOT, encoder, parse
 
 import onnxfuse
 from onnxfuse.checking import example_inputs
+from onnxfuse.graph import from_proto
 from onnxfuse.measuring.inputs import make_inputs
 from onnxfuse.operators import load_graph
 from onnxfuse.resources import rules_folder
+from onnxfuse.rewriting import exact_form
 from onnxfuse.rules import example_model, load_rules
 
 pytestmark = pytest.mark.xdist_group("pairs")
@@ -50,12 +52,13 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path, name: str, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> bool:
-    """Write a pair; False where nothing is fused, or NumPy has no such type to write."""
+    """Write a pair, biases of products last where fused nodes add them; False where nothing is fused, or NumPy has no
+    such type to write."""
     fused = onnxfuse.optimize(model, verify=False).model
     if all(node.domain != "onnxfuse" for node in fused.graph.node) or any(
             array.dtype.kind not in "fiub" for array in inputs.values()):
         return False
-    onnx.save(model, folder / f"{name}.onnx")
+    onnx.save(exact_form(from_proto(model), fused).proto, folder / f"{name}.onnx")
     onnx.save(fused, folder / f"{name}.fused.onnx")
     np.savez(folder / f"{name}.npz", **inputs)
     return True

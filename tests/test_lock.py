@@ -459,8 +459,8 @@ g (float16[N, 64, 128, 128] x) => (float16[N, 64, 128, 128] y) {
 
 
 @pytest.mark.parametrize(("options", "code"), [
-    ({"disable": ["convolution-biases"]}, "disabled"),
-    ({"provider_options": {"fuse_conv_bias": "1"}}, "convolution-bias"),
+    ({"disable": ["biases"]}, "disabled"),
+    ({"provider_options": {"fuse_conv_bias": "1"}}, "bias"),
 ])
 def test_a_stage_that_is_left_out(options: dict[str, object], code: str) -> None:
     """The bias is taken into the fused node behind its convolution, and then it is not."""

@@ -42,6 +42,6 @@ def unfuse(model: Path, output: Path, external_data: External, only: tuple[str, 
     if not count and rewriting.sizes_record(loaded.proto) is not None:
         count, said = 1, "arithmetic on sizes"
     if not count and rewriting.bias_record(loaded.proto) is not None:
-        count, said = 1, "biases of convolutions"
+        count, said = 1, "biases"
     written = f"written: {visible(str(output))}"
     click.echo(f"{said} put back; {written}" if count else f"nothing was fused; {written}")

@@ -10,6 +10,7 @@ from onnxfuse.debugging.pair import Inputs, Progress, first_that_runs, with_resu
 from onnxfuse.debugging.results import AnswerResult, Culprit
 from onnxfuse.debugging.search import Asked, Oracle, Outcome, culprits
 from onnxfuse.debugging.variants import Outputs, Variants
+from onnxfuse.rewriting import exact_form
 from onnxfuse.verifying import KernelRunner, NodeResult, verify
 from onnxfuse.verifying.closeness import default_tolerance
 from onnxfuse.verifying.evaluate import CPU
@@ -51,7 +52,7 @@ def bisect_answers(
     """
     hunt = _Hunt(pair, Variants(pair.loaded, pair.fused), inputs, progress or (lambda *_: None))
     limit = tolerance
-    with sharing(pair.loaded, pair.fused.proto, folder=pair.folder) as slims:
+    with sharing(exact_form(pair.loaded, pair.fused.proto), pair.fused.proto, folder=pair.folder) as slims:
         outside = hunt.without_kernels(slims, runner, tolerance)
         if runner is None:
             hunt.notes.append(NO_KERNELS)

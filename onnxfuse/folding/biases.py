@@ -1,8 +1,9 @@
-"""Which convolutions may be planned with their bias as a sum behind them, which a fused region can take in.
+"""Which convolutions and products may be planned with their bias as a sum behind them, which a fused region can take
+in.
 
-ONNX Runtime has cuDNN add a bias to what a convolution wrote, in a kernel of its own (``provider.kernels.biased``).
-Only where no library is registered must the model compute what it did: there the runtime folds a constant sum behind a
-convolution with constant weights into it again, so that these alone are taken apart.
+ONNX Runtime has a kernel of its own for such a bias (``provider.kernels.biased``).  Only where no library is registered
+must the model compute what it did: there the runtime folds a constant sum behind a convolution with constant weights
+into it again, and a sum of two behind a Gemm, so that these alone are taken apart.
 """
 
 from __future__ import annotations
@@ -10,64 +11,86 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from onnxfuse.graph.model import Graph, Node
+from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import biased
 from onnxfuse.provider.removed import source
 from onnxfuse.refusal import Refusal
 
-STAGE = "convolution-biases"
+STAGE = "biases"
 """The id that leaves this stage out."""
 
-CODE = "convolution-bias"
+CODE = "bias"
 """The code of refusals."""
 
-KEPT = "the convolution keeps its bias"
-"""What they begin with."""
+KEPT = "keeps its bias"
+"""What they begin with, behind the operator."""
 
 
 class Bias(NamedTuple):
-    """A convolution's bias: the initialiser that it is, and the number of axes of what the convolution computes."""
+    """A bias that may stand behind what it belongs to: the initialiser that it is, "" where it can be added as it is
+    read, and the number of axes of the sum."""
 
     stored: str
     rank: int
 
 
-def separable(graph: Graph, groups: Sequence[RuntimeFusion]) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
-    """Biases that may stand behind their convolutions in the main graph, by what these compute; why others do not.
+def separable(
+    graph: Graph, groups: Sequence[RuntimeFusion], convolutions: bool = True
+) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:
+    """Biases that may stand behind their convolutions and products in the main graph, by what these compute; why others
+    do not.
 
     Args:
-        groups: what the runtime fuses itself.
+        groups: what the runtime fuses itself; convolutions: whether theirs are looked at.
     """
     group = {node: each.nodes for each in groups for node in each.nodes}
     found: dict[str, Bias] = {}
     refusals: list[Refusal] = []
+    looked_at = _WHY_NOT.keys() if convolutions else {"Gemm"}
     for each in graph.walk():
         for node in each.nodes:
             result = node.outputs[0] if node.outputs else None
-            if node.domain or node.op != "Conv" or node.broken or result is None or result.rank is None:
+            if node.domain or node.op not in looked_at or node.broken or result is None or result.rank is None:
                 continue
-            if len(node.inputs) < 3 or node.inputs[2] is None:
+            if len(node.inputs) < 3 or node.inputs[1] is None or node.inputs[2] is None:
                 continue
-            bias = source(node.inputs[2])
-            why = _why_not(node, group.get(node, frozenset([node])))
+            weights, bias = source(node.inputs[1]), node.inputs[2]
+            why = "it is in a body" if node.body is not None else (
+                _WHY_NOT[node.op](node, weights, bias) or _in_one_call(node, group.get(node, frozenset([node]))))
             if why:
-                refusals.append(Refusal(CODE, f"{KEPT}: {why}", node.label))
+                refusals.append(Refusal(CODE, f"{node.op} {KEPT}: {why}", node.label))
             else:
-                found[result.name] = Bias(bias.name, result.rank)
+                found[result.name] = Bias(source(bias).name if node.op == "Conv" else "", result.rank)
     return found, tuple(refusals)
 
 
-def _why_not(node: Node, beside: Collection[Node]) -> str:
-    """Why a convolution keeps its bias, which the runtime runs with nodes ``beside`` it; "" where it need not."""
-    if node.body is not None:
-        return "it is in a body"
-    weights, bias = (None if value is None else source(value) for value in node.inputs[1:3])
-    if weights is None or not weights.is_constant:
+def _of_convolution(node: Node, weights: Value, bias: Value) -> str:
+    """Why a convolution keeps its bias; "" where it need not."""
+    if not weights.is_constant:
         return "its weights are computed, and ONNX Runtime folds a sum into constant ones alone"
-    if bias is None or not bias.is_constant or bias.producer is not None:
+    if not source(bias).is_constant or source(bias).producer is not None:
         return "it is no initialiser of the model"
-    if biased(beside) is None:
-        others = ", ".join(sorted({other.op for other in beside if other is not node}))
-        return f"ONNX Runtime makes one call of the convolution and {others}, which adds it for nothing"
     return ""
+
+
+def _of_product(node: Node, weights: Value, bias: Value) -> str:
+    """Why a Gemm keeps its bias; "" where it need not."""
+    if node.attributes.get("beta", 1.0) != 1.0:
+        return "it is scaled"
+    result, shape = node.outputs[0], bias.shape
+    if result is None or result.shape is None or shape is None or not shape or shape[-1] != result.shape[-1] or any(
+            size != 1 for size in shape[:-1]):
+        return "it is no row that is added to all"
+    return ""
+
+
+_WHY_NOT = {"Conv": _of_convolution, "Gemm": _of_product}
+
+
+def _in_one_call(node: Node, beside: Collection[Node]) -> str:
+    """What the runtime runs with a node so that the bias costs nothing; "" where it costs a kernel."""
+    if biased(beside) is not None:
+        return ""
+    others = ", ".join(sorted({other.op for other in beside if other is not node}))
+    return f"ONNX Runtime makes one call of {node.op} and {others}, which adds it for nothing"

@@ -149,7 +149,7 @@ class Because:
         """What is left out that was not for the lock, such as a stage without rules of its own."""
         yield from self._gone(sorted(self._rules.disabled - set(self._lock.plan.disabled)))
         if self._optimised.keeps_biases and not self._lock.plan.keeps_biases:
-            yield Refusal("convolution-bias", "convolutions keep their biases, as the CUDA provider's options ask for")
+            yield Refusal("bias", "convolutions keep their biases, as the CUDA provider's options ask for")
 
     def _missing(self, locked: Locked, nodes: Sequence[Node | None]) -> Iterator[Refusal]:
         """Why spellings of operators that are not there any more are not taken as such."""

@@ -136,7 +136,7 @@ def runtime_fused(optimised: Optimised) -> list[Found]:
     found = []
     for group in optimised.costs.groups:
         if not group.rules:
-            continue  # a convolution and the bias that is its own
+            continue  # a convolution or product and the bias that is its own
         nodes = arranged(group.nodes)
         left = [node for node in nodes if node not in own]
         made = [value.name for node in nodes for value in node.outputs if value is not None]

@@ -19,7 +19,7 @@ class RuntimeFusion:
     """Nodes that the runtime runs as one kernel.  It still does where some are gone that are not of the ``core``.
 
     What it takes out of the graph between them is not among them.  ``rules``: ids of the rules that say so, in the
-    order in which they took nodes in; none for a convolution and the bias that is its own (``with_biases``).
+    order in which they took nodes in; none for a convolution or product and the bias that is its own (``with_biases``).
     """
 
     nodes: frozenset[Node]
@@ -43,8 +43,8 @@ class RuntimeFusion:
 
 
 def with_biases(groups: Sequence[RuntimeFusion], sums: Collection[str]) -> tuple[RuntimeFusion, ...]:
-    """What the runtime fuses of a graph in which biases stand behind their convolutions, whose ``sums`` are given by
-    name: with nothing else in it, such a group is a convolution as the model has it, and no fusion."""
+    """What the runtime fuses of a graph in which biases stand behind what they belong to, whose ``sums`` are given by
+    name: with nothing else in it, such a group is a convolution or product as the model has it, and no fusion."""
     def is_own(group: RuntimeFusion) -> bool:
         behind = [value for node in group.nodes - group.core for value in node.outputs]
         return bool(behind) and all(value is not None and value.name in sums for value in behind)

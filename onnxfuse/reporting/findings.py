@@ -160,7 +160,8 @@ class Findings:
             another export, an option or a rule.
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
-        sizes: arithmetic on sizes that was folded; biases: convolutions whose bias a fused node adds.
+        sizes: arithmetic on sizes that was folded; biases: convolutions and products whose bias a fused
+            node adds.
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
         matches: what became of the places where fuse rules of the user's own matched.

@@ -111,7 +111,7 @@ def sizes_of(model: onnx.ModelProto) -> Sizes:
 
 
 def biases_of(model: onnx.ModelProto) -> int:
-    """Convolutions of a fused model whose bias a fused node adds."""
+    """Convolutions and products of a fused model whose bias a fused node adds."""
     return len(separated_sums(model))
 
 

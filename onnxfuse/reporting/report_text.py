@@ -77,7 +77,7 @@ def _totals(report: Findings, console: Console) -> None:
     if report.sizes.nodes:
         console.print(f"size operands folded: {report.sizes.operands:,}, {count(report.sizes.nodes, 'node')} removed")
     if report.biases:
-        console.print(f"biases of convolutions that fused nodes add: {report.biases:,}")
+        console.print(f"biases that fused nodes add: {report.biases:,}")
     if report.unknown:
         names = ", ".join(report.unknown[:3]) + (", ..." if len(report.unknown) > 3 else "")
         console.print(f"{len(report.unknown)} tensors of unknown size count as 0 bytes: {escape(names)}")

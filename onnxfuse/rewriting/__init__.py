@@ -1,7 +1,7 @@
 """Fused nodes and their functions into the model and out of it again; saving; external data.
 
     fold ─▶ model without arithmetic on sizes that constants can stand for, and Ifs that sizes decide
-    separate ─▶ model with biases as sums behind their convolutions
+    separate ─▶ model with biases as sums behind what they belong to
     rewrite ─▶ model with fused nodes ─ save ─▶ file ─ read_fused ─▶ report
                         └─ unfuse ─▶ the original        └ body_model ─▶ reference of one kernel
 """
@@ -11,7 +11,7 @@ from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
 from onnxfuse.rewriting.mark import is_optimised
 from onnxfuse.rewriting.original import original
-from onnxfuse.rewriting.planned import has_planned_form, planned_form
+from onnxfuse.rewriting.planned import exact_form, has_planned_form, planned_form
 from onnxfuse.rewriting.provenance import (
     FUSED,
     BrokenRecord,
@@ -50,6 +50,7 @@ __all__ = [
     "annotate",
     "bias_record",
     "body_model",
+    "exact_form",
     "fold",
     "forget_plan",
     "has_planned_form",

@@ -31,6 +31,17 @@ def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool =
     return result if proto is result.proto else replace(result, proto=proto)
 
 
+def exact_form(original: LoadedModel, fused: onnx.ModelProto) -> LoadedModel:
+    """The model whose very bits a fused model gives where its functions run and ONNX Runtime optimises nothing: the
+    original, but for biases of products, which come last in a sum then and not first.
+
+    Raises:
+        ModelError: the fused model's record cannot be read.
+    """
+    proto = separated_again(original.proto, fused, products=True)
+    return original if proto is original.proto else replace(original, proto=proto)
+
+
 def has_planned_form(model: onnx.ModelProto) -> bool:
     """Whether a model is in another form than it was loaded in.
 

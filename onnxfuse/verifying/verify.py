@@ -17,7 +17,7 @@ from onnxfuse.graph.load import LoadedModel
 from onnxfuse.measuring.sets import InputSet
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.words import is_lacking
-from onnxfuse.rewriting import FusedNode, Placed, Rewritten, planned_form, read_fused
+from onnxfuse.rewriting import FusedNode, Placed, Rewritten, exact_form, planned_form, read_fused
 from onnxfuse.verifying.bounds import NONE, Bounds, BoundsError, OutOfMemoryError, OutOfTimeError
 from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import EXACT, Closeness
@@ -114,7 +114,11 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
     if message and (own := checker_message(subject.loaded.proto)):
         notes.append(f"onnx.checker has something against the original model already: {own.splitlines()[0]}")
         message = ""
-    with sharing(subject.loaded, rewritten.model, bounds, subject.folder) as (original, fused):
+    exact = exact_form(subject.loaded, rewritten.model)
+    if exact is not subject.loaded:
+        notes.append("Fused nodes add biases of products, which come last then: the original was spelled so for "
+                     "comparison.")
+    with sharing(exact, rewritten.model, bounds, subject.folder) as (original, fused):
         compared = work.first_that_runs(original, fused)
         if isinstance(compared, VerificationError):
             whole = WholeResult(not message, None, message=message or compared.message)
