@@ -16,7 +16,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfuse.api import CheckResult, Lock, Result, VerifyResult, check, optimize, report, unfuse, verify
+    from onnxfuse.api import (
+        BenchResult,
+        CheckResult,
+        Lock,
+        Result,
+        VerifyResult,
+        bench,
+        check,
+        optimize,
+        report,
+        unfuse,
+        verify,
+    )
     from onnxfuse.errors import (
         ExternalDataError,
         KernelError,
@@ -35,7 +47,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "onnxfuse.api": (
-        "CheckResult", "Lock", "Result", "VerifyResult", "check", "optimize", "report", "unfuse", "verify",
+        "BenchResult", "CheckResult", "Lock", "Result", "VerifyResult", "bench", "check", "optimize", "report",
+        "unfuse", "verify",
     ),
     "onnxfuse.errors": (
         "ExternalDataError", "KernelError", "LockError", "ModelError", "OnnxfuseError", "OutputError",
@@ -47,6 +60,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BenchResult",
     "CheckResult",
     "DynamicFusionScheduler",
     "ExternalDataError",
@@ -65,6 +79,7 @@ __all__ = [
     "VerificationError",
     "VerifyResult",
     "__version__",
+    "bench",
     "check",
     "library_path",
     "optimize",

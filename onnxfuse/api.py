@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, get_args
 
 import onnx
 
-from onnxfuse import locking, reporting, rewriting, verifying
+from onnxfuse import locking, measuring, reporting, rewriting, verifying
 from onnxfuse.comparing import VerifyResult, compare
 from onnxfuse.errors import ModelError
 from onnxfuse.files import write_text
 from onnxfuse.graph import LoadedModel
 from onnxfuse.locking import CheckResult, Lock
 from onnxfuse.measurements import Place
+from onnxfuse.measuring import BenchResult
 from onnxfuse.measuring.sets import InputSet, read_input_sets
 from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise, profile_of
@@ -405,6 +406,53 @@ def check(
                              [node.rule for node in held])
 
 
+def bench(
+    original: str | Path,
+    fused: str | Path | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+    inputs: Mapping[str, Any] | str | Path | None = None,
+    threads: int = 1,
+    runs: int | None = None,
+    cuda_graph: bool = False,
+    provider_options: Mapping[str, str] | None = None,
+    tell: Tell = silent,
+) -> BenchResult:
+    """Measure a model, or two of them by turns in this process: percentiles of latency, throughput, GPU time, kernels,
+    memory, and bytes and arithmetic a second beside what the GPU reaches.  Without a GPU they run on the CPU, which
+    ``result.notes`` say.
+
+    Args:
+        original: a file; fused: another one with the same inputs and outputs.
+        dims: sizes of symbolic dimensions to run at.
+        inputs: arrays by input name, or an .npz file of them; those missing are made up.
+        threads: that run each model at once, on one session, for its throughput.
+        runs: timed runs of each model, and of each thread; as many as take a second where None.
+        cuda_graph: replay a CUDA graph, of each model that has no nodes on the CPU.
+        provider_options: of the CUDA provider, for both models; "device_id" chooses the GPU.
+        tell: told the stage, how much of it is done, and how much there is.
+
+    Returns:
+        What was measured: ``result.original`` and ``result.fused``, and the ratios of their times with 95% intervals.
+
+    Raises:
+        ModelError: a model cannot be read or run, it cannot run at these sizes, or the inputs do not fit.
+        RuntimeLibraryError, KernelError: the kernels of fused nodes, or the provider, cannot be had.
+        ValueError: ``threads`` or ``runs`` is below one.
+    """
+    for name, number in (("threads", threads), ("runs", runs)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} is {number!r}; it must be one or more")
+    with told(original, fused):
+        arrays = measuring.read_inputs(inputs) if isinstance(inputs, str | Path) else inputs
+        result = measuring.bench(
+            original, fused, dims, inputs=arrays, cuda_graph=cuda_graph, runs=runs, threads=threads,
+            provider_options=provider_options, progress=lambda stage: tell(stage, 0, 0),
+        )
+        tell("counting bytes", 0, 0)
+        return reporting.with_rates(result)
+
+
 def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> onnx.ModelProto:
     """The original of a fused model: the functions' bodies in place of the fused nodes, under the original names.
 
@@ -431,5 +479,5 @@ def default_output(path: Path) -> Path:
     return path.with_name(f"{stem}.fused.onnx")
 
 
-__all__ = ["CheckResult", "Explanation", "Lock", "Report", "Result", "VerifyResult", "as_json", "check",
-           "default_output", "explain", "optimize", "report", "unfuse", "verify"]
+__all__ = ["BenchResult", "CheckResult", "Explanation", "Lock", "Report", "Result", "VerifyResult", "as_json", "bench",
+           "check", "default_output", "explain", "optimize", "report", "unfuse", "verify"]

@@ -31,7 +31,7 @@ common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways, s
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
     row = next(row for row in zoo.all_rows() if row.name == name)
-    spread = Spread(gpu, gpu, gpu, gpu, gpu, 10)
+    spread = Spread(gpu, gpu, gpu, gpu, gpu, gpu, gpu, 10)
     share = KernelShare("softmax|x", 2, 0.5)
     side = Side("m.onnx", 1.0, spread, spread, 5, 0, (share,), 2**21)
     result = BenchResult("Fake GPU", "CUDAExecutionProvider", {}, False, {"x": (1,)}, side, side,

@@ -15,7 +15,7 @@ from rich.console import Console
 import onnxfuse
 from onnxfuse.cli.bisect import _show_times as show_times
 from onnxfuse.debugging.results import NodeTime, TimeResult
-from onnxfuse.measuring.results import BenchResult, Side
+from onnxfuse.measuring.results import BenchResult, Ceiling, Rates, Side, Throughput
 from onnxfuse.measuring.statistics import Ratio, Spread
 from onnxfuse.reporting import measured, profile_text, report_text, tuned
 from onnxfuse.reporting.profile import ProfiledRun, RunProfile
@@ -91,10 +91,13 @@ RUN = RunProfile("m.onnx", "s.json", ("a GPU",), ("H100",), 12_345.0, (ProfiledR
     LONG, "scaled-masked-softmax", "Region0", "warp", "a GPU", ((8, 12, 128, 128), (8, 1, 1, 128)),
     ((8, 12, 128, 128),), 12_345, 100, 0, 11.1, 12.3, 12.0, 1.11, 151_843.5, 0.987),), (), ())
 
-TIMES = Spread(12.345, 12.301, 12.402, 12.2, 12.5, 100)
-SIDE = Side("m.onnx", 1.23, TIMES, TIMES, 1_234, 56, (), 987_000_000)
+TIMES = Spread(12.345, 12.301, 12.402, 12.2, 12.5, 12.441, 12.487, 100)
+SIDE = Side("m.onnx", 1.23, TIMES, TIMES, 1_234, 56, (), 987_000_000,
+            Throughput(2, 12_345.6, 98_765.4, (TIMES, TIMES)),
+            Rates(1_234_567_890, 98_765_432_100, 3, "GPU time", 3_210.9, 456.7))
 MEASURED = BenchResult("a GPU", "CUDAExecutionProvider", {}, False, {"x": (8, 128)}, SIDE, SIDE,
-                       Ratio(1.234, 1.203, 1.267), Ratio(2.345, 2.301, 2.389))
+                       Ratio(1.234, 1.203, 1.267), Ratio(2.345, 2.301, 2.389),
+                       ceiling=Ceiling("H200", 4_300.0, 790.0, ("gigabytes_per_second",)))
 
 TIMED = TimeResult("a GPU", ("inputs of x[8x128]",), 12, (NodeTime(
     LONG, "Region0", "scaled-masked-softmax", ("Add_1",), ("b",), 0.01234, 0.00567, 2.18, 2.11, 2.25),))
@@ -129,3 +132,14 @@ def test_lists(arguments: list[object], width: int, monkeypatch: pytest.MonkeyPa
     assert "…" not in output
     gone = figures(wide) - figures(output)
     assert not gone if width >= 100 else len(gone) < len(figures(wide)) / 2
+
+
+def test_a_measurement_says_what_its_rates_are_held_against() -> None:
+    said = printed(lambda console: measured.show(MEASURED, console), 200)
+    for part in ("12.345 / 12.441 / 12.487 ms", "12,346 runs/s, 98,765 items/s, 2 threads", "3,211 GB/s (75%)",
+                 "457 TFLOP/s (58%)",
+                 "rates: 1.23 GB, 1.23 GB a run, as the report counts them, over GPU time, without 3 tensors whose "
+                 "size is not known before a run",
+                 "H200 reaches 4,300 GB/s (measured) and 790 TFLOP/s (by the data sheet)"):
+        assert part in said, part
+    assert said.count("2       12.345 / 12.441 / 12.487 ms") == 1

@@ -117,11 +117,12 @@ def _agreed(asked: Sequence[Demand], sizes: Mapping[str, int], name: str, size: 
     return f"Dimension '{name}' is taken to be {size}{reason}.  Give the size that you use: --dim {name}=SIZE."
 
 
-def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int]) -> tuple[str, ...]:
+def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int], arrays: str = "") -> tuple[str, ...]:
     """Notes on assumed sizes at which the model seems not to run.
 
     Args:
         sizes: that are planned for; dims: those of them that the user gave.
+        arrays: what shows the user's arrays, where these have the sizes.
 
     Raises:
         ModelError: sizes that the user gave do not fit the model.
@@ -135,10 +136,11 @@ def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int])
         own = [name for name in dims if name in each.left.symbols | each.right.symbols]
         if own and stated.isdisjoint(own):
             fits = mended(each, asked, sizes, own)
-            given = " ".join(f"--dim {name}={dims[name]}" for name in own)
-            better = " ".join(f"--dim {name}={size}" for name, size in (fits or {}).items())
+            sign = "" if arrays else "--dim "
+            given = " ".join(f"{sign}{name}={dims[name]}" for name in own)
+            better = " ".join(f"{sign}{name}={size}" for name, size in (fits or {}).items())
             raise ModelError(
-                f"The model does not run at these sizes: {told(each, sizes)}.", place=given,
+                f"The model does not run at these sizes: {told(each, sizes)}.", place=arrays or given,
                 remedy=f"Such a size fits: {better}." if better else "Give other sizes.", usage=True,
             )
     return tuple(f"The model seems not to run at the sizes that are assumed: {told(each, sizes)}.  Give the sizes that "
@@ -154,6 +156,15 @@ def _negative(found: Derived, sizes: Mapping[str, int], dims: Mapping[str, int])
         f"Axis {found.axis} of {found}, would have {found.at(sizes)} elements: {found.size}.", place=given,
         remedy=f"Give a size that is large enough, from {enough} on." if enough else "Give other sizes.", usage=True,
     )
+
+
+def batch_of(graph: Graph) -> str | None:
+    """The symbol that counts the items of a run: the only one that stands alone as the first size of an input, where
+    neither its name nor its place tells of anything else than a batch."""
+    first = {str(value.shape[0]): value.rank or 0 for value in graph.inputs
+             if value.shape and str(value.shape[0]) in value.shape[0].symbols}
+    name, rank = next(iter(first.items()), ("", 0))
+    return name if len(first) == 1 and _default(name, 0, rank) == BATCH else None
 
 
 def _symbols(graph: Graph) -> dict[str, int]:

@@ -12,18 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.graph import bind
-from onnxfuse.graph.binding import check_sizes
 from onnxfuse.measuring.compare import compare
 from onnxfuse.measuring.cupti import KernelTimer
-from onnxfuse.measuring.inputs import make_inputs
+from onnxfuse.measuring.feeds import Feeds, make_feeds
 from onnxfuse.measuring.laps import Laps, gpu_ratio, has_kernels, side_of, take_laps
 from onnxfuse.measuring.machine import Machine, find_machine, start_provider
 from onnxfuse.measuring.memory import MemoryMeter
-from onnxfuse.measuring.results import BenchResult
+from onnxfuse.measuring.results import BenchResult, Throughput
 from onnxfuse.measuring.runner import CUDA_GRAPH, Runner
 from onnxfuse.measuring.statistics import ratio
-from onnxfuse.operators import load_graph
+from onnxfuse.measuring.threads import alone, together
 
 BLOCKS = 10
 """How many turns each model gets."""
@@ -50,6 +48,7 @@ def bench(
     inputs: Inputs | None = None,
     cuda_graph: bool = False,
     runs: int | None = None,
+    threads: int = 1,
     laps: int = LAPS,
     provider_options: Mapping[str, str] | None = None,
     memory: bool = True,
@@ -58,14 +57,16 @@ def bench(
     """Measure a model, or two of them by turns.
 
     Inputs and outputs stay on the device.  Latency is timed first, without a profiler: blocks of runs, A B A B; then
-    some runs of each under CUPTI give GPU time and kernels; then a session of each counts its memory.
+    some runs of each under CUPTI give GPU time and kernels; then several threads, where these were asked for, run on
+    one session of each; then a session of each counts its memory.
 
     Args:
         original: path of a model; fused: of another one with the same inputs and outputs.
         dims: sizes of symbolic dimensions.
         inputs: arrays by input name; those missing are made up (``inputs.make_inputs``).
         cuda_graph: replay a CUDA graph; of a model that does not run on the GPU as a whole, the runs are plain ones.
-        runs: timed runs of each model, by default as many as take a second.
+        runs: timed runs of each model, and of each thread; by default as many as take a second.
+        threads: that run each model at once, on one session, for its throughput; latency is that of one thread.
         laps: runs of each model under the profiler.
         provider_options: of the CUDA provider, for both models; "device_id" chooses the GPU.
         memory: whether to count device memory.
@@ -77,45 +78,53 @@ def bench(
     """
     say = progress or (lambda text: None)
     given = dict(provider_options or {})
+    _check_threads(threads, cuda_graph)
     machine = find_machine(int(given.get("device_id", 0)))
     say("preparing inputs")
-    feeds = _feeds(original, dims or {}, inputs)
-    setting = _Setting(machine, feeds, given)
-    if cuda_graph:
-        setting.replay_graphs()
+    setting = _Setting(machine, make_feeds(original, dims or {}, inputs), given)
+    setting.replay_graphs(cuda_graph)
     start_provider(machine, setting.options)
-
     runners = setting.runners([original] if fused is None else [original, fused], say)
     errors = compare(runners[0].results(), runners[1].results()) if fused else ()
     say("timing runs")
     latencies = _latencies(runners, runs)
     say("timing kernels")
     activities = setting.activities(runners, laps)
+    done = setting.throughputs(runners, latencies, (threads, runs), say)
     created, paths = [runner.creation_seconds for runner in runners], [runner.path for runner in runners]
     runners.clear()
     gc.collect()
     peaks = setting.peaks(paths, given, say) if memory else [None] * len(paths)
-    sides = [side_of(*known) for known in zip(paths, created, latencies, activities, peaks, strict=True)]
+    sides = [side_of(*known) for known in zip(paths, created, latencies, activities, peaks, done, strict=True)]
     return BenchResult(
         machine.name, machine.provider, setting.options, cuda_graph and machine.gpu is not None,
-        {name: tuple(array.shape) for name, array in feeds.items()}, sides[0], sides[1] if fused else None,
+        setting.shapes, sides[0], sides[1] if fused else None,
         ratio(latencies[0], latencies[1]) if fused else None, gpu_ratio(activities) if fused else None, errors,
-        tuple(dict.fromkeys(setting.notes)),
+        tuple(dict.fromkeys(setting.notes)), setting.made.dims, setting.made.items,
     )
+
+
+def _check_threads(threads: int, cuda_graph: bool) -> None:
+    if threads > 1 and cuda_graph:
+        raise OnnxfuseError(
+            "A CUDA graph writes the outputs that it was captured with, so that several threads cannot replay it.",
+            remedy="Measure one thread under CUDA graphs, or several without.", usage=True,
+        )
 
 
 class _Setting:
     """What the models run on and with; ``notes`` are what the reader has to know of it."""
 
-    def __init__(self, machine: Machine, feeds: Inputs, options: Mapping[str, str]) -> None:
-        self.machine, self.feeds, self.options = machine, feeds, dict(options)
-        self.notes = [] if machine.gpu else [_ON_CPU]
+    def __init__(self, machine: Machine, made: Feeds, options: Mapping[str, str]) -> None:
+        self.machine, self.made, self.feeds, self.options = machine, made, made.arrays, dict(options)
+        self.shapes = {name: tuple(array.shape) for name, array in made.arrays.items()}
+        self.notes = [*([] if machine.gpu else [_ON_CPU]), *made.notes]
 
-    def replay_graphs(self) -> None:
-        """Have runs replay CUDA graphs, where there are some."""
-        if self.machine.gpu:
+    def replay_graphs(self, wanted: bool) -> None:
+        """Have runs replay CUDA graphs where that is wanted and there are some."""
+        if wanted and self.machine.gpu:
             self.options[CUDA_GRAPH] = "1"
-        else:
+        elif wanted:
             self.notes.append("There are no CUDA graphs on the CPU; the runs were plain ones.")
 
     def runners(self, paths: Sequence[str | Path], say: Progress) -> list[Runner]:
@@ -153,6 +162,18 @@ class _Setting:
             return nothing
         return found
 
+    def throughputs(
+        self, runners: Sequence[Runner], latencies: Sequence[NDArray[np.float64]],
+        wanted: tuple[int, int | None], say: Progress,
+    ) -> list[Throughput]:
+        """What as many threads as are ``wanted`` get done with each model, and so many runs of each; one thread's is
+        known from its latencies."""
+        (threads, runs), items = wanted, self.made.items
+        if threads == 1:
+            return [alone(latency, items) for latency in latencies]
+        say(f"timing {threads} threads")
+        return [together(runner, self.feeds, threads, runs, SECONDS, items) for runner in runners]
+
     def peaks(self, paths: Sequence[str], options: Mapping[str, str], say: Progress) -> list[int | None]:
         """The most device memory that a session of each model takes with these options; None where there is no GPU,
         or, with a note, where it cannot be had."""
@@ -173,13 +194,6 @@ class _Setting:
             self.notes.append(f"memory was not measured: {error}")
             return None
         return meter.peak
-
-
-def _feeds(path: str | Path, dims: Mapping[str, int], inputs: Inputs | None) -> dict[str, NDArray[Any]]:
-    graph = load_graph(Path(path))
-    if not inputs:
-        check_sizes(graph, bind(graph, dims), dims)
-    return make_inputs(graph, dims, inputs)
 
 
 def _warm_up(runner: Runner) -> None:

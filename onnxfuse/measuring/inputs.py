@@ -59,7 +59,7 @@ def make_inputs(
     """
     given = dict(given or {})
     _check_given(graph, given)
-    sizes = bind(graph, {**_sizes_of(graph, given), **dims})
+    sizes = bind(graph, {**sizes_of(graph, given), **dims})
     generator = np.random.default_rng(seed)
     free = [value for value in graph.inputs if value.name not in given]
     known = {value: interval for value in graph.inputs if value.name in given
@@ -108,9 +108,15 @@ def _check_given(graph: Graph, given: Mapping[str, Array]) -> None:
                 f"Input '{name}' has {value.rank} axes, and the array given has {array.ndim}.", place=name,
                 remedy=f"Its shape is [{', '.join(map(str, value.shape or ()))}].",
             )
+        for axis, (size, number) in enumerate(zip(value.shape or (), array.shape, strict=False)):
+            if size.value not in (None, number):
+                raise ModelError(
+                    f"Axis {axis} of input '{name}' has the fixed size {size}, and the array given has {number}.",
+                    place=name, remedy=f"Its shape is [{', '.join(map(str, value.shape or ()))}].",
+                )
 
 
-def _sizes_of(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
+def sizes_of(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
     """Sizes of the symbols that stand alone in the shapes of the given arrays."""
     sizes: dict[str, int] = {}
     for value in graph.inputs:

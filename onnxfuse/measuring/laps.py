@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.measuring.cupti import Activity, KernelTimer, demangled
-from onnxfuse.measuring.results import KernelShare, Side
+from onnxfuse.measuring.results import KernelShare, Side, Throughput
 from onnxfuse.measuring.runner import Runner
 from onnxfuse.measuring.statistics import Ratio, ratio, spread
 
@@ -39,8 +39,8 @@ def has_kernels(laps: Laps) -> bool:
     return all(any(activity.is_kernel for activity in lap) for lap in laps)
 
 
-def side_of(path: str, seconds: float, latency: NDArray[np.float64], laps: Laps,
-            peak: int | None) -> Side:
+def side_of(path: str, seconds: float, latency: NDArray[np.float64], laps: Laps, peak: int | None,
+            throughput: Throughput) -> Side:
     """A model's figures.
 
     Args:
@@ -48,13 +48,13 @@ def side_of(path: str, seconds: float, latency: NDArray[np.float64], laps: Laps,
         peak: bytes of device memory.
     """
     if not laps:
-        return Side(path, seconds, spread(latency), peak_bytes=peak)
+        return Side(path, seconds, spread(latency), peak_bytes=peak, throughput=throughput)
     kernels = [[activity for activity in lap if activity.is_kernel] for lap in laps]
     return Side(
         path, seconds, spread(latency), spread(_gpu_times(laps)),
         int(np.median([len(lap) for lap in kernels])),
         int(np.median([len(lap) - len(only) for lap, only in zip(laps, kernels, strict=True)])),
-        _shares(kernels), peak,
+        _shares(kernels), peak, throughput,
     )
 
 

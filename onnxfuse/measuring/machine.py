@@ -13,8 +13,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxfuse.errors import KernelError
+from onnxfuse.errors import KernelError, RuntimeLibraryError
 from onnxfuse.measuring import driver
+from onnxfuse.runtime.words import runtime_words
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
@@ -107,8 +108,20 @@ def find_machine(ordinal: int = 0) -> Machine:
 
 
 def start_provider(machine: Machine, options: Mapping[str, str]) -> None:
-    """Bring up CUDA and its libraries with a model of one node, so that no session that is timed pays for it."""
-    _start(machine, options)
+    """Bring up CUDA and its libraries with a model of one node, so that no session that is timed pays for it.
+
+    Raises:
+        RuntimeLibraryError: ONNX Runtime cannot, as where an option is none of the provider's.
+    """
+    try:
+        _start(machine, options)
+    except Exception as error:  # ONNX Runtime has an exception type per status
+        given = ", ".join(f"{name}={value}" for name, value in options.items())
+        raise RuntimeLibraryError(
+            f"ONNX Runtime cannot start {machine.provider}: {runtime_words(error)}", place=given or None,
+            remedy="Check these options against ONNX Runtime's own." if given else
+                   "`onnxfuse doctor` says what is missing on this machine.",
+        ) from error
 
 
 def started_provider(machine: Machine) -> bool:

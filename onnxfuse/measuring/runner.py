@@ -103,14 +103,15 @@ class Runner:
         self._memory = machine.memory()
         self.outputs = [output.name for output in self.session.get_outputs()]
         self._check_names(inputs)
-        try:
-            self.binding = self.bind(inputs)
-        except Exception as error:
-            shapes = ", ".join(f"{name}[{'x'.join(map(str, array.shape))}]" for name, array in inputs.items())
-            raise ModelError(
-                f"ONNX Runtime cannot run the model on {shapes}: {runtime_words(error)}", place=self.path,
-                remedy="Give sizes that it runs at (--dim NAME=N), or inputs of your own (--inputs FILE.npz).",
-            ) from error
+        self._shapes = ", ".join(f"{name}[{'x'.join(map(str, array.shape))}]" for name, array in inputs.items())
+        self.binding = self.bound(inputs)
+
+    def _failed(self, error: Exception) -> ModelError:
+        """What ONNX Runtime says of a run, as an error."""
+        return ModelError(
+            f"ONNX Runtime cannot run the model on {self._shapes}: {runtime_words(error)}", place=self.path,
+            remedy="Give sizes that it runs at (--dim NAME=N), or inputs of your own (--inputs FILE.npz).",
+        )
 
     def _check_names(self, inputs: Mapping[str, Any]) -> None:
         """Say so where the model has other inputs: it is another one."""
@@ -121,6 +122,20 @@ class Runner:
                 f"{', '.join(inputs) or 'none'}.",
                 place=self.path, remedy="Give a model and its own fused form.",
             )
+
+    def bound(self, inputs: Mapping[str, NDArray[Any]]) -> Any:
+        """``bind``, and what ONNX Runtime says against it as an error.
+
+        Raises:
+            ModelError: ONNX Runtime cannot run the model on these inputs.
+            OnnxfuseError: they have no room on the device.
+        """
+        try:
+            return self.bind(inputs)
+        except OnnxfuseError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
 
     def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Any = None) -> Any:
         """A binding of inputs, copied to the device, and outputs, at addresses that stay; it has been run once.
@@ -146,13 +161,24 @@ class Runner:
         return binding
 
     def run(self) -> None:
-        """One run, to its end."""
-        self.session.run_with_iobinding(self.binding)
+        """One run, to its end.
 
-    def timed(self) -> float:
-        """Milliseconds of one run."""
+        Raises:
+            ModelError: ONNX Runtime failed.
+        """
+        self.timed()
+
+    def timed(self, binding: Any = None) -> float:
+        """Milliseconds of one run, of another binding where one is given.
+
+        Raises:
+            ModelError: ONNX Runtime failed.
+        """
         start = time.perf_counter()
-        self.session.run_with_iobinding(self.binding)
+        try:
+            self.session.run_with_iobinding(binding or self.binding)
+        except Exception as error:
+            raise self._failed(error) from error
         return (time.perf_counter() - start) * 1e3
 
     def results(self) -> dict[str, NDArray[Any]]:

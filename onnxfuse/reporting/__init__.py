@@ -5,9 +5,10 @@ from onnxfuse.reporting.explaining import explain
 from onnxfuse.reporting.findings import FusionEntry, Totals, as_json
 from onnxfuse.reporting.gather import is_fused, report_of
 from onnxfuse.reporting.held import keep_measured, note_report, report_of_fused
+from onnxfuse.reporting.rates import with_rates
 from onnxfuse.reporting.report import Report
 
 __all__ = [
     "Explanation", "FusionEntry", "Report", "Totals", "as_json", "explain", "explanation_json", "is_fused",
-    "keep_measured", "note_report", "report_of", "report_of_fused",
+    "keep_measured", "note_report", "report_of", "report_of_fused", "with_rates",
 ]

@@ -179,7 +179,7 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
     regions, entries = [], []
     nodes = read_fused(loaded.proto)
     for node in nodes:
-        counted = _region(node, graph.part(node.body), costs)
+        counted = counted_region(node, graph.part(node.body), ledger, profile)
         regions.append(counted)
         entries.append(entry_of(_named(node), counted, [*node.hosts, *node.tensors], costs.region(counted)))
     sizes = input_sizes(graph, ledger.sizes)
@@ -216,10 +216,10 @@ def made_of(record: PlanRecord) -> dict[str, Any]:
         "onnxfuse", "onnx", "strategy", "hints", "least_gain", "channels_last", "disabled")}
 
 
-def _region(node: FusedNode, graph: Graph, costs: CostModel) -> Region:
+def counted_region(node: FusedNode, graph: Graph, ledger: Ledger, profile: Profile) -> Region:
     """The region of a graph of the original that a fused node stands for, as the target runs it."""
-    region, profile = region_held(node, graph), costs.profile
-    shapes = shapes_of(region.tensors, costs.ledger.sizes)
+    region = region_held(node, graph)
+    shapes = shapes_of(region.tensors, ledger.sizes)
     kernels, scratch = (
         (1, 0) if shapes is None else plan_cost(node.plan, shapes, profile.sm, profile.multiprocessors))
     return replace(region, steps=kernels, scratch=scratch)
