@@ -7,19 +7,21 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, Bias, separable
 from onnxfuse.graph import Graph, LoadedModel, build_graph
 from onnxfuse.graph.binding import Bound, bound, check_sizes
+from onnxfuse.graph.model import Node
 from onnxfuse.measurements import observing
 from onnxfuse.operators import infer
 from onnxfuse.planning.cost import STREAMING, CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.kernels import Biased, biased
 from onnxfuse.refusal import Refusal
@@ -113,7 +115,7 @@ def with_biases_apart(
         lost = biases.keys() - taken
         if not lost:
             return tried, replace(plan, refusals=(*plan.refusals, *told))
-        told += tuple(_kept(form.graph, tried.graph, name, plan) for name in biases if name in lost)
+        told += tuple(_kept(form.graph, tried.graph, [name for name in biases if name in lost], plan))
         biases = {name: bias for name, bias in biases.items() if name in taken}
         if not biases:
             break
@@ -140,12 +142,16 @@ def _wanted(form: Form, biases: Mapping[str, Bias], least_gain: float) -> tuple[
     return wanted, tuple(refusals)
 
 
-def _kept(graph: Graph, apart: Graph, name: str, plan: Plan) -> Refusal:
-    """Why something keeps its bias, after the plan in which it stood behind it."""
-    owner, added = graph.values[name].producer, apart.values[name].producer
-    weighed = [each for each in plan.considered if any(added in node.originals for node in each.nodes)]
-    best = max(weighed, key=lambda each: 0.0 if each.cost is None else each.cost.seconds_saved, default=None)
-    refused = [refusal.message for refusal in plan.refusals if added is not None and refusal.node == added.label]
-    why = best.reason if best is not None else refused[0] if refused else "nothing beside it can be fused with it"
-    op, label = ("", "") if owner is None else (owner.op, owner.label)
-    return Refusal(BIAS_CODE, f"{op} {BIAS_KEPT}: as a sum behind it, {why}", label)
+def _kept(graph: Graph, apart: Graph, names: Iterable[str], plan: Plan) -> Iterator[Refusal]:
+    """Why biases stay where they were, after the plan in which they stood apart: the best region that held one says it,
+    else what was refused there."""
+    weighed: dict[Node, Considered] = {}
+    for each in sorted(plan.considered, key=lambda each: 0.0 if each.cost is None else each.cost.seconds_saved):
+        weighed.update((node, each) for member in each.nodes for node in member.originals)
+    refused = {refusal.node: refusal.message for refusal in reversed(plan.refusals)}
+    for name in names:
+        owner, added = graph.values[name].producer, apart.values[name].producer
+        if owner is not None and added is not None:
+            why = weighed[added].reason if added in weighed else refused.get(
+                added.label, "nothing beside it can be fused with it")
+            yield Refusal(BIAS_CODE, f"{owner.op} {BIAS_KEPT}: as a sum behind it, {why}", owner.label)
