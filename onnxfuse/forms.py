@@ -79,7 +79,8 @@ class Forming:
     def apart(self, form: Form, biases: Mapping[str, Bias]) -> Form:
         """The same model with biases apart, given by what their convolutions and products compute."""
         made = self.form(replace(form.loaded, proto=separate(form.loaded.proto, biases)))
-        return replace(made, costs=_shared(made.costs, biases)) if made.costs.ledger.observed else made
+        costs = _shared(made.costs, biases) if made.costs.ledger.observed else made.costs
+        return replace(made, costs=costs, notes=form.notes)
 
 
 def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:

@@ -15,6 +15,8 @@ import onnx
 import onnxruntime
 import pytest
 from cli_models import CHAIN, parse, run, write
+from conv_models import conv_model
+from rewriting_models import random_feeds
 
 from onnxfuse import api
 from onnxfuse.errors import MeasurementError
@@ -27,6 +29,7 @@ from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.observed import observe, runtime_names
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.provider.kernels import Biased
 
 Event = dict[str, Any]
 RUNS = 3
@@ -170,6 +173,25 @@ def test_what_takes_no_time_is_not_fused(tmp_path: Path, chain: list[Event]) -> 
     assert result.optimised.plan.fusions == ()
     (refusal,) = [refusal for refusal in result.report.refusals if refusal.code == "no-gain"]
     assert ": 2.0 µs as the runtime runs them (5 kernels)" in refusal.message
+
+
+def test_a_bias_has_its_share_of_its_convolutions_time(tmp_path: Path) -> None:
+    """The profile shows both together; the report's time before is the profile's, the region's that of the bias and of
+    what follows."""
+    model = conv_model("c = Conv(x, w, b) y = Sigmoid(c)", kind="float")
+    times = {"Conv": 100.0, "Sigmoid": 20.0}
+    found = on_cuda(events(model, tmp_path, random_feeds(model, size=6)),
+                    kernel=lambda event: times[event["args"]["op_name"]])
+    path = written(tmp_path / "p.json", found)
+    result = api.optimize(model, dims={"N": 8, "H": 66, "W": 66}, target="H100", verify=False, database=False,
+                          run_profile=path)
+    costs, (fusion,) = result.optimised.costs, result.optimised.plan.fusions
+    share = costs.bias_seconds(Biased(result.optimised.graph.values["c"], reads=True))
+    assert [node.op for node in fusion.nodes] == ["Add", "Sigmoid"] and 2e-6 < share < 50e-6
+    assert fusion.cost.seconds_before == pytest.approx(share + 20e-6)
+    assert result.report.before.seconds == pytest.approx(120e-6)
+    assert result.report.after.seconds == pytest.approx(100e-6 - share + costs.kernel_seconds(fusion))
+    assert result.report.notes[0].startswith("profile: 2 of 2 nodes that launch kernels are in it by name; 0 of ")
 
 
 def test_nodes_that_the_runtime_renamed_stay_predicted(tmp_path: Path, chain: list[Event]) -> None:

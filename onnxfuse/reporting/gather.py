@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
 from types import NoneType
 from typing import Any
 
@@ -19,7 +20,7 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.region import Region, RegionCost
-from onnxfuse.planning.traffic import Ledger
+from onnxfuse.planning.traffic import Ledger, Observation
 from onnxfuse.reporting.costs import by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, FusionEntry, Sizes, Totals
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
@@ -247,9 +248,22 @@ def costs_before(
         return costs
     graph, ledger = load_graph(original), costs.ledger
     known = {_first(node): seen for node, seen in ledger.observed.items()}
+    known.update(_with_biases(ledger, separated_sums(folded.proto)))
     observed = {node: known[_first(node)] for each in graph.walk() for node in each.nodes if _first(node) in known}
     sizes = bind(graph, input_sizes(ledger.graph, ledger.sizes))
     return CostModel(Ledger(graph, sizes, observed=observed), costs.profile, groups_of(graph, rules))
+
+
+def _with_biases(ledger: Ledger, sums: Iterable[str]) -> Iterator[tuple[str, Observation]]:
+    """What was observed of convolutions and products whose biases are apart, together with these, by what they compute
+    in the original."""
+    for name in sums if ledger.observed else ():
+        added = ledger.graph.values[name].producer
+        owner = None if added is None or added.inputs[0] is None else added.inputs[0].producer
+        parts = [ledger.observed[node] for node in (owner, added) if node is not None and node in ledger.observed]
+        seconds = [part.seconds for part in parts if part.seconds is not None]
+        if parts:
+            yield name, replace(parts[0], seconds=fsum(seconds) if seconds else None)
 
 
 def _first(node: Node) -> str:
