@@ -225,6 +225,8 @@ KEPT: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "scaled": ("float", "y0 = Gemm <beta = 0.5> (m, p, b) y = Relu(y0)", ROWS, "it is scaled"),
     "a column": ("float", "y0 = Gemm(m, p, o) y = Relu(y0)",
                  {**ROWS, "inputs": "T[N, 24] m, T[N, 1] o"}, "it is no row that is added to all"),
+    "a matrix": ("float", "y0 = Gemm(m, p, o) y = Relu(y0)",
+                 {**ROWS, "inputs": "T[N, 24] m, T[N, 16] o"}, "it is no row that is added to all"),
     "computed": ("float16", "e = Exp(b) y0 = Conv(x, w, e) y = Relu(y0)", {}, "it is no initialiser of the model"),
     "alone and small": ("float16", "y0 = Conv(x, w, b) y = Identity(y0)", {},
                         "as a sum behind it, 1 node would run 1.0"),
