@@ -13,6 +13,8 @@ import click
 from common import RESULTS, entry, timing
 from onnx import ModelProto, parser
 
+from onnxfuse import tuning
+from onnxfuse.compiling import source_of
 from onnxfuse.optimised import Optimised
 from onnxfuse.tuning.subjects import Subject
 
@@ -52,6 +54,7 @@ def times_of(subject: Subject, plan: Optimised, predicted: float, dry_run: bool)
     times: dict[str, float | None] = dict.fromkeys(kernels)
     runtime = None
     if not dry_run:
+        tuning.find_timer().compile([source_of(kernel.source, kernel.plan) for kernel in kernels.values()])
         with timing(subject, plan) as time_of:
             times = {name: time_of(kernel) for name, kernel in kernels.items()}
             runtime = time_of(None)

@@ -180,7 +180,10 @@ class _Setting:
         if self.machine.gpu is None:
             return [None] * len(paths)
         say("counting memory")
-        return [self._peak(path, options, fused=place == 1) for place, path in enumerate(paths)]
+        try:
+            return [self._peak(path, options, fused=place == 1) for place, path in enumerate(paths)]
+        finally:  # later sessions of this process allocate as ever
+            start_provider(self.machine, {"device_id": str(self.machine.ordinal)})
 
     def _peak(self, path: str, options: Mapping[str, str], *, fused: bool) -> int | None:
         assert self.machine.gpu is not None

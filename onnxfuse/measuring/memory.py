@@ -13,6 +13,10 @@ from typing import Protocol
 
 from onnxfuse.errors import KernelError
 
+_REMEMBERED: list[object] = []
+"""All callbacks: ONNX Runtime's Python binding remembers those of the last session that named any, and gives them to
+sessions without provider options, so that they have to live as long as the process."""
+
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
 _Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Empty = ctypes.CFUNCTYPE(None)
@@ -29,7 +33,10 @@ class Allocator(Protocol):
 
 
 class MemoryMeter:
-    """Counts the device memory of one session; it has to live longer than the session.
+    """Counts the device memory of one session.
+
+    Afterwards a session whose options name no callbacks (``machine.start_provider`` with some option) makes ONNX
+    Runtime forget these.
 
     Attributes:
         held: bytes now; peak: most bytes so far.
@@ -42,6 +49,7 @@ class MemoryMeter:
         self.held = 0
         self.peak = 0
         self._callbacks = (_Allocate(self._take), _Free(self._give), _Empty(self._empty))
+        _REMEMBERED.append(self._callbacks)
         take, give, empty = (str(ctypes.cast(callback, ctypes.c_void_p).value) for callback in self._callbacks)
         self.options: Mapping[str, str] = {
             "gpu_external_alloc": take, "gpu_external_free": give, "gpu_external_empty_cache": empty,
