@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,14 @@ class Feeds:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def edges(feeds: Mapping[str, Array], masks: bool) -> Iterator[Feeds]:
+def edges(feeds: Mapping[str, Array], masked: Container[str]) -> Iterator[Feeds]:
     """Edge inputs of the same shapes and types as those of a run.
 
     - zeros: every float is zero; large, tiny: floats are scaled to 2^9 and 2^-12 at most;
     - negative: every float changes its sign;
     - false, true: every boolean is that, floats stay;
-    - masked, with ``masks``: two rows of one float tensor are minus infinity and the type's lowest number, tensor by
-      tensor, as scores and their masks are;
+    - masked: two rows of one float tensor are minus infinity and the type's lowest number, tensor by tensor of those
+      that ``masked`` names, as scores and their masks are;
     - not-a-number: one element of each float tensor is that, another is infinite.
 
     Integers stay what they were: they may be indices.
@@ -60,8 +60,9 @@ def edges(feeds: Mapping[str, Array], masks: bool) -> Iterator[Feeds]:
     for label, value in (("false", False), ("true", True)):
         if truths:
             yield changed(label, {name: np.full_like(array, value) for name, array in truths.items()})
-    wide = [name for name, array in floats.items() if array.ndim > 1 and array.size and array.shape[-1] > 1]
-    for name in sorted(wide if masks else (), key=lambda name: -floats[name].size)[:MASKED]:
+    wide = [name for name, array in floats.items()
+            if name in masked and array.ndim > 1 and array.size and array.shape[-1] > 1]
+    for name in sorted(wide, key=lambda name: -floats[name].size)[:MASKED]:
         yield changed(f"masked {name}", {name: _masked(floats[name])})
     if any(array.size for array in floats.values()):
         yield changed("not-a-number", {name: _poisoned(array) for name, array in floats.items()})

@@ -78,7 +78,7 @@ class NodeVerifier:
             reference = self._reference(node)
             self._compare(node, reference, Feeds(label, feeds), tally, every_variant=first == node.name)
             if first == node.name:
-                for edge in edges(feeds, reference.exponentiates):
+                for edge in edges(feeds, reference.maskable):
                     if tally.failed or self._bounds.is_over:
                         break
                     # Some edges the original refuses too: a boolean turned round may choose an index out of range.

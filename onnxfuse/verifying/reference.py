@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfuse.lowering.launch import HOST_INPUTS
+from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rewriting import FusedNode, body_model, value_types
 from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.tolerances import WIDTHS
@@ -93,10 +94,18 @@ class Reference:
         """Operators that are evaluated in float32."""
         return self._exact.downgraded
 
-    @property
-    def exponentiates(self) -> bool:
-        """Whether minus infinity and the like are to be expected among the inputs: softmax in some form."""
-        return any("Softmax" in node.op_type or node.op_type == "Exp" for node in self.body.graph.node)
+    @cached_property
+    def maskable(self) -> frozenset[str]:
+        """Inputs among which minus infinity and the like are to be expected, as there is a softmax in some form; not
+        those that are multiplied before it, whose sums would be no numbers."""
+        multiplied: set[str] = set()
+        softmax = False
+        for node in reversed(self.body.graph.node):
+            if "Softmax" in node.op_type or node.op_type == "Exp":
+                softmax = True
+            elif _is_product(node) or not multiplied.isdisjoint(node.output):
+                multiplied.update(node.input)
+        return frozenset(info.name for info in self.body.graph.input if softmax) - multiplied
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Every output in float64, integers and booleans as they are.
@@ -314,3 +323,7 @@ def lengths(arrays: Mapping[str, Array], outputs: list[Array]) -> int:
     least = max(min((output.size for output in outputs), default=1), 1)
     return max(1, axis, -(-largest // least))
 
+
+def _is_product(node: onnx.NodeProto) -> bool:
+    record = OPERATORS.get((node.domain, node.op_type))
+    return record is not None and record.kind is OperatorClass.HEAVY
