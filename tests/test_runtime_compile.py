@@ -36,6 +36,11 @@ def test_every_architecture_compiles_with_no_gpu(architecture: int | str) -> Non
     assert b"halves" in image
 
 
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_90a"])
+def test_hoppers_instructions_are_there_under_both_its_names(architecture: str) -> None:
+    assert compile_cubin(f"#ifndef __CUDA_ARCH_FEAT_SM90_ALL\n#error without\n#endif\n{ADD_ONE}", architecture)
+
+
 def test_options_reach_the_compiler() -> None:
     assert compile_cubin(PLAIN, "sm_80", ["-DNUMBER=1"]) != compile_cubin(PLAIN, "sm_80", ["-DNUMBER=2"])
 

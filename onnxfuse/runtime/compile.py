@@ -54,6 +54,10 @@ class KernelSource:
     kernels: tuple[str, ...] = ()
 
 
+_WHOLE = {"sm_90": "sm_90a"}
+"""No other GPU runs images for sm_90 than the one that runs those for sm_90a, which has products of four warps."""
+
+
 def architectures() -> tuple[int, ...]:
     """Architectures that onnxfuse supports, as 90 for sm_90; every shipped kernel compiles for all of them."""
     return (75, 80, 86, 89, 90, 100, 120)
@@ -69,7 +73,7 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
 
     Args:
         source: CUDA C++, may hold several kernels.
-        architecture: "sm_90", or "sm_90a" for what only Hopper has.
+        architecture: "sm_90" as "sm_86"; both "sm_90" and "sm_90a" mean all that Hopper has.
         options: options of NVRTC after the standard ones.
 
     Raises:
@@ -82,7 +86,8 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
     nvrtc = binding()
     arguments = (
         *STANDARD_OPTIONS, VERBOSE, *((_NO_CACHE,) if nvrtc.getVersion() >= _KEEPS_IMAGES else ()),
-        f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options,
+        f"--gpu-architecture={_WHOLE.get(architecture, architecture)}",
+        *(f"-I{folder}" for folder in headers()), *options,
     )
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:

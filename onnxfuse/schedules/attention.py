@@ -6,13 +6,14 @@ f and g are any maps, with masks and biases read or computed where a score is; w
 over heads or scaled before a product is read so.  A block has the queries of one or two tiles of 16 rows a warp, goes
 over the keys tile by tile, keeps the running maximum and sum of its rows' powers, and the sums with the values, which
 are scaled down where the maximum grows (Dao, "FlashAttention-2", 2023; Milakov and Gimelshein, 2018).  Products are of
-float16 or bfloat16, on tensor cores where the GPU has them; maxima, sums and scores are float32.
+float16 or bfloat16, on tensor cores where the GPU has them; maxima, sums and scores are float32.  Where four warps can
+multiply together (Hopper), a variant of its own comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
@@ -22,9 +23,11 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_parts import OTHER, Access, Parts, parts_of
+from onnxfuse.schedules.attention_shape import WARPS, WIDTH, Shape
 from onnxfuse.schedules.attention_split import JoinText, SplitText
 from onnxfuse.schedules.attention_text import attention_text
-from onnxfuse.schedules.choice import Choice, told
+from onnxfuse.schedules.attention_together import TogetherText
+from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import (
     Kernel,
     divides,
@@ -41,11 +44,14 @@ from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Sou
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED
 
-WIDTH = 8
-"""Elements of 16 bytes."""
+HOPPER = "sm 90 =="
+"""The guard of what four warps multiply together."""
 
-WARPS = 4
-"""Warps of a block, where there are queries for all of them."""
+LEAST_ROWS = 33
+"""Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
+
+LONG_HEAD = 128
+"""Columns up to which a multiprocessor holds two blocks of four warps that do."""
 
 SHARED_EVERYWHERE = 64 * 1024
 """Bytes of shared memory that a block may have on every GPU with tensor cores."""
@@ -65,41 +71,6 @@ LEAST_KEYS = 256
 """Keys from which on they are split."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Warps of a block, tiles of 16 rows a warp, keys of a tile, and elements of a vector; bits of an index."""
-
-    warps: int
-    tiles: int
-    keys: int
-    width: int = WIDTH
-    bits: int = 32
-
-    @property
-    def rows(self) -> int:
-        """Queries of a block."""
-        return 16 * self.warps * self.tiles
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel."""
-        return f"attention_{self.warps}x{self.tiles}x16x{self.keys}_w{self.width}_{self.bits}"
-
-    @property
-    def words(self) -> str:
-        """Name of the variant."""
-        return f"{Attention().words(self.choice)}, {self.bits}-bit"
-
-    @property
-    def choice(self) -> Choice:
-        """As tuning writes it down."""
-        return Choice.of("attention", warps=self.warps, tiles=self.tiles, keys=self.keys, width=self.width)
-
-    def shared(self, depth: int, columns: int) -> int:
-        """Bytes of shared memory for heads of these sizes; see ``attention_text``."""
-        return 2 * ((self.rows + self.keys) * (depth + WIDTH) + self.keys * (columns + WIDTH))
-
-
 class Attention(Schedule):
     """Two products with a softmax between them.
 
@@ -108,7 +79,7 @@ class Attention(Schedule):
     """
 
     name = "attention"
-    settings = "{warps} warps with {tiles} x 16 queries, tiles of {keys} keys, width {width}"
+    settings = "{warps} warps with {tiles} x 16 queries, {group} multiply together, tiles of {keys} keys, width {width}"
     efficiency = 0.2
 
     def runs(self, does: Does) -> bool:
@@ -144,20 +115,34 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     work = _Work(lowered, parts, guards)
     own = _own(request, parts)
     width = WIDTH if parts.vectors else 1
-    tried = (Shape(warps, tiles, keys, width) for warps in {own.warps, WARPS} for tiles in (1, 2)
-             for keys in (32, 64, 128))
+    together = _together(request, parts, work) if parts.vectors else None
+    tried = [Shape(warps, tiles, keys, width) for warps in {own.warps, WARPS} for tiles in (1, 2)
+             for keys in (32, 64, 128)]
+    if together is not None:
+        tried += [Shape(warps, 1, keys, WIDTH, together=True)
+                  for warps, keys in ((4, 64), (4, 128), (8, 64), (12, 64))]
     offered = {shape.choice: shape for shape in sorted(tried, key=lambda shape: shape.name)
-               if _fits(shape, work.depth, work.columns) and shape.choice != own.choice}
+               if shape.fits(work.depth, work.columns) and shape != (together or own)}
     choice, first = told(request.choice, offered)
-    for shape, needed in _shapes(lowered, first, own, guards, parts.vectors):
-        if shape is own and parts.vectors and _is_split(request, parts, own):
+    least = Shape(WARPS, 1, 32 if own.keys > 32 else 16, 1)
+    vectorised = [shape for shape in dict.fromkeys((first, together, own)) if shape is not None]
+    divided = parts.vectors and _is_split(request, parts, own)
+    for shape, needed in _shapes(lowered, vectorised if parts.vectors else [], guards, least):
+        if divided and shape != first:
             work.split(own, needed)
+            divided = False
         work.whole(shape, needed)
     plan = make_plan(lowered, request.rule, parts.puller, work.variants)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-    source = Source(("onnxfuse", "mma"), comment, tuple(work.functions), tuple(work.entries))
+    headers = ("onnxfuse", "mma", *(["warpgroup"] if work.together else []))
+    source = Source(headers, comment, tuple(work.functions), tuple(work.entries))
     plan = replace(plan, scratch=tuple(work.scratch))
     return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True)
+
+
+def _words(shape: Shape) -> str:
+    """Name of the variant."""
+    return f"{Attention().words(shape.choice)}, {shape.bits}-bit"
 
 
 class _Work:
@@ -171,16 +156,28 @@ class _Work:
             expression(size, symbols) for size in (parts.batch, parts.rows, parts.length))
         body = attention_text(parts, self.signature.sizes)
         self.functions = [Function("attention", TEMPLATE, self.signature.parameters(body.sizes), body.text)]
+        self.together: dict[int, Function] = {}
         self.entries: list[Entry] = []
         self.variants: list[Variant] = []
         self.scratch: list[str] = []
 
     def whole(self, shape: Shape, needed: tuple[str, ...]) -> None:
         """A variant whose blocks go over all keys."""
-        entry = self.functions[0].entry(shape.name, self._settings(shape), shape.bits, 32 * shape.warps)
+        function = self._multiplied_together(shape.keys) if shape.together else self.functions[0]
+        blocks = shape.beside(self.depth, self.columns)
+        entry = function.entry(shape.name, self._settings(shape), shape.bits, 32 * shape.warps, blocks)
         self.entries.append(entry)
         step = entry.step(self._blocks(shape), shared=str(shape.shared(self.depth, self.columns)))
-        self.variants.append(Variant(shape.words, (step,), (*needed, *self._fitting(shape))))
+        self.variants.append(Variant(_words(shape), (step,), (*needed, *self._fitting(shape))))
+
+    def _multiplied_together(self, keys: int) -> Function:
+        """The function of kernels whose warps multiply together, which is written for a tile's keys."""
+        if keys not in self.together:
+            body = TogetherText(self.parts, self.signature.sizes, keys, self.columns).text()
+            parameters = self.signature.parameters(body.sizes)
+            self.together[keys] = Function(f"attention_together_{keys}", TEMPLATE, parameters, body.text)
+            self.functions.append(self.together[keys])
+        return self.together[keys]
 
     def split(self, shape: Shape, needed: tuple[str, ...]) -> None:
         """One whose blocks have a chunk of the keys each: whole tiles, as many blocks as the GPU holds."""
@@ -209,7 +206,7 @@ class _Work:
         steps = [entry.step(f"{blocks} {chunks} *", shared=str(shape.shared(self.depth, self.columns))),
                  join.step(f"{self.batch} {self.rows} * 4 ceil")]
         guards = (*needed, f"{blocks} 2 * sms <=", f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))
-        self.variants.append(Variant(f"{shape.words}, keys split", tuple(steps), guards))
+        self.variants.append(Variant(f"{_words(shape)}, keys split", tuple(steps), guards))
 
     def _settings(self, shape: Shape) -> tuple[int, ...]:
         return shape.warps, shape.tiles, shape.keys, self.depth, self.columns, shape.width
@@ -218,22 +215,20 @@ class _Work:
         return f"{self.rows} {shape.rows} ceil {self.batch} *"
 
     def _fitting(self, shape: Shape) -> tuple[str, ...]:
-        """The guard of what not every GPU holds."""
+        """The guards of what not every GPU holds, or has instructions for."""
         shared = shape.shared(self.depth, self.columns)
-        return (f"{shared} {BLOCK_SHARED} <=",) if shared > SHARED_EVERYWHERE else ()
+        held = (f"{shared} {BLOCK_SHARED} <=",) if shared > SHARED_EVERYWHERE else ()
+        return (HOPPER, f"{LEAST_ROWS} {self.rows} <=", *held) if shape.together else held
 
 
 def _shapes(
-    lowered: Lowered, first: Shape | None, own: Shape, guards: tuple[str, ...], vectors: bool
+    lowered: Lowered, vectorised: Sequence[Shape], guards: tuple[str, ...], least: Shape
 ) -> list[tuple[Shape, tuple[str, ...]]]:
     """What to launch, and under which guards; the last runs anything."""
     found: list[tuple[Shape, tuple[str, ...]]] = []
-    least = Shape(WARPS, 1, 32 if own.keys > 32 else 16, 1)
     if fits_narrow(lowered, rows=False):
         narrow = narrow_guards(lowered, rows=False)
-        if vectors:
-            found += [(shape, (*narrow, *guards)) for shape in (first, own) if shape is not None]
-        found.append((least, narrow))
+        found = [*((shape, (*narrow, *guards)) for shape in vectorised), (least, narrow)]
     return [*found, (replace(least, bits=64), ())]
 
 
@@ -251,6 +246,17 @@ def _own(request: Request, parts: Parts) -> Shape:
     return Shape(warps, 2 if many and warps == WARPS else 1, 64)
 
 
+def _together(request: Request, parts: Parts, work: _Work) -> Shape | None:
+    """Where four warps multiply together: blocks of their own, several of which a multiprocessor holds, but for heads
+    that are so long that it does not; nothing for few rows."""
+    rows, _, _ = _planned(parts, request.sizes)
+    if rows is not None and rows < LEAST_ROWS:
+        return None
+    long = max(work.depth, work.columns) > LONG_HEAD
+    shapes = (Shape(warps, 1, 64, together=True) for warps in ((2 * WARPS, WARPS) if long else (WARPS,)))
+    return next((shape for shape in shapes if shape.fits(work.depth, work.columns)), None)
+
+
 def _planned(parts: Parts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
     """Rows, batches and keys at these sizes, as far as they are known."""
     names = parts.lowered.binding.names
@@ -266,12 +272,6 @@ def _is_split(request: Request, parts: Parts, shape: Shape) -> bool:
         if few and (keys is None or keys >= LEAST_KEYS):
             return True
     return False
-
-
-def _fits(shape: Shape, depth: int, columns: int) -> bool:
-    """Whether shared memory and registers hold it."""
-    sums = shape.tiles * (columns + shape.keys) // 2
-    return shape.shared(depth, columns) <= 96 * 1024 and sums <= 160
 
 
 def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str, ...]]:

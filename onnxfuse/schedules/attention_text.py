@@ -7,7 +7,7 @@ different banks.  While a tile of keys is multiplied, the values come; while the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
@@ -16,9 +16,13 @@ from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
-POWERS = "of::Exp<true>"
+POWERS = "of::ExpSummed"
 """What computes powers: scores are float32, and a mask may be the lowest number of bfloat16, so that a product with a
 maximum may overflow; no more than a unit of a power is rounded to 16 bits."""
+
+
+_TILES = (("rows", "depth", "m", "d"), ("keys", "depth", "k", "d"), ("keys", "columns", "k", "n"))
+"""Of queries, keys and values: rows and columns of a tile, and the loops over them."""
 
 
 def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
@@ -52,7 +56,7 @@ class AttentionText:
 
     def text(self) -> Body:
         """All of it."""
-        lines = [*self._opening(), *self._loop(), *self.closing()]
+        lines = [*self._opening(), *self.loop(), *self.closing()]
         return Body("\n".join(lines) + "\n", frozenset(self.sizes.used))
 
     def place(self) -> list[str]:
@@ -70,17 +74,14 @@ class AttentionText:
             f"using T = {self.element};",
             *self.functors(),
             "constexpr int threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1;",
-            "constexpr int long_row = depth + 8, wide_row = columns + 8;",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
-            "T* const query_tile = reinterpret_cast<T*>(of_dynamic);",
-            "T* const key_tile = query_tile + rows * long_row;",
-            "T* const value_tile = key_tile + keys * long_row;",
+            *self.tiles(),
             "const int lane = threadIdx.x % 32, group = lane / 4, corner = lane % 4 * 2;",
             "const int own = threadIdx.x / 32 * tiles * 16;",
             f"const idx blocks = ({rows} + rows - 1) / rows;",
             *self.place(),
-            *self._bring(0, "query_tile", "rows", "depth", ("m", "d"), "first"),
-            *self._bring(1, "key_tile", "keys", "depth", ("k", "d"), self.begin),
+            *self.bring(0, "query_tile", "first"),
+            *self.bring(1, "key_tile", self.begin),
             "of::copies_asked();",
             "float sums[tiles][columns / 8][4] = {};",
             "float most[tiles][2], total[tiles][2] = {};",
@@ -88,25 +89,31 @@ class AttentionText:
             "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
         ])
 
+    def tiles(self) -> list[str]:
+        """Lines that lay out shared memory."""
+        return [
+            "constexpr int long_row = depth + 8, wide_row = columns + 8;",
+            "T* const query_tile = reinterpret_cast<T*>(of_dynamic);",
+            "T* const key_tile = query_tile + rows * long_row;",
+            "T* const value_tile = key_tile + keys * long_row;",
+        ]
+
+    def at(self, rows: str, columns: str, column: str) -> str:
+        """Where of a tile of so many rows and columns the vector lies that begins at ``column`` of row ``line``."""
+        return f"line * {'long_row' if columns == 'depth' else 'wide_row'} + {column}"
+
     def functors(self) -> list[str]:
         """What maxima and powers are computed by."""
         softmax = self.parts.softmax
         return [f"using Largest = {REDUCTIONS[softmax.largest.kind][0]};", f"using Powers = {POWERS};"]
 
-    def _bring(
-        self, place: int, tile: str, rows: str, columns: str, loops: tuple[str, str], first: str
-    ) -> list[str]:
-        """Fill a tile: vectors of each row, zeros past the ends."""
-        access, (row, column) = self.parts.accesses[place], loops
+    def bring(self, place: int, tile: str, first: str) -> list[str]:
+        """Fill a tile of queries (0), keys (1) or values (2) from row ``first`` on: vectors of each row, zeros past the
+        ends."""
+        access, (rows, columns, row, column) = self.parts.accesses[place], _TILES[place]
         writer = self._writer(access.lanes)
-        pitch = "long_row" if columns == "depth" else "wide_row"
         inside = f"{row} < {self.extents[row]} && {column} < {self.extents[column]}"
-        body = [
-            "constexpr int width = wide;",
-            f"const int line = c / ({columns} / width), {column} = c % ({columns} / width) * width;",
-            f"const idx {row} = {first} + line;",
-            f"T* const to = {tile} + line * {pitch} + {column};",
-        ]
+        body = [f"const idx {row} = {first} + line;", f"T* const to = {tile} + {self.at(rows, columns, column)};"]
         computed = ["of::Vector<T, width> vector = {};", f"if ({inside}) {{",
                     *indented(self._packed(writer, access.scalar)), "}", "of::store(to, vector);"]
         if access.copied:
@@ -117,8 +124,22 @@ class AttentionText:
             address = pointer(f"i{access.scalar.input}", copier.index(access.scalar.offset))
             copied = [*copier.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
             computed = ["if constexpr (width == 8) {", *indented(copied), "} else {", *indented(computed), "}"]
-        return ["#pragma unroll 4", f"for (int c = threadIdx.x; c < {rows} * ({columns} / wide); c += threads) {{",
-                *indented([*body, *computed]), "}"]
+        lines = [
+            "#pragma unroll 8", f"for (int pass = 0; pass < ({rows} + step - 1) / step; ++pass) {{",
+            *indented(["const int line = thread / lanes + pass * step;",
+                       f"if ({rows} % step && line >= {rows}) break;", *body, *computed]), "}",
+        ]
+        return [
+            "{",
+            *indented([
+                f"constexpr int width = wide, lanes = of::lanes_of({columns} / wide, threads);",
+                "constexpr int step = threads / lanes;",
+                "const int thread = threadIdx.x % threads;  // which the compiler sees is less",
+                f"for (int {column} = thread % lanes * width; {column} < {columns}; {column} += lanes * width) {{",
+                *indented(lines), "}",
+            ]),
+            "}",
+        ]
 
     def _packed(self, writer: Writer, scalar: Scalar) -> list[str]:
         """Lines that compute ``vector``."""
@@ -129,23 +150,24 @@ class AttentionText:
 
     # ---- The loop over the keys. ----
 
-    def _loop(self) -> list[str]:
+    def loop(self) -> list[str]:
+        """Lines that go over a block's keys."""
         return indented([
             f"for (idx start = {self.begin}; start < {self.end}; start += keys) {{",
             *indented([
                 "// The keys are here, and everybody is done with the values before.",
                 "of::copies_here<0>();",
                 "__syncthreads();",
-                *self._bring(2, "value_tile", "keys", "columns", ("k", "n"), "start"),
+                *self.bring(2, "value_tile", "start"),
                 "of::copies_asked();",
                 "float scores[tiles][keys / 8][4] = {};",
                 *_SCORES,
-                *self._scored(),
+                *self.scored(RESCALED),
                 "// The values are here, and everybody is done with the keys.",
                 "of::copies_here<0>();",
                 "__syncthreads();",
                 f"if (start + keys < {self.end}) {{",
-                *indented(self._bring(1, "key_tile", "keys", "depth", ("k", "d"), "start + keys")),
+                *indented(self.bring(1, "key_tile", "start + keys")),
                 "}",
                 "of::copies_asked();",
                 *_SUMS,
@@ -153,15 +175,15 @@ class AttentionText:
             "}",
         ])
 
-    def _scored(self) -> list[str]:
-        """From products to powers, row by row."""
+    def scored(self, last: Sequence[str]) -> list[str]:
+        """Lines from products to powers, row by row, and ``last``, which may scale what was summed up by ``scale``."""
         length, rows = self.extents["k"], self.extents["m"]
         outer, whole = self._scores(checked=False)
         _, cut = self._scores(checked=True)
         each = [
             f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({rows} - 1));", *outer,
             f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}",
-            *_POWERS,
+            *_POWERS, *last,
         ]
         return each_row(each)
 
@@ -277,6 +299,9 @@ _POWERS = (
     "    sum += power;",
     "  }",
     "total[i][half] = total[i][half] * scale + sum;",
+)
+
+RESCALED = (
     "#pragma unroll",
     "for (int c = 0; c < columns / 8; ++c) sums[i][c][half * 2] *= scale, sums[i][c][half * 2 + 1] *= scale;",
 )

@@ -22,6 +22,7 @@
 using onnxfuse_emulator::Barrier;
 using onnxfuse_emulator::Index;
 using onnxfuse_emulator::Kernel;
+using onnxfuse_emulator::Later;
 using onnxfuse_emulator::ThreadView;
 using onnxfuse_emulator::Warp;
 
@@ -36,11 +37,14 @@ constexpr unsigned char kCanary = 0xa5;
 
 enum class State { ready, barrier, warp, ended };
 
-struct Copy {
-  void* to;
-  const void* from;
-  int size;
+struct Work {
+  void (*run)(void*);
+  std::vector<char> what;
   unsigned group;
+};
+struct Queue {
+  std::vector<Work> works;  // asynchronous ones that nobody waited for yet
+  unsigned group;           // that is being asked for
 };
 
 struct Thread : ThreadView {
@@ -52,8 +56,7 @@ struct Thread : ThreadView {
   unsigned mask;
   int operand, width, line;
   uint64_t value, result;
-  std::vector<Copy> copies;  // asynchronous ones that have not arrived
-  unsigned group;            // that is being asked for
+  Queue queues[2];
 };
 
 // Read by Python as a ctypes.Structure: keep memory.py's Fault and machine.py's Launch the same.
@@ -304,8 +307,7 @@ void run_block(size_t block) {
     thread.lane = n % 32;
     thread.number = n;
     thread.state = State::ready;
-    thread.copies.clear();
-    thread.group = 0;
+    for (Queue& queue : thread.queues) queue.works.clear(), queue.group = 0;
     start(thread.context, stacks + n * kStack + kPage, kStack - kPage, thread_main);
   }
   live = thread_count;
@@ -364,25 +366,19 @@ uint64_t onnxfuse_emulator_warp(Warp kind, unsigned mask, uint64_t value, int op
   return self.result;
 }
 
-void onnxfuse_emulator_copy_async(void* to, const void* from, int size) {
-  memset(to, kPoison, static_cast<size_t>(size));
-  Thread& self = current();
-  self.copies.push_back({to, from, size, self.group});
+void onnxfuse_emulator_later(Later kind, void (*run)(void*), const void* what, size_t size) {
+  Queue& queue = current().queues[static_cast<int>(kind)];
+  const char* const bytes = static_cast<const char*>(what);
+  queue.works.push_back({run, {bytes, bytes + size}, queue.group});
 }
-void onnxfuse_emulator_copies_asked() { ++current().group; }
-void onnxfuse_emulator_copies_here(int left) {
-  Thread& self = current();
-  size_t kept = 0;
-  for (const Copy& copy : self.copies) {
-    if (copy.group + static_cast<unsigned>(left) >= self.group) {
-      self.copies[kept++] = copy;
-    } else if (copy.from) {
-      memcpy(copy.to, copy.from, static_cast<size_t>(copy.size));
-    } else {
-      memset(copy.to, 0, static_cast<size_t>(copy.size));
-    }
+void onnxfuse_emulator_asked(Later kind) { ++current().queues[static_cast<int>(kind)].group; }
+void onnxfuse_emulator_done(Later kind, int left) {
+  Queue& queue = current().queues[static_cast<int>(kind)];
+  size_t done = 0;
+  for (; done < queue.works.size() && queue.works[done].group + static_cast<unsigned>(left) < queue.group; ++done) {
+    queue.works[done].run(queue.works[done].what.data());
   }
-  self.copies.resize(kept);
+  queue.works.erase(queue.works.begin(), queue.works.begin() + static_cast<long>(done));
 }
 
 unsigned onnxfuse_emulator_live_lanes() {

@@ -2,6 +2,13 @@
 // Every operation has a plain twin, for GPUs without it and for reading: it says which lane holds what.
 namespace of {
 
+// Powers that a product sums up: like Exp<true>, but that those are zero which float32 has no normal number for.
+struct ExpSummed : Exp<true> {
+  static __device__ __forceinline__ float of(float x) { return exp2_approximate(x * 1.44269504f); }
+  static __device__ __forceinline__ float term(float x, float offset) { return of(x - offset); }
+  static __device__ __forceinline__ float scale(float before, float offset) { return of(before - offset); }
+};
+
 // ---- 16 x 16 by 16 x 8 elements, added to 16 x 8 sums. ----
 
 // With lane = 4 g + t, a lane holds of the left operand the pairs, along the columns, that begin at (g, 2 t),
@@ -104,6 +111,13 @@ __device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const T* row
 #endif
 }
 
+// Lanes that fill a row of so many vectors side by side: a power of two, so that a lane's column is the same in each row.
+constexpr __host__ __device__ int lanes_of(int vectors, int most) {
+  int lanes = 1;
+  while (lanes < vectors && lanes < most) lanes *= 2;
+  return lanes;
+}
+
 // ---- 16 bytes from global to shared memory, which arrive when they are waited for. ----
 
 // Zeros where there is nothing to copy.
@@ -121,7 +135,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool some
 // What a thread asked for since its last call is a group.
 __device__ __forceinline__ void copies_asked() {
 #if defined(ONNXFUSE_EMULATOR)
-  onnxfuse_emulator_copies_asked();
+  onnxfuse_emulator_asked(onnxfuse_emulator::Later::copies);
 #elif __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -129,7 +143,7 @@ __device__ __forceinline__ void copies_asked() {
 // A thread waits for its own groups, but for the last `left`; others' take a barrier behind it.
 template <int left> __device__ __forceinline__ void copies_here() {
 #if defined(ONNXFUSE_EMULATOR)
-  onnxfuse_emulator_copies_here(left);
+  onnxfuse_emulator_done(onnxfuse_emulator::Later::copies, left);
 #elif __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" :: "n"(left) : "memory");
 #endif

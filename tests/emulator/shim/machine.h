@@ -2,6 +2,7 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 namespace onnxfuse_emulator {
 
@@ -20,6 +21,8 @@ enum class Warp : int {
   sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all,
   add_signed, min_signed, max_signed, min_unsigned, max_unsigned, bit_and, bit_or, bit_xor,
 };
+
+enum class Later : int { copies, products };
 
 // One parameter of a kernel: kind is 'p' pointer, 'i' signed, 'u' unsigned, 'f' floating; size in bytes.
 struct Parameter {
@@ -48,10 +51,20 @@ int onnxfuse_emulator_barrier(onnxfuse_emulator::Barrier kind, int predicate, in
 uint64_t onnxfuse_emulator_warp(onnxfuse_emulator::Warp kind, unsigned mask, uint64_t value, int operand, int width,
                                 int line);
 unsigned onnxfuse_emulator_live_lanes();
-// Copies that arrive when they are waited for, and are poison until then; `from` is NULL for zeros.
-void onnxfuse_emulator_copy_async(void* to, const void* from, int size);
-void onnxfuse_emulator_copies_asked();
-void onnxfuse_emulator_copies_here(int left);
+// Work that is done when it is waited for, in groups: what is asked for since the last call of `asked` is one, and `done`
+// does all but the last `left` of them.
+void onnxfuse_emulator_later(onnxfuse_emulator::Later kind, void (*run)(void*), const void* what, size_t size);
+void onnxfuse_emulator_asked(onnxfuse_emulator::Later kind);
+void onnxfuse_emulator_done(onnxfuse_emulator::Later kind, int left);
 void onnxfuse_emulator_register_dynamic(void** variable);
 [[noreturn]] void onnxfuse_emulator_fail(const char* message, int line);
+}
+
+template <typename Function> void onnxfuse_emulator_later(onnxfuse_emulator::Later kind, const Function& work) {
+  onnxfuse_emulator_later(kind, [](void* what) { (*static_cast<Function*>(what))(); }, &work, sizeof(work));
+}
+// Poison until it is there; zeros where `from` is NULL.
+inline void onnxfuse_emulator_copy_async(void* to, const void* from, size_t size) {
+  memset(to, 0xff, size);
+  onnxfuse_emulator_later(onnxfuse_emulator::Later::copies, [=] { from ? memcpy(to, from, size) : memset(to, 0, size); });
 }

@@ -1,0 +1,81 @@
+"""The block of an attention kernel: its warps, their rows, and a tile's keys; what fits a multiprocessor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfuse.schedules.choice import Choice
+
+WIDTH = 8
+"""Elements of 16 bytes."""
+
+WARPS = 4
+"""Warps of a block, where there are queries for all of them; those that multiply together."""
+
+PANEL = 64
+"""Columns of a panel of a tile that they read."""
+
+TILE_BYTES = 1024
+"""What such a tile begins at a multiple of."""
+
+ALL_SHARED, BLOCK_BYTES = 228 * 1024, 1024
+"""Bytes of shared memory of their multiprocessor, and those that each block has beside its own."""
+
+REGISTERS, OTHER_REGISTERS = 65_536, 48
+"""Of a multiprocessor, and a thread's beside scores, powers and sums."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Warps of a block, tiles of 16 rows a warp, keys of a tile, and elements of a vector; bits of an index; whether
+    four warps multiply together."""
+
+    warps: int
+    tiles: int
+    keys: int
+    width: int = WIDTH
+    bits: int = 32
+    together: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Queries of a block."""
+        return 16 * self.warps * self.tiles
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        kind = "_together" if self.together else ""
+        return f"attention_{self.warps}x{self.tiles}x16x{self.keys}_w{self.width}_{self.bits}{kind}"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("attention", warps=self.warps, tiles=self.tiles, keys=self.keys, width=self.width,
+                         group=WARPS if self.together else 1)
+
+    def shared(self, depth: int, columns: int) -> int:
+        """Bytes of shared memory for heads of these sizes; see ``attention_text`` and ``attention_together``."""
+        if not self.together:
+            return 2 * ((self.rows + self.keys) * (depth + WIDTH) + self.keys * (columns + WIDTH))
+        depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
+        return TILE_BYTES + 2 * ((self.rows + 2 * self.keys) * depth + 2 * self.keys * columns)
+
+    def beside(self, depth: int, columns: int) -> int:
+        """Blocks that a multiprocessor is to hold at least, where warps multiply together."""
+        if not self.together:
+            return 1
+        held = REGISTERS // (32 * self.warps * self._registers(columns))
+        return max(1, min(held, ALL_SHARED // (self.shared(depth, columns) + BLOCK_BYTES)))
+
+    def _registers(self, columns: int) -> int:
+        """About how many a thread has, where warps multiply together: scores, their powers, sums, and all else."""
+        return self.keys // 2 + self.keys // 4 + columns // 2 + OTHER_REGISTERS
+
+    def fits(self, depth: int, columns: int) -> bool:
+        """Whether shared memory and registers hold it."""
+        if not self.together:
+            return self.shared(depth, columns) <= 96 * 1024 and self.tiles * (columns + self.keys) // 2 <= 160
+        threads = 32 * self.warps
+        return (self.shared(depth, columns) <= ALL_SHARED - BLOCK_BYTES
+                and self._registers(columns) <= min(255, REGISTERS // threads))

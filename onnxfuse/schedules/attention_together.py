@@ -1,0 +1,155 @@
+"""Attention by products of four warps together, which go on while the warps compute powers.
+
+While a tile of scores is being summed up and the one before it is multiplied by its values, the next keys and the
+values of this one come; while the latter product goes on, the scores' powers are computed (Shah and others,
+"FlashAttention-3", 2024).  Keys and values have two places each, so that one barrier a tile is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnxfuse.schedules.attention_parts import Parts
+from onnxfuse.schedules.attention_text import RESCALED, AttentionText, each_row
+from onnxfuse.schedules.text import indented, unrolled
+
+_TILE = "unsigned long long"  # what the instruction reads one by
+_HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
+_SCORES = "of::multiply_tiles<Tensor, T, rows, keys, depth>(scores[0], query_tile, {}, own);"
+_SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
+_PACKED = (
+    "// They are the left operand of the second product.",
+    *unrolled("int step = 0; step < keys / 16; ++step", unrolled("int j = 0; j < 4; ++j", [
+        "const float* const from = &scores[0][2 * step + j / 2][j % 2 * 2];",
+        "powers[step][j] = of::pair_of<T>(from[0], from[1]);"])),
+)
+_SCALED = (
+    "// Maxima seldom grow after the first tiles.",
+    "if (__any_sync(0xffffffffu, scales[0] != 1.0f || scales[1] != 1.0f)) {",
+    *indented(each_row(["const float scale = scales[half];", *RESCALED])),
+    "}",
+)
+
+
+class TogetherText(AttentionText):
+    """The body of a kernel with tiles of ``keys`` keys and ``columns`` columns, which its instructions are written for;
+    ``tiles`` is one."""
+
+    def __init__(self, parts: Parts, sizes: Mapping[str, str], keys: int, columns: int) -> None:
+        super().__init__(parts, sizes)
+        self.keys, self.columns = keys, columns
+
+    def tiles(self) -> list[str]:
+        """Whole panels; two places for keys and for values."""
+        return [
+            *self._instructions(),
+            "constexpr int key_place = keys * ((depth + of::panel - 1) / of::panel * of::panel);",
+            "constexpr int value_place = keys * ((columns + of::panel - 1) / of::panel * of::panel);",
+            "T* const query_tile = reinterpret_cast<T*>(of::tiles_from(of_dynamic));",
+            "T* const key_tile = query_tile + rows * (key_place / keys);",
+            "T* const value_tile = key_tile + 2 * key_place;",
+        ]
+
+    def at(self, rows: str, columns: str, column: str) -> str:
+        """As products read it."""
+        return f"of::place<{rows}>(line, {column})"
+
+    def loop(self) -> list[str]:
+        """The first scores, then tile by tile scores and the sums of the tile before, then the last sums."""
+        return indented([
+            *self._softmax(),
+            *_HERE,
+            "of::products_begin();",
+            _SCORES.format("key_tile"),
+            "of::products_asked();",
+            *self._following(self.begin, "value_tile", "key_tile + key_place"),
+            "of::products_done<0>();",
+            "of::hold(scores[0]);",
+            f"softmax({self.begin});",
+            *_PACKED,
+            "int turn = 0;  // the place of the values of the tile before",
+            f"for (idx start = {self.begin} + keys; start < {self.end}; start += keys, turn = 1 - turn) {{",
+            *indented(self._step()),
+            "}",
+            *_HERE,
+            "of::products_begin();",
+            _SUMS.format("value_tile + turn * value_place"),
+            "of::products_asked();",
+            "of::products_done<0>();",
+            "of::hold(sums[0]);",
+        ])
+
+    def _step(self) -> list[str]:
+        """The scores of a tile and their powers, and the sums of the tile before."""
+        return [
+            "// The keys and the values of the tile before are here, and everybody is done with those before them.",
+            *_HERE,
+            "of::products_begin();",
+            _SCORES.format("key_tile + (1 - turn) * key_place"),
+            "of::products_asked();",
+            _SUMS.format("value_tile + turn * value_place"),
+            "of::products_asked();",
+            *self._following("start", "value_tile + (1 - turn) * value_place", "key_tile + turn * key_place"),
+            "of::products_done<1>();",
+            "of::hold(scores[0]);",
+            "softmax(start);",
+            "of::products_done<0>();",
+            "of::hold(sums[0]);",
+            "of::hold(powers);",
+            *_SCALED,
+            *_PACKED,
+        ]
+
+    def _softmax(self) -> list[str]:
+        """What holds a tile's scores and powers, and what makes these of those."""
+        return [
+            "float scores[tiles][keys / 8][4], scales[2];",
+            "unsigned powers[keys / 16][4];",
+            "const auto softmax = [&](idx start) {", *indented(self.scored(["scales[half] = scale;"])), "};",
+        ]
+
+    def _following(self, start: str, values: str, keys: str) -> list[str]:
+        """Ask for the values of a tile, and for the keys of the next if there is one."""
+        behind = self.bring(1, keys, f"{start} + keys")
+        return [*self.bring(2, values, start), f"if ({start} + keys < {self.end}) {{", *indented(behind), "}",
+                "of::copies_asked();"]
+
+    def _instructions(self) -> list[str]:
+        """The products of one step of 16, as the GPU has them: of tiles, and of fragments by a tile that lies across.
+        """
+        kind = "bf16" if self.element == "__nv_bfloat16" else "f16"
+        return [
+            "struct Tensor {",
+            *indented([
+                *_instruction(
+                    "by_tile", self.keys, kind, parameters=f"{_TILE} left, {_TILE} right, int more",
+                    given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more, 1, 1, 0, 0", more="%{2}"),
+                *_instruction(
+                    "by_fragments", self.columns, kind, parameters=f"const unsigned (&left)[4], {_TILE} right",
+                    given='"r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)',
+                    operands="{{%{0}, %{1}, %{2}, %{3}}}, %{4}, more, 1, 1, 1", more="1"),
+            ]),
+            "};",
+        ]
+
+
+def _instruction(
+    name: str, columns: int, kind: str, *, parameters: str, given: str, operands: str, more: str
+) -> list[str]:
+    """A function around one instruction with 64 rows and so many columns; ``operands`` and ``more``, the number that
+    says whether the sums are added to, have places for the numbers of what is given."""
+    count = columns // 2
+    numbers = [count + place for place in range(5)]
+    sums = ", ".join(f"%{place}" for place in range(count))
+    registers = ", ".join(f'"+f"(sums[{place // 4}][{place % 4}])' for place in range(count))
+    return [
+        f"static __device__ __forceinline__ void {name}(float (&sums)[{columns // 8}][4], {parameters}) {{",
+        "#ifdef OF_WARPGROUP",
+        f'  asm volatile("{{.reg .pred more; setp.ne.b32 more, {more.format(*numbers)}, 0; "',
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
+        f'    "{{{sums}}}, {operands.format(*numbers)};}}"',
+        f"    : {registers}",
+        f"    : {given});",
+        "#endif",
+        "}",
+    ]
