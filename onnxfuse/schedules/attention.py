@@ -74,8 +74,8 @@ LEAST_KEYS = 256
 class Attention(Schedule):
     """Two products with a softmax between them.
 
-    On an H200 100 to 310 TFLOP/s from a few hundred queries on, of the 790 that a large product has, less of fewer;
-    1.5 times as long as PyTorch's fastest in the mean (benchmarks/results, attention).
+    On an H200 140 to 460 TFLOP/s from a few hundred queries on, of the 790 that a large product has, less of fewer;
+    1.06 times as long as PyTorch's fastest in the mean (benchmarks/results, attention-together).
     """
 
     name = "attention"
