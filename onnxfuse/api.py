@@ -125,6 +125,7 @@ def optimize(
     provider_options: Mapping[str, str] | None = None,
     database: Place = None,
     run_profile: str | Path | None = None,
+    measure_seconds: float = 60.0,
     tell: Tell = silent,
 ) -> Result:
     """Fuse a model.
@@ -148,6 +149,8 @@ def optimize(
         database: of measurements (`onnxfuse tune`) to plan by: a file, the default one where it is there (None), or
             none (False).
         run_profile: file of ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
+        measure_seconds: where the GPU to plan for is here, regions with products that were not measured yet are, into
+            the database; after so long none begins, and with 0 none at all.
         tell: told the stage, how much of it is done, and how much there is.
 
     Raises:
@@ -168,7 +171,12 @@ def optimize(
     )
     _ = options.objective  # wrong arguments are the caller's
     with told(file_of(model)):
-        optimised = optimise(model, options, tell)
+        loaded = load(model)
+        if measure_seconds > 0:
+            from onnxfuse.tuning.products import measure_products
+
+            measure_products(loaded, options, measure_seconds, tell)
+        optimised = optimise(loaded, options, tell)
         found = report_of(optimised)
         note_report(optimised, found)
         return Result(optimised, found)
@@ -227,7 +235,7 @@ def looked_at(
         held = report_of_fused(loaded, dims or {}, profile) if is_fused(loaded.proto) else None
     if held is not None:
         return Seen(held, explain(model, **options, **wanted) if why else None, loaded.proto)
-    result = optimize(loaded, verify=False, compile=True, **options, **wanted)
+    result = optimize(loaded, verify=False, compile=True, measure_seconds=0, **options, **wanted)
     with told(file_of(model)):
         return Seen(result.report, reporting.explain(result.optimised) if why else None, result.model)
 
@@ -259,8 +267,8 @@ def explain(
         if fused is not None:
             loaded = rewriting.original(loaded)
     result = optimize(
-        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, tell=tell,
-        **wanted
+        loaded, rules=rules, disable=disable, dims=dims, target=target, verify=False, compile=True, measure_seconds=0,
+        tell=tell, **wanted
     )
     tell("explaining", 0, 0)
     with told(file_of(model)):
@@ -399,7 +407,7 @@ def check(
     settings |= {"disable": (*settings["disable"], *disable), "dims": {**sizes, **(dims or {})}, **wanted}
     if target is not None:
         settings["target"] = target
-    result = optimize(loaded, rules=rules, verify=False, tell=tell, **settings)
+    result = optimize(loaded, rules=rules, verify=False, measure_seconds=0, tell=tell, **settings)
     tell("comparing", 0, 0)
     with told(file_of(model), file):
         return locking.check(found, result.optimised, result.report, "the lock" if file is None else str(file),

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "measurements", "compiling", "optimised", "embedding", "delivery",
     },
     "tuning": {
-        "graph", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying", "presence",
+        "graph", "operators", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying", "presence",
         "measurements", "compiling", "optimised", "pipeline",
     },
     "triton": {"graph", "operators", "rewriting", "runtime", "verifying"},
@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
         "operators", "provider", "graph", "rules", "planning", "rewriting", "measuring", "verifying", "pipeline",
     },
     "api": {"comparing", "graph", "locking", "measuring", "planning", "rewriting", "measurements", "optimised",
-            "pipeline", "reporting", "verifying"},
+            "pipeline", "reporting", "tuning", "verifying"},
     "olive": {"api", "pipeline"},
     "cli": {"api", "checking", "debugging", "doctor", "reporting", "graph", "rules", "planning", "rewriting", "runtime",
             "measuring", "tuning", "triton"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from emulated import EmulatedRunner, FaultyRunner
 from fake_timer import RUNTIME, FakeTimer
 from kernel_harness import parse
 
+import onnxfuse
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, find_profile
-from onnxfuse.tuning import Tuned, TuneOptions, tune
+from onnxfuse.tuning import Tuned, TuneOptions, products, tune
 from onnxfuse.verifying import verify
+
+tune_module = importlib.import_module("onnxfuse.tuning.tune")
 
 HEADS = """
 g (float16[B,S,768] x, float16[B,1,1,S] mask,
@@ -157,3 +161,48 @@ def test_measured_attention(tmp_path: Path, microseconds: float, count: int) -> 
     assert len(attentions(made)) == count
     assert count or "measured-slower" in dict(reasons(made))
     assert any(fusion.kernel.schedule == "rows" for fusion in made.plan.fusions) is not bool(count)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Path:
+    """A database with nothing in it."""
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        return Path(kept.name)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeTimer:
+    """An H100 at hand, on which attention is faster than the runtime's nodes."""
+    timer = times(20.0)
+    present = find_profile("H100")
+    monkeypatch.setattr(products, "find_timer", lambda: timer)
+    for module in (products, tune_module):
+        monkeypatch.setattr(module, "present_profile", lambda: present)
+    return timer
+
+
+def test_optimize_measures_attention_where_the_gpu_is(gpu: FakeTimer, known: Path) -> None:
+    """And what stands in its place, once; nothing else is measured."""
+    given = {"dims": {"B": 8, "S": 128}, "target": "H100", "verify": False, "database": known}
+    made = onnxfuse.optimize(parse(HEADS), **given)
+    assert len(attentions(made.optimised)) == 1
+    schedules = {name.split("_")[0] for name in gpu.timed}
+    assert {"attention", RUNTIME} < schedules
+    count = len(gpu.timed)
+    assert len(attentions(onnxfuse.optimize(parse(HEADS), **given).optimised)) == 1
+    assert len(gpu.timed) == count
+
+
+@pytest.mark.parametrize("changed", [
+    {"measure_seconds": 0}, {"target": "T4"}, {"database": False}, {"disable": ["attention"]}])
+def test_where_optimize_measures_nothing(gpu: FakeTimer, known: Path, changed: dict[str, object]) -> None:
+    given = {"dims": {"B": 8, "S": 128}, "target": "H100", "verify": False, "database": known}
+    made = onnxfuse.optimize(parse(HEADS), **{**given, **changed})  # type: ignore[arg-type]
+    assert not attentions(made.optimised) and not gpu.timed
+
+
+def test_a_model_without_attention_is_not_planned_twice(gpu: FakeTimer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "tune", lambda *arguments: pytest.fail("tuned"))
+    model = parse("g (float[N,8] x, float[8,8] w) => (float[N,8] y) { a = MatMul(x, w) b = MatMul(a, w) y = Relu(b) }")
+    onnxfuse.optimize(model, dims={"N": 4}, target="H100", verify=False)
+    assert not gpu.timed

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
               help="Time for verification; what it does not do for is left out, and the report says so.  0: no limit.")
 @click.option("--inputs", type=FILE, metavar="FILE.npz",
               help="Arrays by input name, to verify and measure with beside made ones.")
+@click.option("--measure-seconds", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="N",
+              help="Where the GPU to plan for is here: measure regions with products that the database does not know, "
+                   "which are fused only where that is faster; after N seconds begin no measurement.  0: none at all.")
 @click.option("--measure/--no-measure", default=None,
               help="Run both models on the GPU and report the speed-up; by default where there is a GPU.")
 @click.option("--external-data", type=click.Choice(["keep", "copy", "inline"]), default="keep", show_default=True,
@@ -72,6 +75,7 @@ def optimize(
     verify_seconds: float,
     inputs: Path | None,
     measure: bool | None,
+    measure_seconds: float,
     external_data: External,
     wanted: dict[str, Any],
     **shown: Any,
@@ -95,7 +99,7 @@ def optimize(
     with progress(shown["quiet"] or shown["as_data"]) as tell:
         result = api.optimize(
             loaded, rules=rules, disable=disable, dims=dims, target=target, embed=embed, verify=verify,
-            verify_seconds=verify_seconds, inputs=arrays, tell=tell, **wanted,
+            verify_seconds=verify_seconds, inputs=arrays, measure_seconds=measure_seconds, tell=tell, **wanted,
         )
         report = result.report
         if target_file is not None:

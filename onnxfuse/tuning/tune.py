@@ -54,6 +54,7 @@ class TuneOptions:
         dims: sizes of symbolic dimensions; measurements hold for these.
         budget: seconds after which no further measurement begins; None for no limit.
         force: measure again what the database holds.
+        stage: measure only regions that this stage makes, and those that hold the same nodes without it; "" for all.
     """
 
     rules: Sequence[str | Path] = ()
@@ -61,6 +62,7 @@ class TuneOptions:
     dims: Mapping[str, int] = field(default_factory=dict)
     budget: float | None = None
     force: bool = False
+    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,11 @@ def tune(
     plans = [optimised]
     less = {RECOMPUTE: any(fusion.again for fusion in optimised.plan.fusions),
             ATTENTION: any(fusion.rule == ATTENTION for fusion in optimised.plan.fusions)}
-    for stage in (stage for stage, found in less.items() if found):
+    for stage in (stage for stage, found in less.items() if found and options.stage in ("", stage)):
         plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell))
     subjects, refusals = distinct(plans)
+    if options.stage:
+        subjects = _of_stage(subjects, options.stage)
     if options.force:
         for subject in subjects:
             for key in (subject.what.kernel, subject.what.nodes):
@@ -170,6 +174,12 @@ def tune(
     verdicts = {place: why for plan in plans for place, why in _verdicts(plan, work.found).items()}
     regions = [work.region(subject, tally, verdicts) for subject, tally in zip(subjects, tallies, strict=True)]
     return Tuned(timer.environment.gpu, database.name, tuple(regions), tuple(refusals), time.monotonic() - start)
+
+
+def _of_stage(subjects: Sequence[Subject], stage: str) -> list[Subject]:
+    """Those that a stage makes, and those that have nodes of these."""
+    theirs = {node.label for subject in subjects if subject.fusion.rule == stage for node in subject.fusion.nodes}
+    return [subject for subject in subjects if any(node.label in theirs for node in subject.fusion.nodes)]
 
 
 def _profile(timer: Timer) -> Profile:

@@ -1,0 +1,89 @@
+"""What a plan takes only where it was measured, measured on the way to the plan where the GPU is at hand.
+
+`onnxfuse tune` measures everything; this measures regions with products, and what stands in their place, so that
+`onnxfuse optimize` on the machine that a model will run on need not be told to.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+
+from onnxfuse.errors import KernelError, MeasurementError, RuntimeLibraryError
+from onnxfuse.graph import LoadedModel
+from onnxfuse.measuring.database import open_database
+from onnxfuse.operators import OPERATORS, OperatorClass
+from onnxfuse.optimised import Tell, silent
+from onnxfuse.pipeline import Options, profile_of
+from onnxfuse.planning.contractions import STAGE
+from onnxfuse.presence import present_profile
+from onnxfuse.tuning.timer import find_timer
+from onnxfuse.tuning.tune import Tuned, TuneOptions, tune
+
+_EXPONENTIALS = frozenset({"Softmax", "LogSoftmax", "Exp"})
+
+
+def measure_products(
+    loaded: LoadedModel, options: Options, seconds: float, tell: Tell = silent
+) -> Tuned | None:
+    """Measure a model's regions with products into the database that ``options`` names; what it holds is not measured
+    again.
+
+    Args:
+        seconds: after which no further measurement begins; 0 for none at all.
+
+    Returns:
+        What was found; None where nothing was to be measured: there is no such region, no GPU here or another than the
+        one to plan for, no database to keep it in, or the stage is left out.  A GPU that cannot be measured on is a
+        warning.
+
+    Raises:
+        ModelError, RuleError: as ``pipeline.optimise``.
+        KernelError: the GPU stopped answering.
+    """
+    if seconds <= 0 or options.database is False or STAGE in options.disable or not _is_here(options):
+        return None
+    path = None if options.database is None else Path(options.database)
+    if not _may_hold(loaded.proto) or not (path is None or path.exists()):  # which planning says better
+        return None
+    try:
+        timer = find_timer()
+    except (KernelError, RuntimeLibraryError) as error:
+        warnings.warn(f"nothing was measured: {error.message}", stacklevel=2)
+        return None
+    wanted = TuneOptions(options.rules, options.disable, options.dims, seconds, stage=STAGE)
+    try:
+        with open_database(path) as kept:
+            return tune(loaded, timer, kept, wanted, tell)
+    except MeasurementError as error:
+        warnings.warn(f"nothing was measured: {error.message}", stacklevel=2)
+        return None
+
+
+def _is_here(options: Options) -> bool:
+    """Whether the GPU to plan for is the one of this machine."""
+    present = present_profile()
+    return present is not None and (
+        options.target is None or profile_of(options.target, options.rules).name == present.name)
+
+
+def _may_hold(model: onnx.ModelProto) -> bool:
+    """Whether there are products and exponentials at all, by a look at the nodes' names alone."""
+    products, exponential = 0, False
+    for node in _nodes(model):
+        record = OPERATORS.get((node.domain, node.op_type))
+        products += record is not None and record.kind is OperatorClass.HEAVY
+        exponential = exponential or node.op_type in _EXPONENTIALS
+    return products > 1 and exponential
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Those of the graph, of bodies in it, and of functions."""
+    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [inner for attribute in node.attribute for inner in attribute.g.node]
