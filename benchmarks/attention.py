@@ -19,8 +19,9 @@ from statistics import geometric_mean
 from typing import Any
 
 import click
+import region_times
 from common import ApartError, apart, environment, measured_on, table, write_results
-from region_times import Times, chosen, figure, graph, options, times_of
+from region_times import chosen, figure, graph, options, timed
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -87,11 +88,9 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Result:
-    """A case, its times, and the microseconds of PyTorch's fastest backend."""
+class Result(region_times.Result[Case]):
+    """A case, and the microseconds of PyTorch's fastest backend."""
 
-    case: Case
-    times: Times
     torch: float | None = None
     backend: str = ""
 
@@ -101,7 +100,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "attention"]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return Result(case, times_of(subject, plan, plan.costs.kernel_seconds(subject.fusion), dry_run))
+    return Result(**vars(timed(case, subject, plan, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 
 
 def torch_times(cases: Sequence[Case]) -> list[dict[str, float]]:
@@ -166,13 +165,12 @@ def show(found: list[Result]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows, shares = [], []
     for one in found:
-        times = one.times
-        best = times.ways[times.best]
+        best = one.ways[one.best]
         share = best / one.torch if best and one.torch else None
         shares += [share] if share else []
         rows.append([
-            one.case.name, str(len(times.ways)), figure(times.runtime), figure(times.predicted),
-            figure(times.ways[times.own]), figure(best), times.best if best else times.own,
+            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted),
+            figure(one.ways[one.own]), figure(best), one.best if best else one.own,
             f"{one.case.flops / best / 1e6:.0f}" if best else "",
             figure(one.torch), one.backend, f"{share:.2f}" if share else ""])
     head = ["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s", "PyTorch µs",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import click
 from common import RESULTS, entry, timing
@@ -19,15 +19,16 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.tuning.subjects import Subject
 
 Case = TypeVar("Case")
-Result = TypeVar("Result")
+Found = TypeVar("Found")
 Command = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Times:
-    """What is predicted of a region, what ONNX Runtime's own nodes take, and every way by its kernel's name, the
-    schedule's own first; all in microseconds."""
+class Result(Generic[Case]):
+    """A case: what is predicted, what ONNX Runtime's own nodes take, and every way by its kernel's name, the schedule's
+    own first; all in microseconds."""
 
+    case: Case
     predicted: float
     runtime: float | None
     ways: dict[str, float | None]
@@ -48,7 +49,7 @@ def graph(text: str) -> ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
 
 
-def times_of(subject: Subject, plan: Optimised, predicted: float, dry_run: bool) -> Times:
+def timed(case: Case, subject: Subject, plan: Optimised, predicted: float, dry_run: bool) -> Result[Case]:
     """All ways to run a region, timed; ``predicted``: seconds."""
     kernels = {entry(kernel): kernel for kernel in subject.kernels(plan.ledger.sizes).values()}
     times: dict[str, float | None] = dict.fromkeys(kernels)
@@ -58,7 +59,7 @@ def times_of(subject: Subject, plan: Optimised, predicted: float, dry_run: bool)
         with timing(subject, plan) as time_of:
             times = {name: time_of(kernel) for name, kernel in kernels.items()}
             runtime = time_of(None)
-    return Times(predicted * 1e6, runtime, times)
+    return Result(case, predicted * 1e6, runtime, times)
 
 
 def figure(microseconds: float | None) -> str:
@@ -67,8 +68,8 @@ def figure(microseconds: float | None) -> str:
 
 
 def chosen(
-    names: str | None, cases: Iterable[Case], name: Callable[[Case], str], measure: Callable[[Case], Result]
-) -> list[Result]:
+    names: str | None, cases: Iterable[Case], name: Callable[[Case], str], measure: Callable[[Case], Found]
+) -> list[Found]:
     """Measure the cases whose names begin as one of those given, separated by commas; all where none is."""
     wanted, start = tuple(each for each in (names or "").split(",") if each), time.perf_counter()
     found = []

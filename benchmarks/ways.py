@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import geometric_mean
 
 import click
+import region_times
 from common import apart, environment, measured_on, table, write_results
-from region_times import Times, chosen, figure, graph, options, times_of
+from region_times import chosen, figure, graph, options, timed
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -28,17 +29,13 @@ MEAN = 1.15
 """How many times as long as the best way the schedule's own may take, in the mean."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """A case and its times."""
-
-    case: str
-    times: Times
+class Result(region_times.Result[str]):
+    """A case by its name."""
 
     @property
     def over(self) -> float | None:
         """How many times as long as the quickest the schedule's own takes."""
-        own, best = self.times.ways[self.times.own], self.times.ways[self.times.best]
+        own, best = self.ways[self.own], self.ways[self.best]
         return own / best if own and best else None
 
 
@@ -110,18 +107,14 @@ def measure(case: str, text: str, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed."""
     plan = optimise(graph(text), Options(target=profile, least_gain=0.0, verify=False, database=False))
     (subject,), _ = subjects_of(plan)
-    return Result(case, times_of(subject, plan, subject.fusion.cost.seconds_after, dry_run))
+    return Result(**vars(timed(case, subject, plan, subject.fusion.cost.seconds_after, dry_run)))
 
 
 def show(found: list[Result]) -> tuple[str, bool]:
     """The table, and whether it passes."""
-    rows = []
-    for one in found:
-        times, over = one.times, one.over
-        rows.append([
-            one.case, times.own, str(len(times.ways)), figure(times.runtime), figure(times.predicted),
-            figure(times.ways[times.own]), figure(times.ways[times.best]), times.best if over else "",
-            f"{over:.2f}" if over else ""])
+    rows = [[one.case, one.own, str(len(one.ways)), figure(one.runtime), figure(one.predicted),
+             figure(one.ways[one.own]), figure(one.ways[one.best]), one.best if one.over else "",
+             f"{one.over:.2f}" if one.over else ""] for one in found]
     head = ["case", "own way", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "own / best"]
     text, shares = table(head, rows), [one.over for one in found if one.over]
     if not shares:

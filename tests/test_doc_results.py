@@ -25,7 +25,8 @@ def test_every_file_that_the_readme_cites_has_its_command() -> None:
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_have_these_options(words: list[str]) -> None:
     """As the scripts, or the options that several share, spell them: to ask each for its help takes seconds."""
-    texts = [(ROOT / place).read_text(encoding="utf-8") for place in (words[1], "benchmarks/common.py")]
+    texts = [(ROOT / place).read_text(encoding="utf-8")
+             for place in (words[1], "benchmarks/common.py", "benchmarks/region_times.py")]
     for option in (word for word in words[2:] if word.startswith("--")):
         assert any(f'"{option}"' in text for text in texts), option
 
