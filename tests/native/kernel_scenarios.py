@@ -29,7 +29,7 @@ from native.stand_in import (
 
 def embedded() -> None:
     """An embedded image runs with nothing but the library; empty tensors launch nothing."""
-    made = session("chain")
+    made = session("chain", options(every_name=True))
     for size in (1, 5, 129, 200_000):
         x = np.random.default_rng(0).standard_normal(size, np.float32)
         expect(np.array_equal(made.run(None, {"x": x})[0], plus(x, 20)), size)
