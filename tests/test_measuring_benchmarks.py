@@ -277,11 +277,13 @@ def test_a_kernel_that_did_not_run_as_planned_is_said():
 
 
 def test_predictions_of_a_real_row_and_back_from_json(tmp_path):
-    """The tower's four regions are one kernel, of 8192 x 1024 floats read twice, a bias, and as much written."""
+    """Four of the tower's regions are one kernel, of 8192 x 1024 floats read twice, two biases, and as much written;
+    the fifth is the last product's bias with what follows it."""
     (made,) = predictions.predict([next(row for row in zoo.all_rows() if row.model == "tower_fp32")], str(tmp_path),
                                   "H200")
-    assert made.target == "H200" and len(made.regions) == 4
-    assert {(one.bytes, len(one.launches)) for one in made.regions} == {(3 * 8192 * 1024 * 4 + 4096, 1)}
+    assert made.target == "H200" and len(made.regions) == 5
+    made = replace(made, regions=[one for one in made.regions if one.bytes > 65536])
+    assert {(one.bytes, len(one.launches)) for one in made.regions} == {(3 * 8192 * 1024 * 4 + 2 * 4096, 1)}
     ((name, grid),) = made.regions[0].launches
     assert all(name in one.names and one.predicted > 10 for one in made.regions)
     compared = predictions.compare(made, {(name, grid): [25.0] * 4})
