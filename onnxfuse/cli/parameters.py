@@ -70,7 +70,7 @@ def read_settings(ctx: click.Context, param: click.Parameter, values: Sequence[s
         name = name.strip()
         if name not in PROVIDER_OPTIONS and (near := difflib.get_close_matches(name, PROVIDER_OPTIONS, 1)):
             raise click.BadParameter(f"the CUDA provider has no option {name!r}. Did you mean {near[0]!r}?", ctx, param)
-        if name == "prefer_nhwc" and text.strip().lower() not in ("0", "1", "true", "false"):
+        if name in ("prefer_nhwc", "fuse_conv_bias") and text.strip().lower() not in ("0", "1", "true", "false"):
             raise click.BadParameter(f"{name} is 0 or 1, not {text!r}.", ctx, param)
         _once(settings, name, text, ctx, param)
     return settings
@@ -132,7 +132,7 @@ def objective_options(command: F) -> F:
         click.option("--provider-option", "provider_options", multiple=True, metavar="NAME=VALUE",
                      callback=read_settings,
                      help="Option of the CUDA provider that the model will run with; prefer_nhwc=1 leaves what lies "
-                          "beside convolutions alone.  May repeat."),
+                          "beside convolutions alone, fuse_conv_bias=1 their biases.  May repeat."),
     )):
         command = option(command)
 
