@@ -24,11 +24,16 @@ from onnxfuse.operators import flops_of, load_graph
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved, peak_memory
 from onnxfuse.planning.region import Region
-from onnxfuse.planning.traffic import Ledger, plan_cost, region_traffic, traffic
+from onnxfuse.planning.traffic import Ledger, plan_cost, traffic
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 recount = importlib.import_module("recount")
+
+
+def region_traffic(ledger: Ledger, region: Region) -> tuple[int, int]:
+    """Bytes through device memory of a region's nodes one by one, and of the fused node."""
+    return sum(ledger.node(node).bytes for node in region.own), ledger.region(region).bytes
 
 
 def model(inputs: str, outputs: str, body: str, constants: str = "") -> onnx.ModelProto:

@@ -1,8 +1,8 @@
 """May these nodes become one?
 
 A set of nodes is *convex* when no path leaves it and comes back: fused into one node, such a path would be a cycle.
-Convexity of one set in the graph as it is: ``Reachability``, bit sets of ancestors and descendants.  Convexity beside
-regions that were contracted before, which together may close a cycle that neither closes alone: ``Contraction``.
+Convexity of one set in the graph as it is: ``is_convex``.  Convexity beside regions that were contracted before, which
+together may close a cycle that neither closes alone: ``Contraction``.
 
 Answers are refusals, as values; None means that nothing stands in the way.
 """
@@ -84,53 +84,10 @@ def successors(node: Node) -> Iterator[Node]:
             yield from value.consumers
 
 
-class Reachability:
-    """Which nodes come before and after which, for many queries: one bit set of all nodes per node.
-
-    Built in one pass, 2 x n / 8 bytes a node: 25 MB for 10,000 nodes.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._nodes = graph.nodes
-        self._ancestors = [0] * len(graph.nodes)
-        self._descendants = [0] * len(graph.nodes)
-        for node in graph.nodes:
-            for value in node.reads():
-                if value.producer is not None:
-                    before = value.producer.index
-                    self._ancestors[node.index] |= self._ancestors[before] | 1 << before
-        for node in reversed(graph.nodes):
-            for after in successors(node):
-                self._descendants[node.index] |= self._descendants[after.index] | 1 << after.index
-
-    def reaches(self, first: Node, second: Node) -> bool:
-        """Whether ``second`` depends on ``first``, directly or not."""
-        return bool(self._descendants[first.index] >> second.index & 1)
-
-    def between(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
-        """Nodes outside the set that lie on a path from the set to the set, in graph order."""
-        members = above = below = 0
-        for node in nodes:
-            members |= 1 << node.index
-            above |= self._ancestors[node.index]
-            below |= self._descendants[node.index]
-        rest = above & below & ~members
-        found = []
-        while rest:
-            lowest = rest & -rest
-            found.append(self._nodes[lowest.bit_length() - 1])
-            rest ^= lowest
-        return tuple(found)
-
-    def check(self, nodes: Collection[Node]) -> Refusal | None:
-        """A refusal that names the path, where the set is not convex."""
-        return _not_convex(_path(set(nodes))) if self.between(nodes) else None
-
-
 def is_convex(nodes: Collection[Node]) -> Refusal | None:
     """A refusal that names the path, where a path leaves ``nodes`` and comes back.
 
-    One search, bounded by the graph's order; for many queries over one graph build a ``Reachability``.
+    One search, bounded by the graph's order.
     """
     path = _path(set(nodes))
     return _not_convex(path) if path else None

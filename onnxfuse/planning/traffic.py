@@ -261,11 +261,6 @@ def traffic(graph: Graph, sizes: Sizes, fused: Sequence[Region] = ()) -> Traffic
     return Ledger(graph, sizes).total(fused)
 
 
-def region_traffic(ledger: Ledger, region: Region) -> tuple[int, int]:
-    """Bytes through device memory of a region's nodes one by one, and of the fused node."""
-    return sum(ledger.node(node).bytes for node in region.own), ledger.region(region).bytes
-
-
 def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int) -> tuple[int, int]:
     """Kernels that a launch plan starts for inputs of these shapes, and the bytes that pass through its scratch.
 

@@ -17,7 +17,7 @@ from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators.classes import is_deterministic
 from onnxfuse.operators.record import operator_of
-from onnxfuse.provider.removed import is_same_memory, same_memory
+from onnxfuse.provider.removed import same_memory
 
 SMALL_CONSTANT = 100
 """Constants of at most so many elements count as readable on the host (a limit of ONNX Runtime's own)."""
@@ -63,12 +63,6 @@ def on_host(item: Node | Value, graph: Graph) -> bool:
     """Whether ONNX Runtime runs the node, or keeps the value, on the host."""
     found = host(graph)
     return item in (found.nodes if isinstance(item, Node) else found.values)
-
-
-def is_free(node: Node, graph: Graph) -> bool:
-    """Whether the node costs no kernel on the GPU: host arithmetic, folded, or its operand's memory again."""
-    found = host(graph)
-    return node.op == "Constant" or node in found.nodes or node in found.folded or is_same_memory(node)
 
 
 def _find(graph: Graph) -> Host:
