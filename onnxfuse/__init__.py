@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from onnxfuse.api import (
         BenchResult,
         CheckResult,
+        Explanation,
         Lock,
+        Report,
         Result,
         VerifyResult,
         bench,
         check,
+        explain,
         optimize,
         report,
         unfuse,
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
     )
     from onnxfuse.errors import (
         ExternalDataError,
+        InternalError,
         KernelError,
         LockError,
+        MeasurementError,
         ModelError,
         OnnxfuseError,
         OutputError,
@@ -41,46 +46,58 @@ if TYPE_CHECKING:
         TargetError,
         VerificationError,
     )
+    from onnxfuse.planning.hardware import Profile
+    from onnxfuse.planning.objective import Hints, Strategy
     from onnxfuse.runtime import library_path, register, session
-    from onnxfuse.scheduler import DynamicFusionScheduler, FusionPlanner, Hints
+    from onnxfuse.scheduler import Decision, DynamicFusionScheduler, FusionPlanner
     from onnxfuse.version import __version__
 
 _HOMES = {
     "onnxfuse.api": (
-        "BenchResult", "CheckResult", "Lock", "Result", "VerifyResult", "bench", "check", "optimize", "report",
-        "unfuse", "verify",
+        "BenchResult", "CheckResult", "Explanation", "Lock", "Report", "Result", "VerifyResult", "bench",
+        "check", "explain", "optimize", "report", "unfuse", "verify",
     ),
     "onnxfuse.errors": (
-        "ExternalDataError", "KernelError", "LockError", "ModelError", "OnnxfuseError", "OutputError",
-        "RuleError", "RuntimeLibraryError", "TargetError", "VerificationError",
+        "ExternalDataError", "InternalError", "KernelError", "LockError", "MeasurementError", "ModelError",
+        "OnnxfuseError", "OutputError", "RuleError", "RuntimeLibraryError", "TargetError", "VerificationError",
     ),
+    "onnxfuse.planning.hardware": ("Profile",),
+    "onnxfuse.planning.objective": ("Hints", "Strategy"),
     "onnxfuse.runtime": ("library_path", "register", "session"),
-    "onnxfuse.scheduler": ("DynamicFusionScheduler", "FusionPlanner", "Hints"),
+    "onnxfuse.scheduler": ("Decision", "DynamicFusionScheduler", "FusionPlanner"),
     "onnxfuse.version": ("__version__",),
 }
 
 __all__ = [
     "BenchResult",
     "CheckResult",
+    "Decision",
     "DynamicFusionScheduler",
+    "Explanation",
     "ExternalDataError",
     "FusionPlanner",
     "Hints",
+    "InternalError",
     "KernelError",
     "Lock",
     "LockError",
+    "MeasurementError",
     "ModelError",
     "OnnxfuseError",
     "OutputError",
+    "Profile",
+    "Report",
     "Result",
     "RuleError",
     "RuntimeLibraryError",
+    "Strategy",
     "TargetError",
     "VerificationError",
     "VerifyResult",
     "__version__",
     "bench",
     "check",
+    "explain",
     "library_path",
     "optimize",
     "register",

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Unpack
 
 import onnx
 
 from onnxfuse import locking, measuring, reporting, rewriting, verifying
 from onnxfuse.comparing import VerifyResult, compare
 from onnxfuse.errors import ModelError
-from onnxfuse.files import write_text
+from onnxfuse.given import Names, Paths, Wanted, names, paths, sizes
+from onnxfuse.given import hints as read_hints
 from onnxfuse.graph import LoadedModel
 from onnxfuse.locking import CheckResult, Lock
 from onnxfuse.measurements import Place
 from onnxfuse.measuring import BenchResult
 from onnxfuse.measuring.sets import InputSet, read_input_sets
-from onnxfuse.optimised import Optimised, Tell, silent
+from onnxfuse.optimised import Tell, silent
 from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.objective import LEAST_GAIN, Hints
+from onnxfuse.planning.objective import LEAST_GAIN, Hints, Strategy
 from onnxfuse.reporting import Explanation, Report, as_json, is_fused, note_report, report_of, report_of_fused
-from onnxfuse.reporting.drawing import picture
-from onnxfuse.rewriting.saving import External, Saved
+from onnxfuse.result import Result, default_output
 from onnxfuse.unforeseen import told
 from onnxfuse.verifying.bounds import Bounds
 from onnxfuse.verifying.closeness import Closeness
@@ -34,93 +33,20 @@ from onnxfuse.verifying.runs import Inputs
 Source = str | Path | onnx.ModelProto
 
 
-@dataclass(frozen=True, repr=False)
-class Result:
-    """A fused model and its report.
-
-    Attributes:
-        optimised: everything that led to it, stage by stage.
-        report: what was fused, what was not and why, and what it costs.
-    """
-
-    optimised: Optimised
-    report: Report
-
-    def __repr__(self) -> str:
-        return repr(self.report).replace("<Report", "<Result", 1)
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The fused model."""
-        return self.optimised.model
-
-    def save(self, path: str | Path | None = None, *, external: External = "keep",
-             progress: Callable[[int, int], None] | None = None) -> Path:
-        """``write``, of which the path is all that matters."""
-        return self.write(path, external=external, progress=progress).path
-
-    def to_svg(self) -> str:
-        """The fused graph as a picture, each fused node with the nodes that its function holds.
-
-        Raises:
-            ModelError: there is more to draw than can be looked at.
-        """
-        with told(self.optimised.loaded.path):
-            return picture(self.model, Path(self.report.model).name)
-
-    def write(self, path: str | Path | None = None, *, external: External = "keep",
-              progress: Callable[[int, int], None] | None = None) -> Saved:
-        """Write the fused model; returns its path, and the files outside it that hold weights of its.
-
-        Args:
-            path: by default beside the file that was read, ``model.fused.onnx`` for ``model.onnx``.
-            external: what becomes of weights outside the model's file: "keep" refers to the same files where that is
-                possible, "copy" copies them to ``<path>.DIGEST.data``, "inline" puts them into the model.
-            progress: told the bytes copied to the data file, and those to copy.
-
-        Raises:
-            OutputError: the file cannot be written; nothing was left behind.
-            ValueError: the model was not read from a file, and there is no path.
-        """
-        if path is None:
-            if self.optimised.loaded.path is None:
-                raise ValueError("a model that was not read from a file needs a path to be saved to")
-            path = default_output(self.optimised.loaded.path)
-        source = self.optimised.loaded
-        if external not in get_args(External):
-            raise ValueError(f"external is {external!r}; it can be {', '.join(map(repr, get_args(External)))}")
-        with told(source.path, path):
-            return rewriting.save(self.model, path, source=source, external=external, progress=progress)
-
-    def lock(self) -> Lock:
-        """What is fused, by onnxfuse and by ONNX Runtime itself, to hold later models against (``check``)."""
-        with told(self.optimised.loaded.path):
-            return locking.lock_of(self.optimised, self.report)
-
-    def save_lock(self, path: str | Path) -> Path:
-        """Write the lock as a file of YAML, all of it or nothing; returns its path.
-
-        Raises:
-            OutputError: the file cannot be written; nothing was left behind.
-        """
-        write_text(Path(path), locking.lock_text(self.lock()))
-        return Path(path)
-
-
 def optimize(
     model: Source | LoadedModel,
     *,
-    rules: Sequence[str | Path] = (),
-    disable: Sequence[str] = (),
+    rules: Paths = (),
+    disable: Names = (),
     dims: Mapping[str, int] | None = None,
     target: str | Profile | None = None,
-    embed: Sequence[str] = (),
+    embed: Names = (),
     verify: bool = True,
     verify_seconds: float = Options.verify_seconds,
     compile: bool | None = None,
     inputs: Mapping[str, Any] | None = None,
-    strategy: str = "auto",
-    hints: Hints | None = None,
+    strategy: Strategy = "auto",
+    hints: Hints | Mapping[str, float] | None = None,
     least_gain: float | None = None,
     provider_options: Mapping[str, str] | None = None,
     database: Place = None,
@@ -132,18 +58,18 @@ def optimize(
 
     Args:
         model: a file, or what ``onnx.load`` returns; it is not changed.
-        rules: rule files, or folders of them, to use beside the shipped ones.
-        disable: ids of rules to leave out.
+        rules: a rule file, or a folder of them, or several, to use beside the shipped ones.
+        disable: ids of rules to leave out, one or several; or of a stage, such as "attention".
         dims: sizes of symbolic dimensions to plan for; the fused model takes all sizes that the model takes.
         target: name of the GPU to plan for, or a profile; the GPU present by default, else the H100.
-        embed: architectures, such as "sm_90", whose compiled kernels go into the model.
+        embed: an architecture, such as "sm_90", or several, whose compiled kernels go into the model.
         verify: run every fused node against what it replaced, and take back those that fail.
         verify_seconds: that verification may take, 0 for as many as it needs; what it has no time for is left out, and
             the report says so.
         compile: compile every kernel for the target and see which spill registers; as ``verify`` where None.
         inputs: arrays by input name to verify with, beside made ones.
         strategy: what the plan is to be good at: "auto", "all-in-one", "memory" or "dynamic".
-        hints: of the state of the machine that the model will run on.
+        hints: of the state of the machine that the model will run on: ``Hints``, or ``{"memory-pressure": 0.9}``.
         least_gain: predicted speed-up that a region must pass to be fused, 1.2 where None.
         provider_options: of the CUDA provider that the model will run with.
         database: of measurements (`onnxfuse tune`) to plan by: a file, the default one where it is there (None), or
@@ -153,19 +79,25 @@ def optimize(
             the database; after so long none begins, and with 0 none at all.
         tell: told the stage, how much of it is done, and how much there is.
 
+    Returns:
+        The fused model, ``result.model``, which ``result.save`` writes, and ``result.report``: what was fused, what was
+        not and why, and what it costs.  Where nothing can be fused the model is as it was.
+
     Raises:
         ModelError: the model cannot be read or understood, or ONNX Runtime itself refuses it.
         MeasurementError: the database or the profile cannot be used.
         RuleError: a rule file is wrong.
         TargetError: the target GPU is not known.
-        ValueError: there is no such strategy.
+        ValueError: there is no such strategy or hint.
+        TypeError: an argument has another type than it takes.
         KernelError: with ``embed``: a kernel cannot be compiled.
         VerificationError: the fused model as a whole is wrong; this is a fault of onnxfuse.
         InternalError: another fault of onnxfuse, as from any function here; ``__cause__`` is what happened.
     """
     options = Options(
-        rules, disable, dims or {}, target, architectures=embed, verify=verify, verify_seconds=verify_seconds,
-        compile=compile, inputs=inputs, strategy=strategy, hints=hints or Hints(),
+        paths("rules", rules), names("disable", disable), sizes(dims), target, architectures=names("embed", embed),
+        verify=verify, verify_seconds=verify_seconds,
+        compile=compile, inputs=inputs, strategy=strategy, hints=read_hints(hints),
         least_gain=LEAST_GAIN if least_gain is None else least_gain, provider_options=provider_options or {},
         database=database, run_profile=run_profile,
     )
@@ -185,17 +117,22 @@ def optimize(
 def report(
     model: Source,
     *,
-    rules: Sequence[str | Path] = (),
-    disable: Sequence[str] = (),
+    rules: Paths = (),
+    disable: Names = (),
     dims: Mapping[str, int] | None = None,
     target: str | Profile | None = None,
     tell: Tell = silent,
-    **wanted: Any,
+    **wanted: Unpack[Wanted],
 ) -> Report:
     """What ``optimize`` would do to a model; of a fused model, what it holds, read from the model itself, counted
     anew where ``dims`` or ``target`` ask for others than it was planned for.
 
-    ``wanted`` are further arguments of ``optimize``.
+    Args:
+        model: a file, or what ``onnx.load`` returns.
+        rules, disable, dims, target, tell, wanted: as ``optimize`` takes them.
+
+    Returns:
+        The report, which ``to_text``, ``to_json`` and ``to_html`` show; no model is written.
 
     Raises:
         ModelError, RuleError, TargetError: as ``optimize``.
@@ -215,24 +152,25 @@ class Seen(NamedTuple):
 def looked_at(
     model: Source,
     *,
-    rules: Sequence[str | Path] = (),
-    disable: Sequence[str] = (),
+    rules: Paths = (),
+    disable: Names = (),
     dims: Mapping[str, int] | None = None,
     target: str | Profile | None = None,
     tell: Tell = silent,
     why: bool = True,
-    **wanted: Any,
+    **wanted: Unpack[Wanted],
 ) -> Seen:
     """``report``, and ``explain`` of the whole model where ``why`` is asked for, from one plan.
 
     Raises:
         ModelError, RuleError, TargetError: as ``optimize``.
     """
+    rules, dims = paths("rules", rules), sizes(dims)
     options: dict[str, Any] = {"rules": rules, "disable": disable, "dims": dims, "target": target, "tell": tell}
     with told(file_of(model)):
         loaded = load(model)
         profile = None if target is None else profile_of(target, rules)
-        held = report_of_fused(loaded, dims or {}, profile) if is_fused(loaded.proto) else None
+        held = report_of_fused(loaded, dims, profile) if is_fused(loaded.proto) else None
     if held is not None:
         return Seen(held, explain(model, **options, **wanted) if why else None, loaded.proto)
     result = optimize(loaded, verify=False, compile=True, measure_seconds=0, **options, **wanted)
@@ -244,18 +182,22 @@ def explain(
     model: Source,
     node: str | None = None,
     *,
-    rules: Sequence[str | Path] = (),
-    disable: Sequence[str] = (),
+    rules: Paths = (),
+    disable: Names = (),
     dims: Mapping[str, int] | None = None,
     target: str | Profile | None = None,
     tell: Tell = silent,
-    **wanted: Any,
+    **wanted: Unpack[Wanted],
 ) -> Explanation:
     """Why ``optimize`` would fuse a model as it would; of a fused model, the original in it is planned anew.
 
     Args:
+        model: a file, or what ``onnx.load`` returns.
         node: name of a node, of a value or of a fused node to explain; where None, the traffic that remains.
-        wanted: further arguments of ``optimize``.
+        rules, disable, dims, target, tell, wanted: as ``optimize`` takes them.
+
+    Returns:
+        The explanation, which ``to_text`` and ``to_json`` show: of the whole model, or of the node asked for.
 
     Raises:
         ModelError: as ``optimize``; or nothing is called ``node``.
@@ -284,7 +226,7 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     require_kernels: bool = False,
-    seconds: float = Options.verify_seconds,
+    verify_seconds: float = Options.verify_seconds,
     tell: Tell = silent,
 ) -> VerifyResult:
     """Compare a fused model with its original: every output on the same inputs, and the kernel of every fused node with
@@ -301,7 +243,7 @@ def verify(
             without kernels, and with them 0.001 of an output's largest magnitude in float32, 0.01 in float16 and 0.05
             in bfloat16 models.
         require_kernels: whether the result is "not settled" where a kernel was not run.
-        seconds: that this may take, 0 for as many as it needs; the result says what was left out.
+        verify_seconds: that this may take, 0 for as many as it needs; the result says what was left out.
         tell: told the stage, how much of it is done, and how much there is.
 
     Returns:
@@ -312,15 +254,16 @@ def verify(
             ONNX Runtime refuses the original.
         ValueError: ``rtol`` or ``atol`` is no number of zero or more; there is no fused model.
     """
+    wanted = sizes(dims)
     closeness = None if rtol is None and atol is None else Closeness(_limit("rtol", rtol), _limit("atol", atol))
     if fused is None and isinstance(original, onnx.ModelProto) and not is_fused(original):
         raise ValueError("a model that was not read from a file needs its fused form beside it: fused=...")
     with told(file_of(original), None if fused is None else file_of(fused)):
         first, second = _pair(original, fused)
-        pair = Pair.of(first, second, dims or {})
+        pair = Pair.of(first, second, wanted)
         return compare(
             pair, verifying.find_runner(), _input_sets(inputs, pair), closeness=closeness,
-            needs_kernels=require_kernels, bounds=Bounds.of(seconds), progress=tell,
+            needs_kernels=require_kernels, bounds=Bounds.of(verify_seconds), progress=tell,
             names=(_called(first, second, "original"), _called(second, first, "fused")),
         )
 
@@ -370,12 +313,12 @@ def check(
     model: Source,
     lock: str | Path | Lock,
     *,
-    rules: Sequence[str | Path] = (),
-    disable: Sequence[str] = (),
+    rules: Paths = (),
+    disable: Names = (),
     dims: Mapping[str, int] | None = None,
     target: str | Profile | None = None,
     tell: Tell = silent,
-    **wanted: Any,
+    **wanted: Unpack[Wanted],
 ) -> CheckResult:
     """Plan a model anew and compare what is fused with a lock: what the lock has and the model does not, by onnxfuse or
     by ONNX Runtime itself, and why; what is new; inputs and outputs that changed.
@@ -383,6 +326,7 @@ def check(
     Args:
         model: a file, or what ``onnx.load`` returns; of a fused model the original in it is planned.
         lock: what ``Result.save_lock`` or ``onnxfuse optimize --lock`` wrote, or ``Result.lock`` gave.
+        rules: rule files to use beside the shipped ones, as ``optimize`` takes them.
         disable: ids of rules to leave out beside those that the lock leaves out.
         dims: sizes that stand in place of the lock's; target: a GPU in place of the lock's.
         tell: told the stage, how much of it is done, and how much there is.
@@ -395,6 +339,7 @@ def check(
         LockError: the lock cannot be read, is one of a newer release, or of another model.
         ModelError, RuleError, TargetError: as ``optimize``.
     """
+    disable, dims = names("disable", disable), sizes(dims)
     file = None if isinstance(lock, Lock) else Path(lock)
     with told(file_of(model), file):
         found = lock if isinstance(lock, Lock) else locking.read_lock(Path(lock))
@@ -403,8 +348,8 @@ def check(
         held = rewriting.read_fused(loaded.proto)
         if held:
             loaded = rewriting.original(loaded)
-        sizes = locking.sizes_of(found, loaded)
-    settings |= {"disable": (*settings["disable"], *disable), "dims": {**sizes, **(dims or {})}, **wanted}
+        locked = locking.sizes_of(found, loaded)
+    settings |= {"disable": (*settings["disable"], *disable), "dims": {**locked, **dims}, **wanted}
     if target is not None:
         settings["target"] = target
     result = optimize(loaded, rules=rules, verify=False, measure_seconds=0, tell=tell, **settings)
@@ -451,27 +396,32 @@ def bench(
     for name, number in (("threads", threads), ("runs", runs)):
         if number is not None and number < 1:
             raise ValueError(f"{name} is {number!r}; it must be one or more")
+    wanted = sizes(dims)
     with told(original, fused):
         arrays = measuring.read_inputs(inputs) if isinstance(inputs, str | Path) else inputs
         result = measuring.bench(
-            original, fused, dims, inputs=arrays, cuda_graph=cuda_graph, runs=runs, threads=threads,
+            original, fused, wanted, inputs=arrays, cuda_graph=cuda_graph, runs=runs, threads=threads,
             provider_options=provider_options, progress=lambda stage: tell(stage, 0, 0),
         )
         tell("counting bytes", 0, 0)
         return reporting.with_rates(result)
 
 
-def unfuse(model: Source | LoadedModel, only: Collection[str] | None = None) -> onnx.ModelProto:
+def unfuse(model: Source | LoadedModel, only: Names | None = None) -> onnx.ModelProto:
     """The original of a fused model: the functions' bodies in place of the fused nodes, under the original names.
 
     Args:
-        only: names of the fused nodes to put back, all of them where None.
+        only: name of the fused node to put back, or several; all of them where None.
+
+    Returns:
+        The model without those fused nodes; without any, the very bytes that ``optimize`` was given.
 
     Raises:
         ModelError: the model cannot be read, its records are damaged, or a name in ``only`` is no fused node's.
     """
+    chosen = None if only is None else names("only", only)
     with told(file_of(model)):
-        return rewriting.original(load(model), only).proto
+        return rewriting.original(load(model), chosen).proto
 
 
 def file_of(model: Source | LoadedModel) -> str | Path | None:
@@ -479,12 +429,6 @@ def file_of(model: Source | LoadedModel) -> str | Path | None:
     if isinstance(model, LoadedModel):
         return model.path
     return None if isinstance(model, onnx.ModelProto) else model
-
-
-def default_output(path: Path) -> Path:
-    """Where the fused model goes by default: ``model.fused.onnx`` beside ``model.onnx``."""
-    stem = path.name.removesuffix(".onnx")
-    return path.with_name(f"{stem}.fused.onnx")
 
 
 __all__ = ["BenchResult", "CheckResult", "Explanation", "Lock", "Report", "Result", "VerifyResult", "as_json", "bench",

@@ -16,6 +16,7 @@ from onnxfuse.errors import KernelError, TargetError
 from onnxfuse.optimised import Tell
 from onnxfuse.rewriting import FusedRegion
 from onnxfuse.runtime.compile import Compiler, KernelSource, architectures, default_compiler
+from onnxfuse.wording import option
 
 _SPELLING = re.compile(r"(?:sm_?|compute_?)?(\d{2,3})([af]?)", re.IGNORECASE)
 
@@ -39,7 +40,7 @@ def parse_architectures(names: Iterable[str]) -> tuple[str, ...]:
         spelled = f"sm_{match[1]}{match[2].lower()}" if match else name.strip()
         if spelled not in known:
             raise TargetError(
-                f"'{name}' is no GPU architecture that kernels can be embedded for.", place=f"--embed {name}",
+                f"'{name}' is no GPU architecture that kernels can be embedded for.", place=option("embed", name),
                 remedy=f"{_instead(spelled, match)}There are: {', '.join(known)}.", usage=True,
             )
         found[spelled] = None

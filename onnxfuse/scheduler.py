@@ -15,7 +15,7 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +23,12 @@ from typing import Any
 
 import onnx
 
+from onnxfuse.given import Names, Paths, names, paths, sizes
+from onnxfuse.given import hints as read_hints
 from onnxfuse.graph import LoadedModel
 from onnxfuse.pipeline import Options, load, optimise, profile_of
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective, read_hints
+from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective, Strategy
 from onnxfuse.refusal import Refusal
 
 Source = str | Path | onnx.ModelProto | LoadedModel
@@ -136,11 +138,12 @@ class FusionPlanner:
     """
 
     def __init__(
-        self, target: str | Profile | None = None, *, rules: Sequence[str | Path] = (), disable: Sequence[str] = (),
+        self, target: str | Profile | None = None, *, rules: Paths = (), disable: Names = (),
         least_gain: float = LEAST_GAIN, capacity: int = CACHED,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"a planner keeps one decision at least, not {capacity}")
+        rules, disable = paths("rules", rules), names("disable", disable)
         self.profile = profile_of(target, rules)
         self.capacity = capacity
         self.options = Options(rules=rules, disable=disable, target=self.profile, least_gain=least_gain, verify=False)
@@ -149,7 +152,7 @@ class FusionPlanner:
         self._lock = threading.Lock()
 
     def decide_fusion(
-        self, graph: Source, hints: Hints | Mapping[str, float] | None = None, *, strategy: str = "auto",
+        self, graph: Source, hints: Hints | Mapping[str, float] | None = None, *, strategy: Strategy = "auto",
         dims: Mapping[str, int] | None = None,
     ) -> Decision:
         """What to fuse in a model.
@@ -165,10 +168,9 @@ class FusionPlanner:
             RuleError: a rule file is wrong.
             ValueError: there is no such hint or strategy.
         """
-        known = hints if isinstance(hints, Hints) else read_hints(hints or {})
-        objective = Objective(strategy, known, self.options.least_gain)
+        wanted, objective = sizes(dims), Objective(strategy, read_hints(hints), self.options.least_gain)
         loaded = load(graph)
-        key = decision_key(loaded.proto, self.profile, objective, dims or {})
+        key = decision_key(loaded.proto, self.profile, objective, wanted)
         with self._lock:
             self.decided += 1
             found = self._cache.get(key)
@@ -177,7 +179,7 @@ class FusionPlanner:
                 self._cache.move_to_end(key)
                 return replace(found, cached=True)
         # Planned outside the lock: two threads may plan the same model at once, and decide the same.
-        decision = self._decide(loaded, key, objective, dict(dims or {}))
+        decision = self._decide(loaded, key, objective, wanted)
         with self._lock:
             self._cache[key] = decision
             self._cache.move_to_end(key)
@@ -251,7 +253,7 @@ class DynamicFusionScheduler:
         self._lock = threading.Lock()
 
     def decide_fusion(
-        self, graph: Source, hints: Hints | Mapping[str, float] | None = None, *, strategy: str = "auto",
+        self, graph: Source, hints: Hints | Mapping[str, float] | None = None, *, strategy: Strategy = "auto",
         dims: Mapping[str, int] | None = None,
     ) -> Decision:
         """As ``FusionPlanner.decide_fusion``, without the fusions that were measured to lose."""

@@ -18,6 +18,7 @@ from onnxfuse.graph.binding import asked_of, bound, check_sizes
 from onnxfuse.measuring import make_inputs
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.wording import option
 
 WEIGHTS: dict[str, tuple[tuple[int, ...], type]] = {
     "table": ((1, 77, 8), np.float32), "rows": ((77, 8), np.float32), "kernel": ((4, 1, 5, 5), np.float32),
@@ -96,7 +97,7 @@ def test_assumed_sizes_are_those_that_the_model_runs_at(
     session.run(None, make_inputs(graph, {}))
     with pytest.raises(ModelError, match="The model does not run at these sizes: ") as caught:
         check_sizes(graph, bound(graph, wrong).sizes, wrong)
-    assert caught.value.place == " ".join(f"--dim {name}={size}" for name, size in wrong.items())
+    assert caught.value.place == option("dim", *(f"{name}={size}" for name, size in wrong.items()))
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         session.run(None, make_inputs(graph, wrong))
 

@@ -170,7 +170,7 @@ def test_wrong_rule(tmp_path: Path, old: str, new: str, message: str, command: s
     )),
     (["--disable", "gated-silo"], (
         "error: No rule is called gated-silo.\n"
-        "--> --disable\n"
+        "--> --disable gated-silo\n"
         "help: Did you mean gated-silu?\n"
     )),
     (["--target", "H1000"], (

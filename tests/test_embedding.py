@@ -39,7 +39,7 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(name: str, meant: 
     with pytest.raises(TargetError) as caught:
         compile_images([], ["sm_80", name])
     assert str(caught.value) == (
-        f"'{name}' is no GPU architecture that kernels can be embedded for.\n--> --embed {name}\n"
+        f"'{name}' is no GPU architecture that kernels can be embedded for.\n--> embed=[\"{name}\"]\n"
         f"help: {meant}There are: {KNOWN}."
     )
 

@@ -163,10 +163,11 @@ def test_dimensions_that_are_given() -> None:
 @pytest.mark.parametrize(
     ("dims", "message"),
     [
-        ({"batchs": 2}, "The model has no dimension 'batchs'.\n--> --dim batchs=2\n"
+        ({"batchs": 2}, "The model has no dimension 'batchs'.\n--> dims={\"batchs\": 2}\n"
                         "help: Did you mean 'batch'? Its dimensions are: batch, s."),
-        ({"zzz": 2}, "The model has no dimension 'zzz'.\n--> --dim zzz=2\nhelp: Its dimensions are: batch, s."),
-        ({"batch": -1}, "Dimension 'batch' cannot be -1.\n--> --dim batch=-1\nhelp: Give a size of zero or more."),
+        ({"zzz": 2}, "The model has no dimension 'zzz'.\n--> dims={\"zzz\": 2}\nhelp: Its dimensions are: batch, s."),
+        ({"batch": -1},
+         "Dimension 'batch' cannot be -1.\n--> dims={\"batch\": -1}\nhelp: Give a size of zero or more."),
     ],
 )
 def test_dimensions_that_are_wrong(dims: dict[str, int], message: str) -> None:
@@ -181,8 +182,8 @@ def test_a_dimension_of_a_model_of_fixed_sizes() -> None:
     with pytest.raises(ModelError) as caught:
         bind(graph, {"batch": 2})
     assert str(caught.value) == (
-        "The model has no dimension 'batch'.\n--> --dim batch=2\n"
-        "help: The model's inputs have fixed sizes; leave --dim out."
+        "The model has no dimension 'batch'.\n--> dims={\"batch\": 2}\n"
+        "help: The model's inputs have fixed sizes; leave dims out."
     )
 
 
@@ -203,7 +204,7 @@ def test_a_default_is_raised_until_every_size_is_one_at_least() -> None:
     assert found.sizes == {"batch": 1, "samples": 2048}
     assert found.notes == (
         "Dimension 'samples' is taken to be 2048: at 128, axis 2 of 'frames', a result of 'Conv -> frames' (Conv), "
-        "would have -1.  Give the size that you use: --dim samples=SIZE.",
+        "would have -1.  Give the size that you use: dims={\"samples\": SIZE}.",
     )
     for value in graph.values.values():
         assert all(size > 0 for size in shape_of(value, found.sizes) or ())
@@ -225,7 +226,7 @@ def test_sizes_that_leave_a_tensor_less_than_nothing_are_refused() -> None:
     assert str(caught.value) == (
         "Axis 2 of 'frames', a result of 'Conv -> frames' (Conv), would have -1 elements: "
         "((samples + 80) // 160) - 2.\n"
-        "--> --dim samples=128\nhelp: Give a size that is large enough, from --dim samples=400 on."
+        "--> dims={\"samples\": 128}\nhelp: Give a size that is large enough, from dims={\"samples\": 400} on."
     )
 
 

@@ -193,7 +193,7 @@ def test_a_target_file_holds_one_profile(text: str, held: str, tmp_path: Path) -
         resolve_profile(str(file))
     assert str(caught.value) == (
         f"a target is one hardware profile, and the file holds {held}\n--> {file}\nhelp: keep one in the file, or put "
-        "the file into the folder hardware of a rules folder, and give --rules FOLDER --target NAME"
+        "the file into the folder hardware of a rules folder, and give rules=[\"FOLDER\"] and target=\"NAME\""
     )
 
 

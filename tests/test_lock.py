@@ -480,7 +480,7 @@ def test_a_rule_that_is_not_there(lock: Lock) -> None:
     result = checked(layers("mean-variance"), own)
     why = result.lost[0].stopped.because[0]
     assert (why.code, why.rule, why.message) == ("no-rule", "my-norm", "there is no rule my-norm here")
-    assert why.remedy == "If it is a rule of your own, give its file: --rules PATH."
+    assert why.remedy == "If it is a rule of your own, give its file: rules=[\"PATH\"]."
 
 
 def test_an_edge_that_is_cut(lock: Lock) -> None:

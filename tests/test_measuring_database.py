@@ -195,7 +195,7 @@ def test_a_named_file_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
         open_database(tmp_path / "file" / "x.sqlite")
     assert str(error.value) == (
         f"The database of measurements cannot be written: File exists.\n--> {tmp_path}/file/x.sqlite\n"
-        "help: Name a file in a folder that you may write to: --database FILE.")
+        "help: Name a file in a folder that you may write to: database=\"FILE\".")
     with pytest.raises(MeasurementError) as error:
         find_database(tmp_path / "none")
     assert str(error.value) == (
@@ -211,7 +211,7 @@ def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:
             opened(path)
         assert str(error.value) == (
             f"The database of measurements is damaged: file is not a database.\n--> {path}\n"
-            "help: Delete it (`onnxfuse tune` measures again what it held), or name another: --database FILE.")
+            "help: Delete it (`onnxfuse tune` measures again what it held), or name another: database=\"FILE\".")
 
 
 def test_a_page_that_is_damaged_is_the_same_error(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_other_databases_are_left_alone(tmp_path: Path) -> None:
         open_database(path)
     assert str(error.value) == (
         f"The file is a database, and none of onnxfuse's measurements.\n--> {path}\n"
-        "help: Name another file: --database FILE.")
+        "help: Name another file: database=\"FILE\".")
     assert path.read_bytes() == before
 
 
@@ -258,7 +258,7 @@ def test_a_later_version_is_refused(tmp_path: Path) -> None:
         find_database(path)
     assert str(error.value) == (
         f"The database of measurements has version 9; this release reads up to 3.\n--> {path}\n"
-        "help: Update onnxfuse, or name another file: --database FILE.")
+        "help: Update onnxfuse, or name another file: database=\"FILE\".")
 
 
 def older(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

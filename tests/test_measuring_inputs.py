@@ -82,7 +82,7 @@ def test_text_cannot_be_made_up():
     with pytest.raises(ModelError) as error:
         make_inputs(load_graph(model), {})
     assert str(error.value) == (
-        "Input 'x' cannot be made up: it holds text.\n--> x\nhelp: Give it in a file: --inputs FILE.npz."
+        "Input 'x' cannot be made up: it holds text.\n--> x\nhelp: Give it: inputs={\"NAME\": ARRAY}."
     )
 
 

@@ -273,7 +273,7 @@ def test_channels_last_leaves_what_lies_between_convolutions_alone() -> None:
     assert len(found) == 3
     label = made.graph.values["c"].producer.label  # type: ignore[union-attr]
     assert found[0].message.startswith(f"Exp lies beside {label} (Conv): with prefer_nhwc=1 the runtime moves its ")
-    assert found[0].remedy == "plan without --provider-option prefer_nhwc=1"
+    assert found[0].remedy == "plan without provider_options={\"prefer_nhwc\": \"1\"}"
     assert regions(fuse(IMAGE, dims=dims, provider_options={"prefer_nhwc": "0"})) == regions(fuse(IMAGE, dims=dims))
 
 

@@ -353,7 +353,7 @@ def test_disabling_an_unknown_rule(tmp_path: Path) -> None:
     file.write_text(GOOD)
     with pytest.raises(RuleError) as raised:
         load_rules([file], disable=["my-rul"])
-    assert str(raised.value) == "No rule is called my-rul.\n--> --disable\nhelp: Did you mean my-rule?"
+    assert str(raised.value) == "No rule is called my-rul.\n--> disable=[\"my-rul\"]\nhelp: Did you mean my-rule?"
     assert load_rules([file], disable=["my-rule"]).all == ()
 
 

@@ -220,4 +220,4 @@ def test_a_kernel_that_does_not_compile_for_the_target_is_left(folder: Path) -> 
         assert len(refused) == 1 - fused
     assert refused[0].rule == "bias-squared-relu"
     assert "made for Hopper" in refused[0].message
-    assert refused[0].remedy == "Mend the rule's kernel, or plan for a GPU that it compiles for with --target."
+    assert refused[0].remedy == "Mend the rule's kernel, or plan for a GPU that it compiles for: target=\"GPU\"."

@@ -72,7 +72,7 @@ def test_sizes_that_have_to_be_larger() -> None:
 
 def test_sizes_that_have_to_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs that are added, and said to have sizes of their own, as if nothing were known against those planned."""
-    monkeypatch.setattr("onnxfuse.pipeline.check_sizes", lambda *_: ())
+    monkeypatch.setattr("onnxfuse.forms.check_sizes", lambda *_: ())
     model = parse("g (float[b, tokens] x, float[b, width, 1] z) => (float[b, k, l] y) { "
                   "a = Squeeze(z, two) s = Add(x, a) y = Exp(s) }")
     model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "two"))
@@ -195,7 +195,7 @@ def test_floats_of_which_a_model_makes_no_numbers() -> None:
         g (float[n, 8] x) => (float[n, 8] y) { a = Abs(x) m = Neg(a) l = Log(m) y = Neg(l) }""")))
     assert always.whole.identical and not any("floats between" in str(run) for run in always.runs)
     assert always.notes == ("Elements of 'y' are no numbers on inputs that are made up, which hides what differs; give "
-                            "real ones, --inputs.",)
+                            "real ones, inputs.",)
 
 
 def test_sizes_of_which_a_model_makes_no_numbers() -> None:

@@ -34,6 +34,7 @@ from onnxfuse.errors import InternalError, OnnxfuseError
 from onnxfuse.unforeseen import DEBUG
 from onnxfuse.version import __version__
 from onnxfuse.visible import visible
+from onnxfuse.wording import command_line
 
 INTERRUPTED = 130
 
@@ -45,7 +46,7 @@ class Commands(click.Group):
     """A group that turns errors into messages and exit codes."""
 
     def main(self, *arguments: Any, **more: Any) -> Any:
-        with guarded():
+        with guarded(), command_line():
             return super().main(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:

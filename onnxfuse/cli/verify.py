@@ -78,7 +78,7 @@ def verify(original: Path, fused: Path | None, inputs: Path | None, dims: dict[s
     hush_runtime()
     with progress(as_data) as tell:
         result = api.verify(original, fused, inputs=inputs, dims=dims, rtol=rtol, atol=atol,
-                            require_kernels=require_kernels, seconds=verify_seconds, tell=tell)
+                            require_kernels=require_kernels, verify_seconds=verify_seconds, tell=tell)
     if as_data:
         print_json(result.to_json())
     else:

@@ -12,6 +12,7 @@ from onnxfuse.graph.agreement import agreed, mended, told, unmet
 from onnxfuse.graph.derived import Derived, derived, enlarged, least
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.model import Demand, Graph
+from onnxfuse.wording import option
 
 BATCH, SEQUENCE, SIDE, OTHER = 1, 128, 224, 16
 """Default sizes: a batch, a sequence, a side of an image, anything else."""
@@ -66,12 +67,12 @@ def bound(graph: Graph, dims: Mapping[str, int]) -> Bound:
     for name, size in dims.items():
         if name not in symbols:
             raise ModelError(
-                f"The model has no dimension '{name}'.", place=f"--dim {name}={size}", remedy=_known(name, graph),
+                f"The model has no dimension '{name}'.", place=_given(name, dims=dims), remedy=_known(name, graph),
                 usage=True,
             )
         if size < 0:
             raise ModelError(
-                f"Dimension '{name}' cannot be {size}.", place=f"--dim {name}={size}",
+                f"Dimension '{name}' cannot be {size}.", place=_given(name, dims=dims),
                 remedy="Give a size of zero or more.", usage=True,
             )
     first = {str(value.shape[0]) for value in graph.inputs if value.shape}
@@ -100,7 +101,7 @@ def _raised(follows: tuple[Derived, ...], sizes: Mapping[str, int], name: str, s
     """Why a default is larger than others."""
     small = next((each for each in follows if name in each.size.symbols and (each.at(sizes) or 0) < 1), None)
     why = "" if small is None else f": at {sizes[name]}, axis {small.axis} of {small}, would have {small.at(sizes)}"
-    return f"Dimension '{name}' is taken to be {size}{why}.  Give the size that you use: --dim {name}=SIZE."
+    return _taken(name, size, why)
 
 
 def asked_of(graph: Graph) -> tuple[Demand, ...]:
@@ -114,7 +115,17 @@ def _agreed(asked: Sequence[Demand], sizes: Mapping[str, int], name: str, size: 
     bad = unmet(asked, sizes)
     why = next((each for each in bad if name in each.left.symbols | each.right.symbols), bad[0] if bad else None)
     reason = "" if why is None else f": at {sizes[name]}, {told(why, sizes)}"
-    return f"Dimension '{name}' is taken to be {size}{reason}.  Give the size that you use: --dim {name}=SIZE."
+    return _taken(name, size, reason)
+
+
+def _taken(name: str, size: int, why: str) -> str:
+    return (f"Dimension '{name}' is taken to be {size}{why}.  Give the size that you use: "
+            f"{option('dim', f'{name}=SIZE')}.")
+
+
+def _given(*names: str, dims: Mapping[str, int]) -> str:
+    """Sizes as the user gives them."""
+    return option("dim", *(f"{name}={dims[name]}" for name in names))
 
 
 def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int], arrays: str = "") -> tuple[str, ...]:
@@ -136,24 +147,23 @@ def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int],
         own = [name for name in dims if name in each.left.symbols | each.right.symbols]
         if own and stated.isdisjoint(own):
             fits = mended(each, asked, sizes, own)
-            sign = "" if arrays else "--dim "
-            given = " ".join(f"{sign}{name}={dims[name]}" for name in own)
-            better = " ".join(f"{sign}{name}={size}" for name, size in (fits or {}).items())
+            shown = [f"{name}={size}" for name, size in (fits or {}).items()]
+            better = " ".join(shown) if arrays or not shown else option("dim", *shown)
             raise ModelError(
-                f"The model does not run at these sizes: {told(each, sizes)}.", place=arrays or given,
+                f"The model does not run at these sizes: {told(each, sizes)}.", place=arrays or _given(*own, dims=dims),
                 remedy=f"Such a size fits: {better}." if better else "Give other sizes.", usage=True,
             )
     return tuple(f"The model seems not to run at the sizes that are assumed: {told(each, sizes)}.  Give the sizes that "
-                 "you use with --dim." for each in bad[:1])
+                 f"you use with {option('dim')}." for each in bad[:1])
 
 
 def _negative(found: Derived, sizes: Mapping[str, int], dims: Mapping[str, int]) -> ModelError:
     own = [name for name in dims if name in found.size.symbols]
     needed = {name: size for name in own if (size := least(found, sizes, name)) is not None}
-    given = " ".join(f"--dim {name}={dims[name]}" for name in own)
-    enough = " or ".join(f"--dim {name}={size}" for name, size in needed.items())
+    enough = " or ".join(option("dim", f"{name}={size}") for name, size in needed.items())
     return ModelError(
-        f"Axis {found.axis} of {found}, would have {found.at(sizes)} elements: {found.size}.", place=given,
+        f"Axis {found.axis} of {found}, would have {found.at(sizes)} elements: {found.size}.",
+        place=_given(*own, dims=dims),
         remedy=f"Give a size that is large enough, from {enough} on." if enough else "Give other sizes.", usage=True,
     )
 
@@ -207,7 +217,7 @@ def _of_inputs(graph: Graph) -> list[str]:
 def _known(name: str, graph: Graph) -> str:
     names = _of_inputs(graph)
     if not names:
-        return "The model's inputs have fixed sizes; leave --dim out."
+        return f"The model's inputs have fixed sizes; leave {option('dim')} out."
     close = get_close_matches(name, names, n=1)
     if not close:
         close = [known for known in names if known.lower() == name.lower()]

@@ -24,6 +24,7 @@ from onnxfuse.resources import rules_folder
 from onnxfuse.rules import CanonicalRule, FuseRule, canonicalise, load_rules
 from onnxfuse.rules.load import STAGES
 from onnxfuse.rules.runtime import told
+from onnxfuse.wording import option
 
 SHOWN = 3
 """Reasons that are given of one lost fusion."""
@@ -140,10 +141,10 @@ class Because:
             if rule in self._rules.disabled:
                 what = "stage" if rule in STAGES else "rule"
                 yield Refusal("disabled", f"the {what} {rule} is left out", "", rule,
-                              f"Plan without --disable {rule}.")
+                              f"Plan without {option('disable', rule)}.")
             elif rule not in self._rules.by_id and rule not in STAGES:
                 yield Refusal("no-rule", f"there is no rule {rule} here", "", rule,
-                              "If it is a rule of your own, give its file: --rules PATH.")
+                              f"If it is a rule of your own, give its file: {option('rules', 'PATH')}.")
 
     def _since(self) -> Iterator[Refusal]:
         """What is left out that was not for the lock, such as a stage without rules of its own."""
@@ -208,7 +209,7 @@ class Because:
                 yield Refusal(
                     "taken", f"the fused node of {found.spot.nodes[0]} ({found.rule}) takes {names}; what ONNX Runtime "
                              f"keeps takes {group.spot.costs_us:.3g} µs predicted", held[0].label, found.rule,
-                    f"Leave it out: --disable {found.rule}.")
+                    f"Leave it out: {option('disable', found.rule)}.")
 
     def _refused(self, locked: Locked, rules: Sequence[str], nodes: Sequence[Node | None]) -> Iterator[Refusal]:
         """Near misses of runtime rules at nodes of the graph."""

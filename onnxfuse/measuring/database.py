@@ -28,6 +28,7 @@ from typing import Any, Literal
 from onnxfuse.errors import MeasurementError
 from onnxfuse.measuring.database_file import connect, damaged, explained, migrate, timed
 from onnxfuse.runtime.cache import default_folder
+from onnxfuse.wording import option
 
 ROWS = 10_000
 """The latest rows of one subject that count."""
@@ -370,7 +371,7 @@ def open_database(path: Path | None = None) -> Database:
         if path is not None:
             raise MeasurementError(
                 f"The database of measurements cannot be written: {reason}.", place=str(path),
-                remedy="Name a file in a folder that you may write to: --database FILE.",
+                remedy=f"Name a file in a folder that you may write to: {option('database', 'FILE')}.",
             ) from error
         warnings.warn(
             f"the database of measurements {chosen} cannot be written ({reason}); what is measured is not kept; set "

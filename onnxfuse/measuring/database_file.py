@@ -16,6 +16,7 @@ from pathlib import Path
 
 from onnxfuse.bounded import open_file
 from onnxfuse.errors import MeasurementError
+from onnxfuse.wording import option
 
 APPLICATION = 0x6F667573
 """SQLite's application id of the file: "ofus"."""
@@ -164,12 +165,12 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
     if application != APPLICATION and (application or version or tables):
         raise MeasurementError(
             "The file is a database, and none of onnxfuse's measurements.", place=str(path),
-            remedy="Name another file: --database FILE.",
+            remedy=f"Name another file: {option('database', 'FILE')}.",
         )
     if version > len(_SCHEMA):
         raise MeasurementError(
             f"The database of measurements has version {version}; this release reads up to {len(_SCHEMA)}.",
-            place=str(path), remedy="Update onnxfuse, or name another file: --database FILE.",
+            place=str(path), remedy=f"Update onnxfuse, or name another file: {option('database', 'FILE')}.",
         )
     if version < 0 or tables != _tables_of(version):
         raise damaged(str(path), f"its tables are not those of version {version}")
@@ -232,7 +233,8 @@ def explained(name: str, *, opening: bool = False) -> Iterator[None]:
             raise
         raise MeasurementError(
             f"The database of measurements cannot be used: {error}.", place=name,
-            remedy="Try again when no other process uses it, or name another file: --database FILE.",
+            remedy="Try again when no other process uses it, or name another file: "
+                   f"{option('database', 'FILE')}.",
         ) from error
     except sqlite3.DatabaseError as error:
         raise damaged(name, str(error)) from error
@@ -243,5 +245,6 @@ def explained(name: str, *, opening: bool = False) -> Iterator[None]:
 def damaged(name: str, why: str) -> MeasurementError:
     return MeasurementError(
         f"The database of measurements is damaged: {why}.", place=name,
-        remedy="Delete it (`onnxfuse tune` measures again what it held), or name another: --database FILE.",
+        remedy="Delete it (`onnxfuse tune` measures again what it held), or name another: "
+               f"{option('database', 'FILE')}.",
     )

@@ -18,6 +18,7 @@ from onnxfuse.measuring.archive import read_arrays, reason
 from onnxfuse.measuring.demands import POSITIVE
 from onnxfuse.measuring.intervals import interval_of, is_whole
 from onnxfuse.measuring.ranges import Ranges, find_ranges
+from onnxfuse.wording import option
 
 Array = NDArray[Any]
 
@@ -192,5 +193,5 @@ def _numpy_type(value: Value) -> np.dtype[Any]:
 def _cannot_be_made(value: Value, reason: str) -> ModelError:
     return ModelError(
         f"Input '{value.name}' cannot be made up: {reason}.", place=value.name,
-        remedy="Give it in a file: --inputs FILE.npz.",
+        remedy=f"Give it: {option('inputs', 'FILE.npz')}.",
     )

@@ -17,6 +17,7 @@ from onnxfuse.graph import load_model
 from onnxfuse.measuring.machine import Machine, as_array
 from onnxfuse.runtime import session as fused_session
 from onnxfuse.runtime.words import runtime_words
+from onnxfuse.wording import option
 
 QUIET = 4
 """Severity of messages that sessions print: what ends the process; all else is an exception as well."""
@@ -110,7 +111,8 @@ class Runner:
         """What ONNX Runtime says of a run, as an error."""
         return ModelError(
             f"ONNX Runtime cannot run the model on {self._shapes}: {runtime_words(error)}", place=self.path,
-            remedy="Give sizes that it runs at (--dim NAME=N), or inputs of your own (--inputs FILE.npz).",
+            remedy=f"Give sizes that it runs at ({option('dim', 'NAME=N')}), or inputs of your own "
+                   f"({option('inputs', 'FILE.npz')}).",
         )
 
     def _check_names(self, inputs: Mapping[str, Any]) -> None:

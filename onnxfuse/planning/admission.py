@@ -30,6 +30,7 @@ from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import USER, Kernel
+from onnxfuse.wording import option
 
 MOST_OPERANDS = 128
 """Tensors that one node of a region reads, or writes: each neighbour that is tried costs a look at all of them."""
@@ -139,7 +140,7 @@ def beside_convolutions(graph: Graph, facts: Mapping[Node, Facts]) -> list[tuple
                 "channels-last",
                 f"{node.qualified_op} lies beside {source.label} ({source.op}): with prefer_nhwc=1 the runtime moves "
                 "its layout conversions through it, and a fused node would stop them",
-                node.label, remedy="plan without --provider-option prefer_nhwc=1",
+                node.label, remedy=f"plan without {option('provider-option', 'prefer_nhwc=1')}",
             ),
             node,
         )

@@ -19,6 +19,7 @@ from onnxfuse.errors import RuleError, TargetError
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import yamlfile
 from onnxfuse.rules.yamlfile import Document, Path_
+from onnxfuse.wording import option
 
 KIB = 1024
 
@@ -293,7 +294,7 @@ def resolve_profile(target: str, rules: Iterable[Path | str] = ()) -> Profile:
         raise TargetError(
             f"a target is one hardware profile, and the file holds {len(found)} ({names})", place=target,
             remedy="keep one in the file, or put the file into the folder hardware of a rules folder, and give "
-                   "--rules FOLDER --target NAME",
+                   f"{option('rules', 'FOLDER')} and {option('target', 'NAME')}",
         )
     return found[0]
 

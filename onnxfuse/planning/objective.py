@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from typing import Literal, get_args
 
 from onnxfuse.planning.region import RegionCost
 from onnxfuse.refusal import Refusal
@@ -23,7 +24,9 @@ from onnxfuse.refusal import Refusal
 LEAST_GAIN = 1.2
 """Predicted speed-up of a region below which it is left to ONNX Runtime, where nothing was measured."""
 
-STRATEGIES = ("auto", "all-in-one", "memory", "dynamic")
+Strategy = Literal["auto", "all-in-one", "memory", "dynamic"]
+
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 REFUSALS = frozenset({"no-gain", "memory-pressure", "compute-pressure", "slower-elsewhere"})
 """Codes of the refusals of an objective: there is a kernel, and it is not wanted."""

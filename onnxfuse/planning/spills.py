@@ -21,6 +21,7 @@ from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import USER, Kernel, make_kernel, named
 from onnxfuse.schedules.kernel import STREAM
+from onnxfuse.wording import option
 
 SLIGHT = 0.02
 """Share of a kernel's predicted time that what is spilled may take before other ways are compiled: less is noise."""
@@ -183,5 +184,5 @@ def _once(fusion: Region) -> float:
 def _broken(fusion: Region, error: KernelError) -> Refusal:
     remedy = "This is a fault of onnxfuse; report it."
     if fusion.kernel.schedule == USER:
-        remedy = "Mend the rule's kernel, or plan for a GPU that it compiles for with --target."
+        remedy = f"Mend the rule's kernel, or plan for a GPU that it compiles for: {option('target', 'GPU')}."
     return Refusal("does-not-compile", error.message, fusion.nodes[0].label, fusion.rule, remedy)

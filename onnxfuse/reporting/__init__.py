@@ -1,7 +1,8 @@
 """The plan as text, JSON and HTML: one ``Report``, shown three ways; and why it is what it is, an ``Explanation``."""
 
-from onnxfuse.reporting.explain import Explanation, explanation_json
+from onnxfuse.reporting.explain import explanation_json
 from onnxfuse.reporting.explaining import explain
+from onnxfuse.reporting.explanation import Explanation
 from onnxfuse.reporting.findings import FusionEntry, Totals, as_json
 from onnxfuse.reporting.gather import is_fused, report_of
 from onnxfuse.reporting.held import keep_measured, note_report, report_of_fused

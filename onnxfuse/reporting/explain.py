@@ -157,7 +157,7 @@ class ModelExplanation:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explained:
     """What ``onnxfuse explain`` shows.
 
     Attributes:
@@ -175,7 +175,7 @@ class Explanation:
     assumed: Assumed = field(default_factory=Assumed)
 
 
-def explanation_json(explanation: Explanation) -> dict[str, Any]:
+def explanation_json(explanation: Explained) -> dict[str, Any]:
     """The explanation as plain data; seconds are rounded to nanoseconds."""
     content = asdict(explanation)
     for found in (content["node"] or {}).get("considered", ()):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
-    Explanation,
+    Explained,
     ModelExplanation,
     Neighbour,
     NodeExplanation,
@@ -29,6 +29,7 @@ from onnxfuse.reporting.text import (
     show_heading,
     size,
 )
+from onnxfuse.wording import as_data
 
 SHOWN, PRODUCTS = 16, 6
 """Groups of nodes listed, and of products; the JSON has all of them."""
@@ -49,7 +50,7 @@ _STATES: dict[State, str] = {
 }
 
 
-def show(explanation: Explanation, console: Console, *, verbose: bool = False) -> None:
+def show(explanation: Explained, console: Console, *, verbose: bool = False) -> None:
     """Print an explanation; ``verbose``: near misses too that nothing a user can change would mend."""
     show_heading(explanation, console)
     for note in explanation.notes:
@@ -177,7 +178,7 @@ def _remaining(whole: ModelExplanation, console: Console) -> None:
                      console, 15)
     if len(rest) > len(listed):
         console.print(f"and {size(sum(found.bytes for found in rest[len(listed):]))} in "
-                      f"{count(len(rest) - len(listed), 'group')} more; --json lists all of them")
+                      f"{count(len(rest) - len(listed), 'group')} more; {as_data()} lists all of them")
     _products([found for found in whole.remaining if found.state == "product"], whole, console)
 
 

@@ -14,7 +14,6 @@ from onnxfuse.planning.region import RegionCost
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
-    Explanation,
     ModelExplanation,
     Neighbour,
     NodeExplanation,
@@ -22,6 +21,7 @@ from onnxfuse.reporting.explain import (
     Verdict,
     Weighed,
 )
+from onnxfuse.reporting.explanation import Explanation
 from onnxfuse.reporting.findings import Assumed
 from onnxfuse.reporting.gather import costs_before, input_sizes, name_of, replaced_nodes
 from onnxfuse.reporting.left import left_regions, own_matches

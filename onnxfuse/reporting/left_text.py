@@ -9,6 +9,7 @@ from rich.console import Console
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.findings import LeftRegions, MatchEntry
 from onnxfuse.reporting.text import COMPILER, alike, count, escape, grouped, indented, operator_runs
+from onnxfuse.wording import as_data, verbose
 
 SHOWN = 24
 """Groups of regions, and reasons, that are listed."""
@@ -33,7 +34,7 @@ def show_left(left: Sequence[LeftRegions], model: str, console: Console, *, brie
             indented(console, alike(found.nodes), "cyan")
     if len(left) > SHOWN:
         rest = sum(len(found.nodes) for found in left[SHOWN:])
-        console.print(f"        and {count(rest, 'region')} more; --json lists all of them")
+        console.print(f"        and {count(rest, 'region')} more; {as_data()} lists all of them")
 
 
 def show_recognised(canonical: Mapping[str, int], console: Console) -> None:
@@ -66,10 +67,11 @@ def show_near(near: Sequence[Refusal], rest: int, console: Console, *, each: boo
         each: whether every one is named with its node; else one of a reason speaks for all of them.
     """
     if near:
-        more = f" (and {rest:,} that nothing you can change would mend: -v)" if rest else ""
+        more = f" (and {rest:,} that nothing you can change would mend: {verbose()})" if rest else ""
         console.print(f"\n[bold]Not fused:[/] {count(len(near), 'near miss', 'near misses')}{more}")
     elif rest:
-        console.print(f"\n{count(rest, 'near miss', 'near misses')} that nothing you can change would mend: -v")
+        console.print(f"\n{count(rest, 'near miss', 'near misses')} that nothing you can change would mend: "
+                      f"{verbose()}")
     groups = grouped(near, lambda refusal: (refusal.rule, refusal.code))
     order = sorted(groups.values(), key=_mendable)
     for group in order if each else order[:SHOWN]:

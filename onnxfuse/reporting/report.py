@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +21,13 @@ class Report(Findings):
         """The report as plain data, under the names of docs/report.md; ``json.dumps`` makes it a text."""
         return as_json(self)
 
-    def to_text(self, width: int = 100) -> str:
-        """What the command prints, in lines of so many characters at most."""
-        from rich.console import Console
-
+    def to_text(self, width: int = 100, *, verbose: bool = False) -> str:
+        """What the command prints, in lines of so many characters at most; ``verbose`` adds near misses that nothing
+        you can change would mend."""
         from onnxfuse.reporting import report_text
+        from onnxfuse.reporting.text import in_lines
 
-        console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, emoji=False)
-        with console.capture() as captured:
-            report_text.show(self, console)
-        return captured.get()
+        return in_lines(lambda console: report_text.show(self, console, verbose=verbose), width)
 
     def to_html(self) -> str:
         """The report as one page that needs nothing else; what the model names is text in it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from onnxfuse.reporting.explain import Explanation
+from onnxfuse.reporting.explain import Explained
 from onnxfuse.reporting.explain_text import show_whole
 from onnxfuse.reporting.findings import Findings, FusionEntry
 from onnxfuse.reporting.left_text import NAMES, SHOWN, show_left, show_matches, show_near, show_recognised
@@ -29,7 +29,7 @@ OTHER_COLUMNS = 62
 """Characters of a line of the table of kernels beside its rule and operators."""
 
 
-def show(report: Findings, console: Console, *, explanation: Explanation | None = None, verbose: bool = False) -> None:
+def show(report: Findings, console: Console, *, explanation: Explained | None = None, verbose: bool = False) -> None:
     """Print a report: totals, what was fused, what was not, verification.
 
     Args:

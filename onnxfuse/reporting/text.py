@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from rich.text import Text
 from onnxfuse.reporting.findings import Assumed, FusionEntry
 from onnxfuse.reporting.tables import FittedTable
 from onnxfuse.visible import visible, visible_lines
+from onnxfuse.wording import option
 
 COMPILER = "does-not-compile"
 """Code of the refusal whose message holds a compiler's log."""
@@ -27,6 +29,14 @@ def escape(text: str) -> str:
 def escape_lines(text: str) -> str:
     """The same for a text of several lines whose parts were made visible, such as an error's."""
     return markup.escape(visible_lines(text))
+
+
+def in_lines(show: Callable[[Console], None], width: int) -> str:
+    """What something prints, as plain text in lines of so many characters at most."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, emoji=False)
+    with console.capture() as captured:
+        show(console)
+    return captured.get()
 
 
 class _Planned(Protocol):
@@ -48,10 +58,10 @@ def show_heading(planned: _Planned, console: Console) -> None:
     console.print(f"[bold]{escape(planned.model)}[/]  planned for {escape(planned.target)}"
                   + (f", {escape(sizes)}" if sizes else ""))
     if planned.assumed.target:
-        console.print(f"[yellow]{escape(planned.target)}: assumed[/], no GPU was there; --target")
+        console.print(f"[yellow]{escape(planned.target)}: assumed[/], no GPU was there; {option('target')}")
     guessed = ", ".join(f"{name}={planned.dims[name]}" for name in planned.assumed.dims if name in planned.dims)
     if guessed:
-        console.print(f"[yellow]{escape(guessed)}: assumed[/]; --dim")
+        console.print(f"[yellow]{escape(guessed)}: assumed[/]; {option('dim')}")
 
 
 def indented(console: Console, words: str, style: str = "", by: int = 8, *, lines: bool = False) -> None:

@@ -34,6 +34,7 @@ from onnxfuse.rules.pattern import CompiledPattern, suggestion
 from onnxfuse.rules.shapes import shape_error
 from onnxfuse.rules.syntax import Call, Name, TextError
 from onnxfuse.rules.yamlfile import Document, Path_
+from onnxfuse.wording import option
 
 STAGES = frozenset({"attention", "biases", "horizontal-joins", "recompute", "shape-arithmetic"})
 """Ids of stages without rules of their own that can be disabled as a rule can."""
@@ -80,7 +81,7 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
     for name in sorted(disabled - rules.keys() - STAGES):
         close = suggestion(name, [*rules, *STAGES])
         raise RuleError(
-            f"No rule is called {name}.", place="--disable",
+            f"No rule is called {name}.", place=option("disable", name),
             remedy=f"Did you mean {close}?" if close else "`onnxfuse rules list` shows them all.", usage=True,
         )
     kept = [rule for rule in rules.values() if rule.id not in disabled]

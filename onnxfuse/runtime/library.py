@@ -38,6 +38,9 @@ class Gpu:
 def library_path() -> Path:
     """The native library, for ``register_custom_ops_library`` of any ONNX Runtime binding.
 
+    Returns:
+        Its path, which is absolute.
+
     Raises:
         RuntimeLibraryError: it was not built.
     """

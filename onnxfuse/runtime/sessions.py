@@ -82,6 +82,9 @@ def session(
         session_options: options to use; ``register`` must not have been called on them.
         arguments: further arguments of ``InferenceSession``.
 
+    Returns:
+        The session, one of ONNX Runtime's own.
+
     Raises:
         KernelError: a kernel cannot be compiled or loaded, or a fused node was given to the CPU.
         RuntimeLibraryError: as ``register``.

@@ -21,6 +21,7 @@ from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.online import bare, online_sums
+from onnxfuse.wording import option
 
 OTHER = "no-attention"
 """Code of the refusal of two products that are no attention at all."""
@@ -112,7 +113,7 @@ def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> Parts | Re
     depth, columns = found.depth.value, found.columns.value
     if depth is None or columns is None:
         return _refused(f"the head size, {found.depth} and {found.columns}, is known only when it runs",
-                        "state the size of a head, or give it with --dim")
+                        f"state the size of a head, or give it: {option('dim', 'NAME=N')}")
     if not 0 < depth <= MOST_DEPTH or not 0 < columns <= MOST_DEPTH:
         return _refused(f"a head size of {max(depth, columns)}; its kernels have those up to {MOST_DEPTH}")
     return found

@@ -24,6 +24,7 @@ from onnxfuse.errors import VerificationError
 from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.wording import option
 
 Result = TypeVar("Result")
 
@@ -58,7 +59,8 @@ class OutOfMemoryError(BoundsError):
     """A run would hold, or held, more memory than it may."""
 
     def __init__(self, message: str = "A run takes more memory than it may hold here.") -> None:
-        super().__init__(message, remedy="Give smaller sizes, --dim NAME=N, or verify on a machine with more memory.")
+        super().__init__(message, remedy=f"Give smaller sizes, {option('dim', 'NAME=N')}, or verify on a machine with "
+                                         "more memory.")
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Bounds:
     def _late(self) -> OutOfTimeError:
         return OutOfTimeError(
             f"Verification was ended after {self.seconds:g} s.",
-            remedy="Give it more time, --verify-seconds N, or smaller sizes, --dim NAME=N.",
+            remedy=f"Give it more time, {option('verify-seconds', 'N')}, or smaller sizes, "
+                   f"{option('dim', 'NAME=N')}.",
         )
 
     def check_memory(self, ledger: Ledger) -> None:

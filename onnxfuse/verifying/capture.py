@@ -26,6 +26,7 @@ from onnxfuse.verifying.inside import Exposed, Inner, expose
 from onnxfuse.verifying.reference import formal_names
 from onnxfuse.verifying.runs import Run
 from onnxfuse.verifying.sharing import Slim
+from onnxfuse.wording import option
 
 Array = NDArray[Any]
 
@@ -179,7 +180,8 @@ def run_model(session: Any, model: onnx.ModelProto, run: Run) -> list[Array]:
             raise OutOfMemoryError from error
         raise VerificationError(
             f"A run of the model fails on {run.about}: {runtime_words(error)}",
-            remedy="Give inputs that the model takes: --inputs FILE.npz, or sizes: --dim NAME=N.",
+            remedy=f"Give inputs that the model takes: {option('inputs', 'FILE.npz')}, or sizes: "
+                   f"{option('dim', 'NAME=N')}.",
         ) from error
     return results
 

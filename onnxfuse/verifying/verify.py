@@ -39,6 +39,7 @@ from onnxfuse.verifying.runs import (
 )
 from onnxfuse.verifying.sharing import Slim, sharing
 from onnxfuse.verifying.whole import Whole, checker_message, keep_worst, on_device
+from onnxfuse.wording import option
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -292,7 +293,7 @@ class _Work:
         left = [repr(whole.names[place]) for place in _undefined(chosen[2])]
         if left:
             self.notes.append(f"Elements of {', '.join(left)} are no numbers on inputs that are made up, which hides "
-                              "what differs; give real ones, --inputs.")
+                              f"what differs; give real ones, {option('inputs')}.")
         return chosen
 
     def _first_half(self, whole: Whole, recipe: Recipe, number: int) -> tuple[Run, list[Any]]:
