@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.checking.compute import MEMORY, SECONDS, CannotRun, compare, example_inputs
+from onnxfuse.checking.reading import read_all
 from onnxfuse.checking.views import check_view
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph import Graph, bind
@@ -72,9 +73,9 @@ def check_rules(paths: Iterable[Path]) -> Checked:
     """Read rule files beside the shipped ones, and run and compute the examples of those in ``paths``.
 
     Raises:
-        RuleError: a file, or one of its rules, is wrong.
+        RuleError: a file, or one of its rules, is wrong; all files are read before, and each is told of.
     """
-    asked = load_rules(paths)
+    asked = read_all(paths)
     shipped = load_rules([rules_folder()])
     known = {Path(rule.place.file).resolve() for rule in shipped.all}
     own = list(dict.fromkeys(Path(rule.place.file) for rule in asked.all))

@@ -70,7 +70,14 @@ def check(paths: tuple[Path, ...], as_data: bool) -> None:
     """Validate rule files, or folders of them, and run their examples.
 
     An example that must match is also fused and computed on the CPU, and compared with the original, but for what
-    ONNX Runtime fuses by itself.  The exit code is 1 where a file is wrong or an example does not go as it says.
+    ONNX Runtime fuses by itself.  All files are read before one that is wrong ends it.  A rule's own kernel is not
+    compiled or run here; its name, its parameters and the limits of its launch are checked.  The exit code is 1 where
+    a file is wrong or an example does not go as it says.
+
+    \b
+    Examples:
+      onnxfuse rules check my-rules/
+      onnxfuse rules check my-rules/softcap.yaml --json
     """
     from onnxfuse.checking import check_rules
 

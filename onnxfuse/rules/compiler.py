@@ -7,11 +7,19 @@ written out, so that the matcher needs to know none of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 
 from onnxfuse.rules import syntax
-from onnxfuse.rules.operators import DTYPES, OperatorKey, keyword_names, operator_key, operator_names
+from onnxfuse.rules.operators import (
+    DTYPES,
+    OperatorKey,
+    input_counts,
+    keyword_names,
+    meant_domain,
+    operator_key,
+    operator_names,
+)
 from onnxfuse.rules.pattern import (
     AnyOf,
     Budget,
@@ -101,11 +109,12 @@ class _Compiler:
                     f"The result {name.name} is assigned by no line of the pattern.", name.start, name.end,
                     _meant(name.name, self.named) or f"Choose among {', '.join(self.named)}.",
                 )
+        self._check_unused(statements, {name.name for name in chosen})
         roots = [
             self.named[target.name]
             for statement in (last, *statements[:-1])
             for target in statement.targets
-            if target.name not in self.read
+            if target.name not in self.read and target.name in self.named
         ]
         if not roots:
             roots = [self.named[last.targets[0].name]]
@@ -125,6 +134,15 @@ class _Compiler:
             tuple(self.holes),
             required_nodes(roots, self.budget),
         )
+
+    def _check_unused(self, statements: Sequence[Statement], chosen: Collection[str]) -> None:
+        """Refuse a line before the last that nothing reads and that is no result."""
+        for statement in statements[:-1]:
+            names = {target.name for target in statement.targets}
+            if names.isdisjoint(self.read) and names.isdisjoint(chosen):
+                first = statement.targets[0]
+                raise TextError(f"No line reads {first.name}, and it is no result.", first.start, first.end,
+                                f"Leave the line out, or name it among the results: results: [..., {first.name}].")
 
     def _statement(self, statement: Statement) -> None:
         for target in statement.targets:
@@ -269,9 +287,10 @@ class _Compiler:
         keys = self.sets.get(call.name)
         if keys is None:
             key = operator_key(call.name)
-            if key is None:
+            if key is None or meant_domain(call.name) is not None:
                 raise _unknown(call, self.sets)
             keys = frozenset({key})
+        _check_inputs(call, keys)
         allowed: set[str] = set()
         checked = True
         for key in keys:
@@ -331,7 +350,29 @@ def _substitute(tree: Tree, call: Call) -> Tree:
             return tree
 
 
+def _check_inputs(call: Call, keys: Iterable[OperatorKey]) -> None:
+    """Refuse an operator with more inputs than it has at any version, or fewer than it needs."""
+    counts = [input_counts(key) for key in keys]
+    known = [count for count in counts if count is not None]
+    if not known or len(known) < len(counts):
+        return
+    least, most = min(count[0] for count in known), max(count[1] for count in known)
+    number = len(call.arguments)
+    if number <= most and (number >= least or call.rest or call.keywords):
+        return
+    takes = f"{least}" if least == most else f"{least} or more" if most > 1000 else f"{least} to {most}"
+    one = least == most == 1
+    raise TextError(
+        f"{call.name}(...) takes {takes} input{'' if one else 's'}, not {number}.", call.start, call.end,
+        "Leave out what it does not take." if number > most else "Write _ for an input that may be anything.",
+    )
+
+
 def _unknown(call: Call, sets: Mapping[str, frozenset[OperatorKey]]) -> TextError:
+    domain = meant_domain(call.name)
+    if domain is not None:
+        own, _, op = call.name.rpartition(".")
+        return TextError(f"Unknown domain {own}.", call.start, call.start + len(own), f"Did you mean {domain}.{op}?")
     names = [*operator_names(), *FUNCTIONS, *sets]
     kind = "function" if call.name[0].islower() and "." not in call.name else "operator"
     return TextError(f"Unknown {kind} {call.name}.", call.start, call.start + len(call.name), _meant(call.name, names))

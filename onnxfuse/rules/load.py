@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from onnxfuse.bounded import read_bytes
 from onnxfuse.errors import RuleError
+from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rules import conditions, cuda, kernels, schema, syntax, yamlfile
 from onnxfuse.rules.attempt import ESCAPE_CODES
 from onnxfuse.rules.classes import CLASSES
@@ -342,11 +343,28 @@ def _fuse(document: Document, part: schema.FusePart, common: _Common) -> FuseRul
                 f"Did you mean {close}?" if close else f"It grows on {', '.join(choices)}.", key=True,
             )
         edges[name] = _operators(document, ("grow", name), operators)
+    if part.kernel is None:
+        _check_light(document, part.pattern)
     kernel = _kernel(document, part.kernel, pattern) if part.kernel is not None else None
     return FuseRule(
         **common, pattern=pattern, pattern_text=part.pattern, where=where, growth=Growth(edges), kernel=kernel,
         schedule=part.schedule,
     )
+
+
+def _check_light(document: Document, text: str) -> None:
+    """Refuse products in a pattern for which onnxfuse is to make the kernel; two may be attention, which has one."""
+    heavy = []
+    for call in (call for each in syntax.parse_pattern(text) for call in syntax.calls(each.expression)):
+        found = OPERATORS.get(operator_key(call.name) or ("", ""))
+        if found is not None and found.kind is OperatorClass.HEAVY:
+            heavy.append(call)
+    if heavy and [call.name for call in heavy] != ["MatMul", "MatMul"]:
+        first = heavy[0]
+        error = TextError(
+            f"onnxfuse makes no kernel that holds {first.name}.", first.start, first.start + len(first.name),
+            "Leave it out of the pattern, as an input, or give the rule a kernel of its own (kernel: ...).")
+        raise document.text_error(("pattern",), error)
 
 
 def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPattern) -> Kernel:
@@ -371,16 +389,26 @@ def _kernel(document: Document, part: schema.KernelPart, pattern: CompiledPatter
     def three(key: str, texts: Sequence[str]) -> tuple[syntax.Tree, syntax.Tree, syntax.Tree]:
         paths = [("kernel", key, n) if ("kernel", key, n) in document.values else ("kernel", key) for n in range(3)]
         x, y, z = (size(path, text) for path, text in zip(paths, [*texts, "1", "1"][:3], strict=True))
+        _check_limits(document, key, (x, y, z))
         return x, y, z
 
+    shared = size(("kernel", "shared"), part.shared)
+    _check_limits(document, "shared", (shared,))
     return Kernel(
         file, source, part.entry, tuple(part.inputs), tuple(part.outputs),
         tuple(
             (argument.kind, size(("kernel", "arguments", number, argument.kind), argument.size))
             for number, argument in enumerate(part.arguments)
         ),
-        three("grid", part.grid), three("block", part.block), size(("kernel", "shared"), part.shared),
+        three("grid", part.grid), three("block", part.block), shared,
     )
+
+
+def _check_limits(document: Document, key: str, trees: Sequence[syntax.Tree]) -> None:
+    try:
+        kernels.check_limits(key, trees)
+    except TextError as error:
+        raise document.text_error(("kernel", key), error) from None
 
 
 def _source(document: Document, part: schema.KernelPart, file: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -74,6 +75,14 @@ def operator_key(name: str) -> OperatorKey | None:
     return domain, op
 
 
+def meant_domain(name: str) -> str | None:
+    """The known domain that an operator's, as a rule writes it, is nearly; None where it is one, or another."""
+    domain, _, _ = name.rpartition(".")
+    known = (MICROSOFT, "ai.onnx", "ai.onnx.ml")
+    close = [] if domain in ("", CANONICAL, *known) else get_close_matches(domain, known, 1, 0.8)
+    return close[0] if close else None
+
+
 def operator_names() -> list[str]:
     """Every known operator as a rule writes it, for suggestions."""
     return sorted(
@@ -125,6 +134,21 @@ def _keyword_names() -> dict[OperatorKey, set[str]]:
 def keyword_names(key: OperatorKey) -> set[str] | None:
     """Names of the attributes and inputs that the operator has at any version; None where it has no schema."""
     return _keyword_names().get(key)
+
+
+@cache
+def _input_counts() -> dict[OperatorKey, tuple[int, int]]:
+    counts: dict[OperatorKey, tuple[int, int]] = {
+        (CANONICAL, "Silu"): (1, 1), (CANONICAL, "QuickGelu"): (1, 2), (CANONICAL, "SafeSoftmax"): (1, 2)}
+    for found in defs.get_all_schemas_with_history():
+        least, most = counts.get((found.domain, found.name), (found.min_input, found.max_input))
+        counts[found.domain, found.name] = min(least, found.min_input), max(most, found.max_input)
+    return counts
+
+
+def input_counts(key: OperatorKey) -> tuple[int, int] | None:
+    """The fewest and the most inputs that the operator has at any version; None where it has no schema."""
+    return _input_counts().get(key)
 
 
 def attribute(node: Node, name: str, graph: Graph) -> Any:

@@ -6,6 +6,7 @@ Both are parsed by lark; every tree remembers its place in the text, so that err
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -314,3 +315,11 @@ def _join_lines(text: str) -> str:
     joined = "".join(out)
     # blank lines hold nothing but spaces: a run of line ends is one token only where no spaces are between
     return re.sub(r"\n[ \t\n]*\n", lambda found: "\n" * len(found.group()), joined)
+
+
+def calls(tree: Tree) -> Iterator[Call]:
+    """Every call in an expression, operators that stand between their operands too."""
+    if isinstance(tree, Call):
+        yield tree
+        for argument in tree.arguments:
+            yield from calls(argument)
