@@ -79,12 +79,14 @@ def _blank(source: str) -> str:
 def _in_function(bare: str, position: int) -> bool:
     """Whether a brace other than a namespace's or a linkage block's is open there."""
     open_braces: list[bool] = []
+    last = 0
     for match in re.finditer(r"[{}]", bare[:position]):
         if match.group() == "}":
             if open_braces:
                 open_braces.pop()
         else:
-            open_braces.append(_TRANSPARENT.search(bare[: match.start()]) is None)
+            open_braces.append(_TRANSPARENT.search(bare[last : match.start()]) is None)
+        last = match.end()  # What stands before the next one has no brace in it.
     return any(open_braces)
 
 
