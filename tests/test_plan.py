@@ -357,9 +357,10 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("op", "weight", "attributes"), PRODUCTS)
 def test_a_product_is_in_no_region(tmp_path: Path, op: str, weight: str, attributes: str) -> None:
-    """Not even where a rule names one: it has a meaning as tensors, and no schedule holds it alone."""
-    rule = OVERLAPPING.partition("---")[0].replace("Neg(Exp(x)) + z", f"Neg(Exp({op}(x, w, ...)))")
-    (tmp_path / "rules.yaml").write_text(rule, encoding="utf-8")
+    """Not even where a rule names one by a set, the only way that it may: it has a meaning as tensors, and no schedule
+    holds it alone."""
+    rule = OVERLAPPING.partition("---")[0].replace("Neg(Exp(x)) + z", "Neg(Exp(chosen(x, w, ...)))")
+    (tmp_path / "rules.yaml").write_text(f"{rule.rstrip()}\nsets: {{chosen: [{op}]}}\n", encoding="utf-8")
     sizes = "[N, 64]" if weight.count(",") == 1 else "[1, 64, N]"
     made = fuse(f"""g (float{sizes} x, {weight} w) => (float{sizes} y) {{
         a = {op}{attributes}(x, w) b = Exp(a) y = Neg(b)
