@@ -17,7 +17,7 @@ OTHERS = {
     "_default_config": "Olive", "_run_for_config": "Olive",
     "string": "lark", "keyword": "lark", "ignore_aliases": "PyYAML",
     "seekable": "zipfile", "writelines": "click",
-    "copy_rate": "benchmarks/kernels.py", "to_text": "who has a report",
+    "copy_rate": "benchmarks/kernels.py",
 }
 """What else calls a name."""
 
