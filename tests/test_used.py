@@ -15,7 +15,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PA
 
 OTHERS = {
     "_default_config": "Olive", "_run_for_config": "Olive",
-    "string": "lark", "keyword": "lark", "ignore_aliases": "PyYAML",
+    "string": "lark", "ignore_aliases": "PyYAML",
     "seekable": "zipfile", "writelines": "click",
     "copy_rate": "benchmarks/kernels.py",
 }
