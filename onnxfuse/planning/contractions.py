@@ -171,6 +171,6 @@ def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Regi
             UNMEASURED,
             f"two products with a softmax between them could be one kernel; how fast it is on {name} was not measured, "
             "and products are fused only where that is known to be faster",
-            region.label, region.rule, "measure it on that GPU with onnxfuse tune",
+            region.label, region.rule, "run onnxfuse optimize on that GPU, which measures it, or onnxfuse tune",
         )
     return pool.no_gain(made) or (made, cost)
