@@ -29,6 +29,7 @@ from onnxfuse.rewriting.metadata import unreadable
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.order import put_back
 from onnxfuse.rewriting.origin import first_output
+from onnxfuse.rewriting.properties import forget_property, property_of
 from onnxfuse.typed import typed
 
 VERSION = 1
@@ -174,8 +175,7 @@ def rejoin(model: onnx.ModelProto) -> None:
     record = bias_record(model)
     if record is None:
         return
-    place = next(place for place, entry in enumerate(model.metadata_props) if entry.key == KEY)
-    del model.metadata_props[place]
+    forget_property(model, KEY)
     graph = model.graph
     producer = {name: place for place, node in enumerate(graph.node) for name in node.output}
     readers = Counter(name for node in graph.node for name in reads_of(node))
@@ -219,7 +219,7 @@ def bias_record(model: onnx.ModelProto) -> BiasRecord | None:
     Raises:
         ModelError: it is no record that this release can read.
     """
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    text = property_of(model, KEY)
     if text is None:
         return None
     place = f"metadata property '{KEY}'"

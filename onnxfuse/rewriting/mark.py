@@ -10,27 +10,25 @@ from hashlib import sha256
 
 import onnx
 
+from onnxfuse.rewriting.properties import forget_property, note_property, property_of
+
 KEY = "onnxfuse.optimised"
 """Name of the model's metadata property."""
 
 
 def note_optimised(model: onnx.ModelProto) -> None:
     """Note, in place, that an optimisation left the model so."""
-    forget_optimised(model)
-    model.metadata_props.add(key=KEY, value=_digest(model))
+    note_property(model, KEY, _digest(model))
 
 
 def forget_optimised(model: onnx.ModelProto) -> None:
     """Forget that, in place."""
-    kept = [entry for entry in model.metadata_props if entry.key != KEY]
-    if len(kept) < len(model.metadata_props):
-        del model.metadata_props[:]
-        model.metadata_props.extend(kept)
+    forget_property(model, KEY)
 
 
 def is_optimised(model: onnx.ModelProto) -> bool:
     """Whether nothing changed since an optimisation left the model."""
-    noted = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    noted = property_of(model, KEY)
     return noted is not None and noted == _digest(model)
 
 

@@ -16,6 +16,7 @@ import onnx
 
 from onnxfuse.bounded import parse_json
 from onnxfuse.errors import ModelError, OnnxfuseError
+from onnxfuse.rewriting.properties import forget_property, note_property, property_of
 from onnxfuse.typed import typed
 
 KEY = "onnxfuse.plan"
@@ -163,17 +164,13 @@ class PlanRecord:
 
 def note_plan(model: onnx.ModelProto, record: PlanRecord) -> None:
     """Keep, in place, how the model was made."""
-    forget_plan(model)
     text = json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":"), ensure_ascii=False)
-    model.metadata_props.add(key=KEY, value=text)
+    note_property(model, KEY, text)
 
 
 def forget_plan(model: onnx.ModelProto) -> None:
     """Forget that, in place."""
-    kept = [entry for entry in model.metadata_props if entry.key != KEY]
-    if len(kept) < len(model.metadata_props):
-        del model.metadata_props[:]
-        model.metadata_props.extend(kept)
+    forget_property(model, KEY)
 
 
 def plan_record(model: onnx.ModelProto) -> PlanRecord | None:
@@ -182,7 +179,7 @@ def plan_record(model: onnx.ModelProto) -> PlanRecord | None:
     Raises:
         ModelError: the record is damaged, or of another release.
     """
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    text = property_of(model, KEY)
     if text is None:
         return None
     try:

@@ -31,6 +31,7 @@ from onnxfuse.rewriting.metadata import packed, unpacked, unreadable
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.order import put_back, rearrange, sort_nodes
 from onnxfuse.rewriting.origin import first_output
+from onnxfuse.rewriting.properties import forget_property, property_of
 from onnxfuse.typed import typed
 
 VERSION = 1
@@ -156,8 +157,7 @@ def unfold(model: onnx.ModelProto) -> None:
     record = sizes_record(model)
     if record is None:
         return
-    place = next(place for place, entry in enumerate(model.metadata_props) if entry.key == KEY)
-    del model.metadata_props[place]
+    forget_property(model, KEY)
     graph = model.graph
     known = {first_output(node): node for node in graph.node}
     for output, place, old, new in record.operands:
@@ -259,7 +259,7 @@ def sizes_record(model: onnx.ModelProto) -> SizesRecord | None:
     Raises:
         ModelError: it is no record that this release can read.
     """
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+    text = property_of(model, KEY)
     if text is None:
         return None
     place, remedy = f"metadata property '{KEY}'", "Fuse the original model again."

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 
 from onnxfuse.errors import KernelError, MeasurementError, RuntimeLibraryError
 from onnxfuse.graph import LoadedModel
+from onnxfuse.graph.order import all_nodes
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.optimised import Tell, silent
@@ -73,17 +73,9 @@ def _is_here(options: Options) -> bool:
 def _may_hold(model: onnx.ModelProto) -> bool:
     """Whether there are products and exponentials at all, by a look at the nodes' names alone."""
     products, exponential = 0, False
-    for node in _nodes(model):
+    functions = (node for function in model.functions for node in function.node)
+    for node in all_nodes((*model.graph.node, *functions)):
         record = OPERATORS.get((node.domain, node.op_type))
         products += record is not None and record.kind is OperatorClass.HEAVY
         exponential = exponential or node.op_type in _EXPONENTIALS
     return products > 1 and exponential
-
-
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Those of the graph, of bodies in it, and of functions."""
-    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting += [inner for attribute in node.attribute for inner in attribute.g.node]

@@ -70,6 +70,15 @@ template <typename T, int count> __device__ __forceinline__ void hold(T (&regist
 #endif
 }
 
+// Products without the instruction: at once, or, for the emulator, when they are waited for.
+template <typename Work> __device__ __forceinline__ void ask_for(const Work& work) {
+#if defined(ONNXFUSE_EMULATOR)
+  onnxfuse_emulator_later(onnxfuse_emulator::Later::products, work);
+#else
+  work();
+#endif
+}
+
 // sums = left right': `sums` are a warp's 16 rows from `row` on, by all `others` rows of the right tile; fragments as
 // of::mma has them.  Tensor::by_tile and Tensor::by_fragments are the instruction for so many columns.
 template <typename Tensor, typename T, int rows, int others, int depth>
@@ -97,11 +106,7 @@ __device__ __forceinline__ void multiply_tiles(float (&sums)[others / 8][4], con
       }
     }
   };
-#if defined(ONNXFUSE_EMULATOR)
-  onnxfuse_emulator_later(onnxfuse_emulator::Later::products, work);
-#else
-  work();
-#endif
+  ask_for(work);
 #endif
 }
 
@@ -126,11 +131,7 @@ __device__ __forceinline__ void multiply_fragments(float (&sums)[columns / 8][4]
         mma<T>(sums[c + 1], left[step], other[2], other[3]);
       }
   };
-#if defined(ONNXFUSE_EMULATOR)
-  onnxfuse_emulator_later(onnxfuse_emulator::Later::products, work);
-#else
-  work();
-#endif
+  ask_for(work);
 #endif
 }
 
