@@ -24,9 +24,10 @@ from onnxfuse.planning.hardware import find_profile
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways, softmax_passes, attention = map(
+common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
-                              "ways", "softmax_passes", "attention"))
+                              "ways"))
+softmax_passes, attention, depthwise = map(importlib.import_module, ("softmax_passes", "attention", "depthwise"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -45,7 +46,8 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
 
 @pytest.mark.parametrize(("script", "instead"), [
     (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
-    (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"), (cold_start, ""),
+    (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"),
+    (depthwise, "--dry-run"), (cold_start, ""),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
@@ -485,3 +487,23 @@ def test_attentions_that_are_timed_are_one_kernel() -> None:
     text, passes = attention.show([timed])
     assert timed.best == "b" and " 1.10 |" in text and not passes
     assert attention.show([replace(timed, torch=11.0)])[1]
+
+
+def test_depthwise_convolutions_that_are_timed_are_one_kernel() -> None:
+    """Their floors are of bytes or of products, whichever takes longer; a wrong result fails."""
+    profile = find_profile("H200")
+    for case in (depthwise.CASES[0], depthwise.CASES[5], depthwise.CASES[-3]):
+        found = depthwise.measure(case, profile, dry_run=True)
+        assert found.own.startswith("stencil_") and set(found.ways.values()) == {None}
+    first = depthwise.CASES[0]
+    assert first.bytes == 2 * (2 * 32 * 96 * 56 * 56 + 96 * 50) and first.flops == 2 * 49 * 32 * 96 * 56 * 56
+    assert first.floor(4e12, 60e12) == pytest.approx(15.7, rel=0.01)
+    assert first.floor(4e11, 60e12) == pytest.approx(96.3, rel=0.01)
+    timed = replace(depthwise.measure(first, profile, dry_run=True), runtime=100.0, floor=10.0,
+                    ways={"a": 14.0, "b": 12.0}, errors={"a": 0.001, "b": 0.002})
+    text, passes = depthwise.show([timed])
+    assert timed.best == "b" and " 1.20 |" in text and " 8.33 |" in text and passes
+    assert not depthwise.show([replace(timed, errors={"a": 0.001, "b": 0.5})])[1]
+    assert not depthwise.show([replace(timed, floor=9.0)])[1]
+    text, passes = depthwise.show([replace(timed, errors={"a": "it did not run", "b": 0.0})])
+    assert not passes and text.endswith(", a: it did not run")

@@ -1,7 +1,7 @@
 """What convolutions mean as tensors: a contraction over a window of the input.
 
 Images stay channels-first here, as ONNX has them.  Which axis of memory is innermost is a matter of the index maps, and
-so of whoever reads and writes the contraction.  No schedule holds a convolution's: no region has them.
+so of whoever reads and writes the contraction.  The stencil schedule holds those of each channel by itself.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ transposed.py  reductions between tensors that lie along the rows and others acr
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
 scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
 reduction.py   what these five have in common; phases.py the phases that they run in
+stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
 attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known
@@ -32,6 +33,7 @@ from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.scans import Scans
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.split import Split
+from onnxfuse.schedules.stencil import Stencil
 from onnxfuse.schedules.tiled import Tiled
 from onnxfuse.schedules.transposed import Transposed
 
@@ -39,7 +41,7 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Attention(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
+        Stencil(), Attention(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

@@ -29,6 +29,8 @@ class Does(Flag):
     TRANSPOSES = auto()
     """They move the innermost axis."""
     CONTRACTS = auto()
+    SLIDES = auto()
+    """They sum up windows of each channel by itself: a depthwise convolution."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,276 @@
+"""The text of a depthwise convolution's kernel.
+
+A block fills a tile of float numbers in shared memory from the images, with zeros around them, and the weights of its
+channels; each thread sums up several neighbouring windows in registers; the sums take the tile's place, and what
+follows is computed of them as the pointwise schedule does, in the order in which results lie in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Contracted, Load, Scalar
+from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.pointwise import Store, vector_lines
+from onnxfuse.schedules.source import Function, Parameter, Signature
+from onnxfuse.schedules.stencil_parts import Parts
+from onnxfuse.schedules.text import Sizes, Writer, indented, unrolled
+
+TEMPLATE = ("planes", "deep", "high", "wide", "tall", "broad", "loads", "stores", "layers", "rows", "pitch", "lead",
+            "room")
+"""Of a kernel's function: members of ``Shape``, then of ``Tile``."""
+
+
+class StencilText:
+    """Writes the functions of a region."""
+
+    def __init__(self, parts: Parts, signature: Signature, image: Lanes, results: Lanes) -> None:
+        """``image`` and ``results``: lanes of vectors of images and of results."""
+        self.parts, self.signature = parts, signature
+        self.image, self.results = image, results
+        loaded = parts.image if isinstance(parts.image, Load) and not parts.image.conditions else None
+        self.copied = loaded is not None and image.stride(loaded.offset) == 1 and image.aligned(loaded.offset)
+        self.element = TYPES[parts.image.dtype].storage if self.copied else "float"
+        self.sizes = Sizes(signature.sizes)
+        self.extents = [self._size(axis.extent) for axis in parts.axes]
+        self.counts = [self._size(axis.count) for axis in parts.axes]
+        self.starts = [self._size(axis.start) for axis in parts.axes]
+
+    def functions(self, whole: bool) -> list[Function]:
+        """Of the elements of images and of results; of blocks that have tiles, and of those that have whole planes."""
+        value, result = self._value(), self._result()
+        tiles, planes = self._tiles(), self._planes() if whole else []
+        parameters = self.signature.parameters(self.sizes.used)
+        found = [
+            Function("stencil_value", ("width",),
+                     (*parameters, Parameter("const {index}", "q"),
+                      Parameter(f"of::Vector<{self.element}, width>&", "vector")), value),
+            Function("stencil_result", ("width",),
+                     (*parameters, Parameter("const {index}", "L"), Parameter("const float*", "from")), result),
+            Function("stencil", TEMPLATE, parameters, self._joined(tiles)),
+        ]
+        return [*found, Function("stencil_planes", TEMPLATE, parameters, self._joined(planes))] if whole else found
+
+    def _size(self, size: object) -> str:
+        return self._writer(self.results).size(size)  # type: ignore[arg-type]
+
+    def _writer(self, lanes: Lanes, hook: Callable[[Scalar], str | None] | None = None) -> Writer:
+        return Writer(lanes, self.sizes, hook)
+
+    def _joined(self, lines: Sequence[str]) -> str:
+        """Lines of a function's body; where they call another of these, with what all of them take."""
+        names = ", ".join(each.name for each in self.signature.parameters(self.sizes.used))
+        return "".join(f"{line.replace('@all', names)}\n" for line in indented(lines))
+
+    # ---- Elements. ----
+
+    def _value(self) -> str:
+        """``width`` elements of images from q on, as they lie in memory or as they are computed."""
+        writer = self._writer(self.image)
+        if self.copied:
+            assert isinstance(self.parts.image, Load)
+            address = writer.address(self.parts.image)
+            return self._joined([*writer.upto(Scope.VECTOR), f"vector = of::load<width>({address});"])
+        value = writer.scalar(self.parts.image)
+        inner = writer.lines[Scope.LANE]
+        return self._joined([*writer.upto(Scope.VECTOR),
+                             *unrolled("int v = 0; v < width; ++v", [*inner, f"vector.at[v] = {value};"])])
+
+    def _result(self) -> str:
+        """``width`` results from L on, of the sums that begin at ``from``."""
+        writer = self._writer(self.results, lambda scalar: "sum.at[v]" if isinstance(scalar, Contracted) else None)
+        outputs = self.parts.lowered.program.outputs
+        stores = [Store(place, output.dtype, root, f"o{place} + L")
+                  for place, (output, root) in enumerate(zip(outputs, self.parts.results, strict=True))]
+        return self._joined(["const of::Vector<float, width> sum = of::load<width>(from);",
+                             *vector_lines(writer, stores)])
+
+    def _weights(self, channel: str) -> list[str]:
+        """Bring the weights of a block's planes, each plane's aligned; ``channel``: that of plane ``plane``."""
+        parts = self.parts
+        writer = self._writer(Lanes(parts.puller.space, parts.puller, "@k", "", 1))
+        value = writer.scalar(parts.weight)
+        return [
+            "for (int item = threadIdx.x; item < (planes ? planes : 1) * held; item += threads) {",
+            *indented([
+                "const int plane = item / held, tap = item % held;",
+                f"if (tap < W::taps && first + plane < {self._size(parts.planes * parts.features)}) {{",
+                *indented([f"const idx k = {channel} % {self._size(parts.channels)} * W::taps + tap;",
+                           "constexpr int width = 1, v = 0;", *writer.upto(Scope.LANE), f"weights[item] = {value};"]),
+                "}",
+            ]), "}",
+        ]
+
+    # ---- What all blocks do. ----
+
+    def _opening(self) -> list[str]:
+        axes = self.parts.axes
+        window = ", ".join(map(str, (
+            *(axis.taps for axis in axes), axes[1].stride, axes[2].stride, *(axis.dilation for axis in axes))))
+        return [
+            f"using W = of::Window<{window}>;",
+            "constexpr int slab = rows * pitch, held = (W::taps + 3) / 4 * 4;",
+            "constexpr int lines = high / tall, columns = wide / broad;",
+            "constexpr int items = (planes ? planes : 1) * deep * lines * columns, threads = (items + 31) / 32 * 32;",
+            "extern __shared__ __align__(16) unsigned char of_dynamic[];",
+            "float* const tile = reinterpret_cast<float*>(of_dynamic);",
+            "float* const weights = tile + room;",
+        ]
+
+    def _summing(self, keep: str) -> list[str]:
+        """Lines that put the sums of a tile into its place; ``keep``: the arguments of ``of::keep_sums`` behind them.
+        """
+        z, y, x = self.parts.axes
+        return [
+            "__syncthreads();",
+            "const int own = threadIdx.x, column = own % columns * broad, line = own / columns % lines * tall;",
+            "const int layer = own / (columns * lines) % deep, plane = own / (columns * lines * deep);",
+            "float sums[tall][broad] = {};",
+            "if (own < items)",
+            f"  of::sum_windows<W, pitch, slab, lead>(sums, tile + (plane * layers + layer * {z.stride}) * slab + "
+            f"line * {y.stride} * pitch + column * {x.stride},",
+            "                                        weights + plane * held);",
+            "// Everybody is done with the tile.",
+            "__syncthreads();",
+            f"if (own < items) of::keep_sums{keep};",
+            "__syncthreads();",
+        ]
+
+    def _filling(
+        self, count: str, bring: Sequence[str], first: Sequence[str], put: Sequence[str], step: str = ""
+    ) -> list[str]:
+        """Lines that bring vectors into registers, several a thread so that they are on their way together, and put
+        them where they belong; ``first``: what is done while the first ones come.
+
+        Args:
+            count: how far items go, a constant; step: what follows where they count more than one a thread.
+        """
+        each = "int pass = 0; pass < batch; ++pass"
+        return [
+            f"constexpr int passes = ({count} + threads{step} - 1) / (threads{step});",
+            "constexpr int most = width > 2 ? 8 : 16, batch = passes < most ? passes : most;",
+            f"for (int begin = 0; begin < {count}; begin += batch * threads{step}) {{",
+            *indented([
+                f"of::Vector<{self.element}, width> brought[batch] = {{}};",
+                *unrolled(each, bring),
+                "if (begin == 0) {", *indented(first), "}",
+                *unrolled(each, put),
+            ]), "}",
+        ]
+
+    # ---- Blocks that have a tile of a plane. ----
+
+    def _tiles(self) -> list[str]:
+        features, (depth, height, width) = self.parts.features, self.counts
+        place = [
+            f"const idx across = ({width} + wide - 1) / wide, down = ({height} + high - 1) / high;",
+            f"const idx along = ({depth} + deep - 1) / deep;",
+            "const idx x0 = (idx)blockIdx.x % across * wide, y0 = (idx)blockIdx.x / across % down * high;",
+            "const idx z0 = (idx)blockIdx.x / across / down % along * deep;",
+            "const idx first = (idx)blockIdx.x / across / down / along;",
+            f"const idx image = {f'first / {features}' if features > 1 else 'first'};",
+        ]
+        keep = "<broad % 4 == 0>(sums, tile + (layer * high + line) * wide + column, wide, tall, broad)"
+        return [*self._opening(), *place, *self._fill_tile(), *self._summing(keep), *self._finish_tile()]
+
+    def _fill_tile(self) -> list[str]:
+        (z, y, x), (sz, sy, sx), (depth, height, width) = self.parts.axes, self.starts, self.extents
+        place = [
+            "const int item = begin + pass * threads + threadIdx.x;",
+            "const int line = item / vectors, column = item % vectors * width;",
+        ]
+        inside = " && ".join(f"{name} >= 0 && {name} < {size}" for name, size in zip("zyx", self.extents, strict=True))
+        bring = [
+            *place,
+            f"const idx z = z0 * {z.stride} + {sz} + line / rows, y = y0 * {y.stride} + {sy} + line % rows;",
+            f"const idx x = x0 * {x.stride} + {sx} - lead + column;",
+            f"if (item < all && {inside})",
+            f"  stencil_value<width, idx>(@all, ((image * {depth} + z) * {height} + y) * {width} + x, brought[pass]);",
+        ]
+        put = [*place, "if (item < all) of::store(tile + line * pitch + column, of::floats(brought[pass]));"]
+        return ["{", *indented([
+            "constexpr int width = loads, vectors = pitch / width, all = layers * rows * vectors;",
+            *self._filling("all", bring, self._weights("first"), put),
+        ]), "}"]
+
+    def _finish_tile(self) -> list[str]:
+        depth, height, width = self.counts
+        return ["{", *indented([
+            "constexpr int width = stores, vectors = wide / width;",
+            "for (int item = threadIdx.x; item < deep * high * vectors; item += threads) {",
+            *indented([
+                "const int line = item / vectors, column = item % vectors * width;",
+                "const idx z = z0 + line / high, y = y0 + line % high, x = x0 + column;",
+                f"if (z < {depth} && y < {height} && x < {width})",
+                f"  stencil_result<width, idx>(@all, ((first * {depth} + z) * {height} + y) * {width} + x, "
+                "tile + line * wide + column);",
+            ]), "}",
+        ]), "}"]
+
+    # ---- Blocks that have whole planes, whose sizes are known. ----
+
+    def _planes(self) -> list[str]:
+        deep, high, wide = self.counts
+        place = [
+            f"constexpr int read = {' * '.join(self.extents)}, written = {deep} * {high} * {wide};",
+            "const idx first = (idx)blockIdx.x * planes;",
+            f"const int here = (int)of::imin((idx)planes, {self._size(self.parts.planes)} - first);",
+        ]
+        keep = (f"<broad % 4 == 0 && {wide} % 4 == 0>(sums, tile + plane * written + (layer * {high} + line) * {wide} "
+                f"+ column, {wide}, {high} - line, {wide} - column)")
+        return [*self._opening(), *place, *self._fill_planes(), *self._summing(keep), *_FINISH_PLANES]
+
+    def _fill_planes(self) -> list[str]:
+        depth, height, width = self.extents
+        z, y, x = (-(axis.start.value or 0) for axis in self.parts.axes)
+        offset = (f"({z} * rows + {y}) * pitch + lead + {x} + i + i / {width} * (pitch - {width}) + "
+                  f"i / ({width} * {height}) * ((rows - {height}) * pitch) + "
+                  f"i / ({width} * {height} * {depth}) * ((layers - {depth}) * slab)")
+        place = ["const int from = begin + (pass * threads + threadIdx.x) * width;"]
+        bring = [
+            *place,
+            "if (from + width <= here * read) {",
+            "  stencil_value<width, idx>(@all, first * read + from, brought[pass]);",
+            "} else if constexpr (width > 1) {",
+            *indented(unrolled("int v = 0; v < width; ++v", [
+                f"of::Vector<{self.element}, 1> one = {{}};",
+                "if (from + v < here * read) stencil_value<1, idx>(@all, first * read + from + v, one);",
+                "brought[pass].at[v] = one.at[0];"])),
+            "}",
+        ]
+        put = [
+            *place,
+            f"if constexpr ({width} % width == 0) {{",
+            "  const int i = from;",
+            f"  if (from < here * read) of::store(tile + {offset}, of::floats(brought[pass]));",
+            "} else {",
+            *indented(unrolled("int v = 0; v < width; ++v", [
+                "const int i = from + v;",
+                f"if (i < here * read) tile[{offset}] = of::value(brought[pass].at[v]);"])),
+            "}",
+        ]
+        zeroed = [*_ZEROS, *self._weights("(first + plane)"), "__syncthreads();"]
+        return ["{", *indented([
+            "constexpr int width = loads;",
+            *self._filling("planes * read", bring, zeroed, put, " * width"),
+        ]), "}"]
+
+
+_ZEROS = (
+    "const of::Vector<float, 4> zeros = {};",
+    "for (int item = threadIdx.x; item < room / 4; item += threads) of::store(tile + item * 4, zeros);",
+)
+
+_FINISH_PLANES = (
+    "{",
+    "  constexpr int width = stores;",
+    "  for (int from = threadIdx.x * width; from < here * written; from += threads * width) {",
+    "    if (from + width <= here * written)",
+    "      stencil_result<width, idx>(@all, first * written + from, tile + from);",
+    "    else if constexpr (width > 1)",
+    "      for (int i = from; i < here * written; ++i)",
+    "        stencil_result<1, idx>(@all, first * written + i, tile + i);",
+    "  }",
+    "}",
+)
