@@ -11,7 +11,7 @@ import numpy as np
 from onnxfuse.graph.dims import Dim, broadcast, dim
 from onnxfuse.graph.model import Node, Shape, Value
 from onnxfuse.graph.unknown import why_unknown
-from onnxfuse.ir.scalars import BOOL, DOUBLE, FLOAT, FUNCTIONS, TYPES
+from onnxfuse.ir.scalars import BOOL, DOUBLE, FLOAT, FUNCTIONS, INT64, TYPES
 from onnxfuse.ir.tensors import (
     Expand,
     Fill,
@@ -90,6 +90,10 @@ class LoweringContext:
         if value.constant is not None and value.constant.size == 1:
             made = Fill(dtype, self.shape(value), number(value.constant))
             self.inlined.append(value)
+        elif value.constant is None and dtype == INT64 and value.elements is not None and len(value.elements) == 1:
+            # A size, as arithmetic on shapes gives it.
+            made = Size(dtype, self.shape(value), self.rename(value.elements[0]))
+            self.note_size(value)
         else:
             made = Input(dtype, self.shape(value), len(self.inputs))
             self.inputs.append(value)

@@ -7,7 +7,8 @@ over heads or scaled before a product is read so.  A block has the queries of on
 over the keys tile by tile, keeps the running maximum and sum of its rows' powers, and the sums with the values, which
 are scaled down where the maximum grows (Dao, "FlashAttention-2", 2023; Milakov and Gimelshein, 2018).  Products are of
 float16 or bfloat16, on tensor cores where the GPU has them; maxima, sums and scores are float32.  Where four warps can
-multiply together (Hopper), a variant of its own comes first.
+multiply together (Hopper), a variant of its own comes first.  Keys that a mask of places hides from all queries of a
+block are left out (``attention_visible``).
 """
 
 from __future__ import annotations
@@ -137,12 +138,13 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     headers = ("onnxfuse", "mma", *(["warpgroup"] if work.together else []))
     source = Source(headers, comment, tuple(work.functions), tuple(work.entries))
     plan = replace(plan, scratch=tuple(work.scratch))
-    return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True)
+    hides = parts.visible is not None
+    return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True, hides=hides)
 
 
-def _words(shape: Shape) -> str:
-    """Name of the variant."""
-    return f"{Attention().words(shape.choice)}, {shape.bits}-bit"
+def _words(shape: Shape, hides: bool) -> str:
+    """Name of the variant; ``hides``: whether keys that a block does not see are left out."""
+    return f"{Attention().words(shape.choice)}, {shape.bits}-bit{', hidden keys left out' if hides else ''}"
 
 
 class _Work:
@@ -168,7 +170,8 @@ class _Work:
         entry = function.entry(shape.name, self._settings(shape), shape.bits, 32 * shape.warps, blocks)
         self.entries.append(entry)
         step = entry.step(self._blocks(shape), shared=str(shape.shared(self.depth, self.columns)))
-        self.variants.append(Variant(_words(shape), (step,), (*needed, *self._fitting(shape))))
+        words = _words(shape, self.parts.visible is not None)
+        self.variants.append(Variant(words, (step,), (*needed, *self._fitting(shape))))
 
     def _multiplied_together(self, keys: int) -> Function:
         """The function of kernels whose warps multiply together, which is written for a tile's keys."""
@@ -205,8 +208,9 @@ class _Work:
         self.entries += [entry, join]
         steps = [entry.step(f"{blocks} {chunks} *", shared=str(shape.shared(self.depth, self.columns))),
                  join.step(f"{self.batch} {self.rows} * 4 ceil")]
+        hides = SplitText(self.parts, self.signature.sizes).visible is not None
         guards = (*needed, f"{blocks} 2 * sms <=", f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))
-        self.variants.append(Variant(f"{_words(shape)}, keys split", tuple(steps), guards))
+        self.variants.append(Variant(f"{_words(shape, hides)}, keys split", tuple(steps), guards))
 
     def _settings(self, shape: Shape) -> tuple[int, ...]:
         return shape.warps, shape.tiles, shape.keys, self.depth, self.columns, shape.width

@@ -17,6 +17,7 @@ from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Apply, Constant, Puller, Reduced, Rows, Scalar, indices
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attention_visible import Visible, visible_keys
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
@@ -60,7 +61,7 @@ class Parts:
         lowered: the region; puller: pulled its elements.
         batch, rows, length, columns, depth: extents of the loops; ``length`` is the number of keys.
         queries, keys, values: their elements, at (b, m, d), (b, k, d) and (b, k, n).
-        softmax: of the scores.
+        softmax: of the scores; visible: the keys that a query sees by its place, where some are masked so.
         result: the output's element at (b, m, n), over the second product's sum; place: where it lies.
         accesses: how queries, keys and values are read; along_keys, along_columns: lanes of a pair of scores, and of
             results; vectors: whether the planned sizes admit vectors.
@@ -79,6 +80,7 @@ class Parts:
     softmax: Softmax
     result: Scalar
     place: Dim
+    visible: Visible | None = None
     accesses: tuple[Access, ...] = ()
     along_keys: Lanes | None = None
     along_columns: Lanes | None = None
@@ -218,7 +220,7 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 
     depth = product(scores.summed)
     return Parts(
         lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, *sides, operands[1],
-        softmax, result, space.linear(out, output.shape),
+        softmax, result, space.linear(out, output.shape), visible_keys(softmax.score, puller),
     )
 
 

@@ -9,6 +9,7 @@ After "Flash-Decoding" (Dao, Haziza, Massa, Sizov, 2023).
 from __future__ import annotations
 
 from onnxfuse.schedules.attention_text import AttentionText, each_row
+from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented, unrolled
 
@@ -20,7 +21,16 @@ class SplitText(AttentionText):
     """The body of the first kernel; beside what the whole one has it takes ``t0``, scratch memory, ``chunk``, the keys
     of a chunk, and ``chunks``."""
 
-    begin = "from"
+    @property
+    def visible(self) -> Visible | None:
+        """None are left out where masks are finite: a row's maximum is known only of all chunks."""
+        visible = self.parts.visible
+        return visible if visible is not None and visible.least is None else None
+
+    @property
+    def begin(self) -> str:
+        """That of the chunk."""
+        return "from"
 
     @property
     def end(self) -> str:
@@ -29,10 +39,11 @@ class SplitText(AttentionText):
 
     def place(self) -> list[str]:
         """The chunk too."""
+        constant = "const " if self.visible is None else ""
         return [
             "const idx part = (idx)blockIdx.x % chunks, block = (idx)blockIdx.x / chunks;",
             "const idx b = block / blocks, first = block % blocks * rows;",
-            f"const idx from = part * chunk, end = of::imin(from + chunk, (idx){self.extents['k']});",
+            f"{constant}idx from = part * chunk, end = of::imin(from + chunk, (idx){self.extents['k']});",
         ]
 
     def closing(self) -> list[str]:

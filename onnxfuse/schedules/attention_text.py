@@ -8,13 +8,16 @@ different banks.  While a tile of keys is multiplied, the values come; while the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
-from onnxfuse.ir.scalars import REDUCTIONS, TYPES
+from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
 from onnxfuse.schedules.attention_parts import Parts
+from onnxfuse.schedules.attention_visible import Visible
+from onnxfuse.schedules.attention_visible_text import narrowed, seen
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
+from onnxfuse.schedules.text import Sizes, Writer, indented, literal, pointer, unrolled
 
 POWERS = "of::ExpSummed"
 """What computes powers: scores are float32, and a mask may be the lowest number of bfloat16, so that a product with a
@@ -32,9 +35,7 @@ def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
 
 
 class AttentionText:
-    """Writes the body of a kernel whose blocks go over all keys, from ``begin`` on."""
-
-    begin = "0"
+    """Writes the body of a kernel whose blocks go over all keys that their queries see."""
 
     def __init__(self, parts: Parts, sizes: Mapping[str, str]) -> None:
         self.parts = parts
@@ -50,18 +51,35 @@ class AttentionText:
         return self.parts.queries.dtype
 
     @property
+    def visible(self) -> Visible | None:
+        """The keys that a query sees, where others are left out."""
+        return self.parts.visible
+
+    @property
+    def begin(self) -> str:
+        """The first key of a block."""
+        return "0" if self.visible is None else "begin"
+
+    @property
     def end(self) -> str:
         """The key behind the last one of a block."""
-        return self.extents["k"]
+        return self.extents["k"] if self.visible is None else "end"
 
     def text(self) -> Body:
         """All of it."""
-        lines = [*self._opening(), *self.loop(), *self.closing()]
+        lines = [*self._opening(), *self._once_more(self.loop()), *self.closing()]
         return Body("\n".join(lines) + "\n", frozenset(self.sizes.used))
 
     def place(self) -> list[str]:
-        """Lines that say which batch and queries a block has."""
-        return ["const idx b = (idx)blockIdx.x / blocks, first = (idx)blockIdx.x % blocks * rows;"]
+        """Lines that say which batch and queries a block has, and which keys."""
+        if self.visible is None:
+            return ["const idx b = (idx)blockIdx.x / blocks, first = (idx)blockIdx.x % blocks * rows;"]
+        return [
+            "// Blocks with many keys begin first.",
+            "const idx b = (idx)blockIdx.x / blocks, block = (idx)blockIdx.x % blocks;",
+            f"const idx first = ({'blocks - 1 - block' if self.visible.is_growing else 'block'}) * rows;",
+            f"idx begin = 0, end = {self.extents['k']};",
+        ]
 
     def _writer(self, lanes: Lanes, hook: Callable[[Scalar], str | None] | None = None) -> Writer:
         return Writer(lanes, self.sizes, hook)
@@ -80,6 +98,7 @@ class AttentionText:
             "const int own = threadIdx.x / 32 * tiles * 16;",
             f"const idx blocks = ({rows} + rows - 1) / rows;",
             *self.place(),
+            *self.seen(),
             *self.bring(0, "query_tile", "first"),
             *self.bring(1, "key_tile", self.begin),
             "of::copies_asked();",
@@ -88,6 +107,14 @@ class AttentionText:
             "#pragma unroll",
             "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
         ])
+
+    def seen(self) -> list[str]:
+        """Lines that leave out the keys that no query of a block sees, tile by tile, and say which all of a warp do."""
+        if self.visible is None:
+            return []
+        lanes = Lanes(self.parts.puller.space, self.parts.puller, "@k", "", 1)
+        lines = seen(self.visible, self._writer(lanes), self.extents["k"])
+        return [*lines, *narrowed(self.begin, self.end, self.extents["m"])]
 
     def tiles(self) -> list[str]:
         """Lines that lay out shared memory."""
@@ -150,6 +177,33 @@ class AttentionText:
 
     # ---- The loop over the keys. ----
 
+    def _once_more(self, loop: list[str]) -> list[str]:
+        """Where a mask is a finite number, the loop again over all keys if a row has seen nothing far above it."""
+        if self.visible is None or self.visible.least is None:
+            return loop
+        least, length = literal(self.visible.least, FLOAT), self.extents["k"]
+        return indented([
+            "bool everything = false;",
+            "while (true) {",
+            *loop,
+            *indented([
+                "bool low = false;",
+                *each_row([f"low |= most[i][half] <= {least};"]),
+                "of::copies_here<0>();  // where there was no key",
+                "if (everything || !__syncthreads_or(low)) break;",
+                "// A row may be masked everywhere: then its masked scores count.",
+                f"begin = 0, end = {length}, everything = true;",
+                *self.bring(1, "key_tile", "begin"),
+                "of::copies_asked();",
+                *each_row([
+                    "most[i][half] = -OF_INFINITY, total[i][half] = 0.0f;",
+                    *unrolled("int c = 0; c < columns / 8; ++c", [
+                        "sums[i][c][half * 2] = sums[i][c][half * 2 + 1] = 0.0f;"]),
+                ]),
+            ]),
+            "}",
+        ])
+
     def loop(self) -> list[str]:
         """Lines that go over a block's keys."""
         return indented([
@@ -178,31 +232,45 @@ class AttentionText:
     def scored(self, last: Sequence[str]) -> list[str]:
         """Lines from products to powers, row by row, and ``last``, which may scale what was summed up by ``scale``."""
         length, rows = self.extents["k"], self.extents["m"]
-        outer, whole = self._scores(checked=False)
-        _, cut = self._scores(checked=True)
-        each = [
-            f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({rows} - 1));", *outer,
-            f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}",
+        score, visible = self.parts.softmax.score, self.visible
+        if visible is None:
+            outer, whole = self._scores(score)
+            _, cut = self._scores(score, "0", length)
+            ways = [*outer, f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}"]
+        else:
+            ways = [
+                "if (start >= clear && start + keys <= clear_end) {",
+                *indented(chain(*self._scores(visible.score))),
+                "} else if (!everything) {" if visible.least is not None else "} else {",
+                *indented(["long long from, to;", "seen(m, m, true, from, to);",
+                           *chain(*self._scores(visible.score, "from", "to"))]),
+                "}",
+            ]
+            if visible.least is not None:
+                ways[-1:] = ["} else {", *indented(chain(*self._scores(score, "0", length))), "}"]
+        return each_row([
+            f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({rows} - 1));", *ways,
             *_POWERS, *last,
-        ]
-        return each_row(each)
+        ])
 
-    def _scores(self, checked: bool) -> tuple[list[str], list[str]]:
-        """Lines once a row, and the loop over a thread's scores of it."""
+    def _scores(self, score: Scalar, begin: str = "", end: str = "") -> tuple[list[str], list[str]]:
+        """Lines once a row, and the loop over a thread's scores of it; those of keys outside of ``begin`` to ``end``,
+        where that is asked for, are of none."""
         assert self.parts.along_keys is not None
         at = "scores[i][n][half * 2 + part + v]"
         writer = self._writer(self.parts.along_keys, lambda scalar: at if isinstance(scalar, Contracted) else None)
-        value = writer.scalar(self.parts.softmax.score)
-        length = self.extents["k"]
+        value = writer.scalar(score)
+        below = [f"k + v < {begin}"] if begin not in ("", "0") else []
         lane = [*writer.lines[Scope.LANE], f"{at} = {value};"] if value != at else []
-        vector = ["const idx k = start + n * 8 + corner + part;"] if lane or checked else []
+        vector = ["const idx k = start + n * 8 + corner + part;"] if lane or end else []
         if lane:
-            lane = [f"if (k + v < {length}) {{", *indented(lane), "}"] if checked else lane
+            lane = [f"if (k + v < {end}) {{", *indented(lane), "}"] if end else lane
             computed = [*writer.lines[Scope.VECTOR], *unrolled("int v = 0; v < width; ++v", lane)]
-            computed = [f"if (k < {length}) {{", *indented(computed), "}"] if checked else computed
+            computed = [f"if (k < {end}) {{", *indented(computed), "}"] if end else computed
             vector = ["constexpr int width = pair;", *vector, *computed]
-        if checked:
-            vector += unrolled("int v = 0; v < pair; ++v", [f"if (k + v >= {length}) {at} = -OF_INFINITY;"])
+        if end:
+            outside = " || ".join([*below, f"k + v >= {end}"])
+            vector += unrolled("int v = 0; v < pair; ++v", [f"if ({outside}) {at} = -OF_INFINITY;"])
         outer = writer.upto(Scope.ROW)
         inner = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int part = 0; part < 2; part += pair", vector))
         return outer, inner if vector else []

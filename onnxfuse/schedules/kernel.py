@@ -45,6 +45,7 @@ class Kernel:
         phases: how often it reads its elements where they do not stay in registers.
         heavy: whether its functions hold more than some hundred bytes of shared memory: of such a launch that several
             kernels share has room for one.
+        hides: whether it leaves out what its structure shows to be masked.
     """
 
     schedule: str
@@ -55,6 +56,7 @@ class Kernel:
     choices: tuple[Choice, ...] = ()
     phases: int = 1
     heavy: bool = False
+    hides: bool = False
 
     @property
     def source(self) -> str:

@@ -3,6 +3,7 @@
     body ─ float64 ─▶ reference            what every kernel is compared with
          ─ nudged ──▶ two more references  where the body decides by computed numbers
          ─ wavering ▶ some more            how far what cancels may be off
+         ─ hidden ──▶ one more             where a mask hides what no kernel need read
          ─ rounded ─▶ the original's own   every node's result rounded to its declared type
          ─ float32 ─▶ what a kernel may err where the original overflowed
 
@@ -25,6 +26,7 @@ from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rewriting import FusedNode, body_model, value_types
 from onnxfuse.verifying.evaluate import Evaluator
+from onnxfuse.verifying.hidden import may_hide, outweighed_model, shown
 from onnxfuse.verifying.tolerances import WIDTHS
 from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, wavering_model
 
@@ -66,7 +68,7 @@ class Precision:
 
 
 class Reference:
-    """The body of a fused node, ready to be evaluated in five ways."""
+    """The body of a fused node, ready to be evaluated in six ways."""
 
     def __init__(self, node: FusedNode, model: onnx.ModelProto) -> None:
         """Read the body.
@@ -136,6 +138,12 @@ class Reference:
         converted = evaluator.converted(feeds)
         return [evaluator.run({**converted, SAMPLE: np.array(float(sample))}) for sample in range(SAMPLES)]
 
+    def hidden(self, feeds: Mapping[str, Array]) -> list[Array] | None:
+        """The outputs where nothing that a mask of places hides shows (``hidden``); None where there is none."""
+        if self._outweighed is None:
+            return None
+        return self._outweighed.run(shown(feeds, self.maskable))
+
     def single(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Every output of the body in float32, as a kernel computes it."""
         return self._single.run(feeds)
@@ -148,6 +156,12 @@ class Reference:
     def _nudgers(self) -> tuple[Evaluator, Evaluator]:
         up, down = (Evaluator(_nudge(self.lifted, self.types, sign), self._declared) for sign in (1.0, -1.0))
         return up, down
+
+    @cached_property
+    def _outweighed(self) -> Evaluator | None:
+        if sum(map(_is_product, self.body.graph.node)) < 2 or not may_hide(self.body):
+            return None
+        return Evaluator(outweighed_model(self.lifted), self._declared)
 
     @cached_property
     def _single(self) -> Evaluator:

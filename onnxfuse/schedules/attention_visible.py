@@ -1,0 +1,259 @@
+"""Which keys a query sees, where a mask compares places: causal masks, sliding windows, and both.
+
+    score = f(test, ...)      test fails ─▶ the score is minus infinity, or a mask's lowest number
+    test  = k < e(m, b)       ─▶ no query of a block from ``first`` to ``last`` sees a key from max e on
+
+A comparison of places is one of two integer expressions over the places m and k of query and key, and sizes, that are
+linear.  What a score becomes where one fails is found by putting false in its place: however tests are joined with
+others, with masks that are read, or made to numbers that are added.  A comparison that decides nothing by itself, or
+is of something else, is computed like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import helper
+
+from onnxfuse.graph.dims import Dim, dim, symbol
+from onnxfuse.ir.scalars import BOOL, DOUBLE, INT32, INT64, TYPES
+from onnxfuse.ir.tensors import Number
+from onnxfuse.lowering.index import Digit
+from onnxfuse.lowering.pull import Apply, Constant, Index, Puller, Scalar, Select
+from onnxfuse.schedules.kernel import walk
+
+LOWEST = -1e4
+"""A finite number from which on down a mask's is one: far below every score that it is meant for."""
+
+FAR = 2**30
+"""Places that a bound is not farther off, so that it fits every kernel's indices."""
+
+_NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Keys that a query sees are below ``index``, or, where not ``upper``, none below it.
+
+    Attributes:
+        index: over the query's place "@m", or one digit of it, the batch and sizes.
+        digit: that digit, or the place as its own only one; None where all queries of a batch have one bound.
+        rising: whether it grows with it.
+    """
+
+    index: Dim
+    upper: bool
+    digit: Digit | None
+    rising: bool
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Attributes:
+        bounds: of the keys that a query sees; every other score is masked.
+        score: what a score is inside of all of them.
+        least: where masks are finite, the number that a row's maximum must be above so that masked scores add nothing;
+            None where they are minus infinity.
+    """
+
+    bounds: tuple[Bound, ...]
+    score: Scalar
+    least: float | None
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether later queries may see more keys."""
+        return any(bound.upper and bound.rising and bound.digit is not None for bound in self.bounds)
+
+
+def visible_keys(score: Scalar, puller: Puller) -> Visible | None:
+    """Which keys a query sees by the places of both alone; None where no comparison of these masks a score."""
+    bounds: list[Bound] = []
+    passed: dict[Scalar, bool] = {}
+    lowest = -np.inf
+    for test in walk([score]):
+        if not isinstance(test, Apply) or test.function not in _NEGATED:
+            continue
+        for truth in (True, False):
+            masked = _masked(settled(score, {test: not truth}))
+            bound = None if masked is None else _bound(test, truth, puller)
+            if bound is not None and masked is not None:
+                bounds.append(bound)
+                passed[test], lowest = truth, max(lowest, masked)
+    if not bounds:
+        return None
+    least = None if lowest == -np.inf else lowest / 2
+    return Visible(tuple(dict.fromkeys(bounds)), settled(score, passed), least)
+
+
+# ---- Bounds. ----
+
+
+def _bound(test: Apply, truth: bool, puller: Puller) -> Bound | None:
+    """Which keys a query sees where a comparison is what it must be."""
+    left, right = map(affine, test.operands)
+    if left is None or right is None:
+        return None
+    key, difference = symbol("@k"), left - right
+    function = test.function if truth else _NEGATED[test.function]
+    sign = next((factor for monomial, factor in difference.terms.items() if Dim({monomial: 1}) == key), 0)
+    if abs(sign) != 1:
+        return None
+    rest = (difference - key * sign) * -sign
+    if sign < 0:  # rest - k compared with 0
+        function = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}[function]
+    index = rest + 1 if function in ("le", "gt") else rest
+    found = _query(index, puller)
+    return None if found is None else Bound(index, function in ("lt", "le"), *found)
+
+
+def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
+    """By which digit of a query's place an index moves, and whether it grows with it; None where it is not as simple.
+    """
+    space, digit, rising = puller.space, None, True
+    for monomial, factor in index.terms.items():
+        if abs(factor) > (1 if monomial else FAR):
+            return None
+        names = [name for name in Dim({monomial: 1}).symbols if space.is_variable(name)]
+        found = [space.variable(name) for name in names]
+        if any(each is None or each.base not in ("@m", "@b") or name in space.derived or name in puller.gathered
+               for name, each in zip(names, found, strict=True)):
+            return None
+        moving = [each for each in found if each is not None and each.base == "@m"]
+        if moving and (digit is not None or len(names) > 1 or Dim({monomial: 1}) != symbol(names[0])):
+            return None
+        if moving:
+            digit, rising = moving[0], factor > 0
+    return digit, rising
+
+
+def affine(scalar: Scalar) -> Dim | None:
+    """An integer expression as places and sizes; None where it is more than sums of these."""
+    if scalar.dtype not in (INT32, INT64):
+        return None
+    if isinstance(scalar, Index):
+        return scalar.index
+    if isinstance(scalar, Constant):
+        return dim(int(scalar.number))
+    if not isinstance(scalar, Apply) or scalar.function not in ("cast", "add", "sub", "mul", "neg"):
+        return None
+    found = [each for operand in scalar.operands if (each := affine(operand)) is not None]
+    if len(found) < len(scalar.operands):
+        return None
+    match scalar.function:
+        case "cast":
+            return found[0]
+        case "add":
+            return found[0] + found[1]
+        case "sub":
+            return found[0] - found[1]
+        case "neg":
+            return -found[0]
+    return found[0] * found[1] if any(each.value is not None for each in found) else None
+
+
+# ---- What a score is where a test's outcome is known. ----
+
+
+def settled(scalar: Scalar, known: Mapping[Scalar, bool]) -> Scalar:
+    """An expression with tests of which the outcome is known, and what that decides, left out."""
+    return _Settling(known).of(scalar)
+
+
+class _Settling:
+    def __init__(self, known: Mapping[Scalar, bool]) -> None:
+        self.found: dict[Scalar, Scalar] = {test: Constant(BOOL, True, truth) for test, truth in known.items()}
+
+    def of(self, scalar: Scalar) -> Scalar:
+        """An expression, each once."""
+        if scalar not in self.found:
+            self.found[scalar] = self._settle(scalar)
+        return self.found[scalar]
+
+    def _settle(self, scalar: Scalar) -> Scalar:
+        if not isinstance(scalar, Apply | Select):
+            return scalar
+        operands = tuple(map(self.of, scalar.operands))
+        if all(one is other for one, other in zip(operands, scalar.operands, strict=True)):
+            return scalar
+        if isinstance(scalar, Select):
+            return Select(scalar.dtype, scalar.exact, scalar.condition, (operands[0], operands[1]))
+        return _decided(scalar, operands) or Apply(scalar.dtype, scalar.exact, scalar.function, operands)
+
+
+def _decided(scalar: Apply, operands: tuple[Scalar, ...]) -> Scalar | None:
+    """What a function gives by what is known of its operands; None where it has to be computed."""
+    numbers = [each.number if isinstance(each, Constant) else None for each in operands]
+    if scalar.function == "where":
+        return None if numbers[0] is None else operands[1 if numbers[0] else 2]
+    if scalar.function in ("and", "or"):
+        deciding = scalar.function == "or"
+        for number, other in zip(numbers, reversed(operands), strict=True):
+            if number is not None:
+                return Constant(BOOL, True, deciding) if bool(number) is deciding else other
+        return None
+    known = [number for number in numbers if number is not None]
+    if len(known) == len(numbers):
+        number = _computed(scalar, known)
+        return None if number is None else Constant(scalar.dtype, True, number)
+    neutral = {"add": 0, "mul": 1}.get(scalar.function)
+    for number, other in zip(numbers, reversed(operands), strict=True):
+        if number is not None and number == neutral and other.dtype == scalar.dtype:
+            return other
+    return None
+
+
+def _computed(scalar: Apply, numbers: list[Number]) -> Number | None:
+    """A function of numbers, as a kernel computes it."""
+    first, *others = numbers
+    if scalar.function == "not":
+        return not first
+    if scalar.dtype == BOOL or not TYPES[scalar.dtype].is_floating:
+        return None
+    wide = np.float64 if scalar.dtype == DOUBLE else np.float32
+    with np.errstate(over="ignore", invalid="ignore"):
+        match scalar.function:
+            case "cast" | "rounded":
+                rounded = np.array(float(first)).astype(helper.tensor_dtype_to_np_dtype(scalar.dtype))
+                return float(rounded.astype(np.float64))
+            case "narrow":
+                return float(wide(first))
+            case "neg":
+                return -float(first)
+            case "add":
+                return float(wide(first) + wide(others[0]))
+            case "sub":
+                return float(wide(first) - wide(others[0]))
+            case "mul":
+                return float(wide(first) * wide(others[0]))
+    return None
+
+
+def _masked(score: Scalar) -> float | None:
+    """The number of the mask in a score that is masked, minus infinity or low; None where a score may be any."""
+    if isinstance(score, Constant):
+        number = float(score.number)
+        return number if TYPES[score.dtype].is_floating and number <= LOWEST else None
+    if not isinstance(score, Apply) or not TYPES[score.dtype].is_floating:
+        return None
+    if score.function == "where":
+        return _all_masked(score.operands[1:])
+    found = [masked for operand in score.operands if (masked := _masked(operand)) is not None]
+    match score.function:
+        case "cast" | "narrow" | "rounded":
+            return _masked(score.operands[0]) if TYPES[score.operands[0].dtype].is_floating else None
+        case "add":
+            return max(found, default=None)
+        case "sub":
+            return _masked(score.operands[0])
+        case "max":
+            return _all_masked(score.operands)
+    return None
+
+
+def _all_masked(operands: tuple[Scalar, ...]) -> float | None:
+    found = [_masked(operand) for operand in operands]
+    known = [masked for masked in found if masked is not None]
+    return max(known) if len(known) == len(found) else None
