@@ -106,7 +106,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_networks_compute_what_they_did(seeds: range) -> None:
-    taken = 0
+    taken = stencils = 0
     for seed in seeds:
         network = Network(seed)
         original = network.model()
@@ -114,6 +114,7 @@ def test_networks_compute_what_they_did(seeds: range) -> None:
                                           database=False, least_gain=0.0))
         onnx.checker.check_model(made.model)
         taken += len(separated_sums(made.model))
+        stencils += sum(region.kernel.schedule == "stencil" for region in made.plan.fusions)
         found = verify(made, EmulatedRunner())
         assert found.passed and found.whole.identical, f"seed {seed}: {found.summary}"
         assert all(node.verdict == "passed" for node in found.nodes), f"seed {seed}: {found.summary}"
@@ -121,4 +122,4 @@ def test_networks_compute_what_they_did(seeds: range) -> None:
             helper.tensor_dtype_to_np_dtype(network.dtype))}
         assert same_bits(run(made.model, feeds), run(original, feeds)), f"seed {seed}"
         assert packed(unfuse(made.model)) == packed(original), f"seed {seed}"
-    assert taken or len(seeds) < CHUNK
+    assert (taken and stencils) or len(seeds) < CHUNK

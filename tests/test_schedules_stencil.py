@@ -18,7 +18,16 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Request, make_kernel, parse_choice
 from onnxfuse.schedules.stencil_parts import ONE
-from onnxfuse.schedules.stencil_shape import MOST_THREADS, SHARED, Planned, cost, least, shapes, tile_of
+from onnxfuse.schedules.stencil_shape import (
+    MOST_THREADS,
+    SHARED,
+    Planned,
+    cost,
+    shapes,
+    smallest,
+    tile_of,
+    without_vectors,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class Case:
     outputs: str = "T[A, B, C, D] y"
     kind: str = "float16"
     times: int = 1
+    before: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -44,8 +54,9 @@ class Case:
         features = int(groups) * self.times
         outputs = self.outputs if len(self.image) == 4 else self.outputs.replace(
             "A, B, C, D", ", ".join("ABCDE"[:len(self.image)]))
+        image = "i" if self.before else "x"
         text = (f"g (T[{shape}] x, T[{features}, 1, {window}] w, T[{features}] b{self.reads}) => ({outputs}) "
-                f"{{ c = Conv<group = {groups}, {self.attributes}>(x, w, b) {self.follows} }}")
+                f"{{ {self.before} c = Conv<group = {groups}, {self.attributes}>({image}, w, b) {self.follows} }}")
         return text.replace("T[", f"{self.kind}[").replace(", >", ">")
 
     @property
@@ -102,6 +113,22 @@ AROUND = {
 }
 
 
+SILU = "s = Sigmoid(x) i = Mul(x, s)"
+
+BEFORE = {
+    "SiLU": Case(["N", 6, 14, 14], [3, 3], "pads = [1, 1, 1, 1]", before=SILU, sizes={"N": 3}),
+    "SiLU of odd planes": Case(["N", 3, 7, 5], [3, 3], "pads = [1, 1, 1, 1]", before=SILU, sizes={"N": 5}),
+    "what is no zero at zero": Case([1, 2, 72, 88], [3, 3], "pads = [1, 1, 1, 1]", before="i = Sigmoid(x)"),
+    "scale and shift": Case(["N", 4, "H", "W"], [5, 5], "pads = [2, 2, 2, 2]", reads=", T[4, 1, 1] g, T[4, 1, 1] h",
+                            before="p = Mul(x, g) q = Add(p, h) i = Relu(q)", sizes={"N": 2, "H": 9, "W": 24}),
+    "a sum": Case([2, 4, 12, 12], [3, 3], "pads = [1, 1, 1, 1]", reads=", T[2, 4, 12, 12] r", before="i = Add(x, r)",
+                  kind="bfloat16"),
+    "an image that is transposed": Case([2, 4, 6, 12], [3, 3], "pads = [1, 1, 1, 1]", reads=", T[2, 4, 12, 6] r",
+                                        before="t = Transpose<perm = [0, 1, 3, 2]>(r) i = Add(x, t)"),
+}
+"""What is computed of the image before, with zeros around what comes of it."""
+
+
 def made(case: Case, planned: Mapping[str, int] | None = None) -> Made:
     """The case's kernel."""
     found = make(case.text.replace("T low", f"{case.kind} low").replace("T high", f"{case.kind} high"),
@@ -134,12 +161,12 @@ def drawn(seed: int) -> Case:
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """All kernels at once."""
-    compile_all([made(case) for case in (*CASES.values(), *AROUND.values(), *map(drawn, range(DRAWN)))])
+    compile_all([made(case) for case in (*(CASES | AROUND | BEFORE).values(), *map(drawn, range(DRAWN)))])
 
 
-@pytest.mark.parametrize("name", [*CASES, *AROUND])
+@pytest.mark.parametrize("name", [*CASES, *AROUND, *BEFORE])
 def test_windows(name: str) -> None:
-    case = (CASES | AROUND)[name]
+    case = (CASES | AROUND | BEFORE)[name]
     one = made(case)
     inputs = random_inputs(one, case.sizes, seed=len(name))
     if "low" in inputs:
@@ -204,14 +231,6 @@ def test_no_images(name: str) -> None:
     assert result.shape[0] == 0 and result.size == 0
 
 
-def test_what_comes_before_is_computed_once_and_then_padded_with_zeros() -> None:
-    """Sigmoid(0) is no zero: the padding is behind it."""
-    one = make("g (float16[2, 3, 9, 16] x, float16[3, 1, 3, 3] w) => (float16[2, 3, 9, 16] y) "
-               "{ s = Sigmoid(x) y = Conv<group = 3, pads = [1, 1, 1, 1]>(s, w) }")
-    assert one.kernel.schedule == "stencil"
-    check(one, random_inputs(one, {}), length=9)
-
-
 @pytest.mark.parametrize(("text", "code"), [
     ("g (double[1,3,8,8] x, double[3,1,3,3] w) => (double[1,3,6,6] y) { y = Conv<group = 3>(x, w) }",
      "stencil-structure"),
@@ -242,16 +261,16 @@ def test_tiles_fit(kernel: Sequence[int], sizes: Sequence[int]) -> None:
                       8 if sizes[-1] % 8 == 0 else 1)
     found = shapes(planned)
     assert all(cost(found[0], planned) <= cost(shape, planned) for shape in found)
-    last = least(planned)
-    assert last is not None
-    for shape in [*found, last]:
+    others = [smallest(axes), without_vectors(planned)]
+    assert others[0] is not None
+    for shape in [*found, *filter(None, others)]:
         assert 0 < shape.items <= shape.threads <= MOST_THREADS and tile_of(shape, axes).shared <= SHARED
         assert shape.high % shape.tall == 0 and shape.wide % shape.broad == 0
 
 
 def test_a_window_past_shared_memory_is_refused() -> None:
     axes = (ONE, *(replace(ONE, extent=dim(500), count=dim(20), taps=3, dilation=200) for _ in range(2)))
-    assert least(Planned(axes, (1, 20, 20), 1, 1, 1, 1, 1, 1)) is None
+    assert smallest(axes) is None
 
 
 @pytest.mark.parametrize(("name", "architecture"), [

@@ -19,7 +19,7 @@ from onnxfuse.visible import visible
               help="Rule file, or folder of them, to use beside the shipped ones; may repeat.")
 @click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
               help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
-                   "biases (taken into what follows), attention (as one kernel), "
+                   "biases (taken into what follows), attention (as one kernel), depthwise (convolutions), "
                    "recompute (values computed again rather than read), "
                    "horizontal-joins (independent regions in one kernel); may repeat.")
 @database_option

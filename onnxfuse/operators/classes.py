@@ -44,6 +44,14 @@ def in_training(node: Node) -> bool:
     return mode is not None and (mode.constant is None or bool(np.any(mode.constant)))
 
 
+def slides(node: Node) -> bool:
+    """Whether a node is a depthwise convolution: each channel of its result sums over one of several channels."""
+    if node.op != "Conv" or node.domain or len(node.inputs) < 2 or node.inputs[1] is None:
+        return False
+    weights, groups = node.inputs[1].shape, node.attributes.get("group", 1)
+    return weights is not None and len(weights) > 2 and weights[1] == 1 and groups != 1
+
+
 def moves_innermost(node: Node) -> bool:
     """Whether a node is a Transpose that moves the innermost axis, those of size one apart."""
     if node.op != "Transpose" or node.domain:

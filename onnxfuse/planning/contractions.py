@@ -148,23 +148,35 @@ def _rate(pool: CandidatePool) -> float | None:
     return pool.maker.costs.profile.measured.attention_tflops
 
 
-def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
-    """A region with its kernel, and the cost to choose it by: measured, or predicted where that can be trusted."""
+def with_kernel(region: Region, pool: CandidatePool, context: Context) -> Region | Refusal:
+    """A region with its kernel and what was measured of it, for tuning to measure where nothing was."""
     made = pool.maker.with_kernel(region)
     if isinstance(made, Region):
         made = is_convex(made.view) or too_large(made, pool.maker.costs) or made
     if isinstance(made, Refusal):
         return made
     pool.with_products.append(made)
-    if context.measured is not None:
-        made = context.measured(made)
+    return made if context.measured is None else context.measured(made)
+
+
+def measured_cost(region: Region) -> RegionCost | None:
+    """A region's cost by what was measured; None where that does not say."""
+    measured, cost = region.measured, region.cost
+    if measured is None or measured["runtime_microseconds"] is None:
+        return None
+    runs = 1e-6 * cost.executions
+    before, after = (runs * measured[side] for side in ("runtime_microseconds", "microseconds"))
+    return replace(cost, seconds_before=before, seconds_after=after)
+
+
+def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
+    """A region with its kernel, and the cost to choose it by: measured, or predicted where that can be trusted."""
+    made = with_kernel(region, pool, context)
     if isinstance(made, Refusal):
         return made
-    cost = made.cost
-    if made.measured is not None and made.measured["runtime_microseconds"] is not None:
-        runs = 1e-6 * cost.executions
-        before, after = (runs * made.measured[side] for side in ("runtime_microseconds", "microseconds"))
-        return made, replace(cost, seconds_before=before, seconds_after=after)
+    cost = measured_cost(made)
+    if cost is not None:
+        return made, cost
     if _rate(pool) is None:
         name = pool.maker.costs.profile.name
         return Refusal(
@@ -173,4 +185,4 @@ def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Regi
             "and products are fused only where that is known to be faster",
             region.label, region.rule, "run onnxfuse optimize on that GPU, which measures it, or onnxfuse tune",
         )
-    return pool.no_gain(made) or (made, cost)
+    return pool.no_gain(made) or (made, made.cost)

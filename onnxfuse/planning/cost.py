@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.classes import moves_innermost
+from onnxfuse.operators.classes import moves_innermost, slides
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost, united
@@ -145,9 +145,12 @@ class CostModel:
             if len(nodes) == 1:
                 (node,) = nodes
                 counted = self._in_place(node) if overwrites(node) else self.ledger.node(node)
-                counted = replace(counted, flops=counted.flops + extra_arithmetic(node, self.ledger.sizes))
             else:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
+            extra = sum(extra_arithmetic(node, self.ledger.sizes) for node in nodes)
+            # Of channels by themselves the matrix units have nothing to multiply.
+            product = counted.product and not any(map(slides, nodes))
+            counted = replace(counted, product=product, flops=counted.flops + extra)
             once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
             bias = biased(nodes)
             once += 0.0 if bias is None else self.bias_seconds(bias)
@@ -267,8 +270,13 @@ class CostModel:
         does = Does.TRANSPOSES if any(map(moves_innermost, nodes)) else Does(0)
         for node in nodes:
             does |= DOES.get(classify(node, self.ledger.graph), Does(0))
+        if any(map(slides, nodes)):
+            does |= Does.SLIDES
         schedule = running(does)
-        if Does.CONTRACTS in does:
+        if Does.SLIDES in does:
+            flops = round(counted.flops / schedule.arithmetic)
+            counted = replace(counted, product=False, flops=flops)
+        elif Does.CONTRACTS in does:
             rate = self._rate(schedule)
             return self.seconds(counted, _product_type(nodes, self.ledger), again=again, rate=rate)
         efficiency = schedule.efficiency

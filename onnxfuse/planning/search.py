@@ -5,9 +5,9 @@
                                            └──────────────────────────────┘
 
 Matches of fuse rules come first, as named groups; then all groups grow (``grow``).  Each group is weighed, and so is
-what may stand in its place (``weighing``); so are products with what is around them (``contractions``).  Of candidates
-that conflict the best set is taken (``selection``) by what the strategy values (``objective``).  Whatever is not taken
-is a refusal, and every region that was weighed a record.
+what may stand in its place (``weighing``); so are products, and depthwise convolutions, with what is around them
+(``contractions``, ``depthwise``).  Of candidates that conflict the best set is taken (``selection``) by what the
+strategy values (``objective``).  Whatever is not taken is a refusal, and every region that was weighed a record.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.contractions import offer_attentions
 from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
+from onnxfuse.planning.depthwise import offer_depthwise
 from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import Objective
@@ -120,6 +122,8 @@ class _Search:
         self._offer_unions(groups)
         if ATTENTION not in self.rules.disabled:
             offer_attentions(self.candidates, self.context)
+        if DEPTHWISE not in self.rules.disabled:
+            offer_depthwise(self.candidates, self.context)
         chosen = self._select()
         for _ in range(MOST_ROUNDS):
             fixed = [*chosen, *(frozenset(fusion.view) for fusion in self.custom)]

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of
-from onnxfuse.operators import operator_of
+from onnxfuse.operators import flops_of, operator_of
+from onnxfuse.operators.classes import slides
 from onnxfuse.operators.record import RuntimeKernel
 from onnxfuse.provider.removed import source
 
@@ -42,6 +43,11 @@ OWN_BIAS = 0.2
 """A bias in a kernel of its own.  cuDNN adds one to what a convolution wrote (op_generic_tensor_kernel): 73 of a
 U-Net's, 0.1 to 4 MB each, take 0.28 ms.  Before a product the runtime lays it down row by row (BroadcastBiasKernel),
 for cuBLAS to add to: four of 34 MB take 0.14 ms."""
+
+DEPTHWISE, WIDE_DEPTHWISE, DEPTHWISE_PRODUCTS = 0.25, 0.4, 0.125
+"""Depthwise convolutions, of elements of two bytes and of four: what moves them, and products as a share of what the
+float32 cores could make, whichever takes longer.  cuDNN has conv2d_c1_k1_nchw_shmem_tiling for those of two: 18 of a
+ConvNeXt's take 0.89 ms, 16 of an EfficientNet's 0.46.  Of those of four nothing was measured."""
 
 ADDITIONS = 0.064
 """Additions of a CumSum, as a share of what the float32 cores could make: an element adds up all those before it, and
@@ -76,6 +82,8 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
         return REDUCTION
     if RuntimeKernel.GELU in kernels and len(nodes) > 1:
         return BIAS_GELU
+    if sliding := [node for node in nodes if slides(node)]:
+        return DEPTHWISE if _is_narrow(sliding[0].outputs[0]) else WIDE_DEPTHWISE
     node = max(nodes, key=lambda node: node.index)
     operands = [source(value) for value in node.inputs if value is not None]
     if node.op == "Transpose" and not node.domain:
@@ -105,7 +113,9 @@ def biased(nodes: Collection[Node]) -> Biased | None:
 
 def extra_arithmetic(node: Node, sizes: Mapping[str, int]) -> int:
     """Operations of the float32 cores that would take as long as what ONNX Runtime's kernel does beyond moving its
-    tensors: for the totals of a CumSum, half the axis for every element."""
+    tensors: for the totals of a CumSum, half the axis for every element; for a depthwise convolution, its products."""
+    if slides(node):
+        return round((flops_of(node, sizes) or 0) * (1 / DEPTHWISE_PRODUCTS - 1))
     if node.domain or node.op != "CumSum":
         return 0
     data, axis = node.inputs[:2]

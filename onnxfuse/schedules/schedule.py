@@ -77,6 +77,7 @@ class Schedule(ABC):
         each: what a thread keeps ``items`` of, where that is a setting.
         efficiency: share of the memory's bandwidth that its kernels reach, or of a large product's rate where they
             contract (benchmarks/results, fitting).
+        arithmetic: share of what the float32 cores could make, where that is what takes the time.
         cached: whether the second-level cache makes them faster.
     """
 
@@ -85,6 +86,7 @@ class Schedule(ABC):
     settings: ClassVar[str]
     each: ClassVar[str] = ""
     efficiency: ClassVar[float]
+    arithmetic: ClassVar[float] = 1.0
     cached: ClassVar[bool] = True
 
     @abstractmethod

@@ -38,19 +38,20 @@ from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.stencil_parts import OTHER, Parts, convolution_of, parts_of
-from onnxfuse.schedules.stencil_shape import Planned, Shape, least, shapes, tile_of
+from onnxfuse.schedules.stencil_shape import Planned, Shape, shapes, smallest, tile_of, without_vectors
 from onnxfuse.schedules.stencil_text import StencilText
 
 WIDTHS = (1, 2, 4, 8)
 
 
 class Stencil(Schedule):
-    """Depthwise convolutions."""
+    """Depthwise convolutions.  How fast they are was not measured: its shares are less than what it is written for."""
 
     name = "stencil"
     settings = ("{planes} whole planes or a tile of {deep} x {high} x {wide} a block, {tall} x {broad} a thread, "
                 "vectors of {loads} and {stores}")
     efficiency = 0.5
+    arithmetic = 0.5
 
     def runs(self, does: Does) -> bool:
         """Convolutions of each channel by itself, with maps around them."""
@@ -100,7 +101,7 @@ class _Sides:
 def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     lowered = request.lowered
     sides = _sides(parts, request.sizes)
-    last = least(sides.planned)
+    last = smallest(parts.axes)
     if last is None:
         return Refusal("stencil-structure", "what a window reaches over is more than shared memory holds")
     offered = {shape.choice: shape for shape in shapes(sides.planned)} if fits_narrow(lowered) else {}
@@ -109,10 +110,13 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     text = StencilText(parts, Signature(lowered), sides.image, sides.results)
     functions = text.functions(any(shape.planes for shape in offered.values()))
     work = _Work(parts, {each.name: each for each in functions})
-    for shape in dict.fromkeys(each for each in (first, own) if each is not None):
+    # Where sizes are known vectors fail for a pointer alone, which is rare.
+    varies = any(axis.extent.value is None for axis in parts.axes)
+    rest = (varies and without_vectors(sides.planned)) or last
+    for shape in dict.fromkeys(each for each in (first, own) if each not in (None, rest)):
         work.add(shape, (*narrow_guards(lowered), *(sides.guards if shape.planes else sides.rows)))
     if fits_narrow(lowered):
-        work.add(last, narrow_guards(lowered))
+        work.add(rest, narrow_guards(lowered))
     work.add(replace(last, bits=64), ())
     plan = make_plan(lowered, request.rule, parts.puller, work.variants)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
@@ -131,15 +135,14 @@ class _Work:
         self._planes = False
 
     def add(self, shape: Shape, guards: tuple[str, ...]) -> None:
-        """A variant; none where there is the same kernel under weaker guards."""
+        """A variant."""
         tile = tile_of(shape, self.parts.axes)
         settings = (shape.planes, shape.deep, shape.high, shape.wide, shape.tall, shape.broad, shape.loads,
                     shape.stores, tile.layers, tile.rows, tile.pitch, tile.lead, tile.room)
         self._planes = self._planes or shape.planes > 0
         function = self.functions["stencil_planes" if shape.planes else "stencil"]
         entry = function.entry(shape.name, settings, shape.bits, shape.threads)
-        if all(each.name != entry.name for each in self.entries):
-            self.entries.append(entry)
+        self.entries.append(entry)
         step = entry.step(self._blocks(shape), shared=str(tile.shared))
         self.variants.append(Variant(f"{Stencil().words(shape.choice)}, {shape.bits}-bit", (step,), guards))
 

@@ -244,10 +244,13 @@ def _tiles(planned: Planned) -> Iterator[Shape]:
                     yield shape
 
 
-def least(planned: Planned) -> Shape | None:
-    """A shape that any sizes admit, without vectors; None where the window is too large for shared memory."""
+def smallest(axes: Sequence[Axis]) -> Shape | None:
+    """The shape that any sizes admit, quick to compile; None where its window is too large for shared memory."""
+    shape = Shape(0, 1, 1 if axes[1].taps == 1 else 4, 32, 1, 4, 1, 1)
+    return shape if tile_of(shape, axes).shared <= SHARED else None
+
+
+def without_vectors(planned: Planned) -> Shape | None:
+    """The best shape for sizes that admit no vectors."""
     narrow = replace(planned, row_loads=1, row_stores=1)
-    flat = planned.axes[1].taps == 1
-    smallest = Shape(0, 1, 1 if flat else 4, 32, 1, 4, 1, 1)
-    found = sorted([*_tiles(narrow), smallest], key=lambda shape: cost(shape, narrow))
-    return next((shape for shape in found if tile_of(shape, planned.axes).shared <= SHARED), None)
+    return min(_tiles(narrow), key=lambda shape: cost(shape, narrow), default=None)

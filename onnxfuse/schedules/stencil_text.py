@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.lowering.pull import Contracted, Load, Scalar
+from onnxfuse.lowering.pull import Contracted, Scalar
+from onnxfuse.schedules.kernel import moving_loads
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Function, Parameter, Signature
@@ -29,9 +30,9 @@ class StencilText:
         """``image`` and ``results``: lanes of vectors of images and of results."""
         self.parts, self.signature = parts, signature
         self.image, self.results = image, results
-        loaded = parts.image if isinstance(parts.image, Load) and not parts.image.conditions else None
-        self.copied = loaded is not None and image.stride(loaded.offset) == 1 and image.aligned(loaded.offset)
-        self.element = TYPES[parts.image.dtype].storage if self.copied else "float"
+        self.read = next((load for load in moving_loads([parts.image], image) if not load.conditions
+                          and image.stride(load.offset) == 1 and image.aligned(load.offset)), None)
+        self.element = "float" if self.read is None else TYPES[self.read.dtype].storage
         self.sizes = Sizes(signature.sizes)
         self.extents = [self._size(axis.extent) for axis in parts.axes]
         self.counts = [self._size(axis.count) for axis in parts.axes]
@@ -39,13 +40,15 @@ class StencilText:
 
     def functions(self, whole: bool) -> list[Function]:
         """Of the elements of images and of results; of blocks that have tiles, and of those that have whole planes."""
-        value, result = self._value(), self._result()
+        read, value, result = self._read(), self._value(), self._result()
         tiles, planes = self._tiles(), self._planes() if whole else []
         parameters = self.signature.parameters(self.sizes.used)
+        q, brought = Parameter("const {index}", "q"), f"of::Vector<{self.element}, width>&"
         found = [
-            Function("stencil_value", ("width",),
-                     (*parameters, Parameter("const {index}", "q"),
-                      Parameter(f"of::Vector<{self.element}, width>&", "vector")), value),
+            Function("stencil_read", ("width",), (*parameters, q, Parameter(brought, "brought")), read),
+            Function("stencil_value", ("width",), (
+                *parameters, q, Parameter(f"const {brought}", "brought"),
+                Parameter("of::Vector<float, width>&", "values")), value),
             Function("stencil_result", ("width",),
                      (*parameters, Parameter("const {index}", "L"), Parameter("const float*", "from")), result),
             Function("stencil", TEMPLATE, parameters, self._joined(tiles)),
@@ -65,17 +68,31 @@ class StencilText:
 
     # ---- Elements. ----
 
-    def _value(self) -> str:
-        """``width`` elements of images from q on, as they lie in memory or as they are computed."""
+    @property
+    def late(self) -> bool:
+        """Whether something is computed of what was brought: a read begins at once, and what waits for it comes later.
+        """
+        return self.read is not None and self.read is not self.parts.image
+
+    def _read(self) -> str:
+        """Bring ``width`` elements from q on: as they lie in memory; where nothing does so, computed."""
         writer = self._writer(self.image)
-        if self.copied:
-            assert isinstance(self.parts.image, Load)
-            address = writer.address(self.parts.image)
-            return self._joined([*writer.upto(Scope.VECTOR), f"vector = of::load<width>({address});"])
+        if self.read is not None:
+            address = writer.address(self.read)
+            return self._joined([*writer.upto(Scope.VECTOR), f"brought = of::load<width>({address});"])
+        return self._joined(self._computed(writer, "brought"))
+
+    def _value(self) -> str:
+        """``width`` elements of images from q on, of what was brought."""
+        if not self.late:
+            return self._joined(["values = of::floats(brought);"])
+        return self._joined(self._computed(self._writer(
+            self.image, lambda scalar: "of::value(brought.at[v])" if scalar is self.read else None), "values"))
+
+    def _computed(self, writer: Writer, to: str) -> list[str]:
         value = writer.scalar(self.parts.image)
         inner = writer.lines[Scope.LANE]
-        return self._joined([*writer.upto(Scope.VECTOR),
-                             *unrolled("int v = 0; v < width; ++v", [*inner, f"vector.at[v] = {value};"])])
+        return [*writer.upto(Scope.VECTOR), *unrolled("int v = 0; v < width; ++v", [*inner, f"{to}.at[v] = {value};"])]
 
     def _result(self) -> str:
         """``width`` results from L on, of the sums that begin at ``from``."""
@@ -181,14 +198,19 @@ class StencilText:
             "const int line = item / vectors, column = item % vectors * width;",
         ]
         inside = " && ".join(f"{name} >= 0 && {name} < {size}" for name, size in zip("zyx", self.extents, strict=True))
-        bring = [
-            *place,
+        there = [
             f"const idx z = z0 * {z.stride} + {sz} + line / rows, y = y0 * {y.stride} + {sy} + line % rows;",
             f"const idx x = x0 * {x.stride} + {sx} - lead + column;",
+            f"const idx q = ((image * {depth} + z) * {height} + y) * {width} + x;",
             f"if (item < all && {inside})",
-            f"  stencil_value<width, idx>(@all, ((image * {depth} + z) * {height} + y) * {width} + x, brought[pass]);",
         ]
-        put = [*place, "if (item < all) of::store(tile + line * pitch + column, of::floats(brought[pass]));"]
+        bring = [*place, *there, "  stencil_read<width, idx>(@all, q, brought[pass]);"]
+        put = [
+            *place, "of::Vector<float, width> values = {};",
+            *([*there, "  stencil_value<width, idx>(@all, q, brought[pass], values);"] if self.late
+              else ["values = of::floats(brought[pass]);"]),
+            "if (item < all) of::store(tile + line * pitch + column, values);",
+        ]
         return ["{", *indented([
             "constexpr int width = loads, vectors = pitch / width, all = layers * rows * vectors;",
             *self._filling("all", bring, self._weights("first"), put),
@@ -228,33 +250,47 @@ class StencilText:
                   f"i / ({width} * {height}) * ((rows - {height}) * pitch) + "
                   f"i / ({width} * {height} * {depth}) * ((layers - {depth}) * slab)")
         place = ["const int from = begin + (pass * threads + threadIdx.x) * width;"]
-        bring = [
-            *place,
-            "if (from + width <= here * read) {",
-            "  stencil_value<width, idx>(@all, first * read + from, brought[pass]);",
-            "} else if constexpr (width > 1) {",
-            *indented(unrolled("int v = 0; v < width; ++v", [
-                f"of::Vector<{self.element}, 1> one = {{}};",
-                "if (from + v < here * read) stencil_value<1, idx>(@all, first * read + from + v, one);",
-                "brought[pass].at[v] = one.at[0];"])),
-            "}",
-        ]
+        bring, computed = self._pieces()
         put = [
-            *place,
+            *place, "of::Vector<float, width> values = {};", *computed,
             f"if constexpr ({width} % width == 0) {{",
             "  const int i = from;",
-            f"  if (from < here * read) of::store(tile + {offset}, of::floats(brought[pass]));",
+            f"  if (from < here * read) of::store(tile + {offset}, values);",
             "} else {",
             *indented(unrolled("int v = 0; v < width; ++v", [
-                "const int i = from + v;",
-                f"if (i < here * read) tile[{offset}] = of::value(brought[pass].at[v]);"])),
+                "const int i = from + v;", f"if (i < here * read) tile[{offset}] = values.at[v];"])),
             "}",
         ]
         zeroed = [*_ZEROS, *self._weights("(first + plane)"), "__syncthreads();"]
         return ["{", *indented([
             "constexpr int width = loads;",
-            *self._filling("planes * read", bring, zeroed, put, " * width"),
+            *self._filling("planes * read", [*place, *bring], zeroed, put, " * width"),
         ]), "}"]
+
+    def _pieces(self) -> tuple[list[str], list[str]]:
+        """Lines that bring what begins at ``from``, and that make ``values`` of it; past the block's planes there may
+        be nothing to read."""
+        bring = [
+            "if (from + width <= here * read)",
+            "  stencil_read<width, idx>(@all, first * read + from, brought[pass]);",
+            "else if constexpr (width > 1)",
+            *indented(unrolled("int v = 0; v < width; ++v", [
+                f"of::Vector<{self.element}, 1> one = {{}};",
+                "if (from + v < here * read) stencil_read<1, idx>(@all, first * read + from + v, one);",
+                "brought[pass].at[v] = one.at[0];"])),
+        ]
+        if not self.late:
+            return bring, ["values = of::floats(brought[pass]);"]
+        return bring, [
+            "if (from + width <= here * read)",
+            "  stencil_value<width, idx>(@all, first * read + from, brought[pass], values);",
+            "else if constexpr (width > 1)",
+            *indented(unrolled("int v = 0; v < width; ++v", [
+                "of::Vector<float, 1> one = {};",
+                f"const of::Vector<{self.element}, 1> alone = {{brought[pass].at[v]}};",
+                "if (from + v < here * read) stencil_value<1, idx>(@all, first * read + from + v, alone, one);",
+                "values.at[v] = one.at[0];"])),
+        ]
 
 
 _ZEROS = (

@@ -25,6 +25,7 @@ from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import STAGE as ATTENTION
+from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import STAGE
 from onnxfuse.planning.passes import measured
@@ -152,14 +153,15 @@ def tune(
     start = time.monotonic()
     profile = _profile(timer)
     # Regions are measured apart, whatever shares a launch in the end; where values can be computed again, or an
-    # attention be one kernel, both ways.
+    # attention be one kernel, or a depthwise convolution with what is around it, both ways.
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
                      eager=True)
     loaded = load(source)
     optimised = optimise(loaded, wanted, tell)
     plans = [optimised]
     less = {RECOMPUTE: any(fusion.again for fusion in optimised.plan.fusions),
-            ATTENTION: any(fusion.rule == ATTENTION for fusion in optimised.plan.fusions)}
+            **{stage: any(fusion.rule == stage for fusion in optimised.plan.fusions)
+               for stage in (ATTENTION, DEPTHWISE)}}
     for stage in (stage for stage, found in less.items() if found and options.stage in ("", stage)):
         plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell))
     subjects, refusals = distinct(plans)

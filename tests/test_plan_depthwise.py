@@ -1,0 +1,160 @@
+"""Depthwise convolutions in the planner: what comes in with them, and when they are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from conv_models import conv_model
+from emulated import EmulatedRunner, FaultyRunner
+from fake_timer import RUNTIME, FakeTimer
+from kernel_harness import parse
+
+from onnxfuse.measuring.database import open_database
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.rewriting import unfuse
+from onnxfuse.tuning import TuneOptions, tune
+from onnxfuse.verifying import verify
+
+DIMS = {"N": 32, "H": 56, "W": 56}
+
+Z = "T[N, 16, H, W] z"
+
+CONV = "Conv <group = 16, pads = [1, 1, 1, 1]>"
+
+TAKEN = {
+    "alone": (f"y = {CONV} (z, d)", ["Conv"]),
+    "a bias and an activation": (f"c = {CONV} (z, d, b) y = Relu(c)", ["Conv", "Add", "Relu"]),
+    "SiLU, which reads it twice": (f"c = {CONV} (z, d, b) g = Sigmoid(c) y = Mul(c, g)",
+                                   ["Conv", "Add", "Sigmoid", "Mul"]),
+    "a normalisation": (f"c = {CONV} (z, d) n = BatchNormalization(c, s, b, s, s) y = HardSwish(n)",
+                        ["Conv", "BatchNormalization", "HardSwish"]),
+    "a residual of the image": (f"c = {CONV} (z, d, b) y = Add(c, z)", ["Conv", "Add", "Add"]),
+    "a sum of two": (f"c = {CONV} (z, d) e = Relu(c) f = Neg(c) y = Sub(e, f)", ["Conv", "Relu", "Neg", "Sub"]),
+    "an activation before": (f"r = HardSwish(z) c = {CONV} (r, d) y = Relu(c)", ["HardSwish", "Conv", "Relu"]),
+    "SiLU before": (f"g = Sigmoid(z) r = Mul(z, g) y = {CONV} (r, d)", ["Sigmoid", "Mul", "Conv"]),
+    "what another reads too": (f"r = Relu(z) c = {CONV} (r, d) t = Tanh(c) m = MaxPool <kernel_shape = [1, 1]> (r) "
+                               "y = Add(t, m)", ["Conv", "Tanh", "Add"]),
+    "no transpose behind it": (f"c = {CONV} (z, d, b) t = Transpose <perm = [0, 2, 3, 1]> (c) e = Relu(t) "
+                               "y = Transpose <perm = [0, 3, 1, 2]> (e)", ["Conv"]),
+    "no path through another": (f"c = {CONV} (z, d) m = MaxPool <kernel_shape = [1, 1]> (c) y = Add(c, m)", ["Conv"]),
+    "no reduction": (f"c = {CONV} (z, d) e = Relu(c) y = GlobalAveragePool(e)", ["Conv"]),
+}
+
+
+def fuse(model: onnx.ModelProto, **options: object) -> Optimised:
+    wanted = {"dims": DIMS, "target": "H200", "verify": False, "database": False, **options}
+    return optimise(model, Options(**wanted))  # type: ignore[arg-type]
+
+
+def model_of(body: str, kind: str = "float16", inputs: str = Z) -> onnx.ModelProto:
+    return conv_model(body, kind=kind, inputs=inputs, opset=18)
+
+
+def taken(made: Optimised) -> list[list[str]]:
+    return [[node.op for node in region.nodes if node.op != "Constant"]
+            for region in made.plan.fusions if region.rule == "depthwise"]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_comes_in(name: str) -> None:
+    """And the file is right wherever it runs, and is taken apart again."""
+    body, inside = TAKEN[name]
+    model = model_of(body)
+    made = fuse(model)
+    assert taken(made) == [inside]
+    (region,) = [each for each in made.plan.fusions if each.rule == "depthwise"]
+    assert region.kernel.schedule == "stencil" and region.cost.seconds_after < 0.7 * region.cost.seconds_before
+    onnx.checker.check_model(made.model, full_check=True)
+    assert [node.op_type for node in unfuse(made.model).graph.node] == [node.op_type for node in model.graph.node]
+
+
+@pytest.mark.parametrize(("text", "because"), [
+    ("y = Conv <group = 8, pads = [1, 1, 1, 1]> (z, e)", ""),
+    ("y = Conv <pads = [1, 1, 1, 1]> (z, f)", ""),
+])
+def test_other_convolutions_are_not_spoken_of(text: str, because: str) -> None:
+    """Two channels a group, and all of them."""
+    made = fuse(conv_model(text, inputs=Z, weights={"e": (16, 2, 3, 3), "f": (16, 16, 3, 3)}))
+    assert not taken(made) and not [each for each in made.refusals if each.rule == "depthwise"]
+
+
+def test_the_stage_can_be_left_out() -> None:
+    body, _ = TAKEN["an activation before"]
+    made = fuse(model_of(body), disable=["depthwise"])
+    assert not taken(made) and not made.plan.with_products
+
+
+def test_what_has_no_kernel_says_why() -> None:
+    made = fuse(model_of(f"y = {CONV} (z, d)", "double"))
+    (refusal,) = [each for each in made.refusals if each.rule == "depthwise"]
+    assert refusal.code == "stencil-structure" and "float32" in refusal.message
+
+
+def test_where_the_runtime_lays_images_out_itself_they_are_left() -> None:
+    """Its convolutions are better there, and a fused node would be in the way of their layout."""
+    assert not taken(fuse(model_of(TAKEN["alone"][0]), provider_options={"prefer_nhwc": "1"}))
+
+
+def test_few_elements_are_left() -> None:
+    """Nothing is gained where the launch takes the time."""
+    assert not taken(fuse(model_of(TAKEN["alone"][0]), dims={"N": 1, "H": 8, "W": 8}))
+
+
+def test_in_float32_what_the_runtime_does_is_not_known_to_be_bad_enough() -> None:
+    """Alone it stays; what is saved beside it decides."""
+    assert fuse(model_of(f"c = {CONV} (z, d, b) g = Sigmoid(c) y = Mul(c, g)", "float")).plan.fusions
+
+
+@pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
+def test_verification(runner: type[EmulatedRunner]) -> None:
+    """The kernel is right, and a hundredth more is not."""
+    made = fuse(model_of(TAKEN["an activation before"][0]), least_gain=0.0, dims={"N": 1, "H": 9, "W": 8})
+    (result,) = [node for node in verify(made, runner()).nodes if node.rule == "depthwise"]
+    assert result.verdict == ("passed" if runner is EmulatedRunner else "failed"), result
+
+
+@pytest.mark.parametrize(("microseconds", "count"), [(20.0, 1), (60.0, 0)])
+def test_what_was_measured_decides(tmp_path: Path, microseconds: float, count: int) -> None:
+    model, database = model_of(TAKEN["SiLU before"][0]), tmp_path / "measurements.sqlite"
+    timer = FakeTimer(
+        lambda name: 50.0 if name == RUNTIME else microseconds if name.startswith("stencil") else 10.0)
+    with open_database(database) as kept:
+        found = tune(model, timer, kept, TuneOptions(dims=DIMS))
+    assert "stencil" in [region.schedule for region in found.regions]
+    assert len(taken(fuse(model, database=database, target="H100"))) == count
+
+
+def test_a_sequence() -> None:
+    """Of a state space model, with the padding before it alone."""
+    made = fuse(parse("g (float16[N,512,L] x, float16[512,1,4] w) => (float16[N,512,L] y) "
+                      "{ c = Conv<group = 512, pads = [3, 0]>(x, w) s = Sigmoid(c) y = Mul(c, s) }"),
+                dims={"N": 32, "L": 1024})
+    assert taken(made) == [["Conv", "Sigmoid", "Mul"]]
+
+
+MEASURED = {
+    "ConvNeXt": (888, [(96, 56, 7, 1, 3), (192, 28, 7, 1, 3), (384, 14, 7, 1, 9), (768, 7, 7, 1, 3)]),
+    "EfficientNet": (464, [
+        (32, 112, 3, 1, 1), (96, 112, 3, 2, 1), (144, 56, 3, 1, 1), (144, 56, 5, 2, 1), (240, 28, 5, 1, 1),
+        (240, 28, 3, 2, 1), (480, 14, 3, 1, 2), (480, 14, 5, 1, 1), (672, 14, 5, 1, 2), (672, 14, 5, 2, 1),
+        (1152, 7, 5, 1, 3), (1152, 7, 3, 1, 1)]),
+}
+"""Microseconds of a run's depthwise convolutions on the H200 (benchmarks/results, zoo-quick): channels, side, window,
+stride, and how many there are, of 32 images."""
+
+
+@pytest.mark.parametrize("network", MEASURED)
+def test_what_the_runtime_takes_is_predicted(network: str) -> None:
+    """Within a fifth, and without any tensor core."""
+    measured, convolutions = MEASURED[network]
+    total = 0.0
+    for channels, side, window, stride, count in convolutions:
+        text = (f"g (float16[32,{channels},{side},{side}] x, float16[{channels},1,{window},{window}] w) => "
+                f"(float16[32,{channels},A,B] y) {{ y = Conv<group = {channels}, strides = [{stride}, {stride}], "
+                f"pads = {[window // 2] * 4}>(x, w) }}")
+        made = fuse(parse(text), dims={})
+        total += 1e6 * count * made.costs.total()
+    assert 0.8 * measured < total < 1.2 * measured, total
