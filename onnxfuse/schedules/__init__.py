@@ -9,6 +9,8 @@ scans.py       running totals, with maps and reductions around them; scans_text.
 reduction.py   what these five have in common; phases.py the phases that they run in
 stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
 attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
+product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
+               product_shape.py their blocks, product_text.py their text
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known
 together.py    several independent regions, each with its own schedule's kernel, in one launch
@@ -29,6 +31,7 @@ from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.kernel import USER, Kernel, named
 from onnxfuse.schedules.pointwise import Pointwise
+from onnxfuse.schedules.product import Product
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.scans import Scans
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
@@ -41,7 +44,8 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Stencil(), Attention(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(), Tiled())
+        Stencil(), Attention(), Product(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(),
+        Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

@@ -84,8 +84,8 @@ class Attention(Schedule):
     efficiency = 0.2
 
     def runs(self, does: Does) -> bool:
-        """Products, with what surrounds them."""
-        return Does.CONTRACTS in does
+        """Products with the softmax between them, and what surrounds them."""
+        return Does.CONTRACTS in does and Does.REDUCES in does
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """One kernel; that there are two where keys are split, and their scratch memory, is counted once it is made."""
@@ -94,7 +94,7 @@ class Attention(Schedule):
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with two products."""
         products = _contractions(request.lowered)
-        if len(products) != 2:
+        if len(products) != 2 or products[0] not in postorder(products[1].operands):
             return None
         try:
             parts = parts_of(request.lowered, *products)

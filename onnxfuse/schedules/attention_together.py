@@ -121,10 +121,10 @@ class TogetherText(AttentionText):
         return [
             "struct Tensor {",
             *indented([
-                *_instruction(
+                *instruction(
                     "by_tile", self.keys, kind, parameters=f"{_TILE} left, {_TILE} right, int more",
                     given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more, 1, 1, 0, 0", more="%{2}"),
-                *_instruction(
+                *instruction(
                     "by_fragments", self.columns, kind, parameters=f"const unsigned (&left)[4], {_TILE} right",
                     given='"r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)',
                     operands="{{%{0}, %{1}, %{2}, %{3}}}, %{4}, more, 1, 1, 1", more="1"),
@@ -133,7 +133,7 @@ class TogetherText(AttentionText):
         ]
 
 
-def _instruction(
+def instruction(
     name: str, columns: int, kind: str, *, parameters: str, given: str, operands: str, more: str
 ) -> list[str]:
     """A function around one instruction with 64 rows and so many columns; ``operands`` and ``more``, the number that

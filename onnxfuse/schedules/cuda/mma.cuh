@@ -118,6 +118,47 @@ constexpr __host__ __device__ int lanes_of(int vectors, int most) {
   return lanes;
 }
 
+// ---- Products of tiles in shared memory. ----
+
+// A tile lies in panels of 64 columns, rows of 128 bytes; each row's eight pieces of 16 bytes change places by the row's
+// number, so that eight rows' pieces of one column lie in different banks.
+constexpr int panel = 64;
+template <int rows> __device__ __forceinline__ int place(int row, int column) {
+  return (column / panel * rows + row) * panel + ((column / 8 % 8) ^ (row % 8)) * 8 + column % 8;
+}
+// sums += left right': a warp's `rows16` times 16 rows from `row` on by `columns8` times 8 columns from `column` on, of
+// tiles of so many rows and others.  A tile has a line for each of its rows; or, across, for each of what is summed over.
+template <typename T, int rows, int others, int depth, bool left_across, bool right_across, int rows16, int columns8>
+__device__ __forceinline__ void multiply_own(float (&sums)[rows16][columns8][4], const T* left, const T* right, int row,
+                                             int column) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < depth / 16; ++step) {
+    unsigned own[rows16][4];
+#pragma unroll
+    for (int i = 0; i < rows16; ++i)
+      if constexpr (left_across)
+        load_matrices<true>(own[i], left + place<depth>(step * 16 + lane % 8 + lane / 16 * 8,
+                                                        row + i * 16 + lane / 8 % 2 * 8));
+      else
+        load_matrices<false>(own[i], left + place<rows>(row + i * 16 + lane % 16, step * 16 + lane / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < columns8; n += 2) {
+      unsigned other[4];
+      if constexpr (right_across)
+        load_matrices<true>(other, right + place<depth>(step * 16 + lane % 16, column + n * 8 + lane / 16 * 8));
+      else
+        load_matrices<false>(other, right + place<others>(column + n * 8 + lane / 16 * 8 + lane % 8,
+                                                          step * 16 + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int i = 0; i < rows16; ++i) {
+        mma<T>(sums[i][n], own[i], other[0], other[1]);
+        mma<T>(sums[i][n + 1], own[i], other[2], other[3]);
+      }
+    }
+  }
+}
+
 // ---- 16 bytes from global to shared memory, which arrive when they are waited for. ----
 
 // Zeros where there is nothing to copy.

@@ -2,12 +2,6 @@
 // GPUs that have no such instruction compute the same at once, warp by warp.
 namespace of {
 
-// A tile lies in panels of 64 columns, rows of 128 bytes; each row's eight pieces of 16 bytes change places by the row's
-// number, so that eight rows' pieces of one column lie in different banks.
-constexpr int panel = 64;
-template <int rows> __device__ __forceinline__ int place(int row, int column) {
-  return (column / panel * rows + row) * panel + ((column / 8 % 8) ^ (row % 8)) * 8 + column % 8;
-}
 // A tile has to begin at a multiple of 1024 bytes.
 __device__ __forceinline__ unsigned char* tiles_from(unsigned char* shared) {
 #if defined(ONNXFUSE_EMULATOR)
@@ -79,32 +73,27 @@ template <typename Work> __device__ __forceinline__ void ask_for(const Work& wor
 #endif
 }
 
-// sums = left right': `sums` are a warp's 16 rows from `row` on, by all `others` rows of the right tile; fragments as
-// of::mma has them.  Tensor::by_tile and Tensor::by_fragments are the instruction for so many columns.
-template <typename Tensor, typename T, int rows, int others, int depth>
-__device__ __forceinline__ void multiply_tiles(float (&sums)[others / 8][4], const T* left, const T* right, int row) {
+// sums = left right', or added to them where there are some: `sums` are a warp's 16 rows from `row` on, by all `others`
+// rows of the right tile; fragments as of::mma has them, tiles as of::multiply_own.  Tensor::by_tile and
+// Tensor::by_fragments are the instruction for so many columns.
+template <typename Tensor, typename T, int rows, int others, int depth, bool left_across = false,
+          bool right_across = false>
+__device__ __forceinline__ void multiply_tiles(float (&sums)[others / 8][4], const T* left, const T* right, int row,
+                                               bool some = false) {
 #ifdef OF_WARPGROUP
-  const unsigned long long a = described(left + row / 64 * (64 * panel), 16), b = described(right, 16);
+  const unsigned long long a = described(left + row / 64 * (64 * (left_across ? depth : panel)), depth * 128);
+  const unsigned long long b = described(right, right_across ? depth * 128 : 16);
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step)
-    Tensor::by_tile(sums, a + step / 4 * (rows * 8) + step % 4 * 2, b + step / 4 * (others * 8) + step % 4 * 2, step > 0);
+    Tensor::by_tile(sums, a + (left_across ? step * 128 : step / 4 * (rows * 8) + step % 4 * 2),
+                    b + (right_across ? step * 128 : step / 4 * (others * 8) + step % 4 * 2), some || step > 0);
 #else
-  const auto work = [&sums, left, right, row] {
-    const int lane = threadIdx.x % 32;
+  const auto work = [&sums, left, right, row, some] {
+    if (!some)
 #pragma unroll
-    for (int n = 0; n < others / 8; ++n) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
-#pragma unroll
-    for (int step = 0; step < depth / 16; ++step) {
-      unsigned own[4];
-      load_matrices<false>(own, left + place<rows>(row + lane % 16, step * 16 + lane / 16 * 8));
-#pragma unroll
-      for (int n = 0; n < others / 8; n += 2) {
-        unsigned other[4];
-        load_matrices<false>(other, right + place<others>(n * 8 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
-        mma<T>(sums[n], own, other[0], other[1]);
-        mma<T>(sums[n + 1], own, other[2], other[3]);
-      }
-    }
+      for (int n = 0; n < others / 8; ++n) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+    multiply_own<T, rows, others, depth, left_across, right_across>(
+        reinterpret_cast<float (&)[1][others / 8][4]>(sums), left, right, row, 0);
   };
   ask_for(work);
 #endif

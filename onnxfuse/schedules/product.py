@@ -1,0 +1,185 @@
+"""The product schedule: matrix products and convolutions with what is computed around them, in one kernel.
+
+    result = g(f(A) B, ...)      or of several products of A, as gate and value of a feed-forward
+
+f and g are any maps.  Operands are read where and as they lie: transposed, as heads, as the windows of a convolution,
+with padding.  Sums are float32, of float16 or bfloat16 on tensor cores where the GPU has them; by four warps together
+on Hopper (a variant of its own, which comes first), elsewhere by each warp.  How the tiles are arranged is described in
+Boehm, "How to Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM in CUDA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from onnxfuse.graph.dims import Dim
+from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.tensors import Contract, postorder
+from onnxfuse.lowering.launch import Variant, expression
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.choice import told
+from onnxfuse.schedules.kernel import Kernel, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.product_parts import (
+    MOST_BESIDE,
+    Parts,
+    Side,
+    parts_of,
+    result_lanes,
+    side_guards,
+    side_of,
+    single,
+)
+from onnxfuse.schedules.product_shape import DEPTH, MOST_SHARED, Shape
+from onnxfuse.schedules.product_text import ProductText
+from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
+from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.split import MULTIPROCESSORS
+from onnxfuse.schedules.streaming import BLOCK_SHARED
+
+HOPPER = "sm 90 =="
+"""The guard of what four warps multiply together."""
+
+SHARED_EVERYWHERE = 48 * 1024
+"""Bytes of shared memory that a block may have on every GPU."""
+
+TILES = ((128, 128), (64, 128), (128, 64), (64, 64), (128, 256))
+"""Rows and columns of a block, best first where there are enough of them to keep the GPU busy."""
+
+STAGES = (2, 3, 4, 6)
+"""Of a block's operands: few leave room for more blocks, many for longer waits."""
+
+UNKNOWN = 4096
+"""What is taken for a size that is not known."""
+
+LEAST = Shape(64, 64, 2, vectors=False)
+"""What runs anything."""
+
+
+class Product(Schedule):
+    """Products of one left operand."""
+
+    name = "product"
+    settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
+    efficiency = 0.6
+
+    def runs(self, does: Does) -> bool:
+        """Products without a reduction."""
+        return Does.CONTRACTS in does
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """One kernel."""
+        return Expected() if contractions(lowered) else None
+
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of a region with products."""
+        products = contractions(request.lowered)
+        if not products:
+            return None
+        if len(products) > MOST_BESIDE:
+            return Refusal("product-structure", f"{len(products)} products in one region")
+        try:
+            parts = parts_of(request.lowered, products)
+        except Unlowerable as stopped:
+            return stopped.refusal
+        return parts if isinstance(parts, Refusal) else _Work(request, parts).kernel()
+
+
+def contractions(lowered: Lowered) -> list[Contract]:
+    """The products of a region, operands first."""
+    return [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
+
+
+class _Work:
+    """The functions, kernels and variants of one region as they come."""
+
+    def __init__(self, request: Request, parts: Parts) -> None:
+        self.request, self.parts, self.lowered = request, parts, request.lowered
+        planned = {name: size.evaluate(request.sizes) for name, size in self.lowered.binding.names.items()
+                   if size.symbols <= request.sizes.keys()}
+        self.signature = Signature(self.lowered)
+        self.batch, self.rows, self.columns = (
+            expression(size, self.lowered.binding.symbols) for size in (parts.batch, parts.rows, parts.columns))
+        operands = ((parts.left, "@m"), *((right, "@n") for right in parts.rights))
+        self.vectors = self._alike([side_of(parts, scalar, loop, planned) for scalar, loop in operands])
+        self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
+        self.lanes, self.guards = result_lanes(parts, planned)
+        self.guards = tuple(dict.fromkeys(
+            (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.guards)))
+        self.functions: dict[str, Function] = {}
+        self.entries: list[Entry] = []
+        self.variants: list[Variant] = []
+
+    def _alike(self, sides: list[Side]) -> list[Side]:
+        """Right operands lie alike, for one instruction reads them all."""
+        left, *rights = sides
+        if len({side.across for side in rights}) > 1:
+            rights = [single(self.parts, side.scalar, side.loop) for side in rights]
+        return [left, *rights]
+
+    def kernel(self) -> Kernel:
+        """All of it."""
+        lowered, request = self.lowered, self.request
+        own = self._own()
+        offered = {shape.choice: shape for rows, columns in TILES for together in (False, True) for stages in STAGES
+                   if (shape := Shape(rows, columns, stages, together)).shared <= MOST_SHARED and _is_whole(shape)}
+        choice, first = told(request.choice, offered)
+        narrow = narrow_guards(lowered, rows=False)
+        if fits_narrow(lowered, rows=False):
+            for shape in dict.fromkeys(each for each in (first, own, replace(own, together=False)) if each is not None):
+                self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
+            self._add(LEAST, narrow)
+        self._add(replace(LEAST, bits=64), ())
+        plan = make_plan(lowered, request.rule, self.parts.puller, self.variants)
+        comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
+        source = Source(("onnxfuse", "mma", "warpgroup"), comment, tuple(self.functions.values()), tuple(self.entries))
+        others = tuple(each for each, shape in offered.items() if shape != own)
+        return Kernel("product", source, plan, (), choice, others, heavy=True)
+
+    def _own(self) -> Shape:
+        """The largest tile of which there are enough for all multiprocessors."""
+        parts, beside = self.parts, len(self.parts.rights)
+        batch, rows, columns = map(self._planned, (parts.batch, parts.rows, parts.columns))
+        most = 2 if -(-self._planned(parts.depth) // DEPTH) <= 2 else 6
+        for high, wide in TILES[:4]:
+            tiles = batch * -(-rows // high) * -(-columns * beside // wide)
+            if tiles >= MULTIPROCESSORS and rows > high // 2 and columns * beside > wide // 2:
+                return Shape(high, wide, min(most, 3 if (high, wide) == (128, 128) else 4), together=True)
+        return Shape(64, 64, most, together=True)
+
+    def _planned(self, size: Dim) -> int:
+        """A size as it is planned to be; large where that is not known."""
+        size, sizes = size.substitute(self.lowered.binding.names), self.request.sizes
+        return size.evaluate(sizes) if size.symbols <= sizes.keys() else UNKNOWN
+
+    def _add(self, shape: Shape, guards: tuple[str, ...]) -> None:
+        """A variant."""
+        name = f"product_{shape.name}"
+        key = replace(shape, bits=32).name
+        sides, lanes = (self.vectors, self.lanes) if shape.vectors else (self.singles, self._plain())
+        if key not in self.functions:
+            body = ProductText(self.parts, sides, lanes, shape, self.signature.sizes).text()
+            self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
+        entry = self.functions[key].entry(name, (), shape.bits, 32 * shape.warps, shape.beside)
+        self.entries.append(entry)
+        own_columns = shape.columns // len(self.parts.rights)
+        grid = f"{self.rows} {shape.rows} ceil {self.columns} {own_columns} ceil * {self.batch} *"
+        step = entry.step(grid, shared=str(shape.shared))
+        words = f"{Product().words(shape.choice)}, {'vectors' if shape.vectors else 'one by one'}, {shape.bits}-bit"
+        self.variants.append(Variant(words, (step,), guards))
+
+    def _plain(self) -> Lanes:
+        return self.parts.lanes("@n", 1)
+
+
+def _is_whole(shape: Shape) -> bool:
+    """Whether a multiprocessor's registers hold a block."""
+    return shape.warps <= 16 and (not shape.together or shape.columns <= 256)
+
+
+def _fitting(shape: Shape) -> tuple[str, ...]:
+    """The guards of what not every GPU holds, or has instructions for."""
+    held = (f"{shape.shared} {BLOCK_SHARED} <=",) if shape.shared > SHARED_EVERYWHERE else ()
+    return (HOPPER, *held) if shape.together else held

@@ -1,0 +1,202 @@
+"""What a product with what surrounds it is made of: expressions over four loops.
+
+    b  batches: of what both operands differ by      m  rows of the left operand      n  columns of the right one
+    k  what is summed over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, dim, product
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Contract, Tensor
+from onnxfuse.lowering.index import Coordinates, IndexSpace
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.pull import Load, Puller, Scalar
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, vector_guards
+from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.layouts import reached
+
+WIDTH = 8
+"""Elements of 16 bytes."""
+
+MOST_BESIDE = 2
+"""Products of one left operand that a kernel computes side by side: a gate and what it is for."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """How tiles of an operand are filled.
+
+    Attributes:
+        scalar: its element; loop: the base of its rows, ``@m`` or ``@n``.
+        across: whether neighbours along that loop lie side by side, and not those that are summed over.
+        lanes: of its vectors; width: elements of one; copied: whether they are copied as they lie in memory.
+    """
+
+    scalar: Scalar
+    loop: str
+    across: bool
+    lanes: Lanes
+    width: int
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Products of one left operand over the loops b (batch), m (rows), n (columns) and k (what is summed over).
+
+    Attributes:
+        lowered: the region; puller: pulled its elements.
+        batch, rows, columns, depth: extents of the loops.
+        left, rights: the operands' elements.
+        results: of the outputs at (b, m, n), over the products' sums; places: where these lie.
+        neighbours: whether results that are neighbours along n are so in memory.
+    """
+
+    lowered: Lowered
+    puller: Puller
+    batch: Dim
+    rows: Dim
+    columns: Dim
+    depth: Dim
+    left: Scalar
+    rights: tuple[Scalar, ...]
+    results: tuple[Scalar, ...]
+    places: tuple[Dim, ...]
+
+    @property
+    def neighbours(self) -> bool:
+        """Whether every result's neighbours along n are so in memory, where sizes divide."""
+        lanes = self.lanes("@n", 1)
+        return all(lanes.stride(place) == 1 for place in self.places)
+
+    def lanes(self, loop: str, width: int) -> Lanes:
+        """Lanes along a loop."""
+        return Lanes(self.puller.space, self.puller, loop, "", width)
+
+
+def parts_of(lowered: Lowered, products: Sequence[Contract]) -> Parts | Refusal:
+    """The region as products of one left operand; which operand is the left one is what stores results side by side.
+
+    Raises:
+        Unlowerable: sums are used at other places than where they are taken, or rows are reduced.
+    """
+    types = {operand.dtype for each in products for operand in each.operands}
+    if len(types) > 1 or not TYPES[next(iter(types))].is_narrow:
+        named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
+        return _refused(f"a product of {named}; its kernels have those of float16 or bfloat16")
+    found = [_placed(lowered, products, swapped) for swapped in (False, True)]
+    whole = [each for each in found if isinstance(each, Parts)]
+    return next((each for each in whole if each.neighbours), whole[0] if whole else found[0])
+
+
+def _refused(message: str) -> Refusal:
+    return Refusal("product-structure", message)
+
+
+def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> Parts | Refusal:
+    """The region's expressions over the loops; ``swapped``: with the right operand's columns as rows."""
+    first = products[0]
+    if not _is_beside(products, swapped):
+        return _refused("its products have no operand in common that all of their rows are of")
+    space = IndexSpace()
+    rows, columns = (first.columns, first.rows) if swapped else (first.rows, first.columns)
+    inner = tuple(range(first.rank, len(first.loops)))
+    groups = {"@b": first.batch, "@m": rows, "@n": columns, "@k": inner}
+    extents: dict[str, Dim] = {}
+    at: dict[int, Dim] = {}
+    for name, loops in groups.items():
+        sizes = tuple(first.loops[loop] for loop in loops)
+        extents[name] = product(sizes)
+        base = space.base(name, extents[name]) if extents[name] != 1 else dim(0)
+        at |= zip(loops, space.delinear(base, sizes), strict=True)
+    place = tuple(at[axis] for axis in range(first.rank))
+    puller = Puller(space, sums=dict.fromkeys(products, place))
+    one, other = (1, 0) if swapped else (0, 1)
+    left = _operand(first, one, at, puller)
+    rights = tuple(_operand(each, other, at, puller) for each in products)
+    outputs = _outputs(lowered, dict.fromkeys(products, place), space)
+    if outputs is None:
+        return _refused("what follows the product changes the number of its elements")
+    results = tuple(puller.element(output, out) for output, out in outputs.items())
+    places = tuple(space.linear(out, output.shape) for output, out in outputs.items())
+    return Parts(
+        lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights, results, places)
+
+
+def _outputs(
+    lowered: Lowered, start: Mapping[Tensor, Coordinates], space: IndexSpace
+) -> dict[Tensor, Coordinates] | None:
+    """Where each output is written; None where one has not the sums' elements."""
+    found = reached(lowered.program, space, start)
+    if any(id(output) not in found for output in lowered.program.outputs):
+        return None
+    return {output: found[id(output)] for output in lowered.program.outputs}
+
+
+def _is_beside(products: Sequence[Contract], swapped: bool) -> bool:
+    """Whether products have their left operand in common, and all loops."""
+    first, own = products[0], int(swapped)
+    return all(each.loops == first.loops and (each.batch, each.rows) == (first.batch, first.rows)
+               and each.axes[own] == first.axes[own] and each.operands[own] is first.operands[own]
+               for each in products)
+
+
+def _operand(contract: Contract, side: int, at: Mapping[int, Dim], puller: Puller) -> Scalar:
+    return puller.element(contract.operands[side], tuple(at[loop] for loop in contract.axes[side]))
+
+
+# ---- How operands are read, and results stored. ----
+
+
+def side_of(parts: Parts, scalar: Scalar, loop: str, planned: Mapping[str, int]) -> Side:
+    """How tiles of an operand are filled: by vectors along what is summed over or along its rows, where it lies so at
+    the planned sizes; else one by one."""
+    extents = {"@k": parts.depth, "@m": parts.rows, "@n": parts.columns}
+    for along in ("@k", loop):
+        lanes = parts.lanes(along, WIDTH)
+        moving = moving_loads([scalar, *parts.puller.gathered.values()], lanes)
+        neighbours = [load for load in moving if lanes.stride(load.offset) == 1]
+        if not neighbours or not lanes.may_divide(extents[along]) or not all(is_vector(load, lanes) for load in moving):
+            continue
+        lanes.rely_on_size(extents[along])
+        lanes.rely_on_loads(moving)
+        if divides(lanes, planned):
+            return Side(scalar, loop, along != "@k", lanes, WIDTH, isinstance(scalar, Load))
+    return single(parts, scalar, loop)
+
+
+def single(parts: Parts, scalar: Scalar, loop: str) -> Side:
+    """Tiles that are filled element by element."""
+    return Side(scalar, loop, False, parts.lanes("@k", 1), 1, False)
+
+
+def side_guards(parts: Parts, side: Side) -> tuple[str, ...]:
+    """Guards under which an operand can be read so."""
+    moving = moving_loads([side.scalar, *parts.puller.gathered.values()], side.lanes)
+    return vector_guards(parts.lowered, side.lanes, [
+        (f"i{load.input}", TYPES[load.dtype].size) for load in moving if side.lanes.stride(load.offset) == 1])
+
+
+def result_lanes(parts: Parts, planned: Mapping[str, int]) -> tuple[Lanes, tuple[str, ...]]:
+    """Lanes of the results' vectors, and the guards under which they are so."""
+    lanes = parts.lanes("@n", WIDTH)
+    moving = moving_loads(parts.results, lanes)
+    stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
+    if not stored or not lanes.may_divide(parts.columns):
+        return parts.lanes("@n", 1), ()
+    vectors = [load for load in moving if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    lanes.rely_on_size(parts.columns)
+    lanes.rely_on_loads(vectors)
+    lanes.rely_on_vectors(parts.places)
+    if not divides(lanes, planned):
+        return parts.lanes("@n", 1), ()
+    targets = [(f"i{load.input}", TYPES[load.dtype].size) for load in vectors]
+    targets += [(f"o{place}", TYPES[output.dtype].size) for place, output in enumerate(parts.lowered.program.outputs)]
+    return lanes, vector_guards(parts.lowered, lanes, targets)
+
+

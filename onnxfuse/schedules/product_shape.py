@@ -1,0 +1,74 @@
+"""The block of a product's kernel: its tile of the result, the stages of its operands, and the warps that share it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfuse.schedules.choice import Choice
+
+DEPTH = 64
+"""Of what is summed over, elements of one stage: a panel."""
+
+TILE_BYTES = 1024
+"""What a tile that four warps multiply together begins at a multiple of."""
+
+WARP_ROWS, WARP_COLUMNS = 64, 32
+"""Of the tile of one that multiplies by itself."""
+
+FLOATS = 8
+"""Numbers by which a row of sums in shared memory is longer than it is, so that rows lie in different banks."""
+
+MOST_SHARED, ALL_SHARED, BLOCK_BYTES = 232_448, 228 * 1024, 1024
+"""Bytes of shared memory that a block may have where warps multiply together, their multiprocessor's, and what each
+block has of it beside its own."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows and columns of a block's tile, stages of operands in shared memory; bits of an index; whether four warps
+    multiply together; whether operands and results are moved by vectors."""
+
+    rows: int
+    columns: int
+    stages: int
+    together: bool = False
+    vectors: bool = True
+    bits: int = 32
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        kind = "_together" if self.together else ""
+        return f"product_{self.rows}x{self.columns}x{self.stages}_{'v' if self.vectors else 's'}{self.bits}{kind}"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("product", rows=self.rows, columns=self.columns, stages=self.stages,
+                         group=4 if self.together else 1)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        if self.together:
+            return self.rows // 16
+        return self.rows // WARP_ROWS * (self.columns // WARP_COLUMNS)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a stage is still being multiplied while the next one begins to be."""
+        return self.together and self.stages > 2
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the stages, where the sums come to lie later."""
+        staged = 2 * self.stages * DEPTH * (self.rows + self.columns)
+        return max(staged, 4 * self.rows * (self.columns + FLOATS)) + (TILE_BYTES if self.together else 0)
+
+    @property
+    def beside(self) -> int:
+        """Blocks that a multiprocessor is to hold at least: as many as its shared memory and its registers do."""
+        threads = 32 * self.warps
+        registers = self.columns // 2 + 56 if self.together else WARP_ROWS * WARP_COLUMNS // 32 + 100
+        held = 65_536 // (threads * registers)
+        return max(1, min(held, ALL_SHARED // (self.shared + BLOCK_BYTES)))

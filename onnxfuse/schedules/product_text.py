@@ -1,0 +1,257 @@
+"""The text of a product's kernel.
+
+A block owns a tile of the result.  Tiles of the operands, 64 elements of what is summed over each, come through a ring
+of stages in shared memory while those before them are multiplied.  Then the sums are laid out there as rows, and every
+thread stores vectors of results, with whatever is computed from the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Contracted, Load, Scalar
+from onnxfuse.schedules.attention_together import instruction
+from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.product_parts import Parts, Side
+from onnxfuse.schedules.product_shape import DEPTH, FLOATS, Shape
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
+
+HEIGHT = 8
+"""Tiles below one another that blocks go through before they go to the right: what these read of both operands stays
+in the second-level cache."""
+
+
+class ProductText:
+    """Writes the body of a kernel for one shape of tiles."""
+
+    def __init__(
+        self, parts: Parts, sides: Sequence[Side], results: Lanes, shape: Shape, sizes: Mapping[str, str]
+    ) -> None:
+        self.parts, self.left, self.rights, self.lanes, self.shape = parts, sides[0], sides[1:], results, shape
+        self.sizes = Sizes(sizes)
+        size = self._writer(results).size
+        self.extents = {name: size(extent) for name, extent in (
+            ("b", parts.batch), ("m", parts.rows), ("n", parts.columns), ("k", parts.depth))}
+
+    def _writer(self, lanes: Lanes) -> Writer:
+        return Writer(lanes, self.sizes, self._sum)
+
+    def _sum(self, scalar: Scalar) -> str | None:
+        return f"sums{scalar.number}.at[v]" if isinstance(scalar, Contracted) else None
+
+    def text(self) -> Body:
+        """All of it."""
+        lines = [*self._constants(), *self._place(), *self._loop(), *self._laid_out(), *self._stored()]
+        return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
+
+    # ---- Before the loop. ----
+
+    def _constants(self) -> list[str]:
+        shape = self.shape
+        element = TYPES[self.parts.left.dtype].storage
+        if shape.together:
+            warp = ["constexpr int rows16 = 1, columns8 = columns / 8;",
+                    "const int own_row = warp * 16, own_column = 0;"]
+        else:
+            warp = ["constexpr int rows16 = 4, columns8 = 4;",
+                    "const int own_row = warp / (columns / 32) * 64, own_column = warp % (columns / 32) * 32;"]
+        return [
+            f"using T = {element};",
+            *(self._instruction(element) if shape.together else ()),
+            f"constexpr int rows = {shape.rows}, columns = {shape.columns}, stages = {shape.stages};",
+            f"constexpr int depth = {DEPTH}, threads = {32 * shape.warps}, beside = {len(self.rights)};",
+            "constexpr int own_columns = columns / beside;",
+            "extern __shared__ __align__(16) unsigned char of_dynamic[];",
+            f"unsigned char* const shared = {'of::tiles_from(of_dynamic)' if shape.together else 'of_dynamic'};",
+            "T* const left_tiles = reinterpret_cast<T*>(shared);",
+            "T* const right_tiles = left_tiles + stages * rows * depth;",
+            "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
+            *warp,
+        ]
+
+    def _instruction(self, element: str) -> list[str]:
+        kind = "bf16" if element == "__nv_bfloat16" else "f16"
+        word = "unsigned long long"
+        across = ", ".join(str(int(side.across)) for side in (self.left, self.rights[0]))
+        lines = instruction(
+            "by_tile", self.shape.columns, kind, parameters=f"{word} left, {word} right, int more",
+            given='"l"(left), "l"(right), "r"(more)', operands=f"%{{0}}, %{{1}}, more, 1, 1, {across}", more="%{2}")
+        return ["struct Tensor {", *indented(lines), "};"]
+
+    def _place(self) -> list[str]:
+        """Which tile a block has."""
+        m, n = self.extents["m"], self.extents["n"]
+        return [
+            f"const idx below = ({m} + rows - 1) / rows, beyond = ({n} + own_columns - 1) / own_columns;",
+            "const idx b = (idx)blockIdx.x / (below * beyond), tile = (idx)blockIdx.x % (below * beyond);",
+            "// Blocks that run at once have neighbouring tiles, whose operands the cache holds.",
+            f"const idx strip = tile / ({HEIGHT} * beyond) * {HEIGHT};",
+            f"const idx height = of::imin(below - strip, (idx){HEIGHT});",
+            f"const idx within = tile % ({HEIGHT} * beyond);",
+            "const idx first_m = (strip + within % height) * rows, first_n = within / height * own_columns;",
+        ]
+
+    # ---- The loop over what is summed over. ----
+
+    def _loop(self) -> list[str]:
+        k = self.extents["k"]
+        multiplied = (self._together() if self.shape.together else [
+            f"of::multiply_own<T, rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>("
+            "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"])
+        sums = "float sums[rows16][columns8][4];" if self.shape.together else "float sums[rows16][columns8][4] = {};"
+        return [
+            "const auto bring = [&](idx start, int turn) {",
+            *indented(self._brought()), "};",
+            "// Stages that are being multiplied when the next is filled, and those that are on their way.",
+            f"constexpr int behind = {int(self.shape.overlaps)}, ahead = stages - 1 - behind;",
+            *unrolled("int stage = 0; stage < ahead; ++stage", [
+                f"if (stage * depth < {k}) bring(stage * depth, stage);", "of::copies_asked();"]),
+            sums,
+            "int turn = 0;",
+            f"for (idx start = 0; start < {k}; start += depth) {{",
+            *indented([
+                "// The stage is here, and everybody is done with the one that is filled next.",
+                "of::copies_here<ahead - 1>();",
+                *(("of::tiles_written();", "of::products_done<behind>();") if self.shape.together else ()),
+                "__syncthreads();",
+                f"if (start + ahead * depth < {k}) bring(start + ahead * depth, (turn + ahead) % stages);",
+                "of::copies_asked();",
+                *multiplied,
+                "turn = (turn + 1) % stages;",
+            ]),
+            "}",
+            *(self._finished() if self.shape.together else ()),
+        ]
+
+    def _together(self) -> list[str]:
+        return [
+            "of::products_begin();",
+            f"of::multiply_tiles<Tensor, T, rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>("
+            "sums[0], left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, start > 0);",
+            "of::products_asked();",
+        ]
+
+    def _finished(self) -> list[str]:
+        k = self.extents["k"]
+        zeros = unrolled("int i = 0; i < columns8; ++i", ["sums[0][i][0] = sums[0][i][1] = 0.0f;",
+                                                           "sums[0][i][2] = sums[0][i][3] = 0.0f;"])
+        return ["of::products_done<0>();", "of::hold(sums[0]);", f"if ({k} == 0) {{", *indented(zeros), "}"]
+
+    def _brought(self) -> list[str]:
+        """Fill a stage of all operands."""
+        left = self._filled(self.left, "left_tiles + turn * rows * depth", "rows", "rows", "0")
+        rights = [
+            self._filled(side, "right_tiles + turn * columns * depth", "columns", "own_columns",
+                         f"{number} * own_columns")
+            for number, side in enumerate(self.rights)]
+        return [*left, *(line for lines in rights for line in lines)]
+
+    def _filled(self, side: Side, tile: str, rows: str, own: str, offset: str) -> list[str]:
+        """Fill ``own`` rows, from ``offset`` on, of a tile that has ``rows``: vectors of each row, or of what is summed
+        over, zeros past the ends."""
+        writer, loop = self._writer(side.lanes), side.loop.removeprefix("@")
+        line, column, lines, columns, at = (
+            ("k", loop, "depth", own, f"of::place<depth>(line, {offset} + column)") if side.across else
+            (loop, "k", own, "depth", f"of::place<{rows}>({offset} + line, column)"))
+        first = {"k": "start", loop: f"first_{loop}"}
+        inside = f"{line} < {self.extents[line]} && {column} < {self.extents[column]}"
+        body = [f"const idx {line} = {first[line]} + line;", f"T* const to = {tile} + {at};"]
+        if side.copied and side.width == 8:
+            assert isinstance(side.scalar, Load)
+            conditions = [writer.condition(condition)[0] for condition in side.scalar.conditions]
+            allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
+            address = pointer(f"i{side.scalar.input}", writer.index(side.scalar.offset))
+            body += [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
+        else:
+            value = writer.scalar(side.scalar)
+            inner = writer.lines[Scope.LANE]
+            body += [
+                "of::Vector<T, width> vector = {};", f"if ({inside}) {{",
+                *indented([*writer.upto(Scope.VECTOR), "float x[width];",
+                           *unrolled("int v = 0; v < width; ++v", [*inner, f"x[v] = {value};"]),
+                           "vector = of::pack<T>(x);"]),
+                "}", "of::store(to, vector);"]
+        return [
+            "{",
+            *indented([
+                f"constexpr int width = {side.width}, lanes = of::lanes_of({columns} / width, threads);",
+                "constexpr int step = threads / lanes;",
+                "const int thread = threadIdx.x % threads;  // which the compiler sees is less",
+                f"for (int column = thread % lanes * width; column < {columns}; column += lanes * width) {{",
+                *indented([
+                    f"const idx {column} = {first[column]} + column;",
+                    *unrolled(f"int pass = 0; pass < ({lines} + step - 1) / step; ++pass", [
+                        "const int line = thread / lanes + pass * step;",
+                        f"if ({lines} % step && line >= {lines}) break;", *body]),
+                ]),
+                "}",
+            ]),
+            "}",
+        ]
+
+    # ---- After it. ----
+
+    def _laid_out(self) -> list[str]:
+        """Lines that lay the sums out as rows in shared memory."""
+        place = "float* const to = laid + (own_row + i * 16 + half * 8 + lane / 4) * long_row + own_column + c * 8"
+        return [
+            "// Everybody is done with the operands.",
+            "__syncthreads();",
+            f"constexpr int long_row = columns + {FLOATS};",
+            "float* const laid = reinterpret_cast<float*>(shared);",
+            *unrolled("int i = 0; i < rows16; ++i", unrolled("int c = 0; c < columns8; ++c", unrolled(
+                "int half = 0; half < 2; ++half", [
+                    f"{place} + lane % 4 * 2;",
+                    "of::Vector<float, 2> pair;",
+                    "pair.at[0] = sums[i][c][half * 2], pair.at[1] = sums[i][c][half * 2 + 1];",
+                    "of::store(to, pair);"]))),
+            "__syncthreads();",
+        ]
+
+    def _stored(self) -> list[str]:
+        """Lines that store results, vectors of a row at a time."""
+        writer, lanes = self._writer(self.lanes), self.lanes
+        computed, stored = [], []
+        for number, (output, result, place) in enumerate(
+                zip(self.parts.lowered.program.outputs, self.parts.results, self.parts.places, strict=True)):
+            kind, value = TYPES[output.dtype], writer.scalar(result)
+            vector = lanes.width > 1
+            target = pointer(f"o{number}", writer.index(place, lane=not vector))
+            if vector:
+                computed.append((f"{kind.compute} y{number}[width];", f"y{number}[v] = {value};"))
+                stored.append(f"of::store({target}, of::pack<{kind.storage}>(y{number}));")
+            else:
+                computed.append(("", f"*({target}) = of::Store<{kind.storage}>::from({value});"))
+        each = [*writer.lines[Scope.LANE], *(line for _, line in computed)]
+        taken = [f"const auto sums{number} = of::load<width>(sums_of_row + {number} * own_columns);"
+                 for number in range(len(self.rights))]
+        body = [
+            "const float* const sums_of_row = laid + line * long_row + column;",
+            *taken, *writer.upto(Scope.VECTOR), *(line for line, _ in computed if line),
+            *unrolled("int v = 0; v < width; ++v", each), *stored,
+        ]
+        return [
+            f"constexpr int width = {lanes.width}, lanes = of::lanes_of(own_columns / width, threads);",
+            "constexpr int step = threads / lanes;",
+            "for (int column = threadIdx.x % lanes * width; column < own_columns; column += lanes * width) {",
+            *indented([
+                "const idx n = first_n + column;",
+                f"if (n >= {self.extents['n']}) break;",
+                "#pragma unroll 4",
+                "for (int pass = 0; pass < (rows + step - 1) / step; ++pass) {",
+                *indented([
+                    "const int line = threadIdx.x / lanes + pass * step;",
+                    "const idx m = first_m + line;",
+                    f"if (line >= rows || m >= {self.extents['m']}) break;",
+                    *body,
+                ]),
+                "}",
+            ]),
+            "}",
+        ]
+
+
+def _flag(side: Side) -> str:
+    return "true" if side.across else "false"

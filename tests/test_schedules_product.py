@@ -1,0 +1,163 @@
+"""The product schedule: operands and results however they lie, what surrounds them, in every variant, against float64."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from emulator import run_plan, variants_that_hold
+from kernel_harness import Made, arguments, check, compile_all, make, random_inputs, refused
+
+from onnxfuse.schedules import Choice, Kernel, Request, make_kernel, parse_choice
+
+PLAIN = "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }"
+
+FORMS = {
+    "both transposed": ("g (T[K,M] a, T[N,K] b) => (T[M,N] y) { y = Gemm<transA = 1, transB = 1>(a, b) }", {"M": 72, "K": 72, "N": 80}),
+    "the right one transposed": ("g (T[B,M,64] a, T[B,N,64] b) => (T[B,M,N] y) { t = Transpose<perm = [0,2,1]>(b) y = MatMul(a, t) }", {"B": 2, "M": 72, "N": 80}),
+    "a batch that one lacks": ("g (T[B,M,40] a, T[40,24] b) => (T[B,M,24] y) { y = MatMul(a, b) }", {"B": 3, "M": 33}),
+    "heads": ("g (T[2,S,64] a, T[64,96] b, T[96] c) => (T[2,6,S,16] y) <int64[4] h = {2,-1,6,16}> "
+              "{ p = MatMul(a, b) q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }", {"S": 70}),
+    "results that lie transposed": ("g (T[2,S,64] a, T[64,40] b) => (T[2,40,S] y) { p = MatMul(a, b) y = Transpose<perm = [0,2,1]>(p) }", {"S": 72}),
+    "two results": ("g (T[M,64] a, T[64,N] b, T[M,N] c) => (T[M,N] s, T[M,N] y) { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }", {"M": 70, "N": 40}),
+    "a gate": ("g (T[M,72] a, T[72,N] b, T[72,N] c) => (T[M,N] y) { u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }", {"M": 70, "N": 136}),
+    "a gate with other weights": ("g (T[M,72] a, T[72,N] b, T[N,72] c) => (T[M,N] y) { u = MatMul(a, b) d = Transpose(c) w = MatMul(a, d) s = Sigmoid(u) y = Mul(s, w) }", {"M": 70, "N": 72}),
+    "an operand that is computed": ("g (T[M,64] a, T[64] s, T[64,40] b) => (T[M,40] y) { p = Mul(a, s) g = Relu(p) y = MatMul(g, b) }", {"M": 70}),
+    "one column": ("g (T[M,64] a, T[64] b) => (T[M] y) { y = MatMul(a, b) }", {"M": 70}),
+    "an Einstein sum": ("g (T[B,S,4,16] q, T[4,16,40] w) => (T[B,S,40] y) { y = Einsum<equation = \"bshd,hdn->bsn\">(q, w) }", {"B": 2, "S": 35}),
+}
+
+CONVOLUTIONS = {
+    "channels first": ("g (T[2,16,H,W] x, T[24,16,3,3] w, T[24] b) => (T[2,24,P,Q] y) { c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c) }", {"H": 9, "W": 10, "P": 9, "Q": 10}),
+    "channels last": ("g (T[2,9,10,16] t, T[24,3,3,16] v, T[24] b) => (T[2,5,5,24] y) { x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v) "
+                      "c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }", {}),
+    "groups": ("g (T[2,16,9,10] x, T[24,8,3,2] w) => (T[2,24,5,5] y) { y = Conv<pads = [1,1,1,0], strides = [2,2], group = 2>(x, w) }", {}),
+    "one place": ("g (T[2,16,8,8] x, T[24,16,1,1] w, T[2,24,8,8] r) => (T[2,24,8,8] y) { c = Conv(x, w) y = Add(c, r) }", {}),
+    "one axis, dilated": ("g (T[2,16,L] x, T[24,16,5] w) => (T[2,24,L] y) { y = Conv<pads = [8,0], dilations = [2]>(x, w) }", {"L": 33}),
+    "three axes": ("g (T[1,8,5,6,7] x, T[16,8,2,3,2] w) => (T[1,16,4,4,6] y) { y = Conv(x, w) }", {}),
+}
+
+SIZES = ({"M": 1, "K": 1, "N": 1}, {"M": 31, "K": 33, "N": 17}, {"M": 130, "K": 136, "N": 200}, {"M": 33, "K": 197, "N": 49})
+
+
+def product(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> Made:
+    made = make(text.replace("T[", f"{kind}["), planned=planned)
+    assert made.kernel.schedule == "product"
+    return made
+
+
+def told(made: Made, choice: Choice) -> Made:
+    kernel = make_kernel(Request(made.lowered, "test", {}, choice), "product")
+    assert isinstance(kernel, Kernel) and kernel.choice == choice
+    return Made(made.model, made.graph, made.lowered, kernel)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_sizes(kind: str) -> None:
+    """Whole tiles and parts of them, with vectors and without."""
+    made = product(PLAIN, kind)
+    for seed, sizes in enumerate(SIZES):
+        check(made, random_inputs(made, sizes, seed), length=sizes["K"])
+
+
+@pytest.mark.parametrize("case", FORMS | CONVOLUTIONS)
+def test_forms(case: str) -> None:
+    text, sizes = (FORMS | CONVOLUTIONS)[case]
+    made = product(text, planned=sizes)
+    check(made, random_inputs(made, sizes), length=200)
+
+
+@pytest.mark.parametrize(("case", "pieces"), [
+    ("both transposed", 2), ("heads", 2), ("a gate", 3), ("a gate with other weights", 1), ("channels last", 2), ("one place", 2),
+    ("channels first", 1), ("an operand that is computed", 1), ("groups", 1)])
+def test_operands_are_copied_as_they_lie(case: str, pieces: int) -> None:
+    """By vectors, without a register between, wherever neighbours lie side by side."""
+    text, sizes = (FORMS | CONVOLUTIONS)[case]
+    made = product(text, planned=sizes)
+    body = next(each.body for each in made.kernel.code.functions if "together" in each.name)
+    assert body.count("of::copy_async") == pieces
+
+
+@pytest.mark.parametrize("case", ["both transposed", "heads", "results that lie transposed", "one place", "channels last"])
+def test_results_that_are_neighbours_are_stored_together(case: str) -> None:
+    """Whichever operand's rows they are of."""
+    text, sizes = (FORMS | CONVOLUTIONS)[case]
+    assert "of::store(o0 + " in product(text, planned=sizes).kernel.code.functions[0].body
+
+
+@pytest.mark.parametrize("sizes", [{"M": 0, "K": 5, "N": 5}, {"M": 5, "K": 0, "N": 5}, {"M": 8, "K": 0, "N": 8}, {"M": 5, "K": 5, "N": 0}])
+def test_nothing(sizes: Mapping[str, int]) -> None:
+    """Of nothing the sum is zero."""
+    made = product(PLAIN)
+    check(made, random_inputs(made, sizes))
+
+
+@pytest.mark.parametrize("order", ["backward", 3])
+def test_threads_in_any_order(order: str | int) -> None:
+    """Nobody multiplies a stage that is not there, or fills one that another still reads."""
+    made = product(PLAIN, planned={"M": 4096, "K": 4096, "N": 4096})
+    check(made, random_inputs(made, {"M": 72, "K": 456, "N": 136}), length=456, orders=[order], limit=2)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 60000.0])
+def test_numbers_at_the_edge(number: float) -> None:
+    """Of other rows nothing shows: what is past the ends is zero, whatever lies there."""
+    made = product(PLAIN)
+    inputs = random_inputs(made, {"M": 9, "K": 72, "N": 40})
+    inputs["a"][3, 7] = number
+    check(made, inputs, length=72)
+    (got,) = run_plan(made.kernel.plan, made.kernel.source, arguments(made, inputs))
+    assert np.isfinite(np.delete(got, 3, 0)).all()
+
+
+def test_padding_is_zero() -> None:
+    """An infinite weight makes no number of it, as in the nodes."""
+    text, sizes = CONVOLUTIONS["channels last"]
+    made = product(text, planned=sizes)
+    inputs = random_inputs(made, sizes)
+    inputs["v"][3, 0, 0, 5] = np.inf
+    check(made, inputs, length=144)
+
+
+@pytest.mark.parametrize(("case", "tiles"), [("plain", 10), ("a gate", 3)])
+def test_what_tuning_may_try(case: str, tiles: int) -> None:
+    """Every shape of tiles, by four warps together and by each."""
+    text, sizes = FORMS.get(case, (PLAIN, {"M": 72, "K": 136, "N": 264}))
+    made = product(text, planned=sizes)
+    assert all(parse_choice(str(choice)) == choice for choice in made.kernel.choices)
+    distinct = {(each["rows"], each["columns"], each["group"]): each for each in made.kernel.choices}
+    assert len(distinct) == 10
+    others = [told(made, choice) for choice in list(distinct.values())[-tiles:]]
+    compile_all(others)
+    for other in others:
+        check(other, random_inputs(made, sizes), length=136, limit=1, misalign=False)
+
+
+@pytest.mark.parametrize(("sizes", "tile"), [
+    ({"M": 8192, "K": 1024, "N": 4096}, "tiles of 128 x 128, 3 stages"), ({"M": 1024, "K": 1024, "N": 3072}, "tiles of 128 x 128, 3 stages"),
+    ({"M": 1024, "K": 768, "N": 768}, "tiles of 64 x 64, 4 stages"), ({"M": 8192, "K": 768, "N": 64}, "tiles of 64 x 64, 6 stages"),
+    ({"M": 100352, "K": 64, "N": 256}, "tiles of 128 x 128, 2 stages"), ({"M": 1, "K": 4096, "N": 4096}, "tiles of 64 x 64, 6 stages")])
+def test_tiles_follow_the_sizes(sizes: Mapping[str, int], tile: str) -> None:
+    assert product(PLAIN, planned=sizes).kernel.plan.variants[0].name.startswith(tile)
+
+
+def test_four_warps_multiply_together_where_the_gpu_can() -> None:
+    made = product(PLAIN)
+    inputs = arguments(made, random_inputs(made, {"M": 72, "K": 72, "N": 72}))
+    first = {sm: variants_that_hold(made.kernel.plan, inputs, [], sm)[0] for sm in (75, 80, 89, 90, 100, 120)}
+    assert [sm for sm, name in first.items() if "4 warps multiply together" in name] == [90]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (PLAIN.replace("T[", "float["), "a product of float32; its kernels have those of float16 or bfloat16"),
+    ("g (T[M,K] a, T[K,N] b, T[K,N] c, T[K,N] d) => (T[M,N] y) { p = MatMul(a, b) q = MatMul(a, c) r = MatMul(a, d) s = Add(p, q) y = Add(s, r) }", "3 products in one region"),
+    ("g (T[M,K] a, T[L,K] c, T[K,N] b) => (T[M,N] y, T[L,N] z) { y = MatMul(a, b) z = MatMul(c, b) }", "its products have no operand in common that all of their rows are of"),
+    ("g (T[M,K] a, T[M,K] c, T[K,N] b, T[K,N] d) => (T[M,N] y, T[M,N] z) { y = MatMul(a, b) z = MatMul(c, d) }", "its products have no operand in common that all of their rows are of"),
+    ("g (T[2,8,5,6] x, T[8,16,3,3] w) => (T[2,16,7,8] y) { y = ConvTranspose(x, w) }", "what follows the product changes the number of its elements"),
+    (PLAIN.replace("(T[M,N] y)", "(T[M] y)").replace("y = MatMul(a, b)", "p = MatMul(a, b) y = ReduceMax<keepdims = 0>(p, one)").replace("{ p", "<int64[1] one = {1}> { p"), "a reduction is used where elements are not arranged in its rows"),
+])
+def test_what_it_has_no_kernel_for(text: str, message: str) -> None:
+    assert refused(text.replace("T[", "float16[")).message == message
