@@ -27,7 +27,8 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
                               "ways"))
-softmax_passes, attention, depthwise = map(importlib.import_module, ("softmax_passes", "attention", "depthwise"))
+softmax_passes, attention, depthwise, odd_rows = map(
+    importlib.import_module, ("softmax_passes", "attention", "depthwise", "odd_rows"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -47,7 +48,7 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
 @pytest.mark.parametrize(("script", "instead"), [
     (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
     (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"),
-    (depthwise, "--dry-run"), (cold_start, ""),
+    (depthwise, "--dry-run"), (odd_rows, "--dry-run"), (cold_start, ""),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
@@ -437,6 +438,19 @@ def test_ways_are_timed_and_so_is_the_runtime(monkeypatch):
     result = ways.measure(case, text, find_profile("H200"), dry_run=False)
     assert (result.runtime, result.own, result.best) == (30.0, "pointwise_w8_32", "pointwise_w8_x2_32")
     assert result.over == 1.25 and set(timer.timed) == {RUNTIME, *result.ways}
+
+
+@pytest.mark.parametrize(("length", "own", "again"), [
+    (50_257, "rows_1024_w8_x7_peeled_32", 3.0), (197, "rows_32_w8_x1_peeled_32", None),
+])
+def test_odd_rows_are_timed_by_vectors_and_by_elements(length, own, again, monkeypatch):
+    times = {"stream_peeled": 3.0, "_x7_peeled": 2.0, "32_w8_x1_peeled_32": 1.0, "peeled": 4.0, "w1": 8.0, "w8": 1.5}
+    timer = FakeTimer(lambda name: next(taken for part, taken in times.items() if part in name))
+    monkeypatch.setattr("onnxfuse.tuning.find_timer", lambda: timer)
+    result = odd_rows.measure("softmax", "float16", (4096, length), find_profile("H200"), dry_run=False)
+    assert result.kernel.startswith(own) and (result.again, result.elements, result.divided) == (again, 8.0, 1.5)
+    assert result.gain == 8.0 / result.own and result.nbytes == 4 * 4096 * length
+    assert round(result.least * 4.3e6 / result.nbytes) == 1
 
 
 def test_ways_that_were_not_timed_are_not_the_best():

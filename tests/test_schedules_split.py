@@ -138,7 +138,7 @@ def test_no_barrier_is_missing_and_every_run_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("right", "wrong"), [
-    ("__syncthreads();", ""), ("c < chunks", "c < chunks - 1"), ("begin = part * chunk", "begin = part * chunk + 1"),
+    ("__syncthreads();", ""), ("c < chunks", "c < chunks - 1"), ("part * chunk;", "part * chunk + 1;"),
     ("[row * chunks + part]", "[row * chunks]"),
 ])
 def test_faults_are_found(right: str, wrong: str) -> None:
@@ -185,8 +185,8 @@ def taken(made: Made, shape: tuple[int, ...], multiprocessors: int = 132) -> str
 
 def test_the_way_is_chosen_when_the_kernel_runs() -> None:
     made = split("g (T[B,L] x) => (T[B,1] y) <int64[1] a = {1}> { y = ReduceSum(x, a) }", B=2, L=1_000_000)
-    assert taken(made, (2, 1_000_000)) == "split, width 4, 32-bit"
-    assert taken(made, (2, 1_000_001)) == "split, width 1, 32-bit"
+    assert taken(made, (2, 1_000_000)) == "split, width 4, peeled, 32-bit"
+    assert taken(made, (2, 1_000_001)) == "split, width 4, peeled, 32-bit"
     assert taken(made, (2, 2**31)) == "split, width 1, 64-bit"
     assert taken(made, (200, 1_000_000)).startswith("rows") and taken(made, (2, 1000)).startswith("rows")
     # A GPU with fewer multiprocessors is busy with fewer rows.

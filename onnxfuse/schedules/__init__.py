@@ -7,6 +7,7 @@ transposed.py  reductions between tensors that lie along the rows and others acr
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
 scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
 reduction.py   what these five have in common; phases.py the phases that they run in
+peel.py        rows that begin between two vectors
 stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
 attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
 product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,

@@ -12,6 +12,8 @@ from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.online import Online, online_sums
+from onnxfuse.schedules.peel import PeeledLanes, edge
+from onnxfuse.schedules.peel import opening as parts_of_a_row
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer
 
@@ -154,6 +156,11 @@ class Frame:
     length: str
     bounds: frozenset[str]
 
+    @property
+    def peeled(self) -> bool:
+        """Whether rows may begin between two vectors; the template's ``vector`` is the width then."""
+        return isinstance(self.lanes, PeeledLanes)
+
 
 @dataclass
 class Turn:
@@ -172,10 +179,12 @@ class PhaseText(ABC):
         keep: whether elements stay in registers from phase to phase, or each phase reads the row anew.
         live: a condition before stores where threads go along that have no row, as "if (live) ".
         first: the condition of the thread that writes what there is once a row.
+        thread: the number of the thread among those that have a row's edges.
     """
 
     live = "if (live) "
     first = ""
+    thread = "lane"
 
     def __init__(self, frame: Frame, keep: bool) -> None:
         self.frame, self.phases, self.keep = frame, frame.phases if keep else frame.streaming, keep
@@ -223,6 +232,16 @@ class PhaseText(ABC):
         return [f"{self.live}of::store({place}, of::pack<{TYPES[output.dtype].storage}>({name}));"]
 
     # ---- What they share. ----
+
+    def peel(self) -> list[str]:
+        """Lines that find where a row has whole vectors, where they are not all that it has."""
+        lanes = self.frame.lanes
+        return parts_of_a_row(self.writer.index(lanes.start), self.frame.length) if isinstance(
+            lanes, PeeledLanes) else []
+
+    def edge(self, body: list[str]) -> list[str]:
+        """The lines of a vector for the elements of a row that are in none."""
+        return edge(self.thread, "items * vector" if self.keep else "0", body) if self.frame.peeled else []
 
     def body(self, lines: Iterable[str]) -> Body:
         """The whole text."""
@@ -297,7 +316,8 @@ class PhaseText(ABC):
                 kept[value] = self.writer.fresh(f"kept_{value}_") if value.isidentifier() else value.split("[")[0]
                 if value.isidentifier():
                     turn.inner.append(f"{kept[value]}[item * width + v] = {value};")
-                    turn.before.append(f"{TYPES[scalar.dtype].compute} {kept[value]}[items * width];")
+                    room = "items * width + 1" if self.frame.peeled else "items * width"
+                    turn.before.append(f"{TYPES[scalar.dtype].compute} {kept[value]}[{room}];")
             self.arrays[scalar] = kept[value]
 
     def _comment(self) -> list[str]:
@@ -314,10 +334,11 @@ class PhaseText(ABC):
         """The loop of a phase: arrays that a turn declares, lines for each lane, and lines for the whole vector."""
         head = self.head()
         depth = 1 + sum(line.endswith("{") for line in head)
-        return [
-            *head, *self.turn_lines(vectors, inner, after, depth),
-            *("  " * level + "}" for level in range(depth - 1, 0, -1)),
-        ]
+        closed = ["  " * level + "}" for level in range(depth - 1, 0, -1)]
+        if not self.frame.peeled:
+            return [*head, *self.turn_lines(vectors, inner, after, depth), *closed]
+        body = self.turn_lines(vectors, inner, after, 0)
+        return [*head, *indented(body, depth), *closed, *self.edge(body)]
 
     def turn_lines(self, vectors: list[str], inner: list[str], after: list[str], depth: int) -> list[str]:
         """The body of that loop, inside so many braces."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from onnxfuse.graph.dims import Dim, product
+from onnxfuse.graph.dims import Dim, product, symbol
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Permute, Program, Reduce, Scan, postorder
@@ -39,6 +39,7 @@ from onnxfuse.schedules.kernel import (
 )
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
+from onnxfuse.schedules.peel import PeeledLanes
 from onnxfuse.schedules.phases import Frame, Output, Phases
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
@@ -92,6 +93,8 @@ class Work:
         vectors: pointers that are read or written in vectors, with the bytes of an element.
         scattered: inputs that neighbouring elements read far apart.
         planned: sizes to plan for, by the text's symbols.
+        peeled: the same with vectors from each row's first whole one on (``schedules.peel``), None where that has
+            nothing for it.
     """
 
     lowered: Lowered
@@ -104,6 +107,7 @@ class Work:
     vectors: tuple[tuple[str, int], ...]
     scattered: tuple[int, ...]
     planned: Mapping[str, int]
+    peeled: Work | None = None
 
     @property
     def aligned(self) -> tuple[str, ...]:
@@ -115,6 +119,14 @@ class Work:
     def phases(self) -> Phases:
         """Its phases."""
         return self.frame.phases
+
+    @property
+    def peels_all(self) -> bool:
+        """Whether rows of any length are as quick where vectors begin anywhere in a row: all the same is read by
+        vectors, or the length is one that none divide."""
+        if self.peeled is None:
+            return False
+        return self.extent.length.value is not None or set(self.vectors) <= set(self.peeled.vectors)
 
     @property
     def transposes(self) -> bool:
@@ -331,10 +343,33 @@ def _vectorised(
     count, length = map(Writer(lanes, sizes).size, (extent.count, extent.length))
     frame = Frame(Phases(outputs, along), Phases(outputs, along, streams=True), lanes, sizes.names, count, length,
                   frozenset(sizes.used))
-    narrow = narrow_guards(lowered)
-    vectors = tuple(_vectors(wide, loads, lanes))
-    scattered = scattered_inputs(loads, candidates)
-    return Work(lowered, puller, extent, way, lanes, frame, narrow, vectors, scattered, planned)
+    vectors, scattered = tuple(_vectors(wide, loads, lanes)), scattered_inputs(loads, candidates)
+    work = Work(lowered, puller, extent, way, lanes, frame, narrow_guards(lowered), vectors, scattered, planned)
+    return work if way.across or found.across else replace(work, peeled=_peeled(work, wide, loads, dtypes))
+
+
+def _peeled(work: Work, outputs: Sequence[Output], loads: Sequence[Load], dtypes: Sequence[int]) -> Work | None:
+    """The same with vectors that begin anywhere in a row; None where vectors divide the rows, where some output does
+    not lie as the others do, or where most of what the rows do not share would be read element by element."""
+    length, along = work.extent.length, work.lanes
+    width = widest((1, 2, 4, 8), dtypes)
+    rows = [load for load in loads if work.extent.count == 1 or any(
+        along._variable_follows(name, "@row") for name in load.offset.symbols)]
+    places = [*(output.place for output in outputs), *(load.offset for load in rows if along.stride(load.offset) == 1)]
+    if width == 1 or length.multiple_of() % width == 0 or not places:
+        return None
+    start = places[0] - symbol("@e")
+    if any(along.space.is_variable(name) and name != "@row" for name in start.symbols):
+        return None
+    lanes = PeeledLanes(along.space, along.puller, "@e", "@row", width, start=start)
+    by_vectors = [load for load in rows if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    others = [load for load in rows if load not in by_vectors and lanes.stride(load.offset) != 0]
+    if not _stores(outputs, lanes) or len(by_vectors) + len(outputs) <= len(others):
+        return None
+    whole = work.phases.outputs
+    frame = replace(
+        work.frame, phases=Phases(whole, lanes), streaming=Phases(whole, lanes, streams=True), lanes=lanes)
+    return replace(work, lanes=lanes, frame=frame, vectors=tuple(_vectors(outputs, loads, lanes)))
 
 
 def _stores(outputs: Sequence[Output], lanes: Lanes) -> bool:

@@ -13,13 +13,14 @@ phases: phase p computes the reductions whose operands need reductions of phases
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, log2
 
 from onnxfuse.lowering.launch import Variant
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
+from onnxfuse.schedules.peel import LONG_ODD_ROW
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Reduction, Ways, Work
 from onnxfuse.schedules.rows_text import row_text
 from onnxfuse.schedules.source import Function
@@ -49,6 +50,9 @@ IN_SHARED = -1
 ASKED, ASKED_VECTORS = 16, 8
 """Elements, and vectors, that a thread asks for at a time where registers do not hold its share of a row."""
 
+FEWEST_VECTORS = 16
+"""Vectors of a row from which on tuning tries to read it by them where none divide it."""
+
 SHARING = (512, 1024)
 """Threads of a block whose row is in shared memory."""
 
@@ -60,7 +64,7 @@ class Shape:
 
     ``several`` are the threads of a block whose rows are a warp or less; other blocks have one row.  ``rows`` is how
     many rows it is meant for at most, where there are other ways for more; ``longest`` the longest row that shared
-    memory keeps on some GPU.
+    memory keeps on some GPU; ``least`` the shortest that it is meant for.  ``peeled``: vectors begin anywhere in a row.
     """
 
     threads: int
@@ -70,6 +74,8 @@ class Shape:
     several: int = BLOCK
     rows: int | None = None
     longest: int = 0
+    peeled: bool = False
+    least: int = 0
 
     @property
     def block(self) -> int:
@@ -84,7 +90,8 @@ class Shape:
     def runs(self, length: int) -> bool:
         """Whether it runs rows of a length, with 32-bit indices."""
         most = self.capacity if self.items > 0 else self.longest if self.items < 0 else length
-        return self.bits == 32 and most >= length
+        divides = self.peeled or length % self.width == 0
+        return self.bits == 32 and divides and self.least <= length <= most
 
     @property
     def asked(self) -> int:
@@ -96,7 +103,8 @@ class Shape:
         """Name of the kernel."""
         kind = f"x{self.items}" if self.items > 0 else SHARED if self.items else STREAM
         block = f"_b{self.several}" if self.several != BLOCK else ""
-        return f"rows_{self.threads}_w{self.width}_{kind}_{self.bits}{block}"
+        peeled = "_peeled" if self.peeled and self.width > 1 else ""
+        return f"rows_{self.threads}_w{self.width}_{kind}{peeled}_{self.bits}{block}"
 
     @property
     def choice(self) -> Choice:
@@ -127,7 +135,7 @@ class Rows(Reduction):
         others: Sequence[Shape] = ()
         if fits_narrow(work.lowered):
             whole = [shape for shape in layouts if shape.runs(work.extent.planned or 0)]
-            others = whole[:1] if splits else _others(layouts[0], work)
+            others = whole[:1] if splits else _others(whole[0] if whole else layouts[0], work)
         offered = {shape.choice: shape for shape in others}
         choice, first = told(work.extent.choice, offered)
         if first is not None:
@@ -137,21 +145,29 @@ class Rows(Reduction):
 
 def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
     """The variants of these layouts."""
-    count, ways, modes = work.expression(work.extent.count), Ways(), dict[int, Function]()
+    count, ways, modes = work.expression(work.extent.count), Ways(), dict[tuple[int, bool], Function]()
     for layout in layouts:
-        mode = (layout.items > 0) - (layout.items < 0)
-        function = modes.setdefault(mode, _function(work, mode))
+        mode, its = (layout.items > 0) - (layout.items < 0), _work_of(work, layout)
+        if (mode, layout.peeled) not in modes:
+            modes[mode, layout.peeled] = _function(its, mode)
+        function = modes[mode, layout.peeled]
         items = layout.items if mode > 0 else layout.asked if mode < 0 or work.frame.streaming.online else 1
         least = min(MAX_THREADS // layout.threads, 2) if mode < 0 else 1
         entry = function.entry(
             layout.name, (layout.width, layout.threads, layout.block, items), layout.bits, layout.block, least)
         if all(layout.name != variant.name for variant in ways.variants):
             ways.entries.append(entry)
-        shared = row_bytes(work.frame, work.expression(work.extent.length)) if mode < 0 else "0"
+        shared = row_bytes(its.frame, work.expression(work.extent.length)) if mode < 0 else "0"
         step = entry.step(f"{count} {layout.block // layout.threads} ceil", shared=shared)
-        ways.variants.append(Variant(layout.name, (step,), _guards(work, layout)))
-    ways.functions = [modes[mode] for mode in (1, -1, 0) if mode in modes]
+        ways.variants.append(Variant(layout.name, (step,), _guards(its, layout)))
+    order = ((mode, peeled) for mode in (1, -1, 0) for peeled in (False, True))
+    ways.functions = [modes[each] for each in order if each in modes]
     return ways
+
+
+def _work_of(work: Work, layout: Shape) -> Work:
+    """The region as a layout reads it."""
+    return work.peeled if layout.peeled and work.peeled is not None else work
 
 
 def _guards(work: Work, layout: Shape) -> tuple[str, ...]:
@@ -165,6 +181,8 @@ def _guards(work: Work, layout: Shape) -> tuple[str, ...]:
         guards += (f"{row_bytes(work.frame, length)} {fixed_bytes(work.frame)} + {BLOCK_SHARED} <=",)
     if layout.rows is not None:
         guards += (f"{count} {layout.rows + 1} <",)
+    if layout.least and extent.length.value is None:
+        guards += (f"{layout.least - 1} {length} <",)
     return guards
 
 
@@ -173,30 +191,66 @@ def _function(work: Work, mode: int) -> Function:
     kept = kept_vectors(work.frame) if mode < 0 else ()
     body = row_text(work.frame) if mode > 0 else streaming_text(work.frame, kept)
     name = "rows_in_registers" if mode > 0 else "rows_in_shared_memory" if mode else "rows_streaming"
-    return Function(name, ("width", "threads", "block", "items"), work.signature.parameters(body.sizes), body.text)
+    width = "width"
+    if work.frame.peeled:
+        name, width = f"{name}_peeled", "vector"
+    return Function(name, (width, "threads", "block", "items"), work.signature.parameters(body.sizes), body.text)
 
 
 def _layouts(work: Work) -> list[Shape]:
     """The variants to offer, fastest first; the last one runs anything."""
-    extent, width = work.extent, work.lanes.width
-    kept, known = work.phases.live, extent.length.value
-    enough = ENOUGH_THREADS if kept else BUSY_THREADS
+    extent, known = work.extent, work.extent.length.value
+    anything = Shape(_streaming_threads(extent.planned), 1, 0, bits=64, peeled=_streams_peeled(work))
+    if not fits_narrow(work.lowered):
+        return [anything]
+    if known is not None and work.peeled is not None and known >= LONG_ODD_ROW:
+        return [*_peeled_layouts(work), anything]
     layouts = []
-    if fits_narrow(work.lowered):
-        for lane_count in dict.fromkeys((width, 1) if known is None else (width,)):
-            own: list[Shape] = []
-            if extent.planned is not None and (known is not None or extent.planned % lane_count == 0):
-                own = _planned_layouts(extent, lane_count, max(kept, 1), enough)
-            layouts += own
-            if kept and known is None:
-                per_thread = max(KEPT_LIMIT // kept // lane_count, 1)
-                layouts.append(Shape(32, lane_count, per_thread))
-                if lane_count > 1:
-                    layouts.append(Shape(256, lane_count, per_thread))
-            layouts += _in_shared(work, lane_count, own)
-            if lane_count == width or not kept:
-                layouts.append(Shape(_streaming_threads(extent.planned), lane_count, 0))
-    return [*dict.fromkeys(layouts), Shape(_streaming_threads(extent.planned), 1, 0, bits=64)]
+    for width in dict.fromkeys((work.lanes.width, 1) if known is None else (work.lanes.width,)):
+        layouts += _layouts_of(work, width)
+    return [*dict.fromkeys(layouts), anything]
+
+
+def _layouts_of(work: Work, width: int) -> list[Shape]:
+    """The same of a width that divides the rows; at the last of several, what rows have that it does not divide."""
+    extent, kept, known = work.extent, work.phases.live, work.extent.length.value
+    last, own = width == 1 and known is None and work.peeled is not None, list[Shape]()
+    stream = Shape(_streaming_threads(extent.planned), width, 0)
+    if extent.planned is not None and (known is not None or extent.planned % width == 0) and not (
+            last and extent.planned >= LONG_ODD_ROW):
+        own = _planned_layouts(extent, width, kept)
+    layouts = own.copy()
+    if kept and known is None:
+        per_thread = max(KEPT_LIMIT // kept // width, 1)
+        layouts.append(Shape(32, width, per_thread))
+        if width > 1:
+            layouts.append(Shape(256, width, per_thread))
+    layouts += _peeled_layouts(work) if last else _in_shared(work, width, own)
+    if not kept or (width == work.lanes.width and not _streams_peeled(work)):
+        layouts.append(stream)
+    return layouts
+
+
+def _streams_peeled(work: Work) -> bool:
+    """Whether all rows that stream do so with vectors that begin anywhere, and no text is needed beside that."""
+    known = work.extent.length.value
+    return work.peels_all and (work.phases.live > 0 if known is None else known >= LONG_ODD_ROW)
+
+
+def _peeled_layouts(work: Work) -> list[Shape]:
+    """The ways of long rows that no vector divides: those that registers keep, that shared memory does, and any."""
+    peeled, extent, known = work.peeled, work.extent, work.extent.length.value
+    if peeled is None:
+        return []
+    width, kept = peeled.lanes.width, work.phases.live
+    odd = [size for size, _ in ((extent.planned, None), *extent.nearby) if size and size % width]
+    found: list[Shape] = []
+    if any(size >= LONG_ODD_ROW for size in odd):
+        own = [each for each in _planned_layouts(extent, width, kept, odd=True) if each.threads >= 2 * each.width]
+        found = [*own, *_in_shared(peeled, width, own)]
+    least = 0 if known is not None or _streams_peeled(work) else LONG_ODD_ROW
+    found.append(Shape(_streaming_threads(extent.planned), width, 0, least=least))
+    return [replace(each, peeled=True) for each in found]
 
 
 def _in_shared(work: Work, width: int, own: Sequence[Shape]) -> list[Shape]:
@@ -211,20 +265,23 @@ def _sharing(work: Work, width: int, length: int) -> list[Shape]:
     """Ways to keep rows of a length in shared memory, likely ones first: as many threads as a block has at most, fewer
     where a multiprocessor's memory has room for more rows."""
     longest = longest_row(work.frame) if work.phases.live else 0
-    if length > longest or length % width:
+    if length > longest or (length % width == 0) is work.frame.peeled:
         return []
-    ways = [Shape(threads, width, IN_SHARED, longest=longest) for threads in SHARING if 2 * threads * width <= length]
+    ways = [Shape(threads, width, IN_SHARED, longest=longest, peeled=work.frame.peeled)
+            for threads in SHARING if 2 * threads * width <= length]
     return ways[::-1] if 2 * length > longest else ways
 
 
-def _planned_layouts(extent: Extent, width: int, kept: int, enough: int) -> list[Shape]:
+def _planned_layouts(extent: Extent, width: int, kept: int, odd: bool = False) -> list[Shape]:
     """The best layouts for the planned rows and for those near them, in an order in which the first that fits is meant:
-    by length where that is open, else by the number of rows."""
+    by length where that is open, else by the number of rows.  ``odd``: of lengths that the width does not divide."""
     found: list[tuple[int, Shape]] = []
+    enough = ENOUGH_THREADS if kept else BUSY_THREADS
     for length, rows in dict.fromkeys([(extent.planned, extent.rows), *extent.nearby]):
-        if not length or (extent.length.value is None and length % width):
+        if not length or (extent.length.value is None and (length % width != 0) is not odd) or (
+                odd and length < LONG_ODD_ROW):
             continue
-        best = _best((length, rows), width, kept, enough)
+        best = _best((length, rows), width, max(kept, 1), enough)
         if best is not None:
             found.append((rows or 0, best))
     if extent.length.value is None or len(found) < 2:
@@ -240,22 +297,30 @@ def _planned_layouts(extent: Extent, width: int, kept: int, enough: int) -> list
 
 def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
     """Layouts that may be quicker than the first of ``_layouts`` for rows of the planned length."""
-    length, width, kept = work.extent.planned, work.lanes.width, work.phases.live
+    length, kept = work.extent.planned, work.phases.live
     if length is None:
         return ()
     found = []
-    for lanes in (lanes for lanes in (width, width // 2) if lanes and length % lanes == 0):
-        vectors = -(-length // lanes)
-        for threads in _POWERS:
+    for its, lanes in _widths(work, length):
+        vectors, peeled = -(-length // lanes), its.frame.peeled
+        for threads in (each for each in _POWERS if not peeled or each >= 2 * lanes):
             items = -(-vectors // threads)
             blocks = SEVERAL if threads <= 32 else (BLOCK,)
             if items * lanes * max(kept, 1) <= 2 * KEPT_LIMIT and items * threads < 2 * vectors:
-                found += [Shape(threads, lanes, items, several=block) for block in blocks]
+                found += [Shape(threads, lanes, items, several=block, peeled=peeled) for block in blocks]
             if threads >= 32 and threads * 32 >= vectors >= 2 * threads:
-                found += [Shape(threads, lanes, 0)]
+                found += [Shape(threads, lanes, 0, peeled=peeled)]
         if default.items <= 0 or default.items * default.width * kept > KEPT_LIMIT:
-            found += _sharing(work, lanes, length)
+            found += _sharing(its, lanes, length)
     return tuple(shape for shape in found if shape != default)
+
+
+def _widths(work: Work, length: int) -> Iterator[tuple[Work, int]]:
+    """Widths of vectors that are worth trying for rows of a length, each with the region as they read it."""
+    peeled, width = work.peeled, work.lanes.width
+    if peeled is not None and length % peeled.lanes.width and length >= FEWEST_VECTORS * peeled.lanes.width:
+        yield peeled, peeled.lanes.width
+    yield from ((work, lanes) for lanes in (width, width // 2) if lanes and length % lanes == 0)
 
 
 def _streaming_threads(length: int | None) -> int:

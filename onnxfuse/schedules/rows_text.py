@@ -46,7 +46,7 @@ class RowText(PhaseText):
             phases += self.phase_lines()
         place = phases.index(_EARLY) if _EARLY in phases else len(phases)
         phases[place:place + 1] = self._early_loads()
-        lines += self.opening() + self._early_vectors() + phases + self.row_outputs()
+        lines += self.peel() + self.opening() + self._early_vectors() + phases + self.row_outputs()
         return self.body(lines)
 
     def opening(self) -> list[str]:
@@ -62,14 +62,19 @@ class RowText(PhaseText):
 
     def head(self) -> list[str]:
         """Neighbouring threads have neighbouring vectors."""
+        first, end = self.span()
         if self.keep:
             return [
                 "#pragma unroll",
                 "  for (int item = 0; item < items; ++item) {",
-                "    const idx e = ((idx)item * threads + lane) * width;",
-                f"    if (e < {self.frame.length}) {{",
+                f"    const idx e = {first}((idx)item * threads + lane) * width;",
+                f"    if (e < {end}) {{",
             ]
-        return [f"  for (idx e = (idx)lane * width; e < {self.frame.length}; e += threads * width) {{"]
+        return [f"  for (idx e = {first}(idx)lane * width; e < {end}; e += threads * width) {{"]
+
+    def span(self) -> tuple[str, str]:
+        """What to add to the place of a vector among a row's, and where these end."""
+        return ("first + ", "stop") if self.frame.peeled else ("", self.frame.length)
 
     def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
         """Over the lanes of a vector, then over the threads."""
@@ -93,12 +98,12 @@ class RowText(PhaseText):
 
     def loaded(self) -> list[str]:
         """Where later phases' vectors are asked for."""
-        return [_EARLY] if self.phase == 0 else []
+        return [_EARLY] if self.phase == 0 and not self.frame.peeled else []
 
     def _early(self, load: Load) -> str | None:
         """A vector that only a later phase reads, as one asked for before the first: it arrives meanwhile."""
         lanes = self.frame.lanes
-        if not self.keep or self.phase == 0 or load.conditions or load in self.phases.kept:
+        if not self.keep or self.phase == 0 or load.conditions or load in self.phases.kept or self.frame.peeled:
             return None
         if lanes.stride(load.offset) != 1 or not lanes.aligned(load.offset):
             return None

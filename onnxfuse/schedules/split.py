@@ -25,7 +25,7 @@ from onnxfuse.schedules.online import joins_maximum
 from onnxfuse.schedules.reduction import Reduction, Ways, Work
 from onnxfuse.schedules.rows import SHARED, Rows
 from onnxfuse.schedules.schedule import Expected
-from onnxfuse.schedules.source import Function, Parameter
+from onnxfuse.schedules.source import Function, Parameter, Signature
 from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit, Parts, RowSplit, is_last, reductions_of
 
 
@@ -193,7 +193,7 @@ def _planned(work: Work, form: Form) -> Iterator[bool]:
 
 
 def _form(work: Work, shape: Shape) -> Form:
-    width, extent = work.lanes.width, work.extent
+    width, extent = max(each.lanes.width for each in (work, work.peeled) if each is not None), work.extent
     if not work.way.across:
         longest = KEPT_ROW // max(work.phases.live, 1) if work.phases.live else LONG_ROW
         return Form(shape, 0, width, 1, 1, shape.threads * width, longest)
@@ -229,18 +229,14 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
         Parameter("const {index}", "chunks", f"i{{bits}}:{chunks}"),
     ))
     ways = Ways(scratch=[f"{count} {chunks} * {parts.bytes} *"])
-    template = ("width", "deep", "across") if form.across else ("width", "threads")
-    for phase in range(phases.count):
-        body = (ColumnSplit if form.across else RowSplit)(work.frame, phase, parts).text()
-        ways.functions.append(Function(f"split_{phase}", template, signature.parameters(body.sizes), body.text))
-    wide = [(form.width, 32, work.aligned)] if fits_narrow(work.lowered) else []
-    narrow = [(1, 32, work.narrow)] if wide and form.width > 1 and work.aligned != work.narrow else []
-    for width, bits, needed in [*wide, *narrow, (1, 64, ())]:
+    functions = {each.frame.peeled: _functions(each, form, parts, signature) for each in _readers(work)}
+    for of, width, bits, needed in _ways_to_read(work):
         # A block's columns are as many as its vectors hold: chunks stay the same whatever the vectors are.
         across = form.across * form.width // width if form.across else 0
+        peeled = "peeled_" if of.frame.peeled and width > 1 else ""
         steps = []
-        for phase, function in enumerate(ways.functions):
-            name = f"split{phase}_{'columns_' if across else ''}w{width}_{bits}"
+        for phase, function in enumerate(functions[of.frame.peeled]):
+            name = f"split{phase}_{'columns_' if across else ''}w{width}_{peeled}{bits}"
             deep = max(form.shape.threads // across, 1) if across else 0
             share = (deep, across) if across else (form.shape.threads,)
             threads = deep * across or form.shape.threads
@@ -248,11 +244,40 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
             entry = function.entry(name, (width, *share), bits, threads, least)
             ways.entries.append(entry)
             steps.append(entry.step(blocks if is_last(phases, phase) else f"{blocks} {chunks} *"))
-        label = f"split, {'columns, ' if across else ''}width {width}, {bits}-bit"
+        label = f"split, {'columns, ' if across else ''}width {width}, {'peeled, ' if peeled else ''}{bits}-bit"
         ways.variants.append(Variant(label, tuple(steps), (*guards, *needed)))
         if not needed:
             break
+    ways.functions = [function for each in functions.values() for function in each]
     return ways
+
+
+def _readers(work: Work) -> list[Work]:
+    """The region as texts read it, fastest first; where vectors that begin anywhere in a row move as much as those that
+    divide it, they take the place of these."""
+    if work.peeled is None:
+        return [work]
+    return [work.peeled] if work.peels_all else [work, *([work.peeled] if fits_narrow(work.lowered) else [])]
+
+
+def _ways_to_read(work: Work) -> Iterator[tuple[Work, int, int, tuple[str, ...]]]:
+    """The same as variants do, each with its width, the bits of its indices and its guards."""
+    first, *more = _readers(work)
+    if fits_narrow(work.lowered):
+        for each in (first, *more):
+            yield each, each.lanes.width, 32, each.aligned
+        if first.lanes.width > 1 and first.aligned != work.narrow:
+            yield first, 1, 32, work.narrow
+    yield first, 1, 64, ()
+
+
+def _functions(work: Work, form: Form, parts: Parts, signature: Signature) -> list[Function]:
+    """The steps of a row."""
+    width = "vector" if work.frame.peeled else "width"
+    name, text = (f"split_{'peeled_' if work.frame.peeled else ''}", ColumnSplit if form.across else RowSplit)
+    bodies = [text(work.frame, phase, parts).text() for phase in range(work.frame.streaming.count)]
+    return [Function(f"{name}{phase}", (width, "deep", "across") if form.across else (width, "threads"),
+                     signature.parameters(body.sizes), body.text) for phase, body in enumerate(bodies)]
 
 
 def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> int:

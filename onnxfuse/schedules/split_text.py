@@ -86,9 +86,12 @@ class Step(PhaseText):
         pointers = (self.parts.pointer(each, self.frame.count) for each in [*needed, *self.own()])
         lines = [*self.opening(), *pointers]
         if not self.alone:
+            # The chunks are of what there is by vectors; edges are the first chunk's.
+            first, stop = ("first + ", "stop") if self.frame.peeled else ("", self.frame.length)
             lines += [
-                "  const idx begin = part * chunk;",
-                f"  const idx end = {self.frame.length} - begin > chunk ? begin + chunk : {self.frame.length};",
+                *self.peel(),
+                f"  const idx begin = {first}part * chunk;",
+                f"  const idx end = {stop} - begin > chunk ? begin + chunk : {stop};",
             ]
         for reduction in needed:
             name = self.writer.fresh(WORDS[reduction.kind])
@@ -114,6 +117,7 @@ class Step(PhaseText):
 
 class RowSplit(Step):
     live = ""
+    thread = "edge"
 
     @property
     def first(self) -> str:  # type: ignore[override]
@@ -127,6 +131,11 @@ class RowSplit(Step):
             else ["  const idx row = (idx)blockIdx.x / chunks, part = (idx)blockIdx.x % chunks;"]
         )
         return ["  const int lane = threadIdx.x;", *where]
+
+    def edge(self, body: list[str]) -> list[str]:
+        """The first chunk's threads have them."""
+        lines = super().edge(body)
+        return ["  const idx edge = part == 0 ? lane : edges;", *lines] if lines else []
 
     def head(self) -> list[str]:
         """Neighbouring threads have neighbouring vectors of the chunk."""

@@ -47,12 +47,18 @@ def fixed_bytes(frame: Frame) -> int:
 def longest_row(frame: Frame) -> int:
     """Elements of the longest row that some GPU's shared memory holds; 0 where nothing is to be kept."""
     each = sum(TYPES[load.dtype].size for load in kept_vectors(frame))
-    return (MOST_SHARED - fixed_bytes(frame)) // each // PIECE * PIECE if each else 0
+    return (MOST_SHARED - fixed_bytes(frame)) // each // PIECE * PIECE - padding(frame) if each else 0
+
+
+def padding(frame: Frame) -> int:
+    """Elements before and after a row that is kept, which lies between vectors as it does in memory."""
+    return frame.lanes.width if frame.peeled else 0
 
 
 def row_bytes(frame: Frame, length: str) -> str:
     """Bytes of a row that is kept, as the launch plan writes them; ``length`` is its elements."""
-    first, *more = (f"{length} {TYPES[load.dtype].size} * {PIECE} ceil {PIECE} *" for load in kept_vectors(frame))
+    elements = f"{length} {padding(frame)} +" if frame.peeled else length
+    first, *more = (f"{elements} {TYPES[load.dtype].size} * {PIECE} ceil {PIECE} *" for load in kept_vectors(frame))
     return " ".join([first, *(f"{each} +" for each in more)])
 
 
@@ -71,11 +77,13 @@ class StreamText(RowText):
     def opening(self) -> list[str]:
         """Where the vectors of each tensor are kept."""
         lines = ["  extern __shared__ __align__(16) unsigned char rows_kept[];"] if self.kept else []
-        before = "rows_kept"
+        before, length, place = "rows_kept", self.frame.length, ""
+        if self.frame.peeled:
+            length, place = f"({length} + {padding(self.frame)})", " + place"
         for load, name in self.kept.items():
             kind = TYPES[load.dtype]
-            lines.append(f"  {kind.storage}* const {name} = reinterpret_cast<{kind.storage}*>({before});")
-            before += f" + ({self.frame.length} * {kind.size} + {PIECE - 1}) / {PIECE} * {PIECE}"
+            lines.append(f"  {kind.storage}* const {name} = reinterpret_cast<{kind.storage}*>({before}){place};")
+            before += f" + ({length} * {kind.size} + {PIECE - 1}) / {PIECE} * {PIECE}"
         return lines
 
     def known(self, scalar: Scalar) -> str | None:
@@ -106,16 +114,17 @@ class StreamText(RowText):
         """Groups of vectors without a question where the row ends, then those of the rest."""
         if not self.kept and not self.gathered:
             return super().loop(vectors, inner, after)
-        body, length = self.turn_lines(vectors, inner, after, 0), self.frame.length
+        body, (first, end) = self.turn_lines(vectors, inner, after, 0), self.span()
         each = ["#pragma unroll", "    for (int item = 0; item < items; ++item) {",
                 "      const idx e = next + item * (threads * width);"]
         lines = indented([
-            "{", "  idx next = (idx)lane * width;",
-            f"  for (; next + (items - 1) * threads * width < {length}; next += items * threads * width) {{",
+            "{", f"  idx next = {first}(idx)lane * width;",
+            f"  for (; next + (items - 1) * threads * width < {end}; next += items * threads * width) {{",
             *indented(self.gathered, 2), *each, *indented(body, 3), "    }", *indented(self.taken, 2), "  }",
-            f"  if (next < {length}) {{", *indented([*self.gathered, *self.emptied], 2), *each,
-            f"      if (e < {length}) {{", *indented(body, 4), "      }", "    }", *indented(self.taken, 2), "  }", "}",
+            f"  if (next < {end}) {{", *indented([*self.gathered, *self.emptied], 2), *each,
+            f"      if (e < {end}) {{", *indented(body, 4), "      }", "    }", *indented(self.taken, 2), "  }", "}",
         ], 1)
+        lines += self.edge([*self.gathered, *self.emptied, *body, *self.taken])
         self.gathered, self.emptied, self.taken = [], [], []
         return lines
 

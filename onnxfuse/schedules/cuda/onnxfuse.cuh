@@ -306,7 +306,7 @@ struct ExpDifference {
   }
 };
 
-// Some numbers more of one row, as many as `width` goes into: a sum a lane, under one maximum.
+// Some numbers more of one row, as many as `width` goes into, or fewer: a sum a lane, under one maximum.
 template <typename E, typename Max, typename T, int width, int count>
 __device__ __forceinline__ void add_exponentials(T& most, T (&sums)[width], const T (&x)[count]) {
   T larger = most;
@@ -315,7 +315,7 @@ __device__ __forceinline__ void add_exponentials(T& most, T (&sums)[width], cons
   const T offset = E::offset(larger), scale = E::scale(most, offset);
 #pragma unroll
   for (int v = 0; v < width; ++v) {
-    T more = E::term(x[v], offset);
+    T more = v < count ? E::term(x[v], offset) : (T)0;
 #pragma unroll
     for (int i = v + width; i < count; i += width) more += E::term(x[i], offset);
     sums[v] = sums[v] * scale + more;
