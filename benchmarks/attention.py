@@ -36,7 +36,8 @@ SETS, RUNS = 3, 24
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of an attention in float16; ``shared`` heads have keys and values in common; ``mask``: its axes."""
+    """Sizes of an attention in float16; ``shared`` heads have keys and values in common; ``mask``: its axes, or
+    "causal", which is computed from places."""
 
     name: str
     batch: int
@@ -49,23 +50,24 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of both products."""
-        return 4 * self.batch * self.heads * self.queries * self.keys * self.size
+        """Of both products, as far as queries see keys: of a causal mask half."""
+        return 4 * self.batch * self.heads * self.queries * self.keys * self.size // (2 if self.mask == "causal" else 1)
 
     @property
     def text(self) -> str:
         """The graph, heads and all."""
         b, h, s, k, d, g = self.batch, self.heads, self.queries, self.keys, self.size, self.heads // self.shared
-        shapes = {"": "", "keys": f", float16[{b},1,1,{k}] mask", "all": f", float16[{b},1,{s},{k}] mask",
+        shapes = {"": "", "causal": "", "keys": f", float16[{b},1,1,{k}] mask", "all": f", float16[{b},1,{s},{k}] mask",
                   "heads": f", float16[1,{h},{s},{k}] mask"}
         spread = (
             "k1 = Unsqueeze(k, two) k2 = Expand(k1, e) kh = Reshape(k2, w) "
             "v1 = Unsqueeze(v, two) v2 = Expand(v1, e) vh = Reshape(v2, w)"
         ) if self.shared > 1 else "kh = Identity(k) vh = Identity(v)"
-        masked = "c = Add(a, mask)" if self.mask else "c = Identity(a)"
+        masked = {"": "c = Identity(a)", "causal": _CAUSAL}.get(self.mask, "c = Add(a, mask)")
         return (
             f"(float16[{b},{s},{h * d}] x, float16[{b},{g},{k},{d}] k, float16[{b},{g},{k},{d}] v{shapes[self.mask]})"
             f" => (float16[{b},{s},{h * d}] y) <int64[4] heads = {{0,0,{h},{d}}}, int64[3] joined = {{0,0,{h * d}}}, "
+            f"int64 nought = {{0}}, int64 once = {{1}}, int64 count = {{{s}}}, int64[1] outer = {{1}}, "
             f"int64[1] two = {{2}}, int64[5] e = {{1,1,{self.shared},1,1}}, int64[4] w = {{0,{h},-1,{d}}}> "
             f"{{ r = Reshape(x, heads) q = Transpose <perm = [0,2,1,3]> (r) {spread} "
             f"t = Transpose <perm = [0,1,3,2]> (kh) f = Constant <value_float = {d ** -0.5}> () g = CastLike(f, x) "
@@ -73,6 +75,11 @@ class Case:
             f"z = Transpose <perm = [0,2,1,3]> (o) y = Reshape(z, joined) }}"
         )
 
+
+_CAUSAL = (
+    "places = Range(nought, count, once) rows = Unsqueeze(places, outer) see = LessOrEqual(places, rows) "
+    "low = Constant <value_float = -inf> () deep = CastLike(low, x) c = Where(see, a, deep)")
+"""Scores c of scores a."""
 
 CASES = (
     Case("bert 8:128", 8, 12, 128, 128, 64, mask="keys"), Case("bert 32:384", 32, 12, 384, 384, 64, mask="keys"),
@@ -84,6 +91,10 @@ CASES = (
     Case("long 2048", 8, 16, 2048, 2048, 64), Case("long 8192", 2, 16, 8192, 8192, 64),
     Case("long 16384", 1, 16, 16384, 16384, 128), Case("long 4096, 128", 4, 16, 4096, 4096, 128),
     Case("wide 2048", 2, 8, 2048, 2048, 256),
+    Case("causal 2048", 8, 16, 2048, 2048, 64, mask="causal"),
+    Case("causal 4096, 128", 4, 16, 4096, 4096, 128, mask="causal"),
+    Case("causal 8192, 128", 2, 16, 8192, 8192, 128, mask="causal"),
+    Case("causal 16384", 1, 16, 16384, 16384, 64, mask="causal"),
 )
 
 
@@ -123,7 +134,7 @@ def _torch_times(case: Case) -> dict[str, float]:
         torch.randn(case.batch, groups, case.keys, case.size, **kind),
         torch.randn(case.batch, groups, case.keys, case.size, **kind),
         torch.randn(masks[case.mask], **kind).expand(case.batch, case.heads, case.queries, case.keys)
-        if case.mask else None,
+        if case.mask in masks else None,
     ) for _ in range(SETS)]
     found = {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
@@ -131,7 +142,7 @@ def _torch_times(case: Case) -> dict[str, float]:
             query, key, value, mask = sets[turn % SETS]
             with sdpa_kernel(backend):
                 torch.nn.functional.scaled_dot_product_attention(
-                    query, key, value, mask, enable_gqa=case.shared > 1)
+                    query, key, value, mask, is_causal=case.mask == "causal", enable_gqa=case.shared > 1)
 
         try:
             for turn in range(SETS):

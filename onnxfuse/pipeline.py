@@ -230,4 +230,5 @@ def region_of(fusion: Region) -> FusedRegion:
         kernel.source,
         figures=figures,
         again=fusion.again,
+        beside=fusion.beside,
     )

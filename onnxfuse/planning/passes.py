@@ -2,6 +2,7 @@
 
     searched     which regions to fuse, and their kernels (``search``)
     measured     tuned kernels; what was measured slower is left out (``evidence``)
+    with_masks   attentions compute masks of places themselves (``masks``)
     recomputed   values computed again where that costs less than to write and read them (``recompute``)
     compiled     kernels that spill run another way (``spills``)
     joined       independent regions in one launch (``horizontal``)
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.horizontal import STAGE as HORIZONTAL_JOINS
 from onnxfuse.planning.horizontal import joined
+from onnxfuse.planning.masks import with_masks
 from onnxfuse.planning.plan import Plan, revised
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.planning.recompute import recomputed
@@ -36,7 +38,8 @@ def compiled(plan: Plan, context: Context) -> Plan:
 
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("search", searched), ("measurements", measured), (RECOMPUTE, recomputed), ("spills", compiled),
+    ("search", searched), ("measurements", measured), ("masks", with_masks),
+    (RECOMPUTE, recomputed), ("spills", compiled),
     (HORIZONTAL_JOINS, joined),
 )
 """By the names under which ``--disable`` leaves a stage out, where it may."""

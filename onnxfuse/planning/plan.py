@@ -57,7 +57,8 @@ class Plan:
 def together(fusions: Sequence[Region], lost: Collection[int]) -> set[int]:
     """Regions, by place, and with them those that compute the same nodes: what these compute again nobody else would
     write."""
-    common = shared(fusion for fusion in fusions)
+    beside = {node for fusion in fusions for node in fusion.beside}
+    common = shared(fusion for fusion in fusions) - beside
     held = [common.intersection(fusion.nodes) for fusion in fusions]
     holders: dict[Node, list[int]] = {}
     for place, nodes in enumerate(held):

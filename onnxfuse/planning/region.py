@@ -58,6 +58,7 @@ class Region:
         rule: id of the rule it is due to; view: the nodes of the canonical view.
         hosts, inlined: values of the original graph that decide sizes, and small constants of its body.
         again: original nodes that another region holds too, and that count there before fusion (``recompute``).
+        beside: those of its original nodes that stand beside it where something else needs their results (``masks``).
         read_again: bytes that its kernel reads more than once, which take time and are not part of the count.
         steps, scratch: kernels that it launches at the planned sizes, and bytes that pass through scratch.
         lowered: its tensor operations, of which schedules make kernels; None for joined regions, and where a rule
@@ -75,6 +76,7 @@ class Region:
     hosts: tuple[Value, ...] = ()
     inlined: tuple[Value, ...] = ()
     again: tuple[Node, ...] = ()
+    beside: tuple[Node, ...] = ()
     read_again: Dim = field(default_factory=lambda: dim(0))
     steps: int = 1
     scratch: int = 0

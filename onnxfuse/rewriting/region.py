@@ -29,6 +29,7 @@ class FusedRegion:
         images: compiled kernels by architecture ("sm_90"), where embedding was asked for.
         figures: what the report keeps with the node (bytes, predicted speed-up and so on), JSON-able.
         again: those of its nodes that another region holds too; one region that holds them does not list them here.
+        beside: those that others may hold too, and that stand beside the fused node where something else needs them.
     """
 
     rule: str
@@ -43,6 +44,7 @@ class FusedRegion:
     images: Mapping[str, bytes] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
     again: tuple[Node, ...] = ()
+    beside: tuple[Node, ...] = ()
 
     @property
     def place(self) -> Place:

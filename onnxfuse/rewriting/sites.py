@@ -22,8 +22,9 @@ from onnxfuse.rewriting.region import FusedRegion, LocatedRegion
 class Site:
     """A region in terms of the model: positions of its nodes, names of its values, its body and operator type.
 
-    ``again`` are positions of nodes that another region holds too; ``passing`` of those that pass their operand on,
-    which others may hold too, and ``stands`` of those among them that stand beside the fused node.
+    ``again`` are positions of nodes that another region holds too; ``passing`` of those that pass their operand on, or
+    that a region has beside it, which others may hold too, and ``stands`` of those among them that stand beside the
+    fused node.
     """
 
     number: int
@@ -139,11 +140,14 @@ def _again(index: ModelIndex, region: FusedRegion, located: LocatedRegion) -> fr
 
 
 def _passing(index: ModelIndex, region: FusedRegion) -> frozenset[int]:
-    """Positions of a region's nodes that pass their operand on, and whose result is not the region's."""
+    """Positions of a region's nodes that pass their operand on, or may stand beside it, and whose result is not the
+    region's."""
+    beside = {original for node in region.beside for original in node.originals}
     originals = (original for node in region.nodes for original in node.originals)
     return frozenset(
         index.producer[_first_output(node)] for node in originals
-        if passes_on(node) and node.outputs[0] not in region.outputs and node.outputs[0] is not None
+        if (node in beside or passes_on(node)) and node.outputs[0] not in region.outputs
+        and node.outputs[0] is not None and index.constant_node(_first_output(node)) is None
     )
 
 
@@ -204,6 +208,7 @@ def _standing(index: ModelIndex, sites: Sequence[Site]) -> set[int]:
     gone = passing | fixed
     wanted = [*index.outputs]
     wanted += [name for position, names in enumerate(index.reads) if position not in gone for name in names]
+    wanted += [name for site in sites for name in site.actuals if name]
     written = {value.name for site in sites for value in site.region.outputs}
     found: set[int] = set()
     while wanted:

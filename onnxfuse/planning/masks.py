@@ -1,0 +1,246 @@
+"""Masks that compare places, taken into the attentions that read them.
+
+    Range ─ views ─ LessOrEqual ─ And ─ Where ─▶ a mask, which layers of attention read
+              ▲                    ▲
+           sizes                   another mask, in memory
+
+Exporters compute such a mask once, for all layers.  An attention that computes it again, from the places themselves,
+need not look at the keys that it hides (``schedules.attention_visible``): of a causal mask half of all work.  So each
+attention of the plan is tried with what computes a mask that it reads, back to what is in memory, and taken so where
+its kernel then leaves keys out.  These nodes stand beside it for as long as something else needs their results; a
+region that only computed masks for attentions goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnxfuse.graph.model import Node, Place, Value
+from onnxfuse.operators import OperatorClass, classify, lowering_of
+from onnxfuse.planning.admission import too_large
+from onnxfuse.planning.context import Context
+from onnxfuse.planning.legality import check_nodes, copied
+from onnxfuse.planning.plan import Plan, SearchSpace
+from onnxfuse.planning.region import Region
+from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
+from onnxfuse.refusal import Refusal
+
+MOST_NODES = 64
+"""Nodes that compute a mask."""
+
+MOST_OPERATORS = 12
+"""Operators among them that compute, rather than view or count places."""
+
+CHEAP = frozenset({OperatorClass.POINTWISE, OperatorClass.BROADCAST, OperatorClass.VIEW})
+"""Classes of operators that may be computed again: nothing across elements."""
+
+COMPARE = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu"})
+"""Operators without one of which a mask compares no places."""
+
+_WORDS = "It computes its mask from the places of queries and keys, and leaves out the keys that this hides."
+
+
+def with_masks(plan: Plan, context: Context) -> Plan:
+    """A plan whose attentions compute masks of places themselves."""
+    if not any(region.kernel.schedule == "attention" for region in (*plan.fusions, *plan.with_products)):
+        return plan
+    shares = shares_of(plan)
+    changed: dict[Place, Share] = {}
+    more: list[Region] = []
+    for space in plan.spaces:
+        place = space.maker.graph.place
+        share = shares.get(place, Share())
+        stage = _Masks(space, context, share.fusions)
+        products = [region for region in plan.with_products if region.nodes[0].place == place]
+        more += [made for region in products if (made := stage.made(region)) is not None]
+        after = stage.planned(share)
+        if after is not None:
+            changed[place] = after
+    plan = replace(plan, with_products=(*plan.with_products, *more))
+    return put_together(plan, context.graph, changed)
+
+
+@dataclass
+class _Masks:
+    """One graph."""
+
+    space: SearchSpace
+    context: Context
+    fusions: Sequence[Region]
+    known: dict[tuple[Node, ...], Region | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.maker = self.space.maker
+        self.home = {node: fusion for fusion in self.fusions for node in fusion.view}
+
+    def made(self, region: Region) -> Region | None:
+        """An attention with its masks; None where that leaves no keys out."""
+        if region.view not in self.known:
+            self.known[region.view] = self._made(region) if region.kernel.schedule == "attention" else None
+        return self.known[region.view]
+
+    def _made(self, region: Region) -> Region | None:
+        if region.kernel.hides:
+            return None
+        found = [cone for tensor in region.tensors if (cone := self._cone(tensor.name, region))]
+        masks = [cone for cone in found if any(each.op in COMPARE for node in cone for each in node.originals)]
+        # A number that is cast before it masks is computed too.
+        numbers = {node for tensor in region.tensors if all(size == 1 for size in tensor.shape or ())
+                   for node in self._cone(tensor.name, region)}
+        tried = (self._with(region, cone.union(numbers)) for cone in masks)
+        return next((made for made in tried if made is not None), None)
+
+    # ---- What computes a mask. ----
+
+    def _cone(self, name: str, region: Region) -> frozenset[Node]:
+        """The nodes that compute a value from what is in memory, and sizes; none where they are not cheap, or many."""
+        found: set[Node] = set()
+        waiting = [value] if (value := self.maker.view.values.get(name)) is not None else []
+        while waiting:
+            each = waiting.pop()
+            node = each.producer
+            if node is None or node in found or each.elements is not None or each.constant is not None:
+                continue
+            if not self._is_cheap(node) or node in region.view:
+                if not self._is_written(each):
+                    return frozenset()
+                continue
+            found.add(node)
+            waiting += node.reads()
+            if len(found) > MOST_NODES:
+                return frozenset()
+        computing = sum(classify(each, self.maker.graph) is OperatorClass.POINTWISE
+                        for node in found for each in node.originals)
+        return frozenset(found) if computing <= MOST_OPERATORS else frozenset()
+
+    def _is_cheap(self, node: Node) -> bool:
+        return (
+            lowering_of(node) is not None and check_nodes([node], self.maker.view.opset) is None and not node.captures
+            and sum(value is not None for value in node.outputs) == 1
+            and all(each.op == "Constant" or classify(each, self.maker.graph) in CHEAP for each in node.originals)
+        )
+
+    def _is_written(self, value: Value) -> bool:
+        """Whether a value is in memory: no region keeps it to itself."""
+        home = None if value.producer is None else self.home.get(value.producer)
+        return home is None or any(output.name == value.name for output in home.outputs)
+
+    def _with(self, region: Region, cone: frozenset[Node]) -> Region | None:
+        """A region with what computes a mask, if its kernel leaves keys out then, and is not measured slower."""
+        values = self.maker.view.values
+        outputs = tuple(values[output.name] for output in region.outputs)
+        found = self.maker.region(cone.union(region.view), region.rule, outputs)
+        made = found if isinstance(found, Refusal) else self.maker.with_kernel(found)
+        if isinstance(made, Refusal) or not made.kernel.hides or too_large(made, self.maker.costs) is not None:
+            return None
+        if self.context.measured is not None:
+            revised = self.context.measured(made)
+            if isinstance(revised, Refusal):
+                return None
+            made = revised
+        if made.measured is not None and region.measured is not None:
+            times = [float(each.measured["microseconds"]) for each in (made, region) if each.measured is not None]
+            if times[0] > times[1]:
+                return None
+        return replace(made, beside=copied(cone))
+
+    # ---- The plan. ----
+
+    def planned(self, share: Share) -> Share | None:
+        """A graph's share of the plan with these attentions; None where there are none."""
+        came = {fusion.view: made for fusion in self.fusions if (made := self.made(fusion)) is not None}
+        if not came:
+            return None
+        found = self._apart(self._needed([came.get(fusion.view, fusion) for fusion in self.fusions]))
+        if found is None:
+            return None
+        after = self._counted(found, {made.view: old for old, made in zip(
+            (fusion for fusion in self.fusions if fusion.view in came), came.values(), strict=True)})
+        stay = {fusion.view for fusion in after}
+        (first, *_) = came.values()
+        went = {fusion.view: (came.get(fusion.view, first), _WORDS)
+                for fusion in self.fusions if fusion.view not in stay}
+        return exchanged(share, after, {made.view: _WORDS for made in came.values()}, went)
+
+    def _needed(self, fusions: list[Region]) -> list[Region]:
+        """The regions without those whose results nobody needs any more."""
+        while True:
+            needs = _Needs(fusions)
+            kept = [fusion for fusion in fusions if fusion.beside or any(map(needs.value, fusion.outputs))]
+            if len(kept) == len(fusions):
+                return kept
+            fusions = kept
+
+    def _apart(self, fusions: Sequence[Region]) -> list[Region] | None:
+        """The regions, none of which writes what attentions compute again: one that did writes the rest, or reads it;
+        None where one has no kernel then."""
+        values, needs = self.maker.view.values, _Needs(fusions)
+        cone = {node for node in self.maker.view.nodes if any(
+            each in fusion.beside for fusion in fusions for each in copied([node]))}
+        found = []
+        for fusion in fusions:
+            outputs = [values[output.name] for output in fusion.outputs]
+            if fusion.beside or all(output.producer not in cone for output in outputs):
+                found.append(fusion)
+                continue
+            wanted = [own for output, own in zip(fusion.outputs, outputs, strict=True) if needs.value(output)]
+            inner = _leading(wanted, fusion.view)
+            if any(output.producer in cone for output in wanted):  # these stand beside, and are read
+                wanted, inner = [own for own in wanted if own.producer not in cone], inner - cone
+            if not wanted:
+                continue
+            region = self.maker.region(inner, fusion.rule, tuple(wanted))
+            made = region if isinstance(region, Refusal) else self.maker.with_kernel(region)
+            if isinstance(made, Refusal):
+                return None
+            found.append(made)
+        return found
+
+    def _counted(self, fusions: list[Region], before: Mapping[tuple[Node, ...], Region]) -> list[Region]:
+        """The regions, each node counted once: with the first that holds it, or the one that it is not beside of."""
+        taken = {node for fusion in fusions for node in fusion.nodes if node not in fusion.beside}
+        found = []
+        for fusion in fusions:
+            again = tuple(node for node in fusion.beside if node in taken and node.op != "Constant")
+            taken.update(fusion.nodes)
+            old = before.get(fusion.view)
+            if old is not None:
+                cost = self.maker.costs.region(replace(fusion, again=again))
+                cost = replace(cost, seconds_before=old.cost.seconds_before, seconds_after=old.cost.seconds_after)
+                fusion = replace(fusion, again=again, counted=cost)
+            found.append(fusion)
+        return found
+
+
+def _leading(values: Sequence[Value], among: Sequence[Node]) -> set[Node]:
+    """The nodes among some that lead to values."""
+    found: set[Node] = set()
+    waiting = list(values)
+    while waiting:
+        node = waiting.pop().producer
+        if node is not None and node in among and node not in found:
+            found.add(node)
+            waiting += node.reads()
+    return found
+
+
+class _Needs:
+    """What is needed of what regions, and nodes outside of them, write."""
+
+    def __init__(self, fusions: Sequence[Region]) -> None:
+        self.held = {node for fusion in fusions for node in fusion.nodes if node not in fusion.beside}
+        self.beside = {node for fusion in fusions for node in fusion.beside}
+        self.read = {value.name for fusion in fusions for value in (*fusion.tensors, *fusion.hosts)}
+
+    def value(self, value: Value) -> bool:
+        """Whether a value of the graph is read, or an output of it."""
+        if value.is_output or value.name in self.read:
+            return True
+        return any(self._node(node) for node in value.consumers)
+
+    def _node(self, node: Node) -> bool:
+        """Whether a node that reads a value stays, so that it is read."""
+        if node in self.held:
+            return False  # a region reads what it names
+        return node not in self.beside or any(self.value(each) for each in node.outputs if each is not None)

@@ -1,0 +1,123 @@
+"""Masks of places in the planner: attentions compute them themselves, whoever else needs what they are made of."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from emulated import EmulatedRunner
+from kernel_harness import parse
+from sizes_models import packed
+from test_plan_attention import attentions, fuse, quick
+
+from onnxfuse.optimised import Optimised
+from onnxfuse.rewriting import unfuse
+from onnxfuse.verifying import hidden, reference, verify
+from onnxfuse.verifying.evaluate import Evaluator
+
+LAYER = """
+  q{n} = MatMul(x{n}, w) qr{n} = Reshape(q{n}, heads) qt{n} = Transpose<perm = [0,2,1,3]>(qr{n})
+  kt{n} = Transpose<perm = [0,2,3,1]>(qr{n}) s{n} = MatMul(qt{n}, kt{n}) d{n} = Div(s{n}, f) m{n} = Add(d{n}, mask)
+  p{n} = Softmax(m{n}) o{n} = MatMul(p{n}, qt{n}) z{n} = Transpose<perm = [0,2,1,3]>(o{n}) {result} = Reshape(z{n}, joined)"""
+
+CAUSAL = ("sh = Shape<start = 1, end = 2>(x0) S0 = Squeeze(sh) places = Range(nought, S0, once) "
+          "rows = Unsqueeze(places, axis) le = LessOrEqual(places, rows) ")
+PADDED = "one = Cast<to = 9>(given) pad = Unsqueeze(one, axes) "
+
+
+def model(mask: str, extra: str = "", output: str = "", layers: int = 2) -> str:
+    """Layers with a mask in common, which is what ``mask`` calls so."""
+    text = "".join(LAYER.format(n=n, result=f"x{n + 1}" if n < layers - 1 else "y") for n in range(layers))
+    return (
+        f"g (float16[B,S,64] x0, int64[B,S] given, float16[64,64] w) => (float16[B,S,64] y{output}) "
+        "<int64[4] heads = {0,0,2,32}, int64[3] joined = {0,0,64}, float16 f = {6}, int64 nought = {0}, "
+        "int64 once = {1}, int64[1] axis = {1}, int64[2] axes = {1,2}, float16 zero = {0}, float16 least = {-60000}> "
+        f"{{ {mask} {extra} {text} }}")
+
+
+BOTH = CAUSAL + PADDED + "see = And(le, pad) mask = Where(see, zero, least)"
+
+
+def fused(text: str, dims: Mapping[str, int] | None = None) -> Optimised:
+    made = fuse(text, target=quick(), dims=dims or {"B": 4, "S": 256}, least_gain=0.0)
+    onnx.checker.check_model(made.model, full_check=True)
+    assert packed(unfuse(made.model)) == packed(parse(text))
+    return made
+
+
+def hiding(made: Optimised) -> int:
+    return sum(fusion.kernel.hides for fusion in made.plan.fusions)
+
+
+def left(made: Optimised) -> Counter[str]:
+    return Counter(node.op_type for node in made.model.graph.node)
+
+
+def test_numbers_that_are_cast_are_known() -> None:
+    """As exporters write a number for any type."""
+    cast = "number = Constant<value_float = -60000.0>() deep = CastLike(number, x0) "
+    assert hiding(fused(model(CAUSAL + cast + "mask = Where(le, zero, deep)"))) == 2
+    inside = CAUSAL + cast + "mask = Identity(le)"
+    assert hiding(fused(model(inside).replace("m0 = Add(d0, mask)", "m0 = Where(mask, d0, deep)")
+                        .replace("m1 = Add(d1, mask)", "m1 = Where(mask, d1, deep)"))) == 2
+
+
+def test_each_attention_computes_the_mask() -> None:
+    """From sizes, and from the mask that is in memory; nothing writes it."""
+    made = fused(model(BOTH))
+    assert hiding(made) == 2 and len(attentions(made)) == 2
+    assert left(made) == Counter({"Shape": 1, "Squeeze": 1, "MatMul": 2, "Region0": 1, "Region1": 1})
+    assert {value.name for fusion in made.plan.fusions for value in fusion.tensors} == {"q0", "q1", "given"}
+
+
+@pytest.mark.parametrize(("extra", "output", "stays"), [
+    ("e = Cast<to = 1>(places) ", ", float[S] e", {"Range"}),
+    ("e = Where(le, once, nought) t = Transpose(e) ", ", int64[S,S] t", {"Range", "Unsqueeze"}),
+    ("e = Identity(mask) ", ", float16[B,1,S,S] e", set()),
+])
+def test_what_others_need_stays(extra: str, output: str, stays: set[str]) -> None:
+    """Beside the fused nodes, or in the region that computes it."""
+    made = fused(model(BOTH, extra, output))
+    assert hiding(made) == 2
+    assert stays <= left(made).keys()
+    assert verify(made, None).whole.identical
+
+
+@pytest.mark.parametrize("mask", [
+    PADDED + "mask = Where(pad, zero, least)",
+    CAUSAL + "mask = Where(le, zero, f)",
+    CAUSAL + "n = CumSum(given, once) many = Greater(n, once) pad = Unsqueeze(many, axes) mask = Where(pad, zero, least)",
+])
+def test_masks_that_hide_nothing_stay_in_memory(mask: str) -> None:
+    made = fused(model(mask))
+    assert not hiding(made) and len(attentions(made)) == 2
+    assert any(value.name == "mask" for fusion in made.plan.fusions for value in fusion.tensors)
+
+
+def test_verification_accepts_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that outweigh a finite mask, and what is no number, are not owed; without that rule they would be."""
+    made = fused(model(BOTH, layers=1), {"B": 1, "S": 80})
+    (found,) = verify(made, EmulatedRunner()).nodes
+    monkeypatch.setattr(reference, "may_hide", lambda body: False)
+    (strict,) = verify(made, EmulatedRunner()).nodes
+    assert found.verdict == "passed" and strict.verdict == "failed"
+    assert "not-a-number" in strict.message or "large" in strict.message
+
+
+def test_what_is_hidden_does_not_show() -> None:
+    """The second reference is of inputs that are finite, but for minus infinity in masks, and of masks that no score
+    outweighs; numbers that are no mask's stay."""
+    feeds = {name: np.array([np.nan, np.inf, -np.inf, 2], np.float16) for name in ("x0", "x1")} | {"x2": np.array([3])}
+    found = hidden.shown(feeds, {"x1"})
+    assert [found[name].tolist() for name in feeds] == [[0, 0, 0, 2], [0, 0, -np.inf, 2], [3]]
+    tensors = [onnx.numpy_helper.from_array(np.array(number)) for number in (-60000.0, -900.0, -np.inf)]
+    body = onnx.helper.make_model(onnx.helper.make_graph(
+        [onnx.helper.make_node("Constant", [], [f"y{place}"], value=tensor) for place, tensor in enumerate(tensors)], "body",
+        [], [onnx.helper.make_tensor_value_info(f"y{place}", onnx.TensorProto.DOUBLE, []) for place in range(3)]),
+        ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 20)])
+    assert [float(each) for each in Evaluator(hidden.outweighed_model(body)).run({})] == [-1e30, -900.0, -np.inf]
