@@ -49,13 +49,15 @@ WRONG = 2e-2
 SETS, RUNS = 6, 24
 """Sets of inputs of PyTorch's that take turns, and runs that are timed."""
 
+BEFORE = {"": "i = Identity(x)", "silu": "t = Sigmoid(x) i = Mul(x, t)"}
+
 FOLLOWS = {"": "y = Identity(c)", "relu": "y = Relu(c)", "silu": "s = Sigmoid(c) y = Mul(c, s)"}
 
 
 @dataclass(frozen=True)
 class Case:
     """A convolution with a bias in float16: ``spatial`` sizes of the image, ``kernel`` and ``stride`` along each axis;
-    ``causal``: padded before alone; ``follows``: an activation."""
+    ``causal``: padded before alone; ``follows``, ``before``: an activation behind it, and of its image."""
 
     name: str
     batch: int
@@ -65,6 +67,7 @@ class Case:
     stride: int = 1
     causal: bool = False
     follows: str = ""
+    before: str = ""
 
     @property
     def pads(self) -> tuple[int, int]:
@@ -99,8 +102,8 @@ class Case:
         return (
             f"({sizes(self.batch, channels, *self.spatial)} x, {sizes(channels, 1, *[self.kernel] * rank)} w, "
             f"{sizes(channels)} b) => ({sizes(self.batch, channels, *self.results)} y) "
-            f"{{ c = Conv <group = {channels}, pads = {pads}, strides = {[self.stride] * rank}> (x, w, b) "
-            f"{FOLLOWS[self.follows]} }}")
+            f"{{ {BEFORE[self.before]} c = Conv <group = {channels}, pads = {pads}, "
+            f"strides = {[self.stride] * rank}> (i, w, b) {FOLLOWS[self.follows]} }}")
 
     def floor(self, copy: float, flops: float) -> float:
         """Microseconds that its bytes or its multiplications take, at so many a second."""
@@ -122,6 +125,8 @@ CASES = (
     _square("efficientnet", 480, 14, 5, follows="silu"), _square("efficientnet", 672, 14, 5, follows="silu"),
     _square("efficientnet", 672, 14, 5, 2, "silu"), _square("efficientnet", 1152, 7, 5, follows="silu"),
     _square("efficientnet", 1152, 7, 3, follows="silu"),
+    *(replace(_square("silu", channels, side, kernel, follows="silu"), before="silu")
+      for channels, side, kernel in ((144, 56, 3), (240, 28, 5), (672, 14, 5), (1152, 7, 3))),
     Case("conformer 1024", 16, 512, (1024,), 31, follows="silu"), Case("conformer 375", 32, 512, (375,), 31,
                                                                        follows="silu"),
     Case("mamba 4096", 2, 5120, (4096,), 4, causal=True, follows="silu"),

@@ -87,6 +87,8 @@ CASES = {
     "several of one": Case([2, 1, 9, 8], [3, 3], "pads = [1, 1, 1, 1]", times=4),
     "a sequence": Case(["N", 4, "L"], [31], "pads = [15, 15]", sizes={"N": 2, "L": 100}),
     "a sequence of four": Case([2, 8, 64], [4], "pads = [3, 0]"),
+    "a sequence in pieces": Case([1, 2, "L"], [5], "strides = [2], pads = [2, 1]", sizes={"L": 3000}),
+    "a sequence in pieces, spread": Case([2, 2, 1200], [9], "dilations = [3], pads = [24, 0]", kind="float"),
     "a long line": Case([1, 2, 40, 50], [1, 40], "pads = [0, 20, 0, 19]", kind="float"),
     "a large window": Case([1, 2, 20, 20], [11, 9], "pads = [5, 4, 5, 4]"),
     "three axes": Case([2, 3, 5, 6, 8], [3, 3, 3], "pads = [1, 1, 1, 1, 1, 1]"),

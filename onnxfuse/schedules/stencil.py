@@ -38,7 +38,7 @@ from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.stencil_parts import OTHER, Parts, convolution_of, parts_of
-from onnxfuse.schedules.stencil_shape import Planned, Shape, shapes, smallest, tile_of, without_vectors
+from onnxfuse.schedules.stencil_shape import Planned, Shape, shapes, sides_of, smallest, tile_of, without_vectors
 from onnxfuse.schedules.stencil_text import StencilText
 
 WIDTHS = (1, 2, 4, 8)
@@ -156,7 +156,7 @@ class _Work:
         planes = self._expression(parts.planes * parts.features)
         if shape.planes:
             return f"{planes} {shape.planes} ceil"
-        sides = zip(parts.axes, (shape.deep, shape.high, shape.wide), strict=True)
+        sides = zip(parts.axes, sides_of(shape, parts.axes), strict=True)
         return " ".join([planes, *(f"{self._expression(axis.count)} {side} ceil *" for axis, side in sides)])
 
     def _expression(self, size: Dim) -> str:

@@ -17,17 +17,24 @@ SHARED = 48 * 1024
 LEAST_ITEMS = 8
 """Threads of a block with something to sum up, at least, where there are other ways."""
 
-LARGE, MOST_THREADS = 24 * 1024, 512
+LARGE, MOST_THREADS = 32 * 1024, 512
 """Bytes of a block's tiles, past which few blocks would share a multiprocessor; threads of a block at most."""
 
 BLOCKS = 2 * 132
 """Blocks that a launch should have, at least."""
 
 FOUR = 4.0
-"""Cycles in which a multiprocessor hands a warp 16 bytes a lane of shared memory, or multiplies as many warps' numbers,
-each of which takes one."""
+"""Cycles in which a multiprocessor hands a warp 16 bytes a lane of shared memory; or instructions of warps that it
+begins in one cycle."""
 
-ALIKE, OFFERED = 2, 12
+FIXED, EACH, VECTOR, APART = 200.0, 2.5, 12.0, 6.0
+"""Instructions of a thread before it sums up and behind that; of each element that is moved, of each vector, and of
+each element that has a place of its own in the tile (read off the compiler's text for sm_90)."""
+
+REGISTERS = 65536
+"""Of a multiprocessor."""
+
+ALIKE, OFFERED = 3, 14
 """Shapes offered with the same part for a thread, and in all."""
 
 MANY_TAPS = 25
@@ -160,39 +167,48 @@ def shapes(planned: Planned) -> list[Shape]:
 
 
 def cost(shape: Shape, planned: Planned) -> float:
-    """What a result costs: instructions of warps, of which a multiprocessor begins four a cycle, those of threads
-    without work too.  Where multiplying takes no time to speak of, what a tile reads twice counts, and what is not
-    moved by vectors."""
-    z, y, x = planned.axes
+    """What a result costs: instructions of a thread, also of those without work; more where few blocks share a
+    multiprocessor, so that while one waits for memory none computes."""
     counts = [1 if count is None else max(count, 1) for count in planned.counts]
-    tile = (shape.deep, shape.high, shape.wide)
-    planes = max(shape.planes, 1)
-    covered = planes * prod(
-        _up(count, side) if not shape.planes else side for count, side in zip(counts, tile, strict=True))
-    useful = planes * prod(counts)
-    lanes = shape.threads / shape.items * covered / useful
-    size = shape.tall * shape.broad
-    reach = x.span(shape.broad)
+    z, y, x = planned.axes
+    planes, sides = max(shape.planes, 1), sides_of(shape, planned.axes)
+    covered = prod(sides) if shape.planes else prod(
+        _up(count, side) for count, side in zip(counts, sides, strict=True))
+    lanes = shape.threads / shape.items * covered / prod(counts)
+    size, reach = shape.tall * shape.broad, x.span(shape.broad)
     aligned = shape.broad * x.stride % 4 == 0
     crowded = 2 if aligned and shape.broad * x.stride % 8 == 0 else 1
-    loads = z.taps * y.span(shape.tall) * (reach / 4 * FOUR * crowded if aligned else reach)
-    sums = lanes * (max(z.taps * y.taps * x.taps * size, FOUR * loads) + 0.25 * FOUR * loads) / (32 * size)
-    read = prod(axis.span(side) / (axis.stride * side) for axis, side in zip(planned.axes, tile, strict=True))
-    moved = 0.3 * (1.0 if shape.planes else read) * (1 + 2 / shape.loads) + 0.2 * (1 + 2 / shape.stores)
+    asked = z.taps * y.span(shape.tall) * (reach / 4 * FOUR * crowded if aligned else reach)
+    sums = max(z.taps * y.taps * x.taps * size, FOUR * asked) + asked + FIXED
+    read = prod(axis.span(side) / side for axis, side in zip(planned.axes, (shape.deep, shape.high, shape.wide),
+                                                             strict=True))
+    apart = APART if shape.planes and (x.extent.value or 0) % shape.loads else 0
+    moved = read * (EACH + VECTOR / shape.loads + apart) + EACH + VECTOR / shape.stores
     blocks = inf if planned.planes is None else planned.planes * planned.features / planes * (
-        1 if shape.planes else prod(-(-count // side) for count, side in zip(counts, tile, strict=True)))
-    empty = max(1.0, BLOCKS / max(blocks, 1))
-    few = 1.0 + 0.2 * max(0.0, 96 / shape.threads - 1)
-    return (sums + moved) * empty * few
+        1 if shape.planes else prod(-(-count // side) for count, side in zip(counts, sides, strict=True)))
+    registers = y.taps * x.taps + size + reach + 24
+    resident = min(REGISTERS // (registers * shape.threads), 4 * SHARED // tile_of(shape, planned.axes).shared)
+    alone = 1.0 + 0.15 * max(0, 4 - resident) + 0.03 * max(0, 16 - resident * shape.threads // 32)
+    return (lanes * sums / size + moved) * max(1.0, BLOCKS / max(blocks, 1)) * alone
+
+
+def is_line(axes: Sequence[Axis]) -> bool:
+    """Whether images have one axis: the rows of a tile are pieces of a line then, one behind the other."""
+    return all(axis.taps == 1 and axis.extent == 1 and axis.count == 1 and axis.start == 0 for axis in axes[:2])
+
+
+def sides_of(shape: Shape, axes: Sequence[Axis]) -> tuple[int, int, int]:
+    """How far a tile goes along the axes."""
+    return (1, 1, shape.high * shape.wide) if is_line(axes) and not shape.planes else (
+        shape.deep, shape.high, shape.wide)
 
 
 def _of_thread(planned: Planned) -> Iterator[tuple[int, int]]:
     """Results that a thread may have along y and x."""
     _, y, x = planned.axes
     _, high, wide = planned.counts
-    flat = y.taps == 1 and (high is None or high == 1)
-    many = y.taps * x.taps >= MANY_TAPS
-    talls = [1] if flat else [4, 7, 8] if many else [2, 4, 7]
+    flat = y.taps == 1 and high == 1
+    talls = [1] if flat else [4, 7, 8] if y.taps * x.taps >= MANY_TAPS else [2, 4, 7, 8]
     talls = [tall for tall in talls if high is None or tall < 2 * high] or [1]
     broads = [4, 8] if flat else [4]
     if wide is not None and wide % 7 == 0 and wide % 4:
@@ -227,21 +243,32 @@ def _whole(planned: Planned) -> Iterator[Shape]:
 
 def _tiles(planned: Planned) -> Iterator[Shape]:
     """Blocks of a tile of a plane."""
-    z, y, _ = planned.axes
+    tiles = _pieces(planned) if is_line(planned.axes) else _squares(planned)
+    for deep, high, wide, tall, broad in tiles:
+        shape = Shape(0, deep, high, wide, tall, broad, planned.row_loads, planned.row_stores)
+        if LEAST_ITEMS <= shape.items <= MOST_THREADS and tile_of(shape, planned.axes).shared <= LARGE:
+            yield shape
+
+
+def _squares(planned: Planned) -> Iterator[tuple[int, int, int, int, int]]:
+    """Results of a tile along the axes, and of a thread along the last two."""
+    z, _, _ = planned.axes
     count_z, count_y, count_x = planned.counts
-    flat = y.taps == 1 and count_y == 1
     widest = max(planned.row_loads, planned.row_stores)
+    deep = 1 if z.taps == 1 else min(4, count_z or 4)
     for tall, broad in _of_thread(planned):
-        if broad % 4:
-            continue
-        for wide in (256, 1024, 2048) if flat else (32, 64, 128):
-            wide = max(_up(min(wide, count_x or wide), max(widest, broad)), broad)
-            for lines in (1,) if flat else (4, 8, 16, 32):
-                high = tall if flat else _up(min(lines, count_y or lines), tall)
-                deep = 1 if z.taps == 1 else min(4, count_z or 4)
-                shape = Shape(0, deep, high, wide, tall, broad, planned.row_loads, planned.row_stores)
-                if LEAST_ITEMS <= shape.items <= MOST_THREADS and tile_of(shape, planned.axes).shared <= LARGE:
-                    yield shape
+        for wide, lines in each_of((32, 64, 128), (4, 8, 16, 32)) if broad % 4 == 0 else ():
+            yield (deep, _up(min(lines, count_y or lines), tall),
+                   max(_up(min(wide, count_x or wide), max(widest, broad)), broad), tall, broad)
+
+
+def _pieces(planned: Planned) -> Iterator[tuple[int, int, int, int, int]]:
+    """The same where there is a line: pieces of it, one behind the other."""
+    count, widest = planned.counts[2], max(planned.row_loads, planned.row_stores)
+    for tall, broad, wide, lines in each_of((1, 2, 4), (4, 8), (64, 128, 256, 512), (1, 2, 4, 8)):
+        wide = _up(min(wide, count or wide), max(widest, broad))
+        if count is None or lines * tall == 1 or (lines * tall - 1) * wide < count:
+            yield 1, lines * tall, wide, tall, broad
 
 
 def smallest(axes: Sequence[Axis]) -> Shape | None:

@@ -16,6 +16,7 @@ from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Function, Parameter, Signature
 from onnxfuse.schedules.stencil_parts import Parts
+from onnxfuse.schedules.stencil_shape import is_line
 from onnxfuse.schedules.text import Sizes, Writer, indented, unrolled
 
 TEMPLATE = ("planes", "deep", "high", "wide", "tall", "broad", "loads", "stores", "layers", "rows", "pitch", "lead",
@@ -33,7 +34,7 @@ class StencilText:
         self.read = next((load for load in moving_loads([parts.image], image) if not load.conditions
                           and image.stride(load.offset) == 1 and image.aligned(load.offset)), None)
         self.element = "float" if self.read is None else TYPES[self.read.dtype].storage
-        self.sizes = Sizes(signature.sizes)
+        self.sizes, self.line = Sizes(signature.sizes), is_line(parts.axes)
         self.extents = [self._size(axis.extent) for axis in parts.axes]
         self.counts = [self._size(axis.count) for axis in parts.axes]
         self.starts = [self._size(axis.start) for axis in parts.axes]
@@ -43,7 +44,7 @@ class StencilText:
         read, value, result = self._read(), self._value(), self._result()
         tiles, planes = self._tiles(), self._planes() if whole else []
         parameters = self.signature.parameters(self.sizes.used)
-        q, brought = Parameter("const {index}", "q"), f"of::Vector<{self.element}, width>&"
+        q, brought = Parameter("const {index}", "q"), f"of::Held<{self.element}, width>&"
         found = [
             Function("stencil_read", ("width",), (*parameters, q, Parameter(brought, "brought")), read),
             Function("stencil_value", ("width",), (
@@ -79,15 +80,23 @@ class StencilText:
         writer = self._writer(self.image)
         if self.read is not None:
             address = writer.address(self.read)
-            return self._joined([*writer.upto(Scope.VECTOR), f"brought = of::load<width>({address});"])
-        return self._joined(self._computed(writer, "brought"))
+            return self._joined([*writer.upto(Scope.VECTOR), f"brought = of::hold<{self.element}, width>({address});"])
+        return self._joined(self._computed(writer, f"{self._held('brought', 'width')}"))
 
     def _value(self) -> str:
         """``width`` elements of images from q on, of what was brought."""
         if not self.late:
-            return self._joined(["values = of::floats(brought);"])
-        return self._joined(self._computed(self._writer(
-            self.image, lambda scalar: "of::value(brought.at[v])" if scalar is self.read else None), "values"))
+            return self._joined([f"values = {self._floats('brought')};"])
+        writer = self._writer(self.image, lambda scalar: "x.at[v]" if scalar is self.read else None)
+        return self._joined([f"const of::Vector<float, width> x = {self._floats('brought')};",
+                             *self._computed(writer, "values")])
+
+    def _held(self, name: str, width: str) -> str:
+        """The elements of a vector that is held."""
+        return f"of::held<{self.element}, {width}>({name})"
+
+    def _floats(self, name: str) -> str:
+        return f"of::floats<{self.element}, width>({name})"
 
     def _computed(self, writer: Writer, to: str) -> list[str]:
         value = writer.scalar(self.parts.image)
@@ -169,7 +178,7 @@ class StencilText:
             "constexpr int most = width > 2 ? 8 : 16, batch = passes < most ? passes : most;",
             f"for (int begin = 0; begin < {count}; begin += batch * threads{step}) {{",
             *indented([
-                f"of::Vector<{self.element}, width> brought[batch] = {{}};",
+                f"of::Held<{self.element}, width> brought[batch] = {{}};",
                 *unrolled(each, bring),
                 "if (begin == 0) {", *indented(first), "}",
                 *unrolled(each, put),
@@ -181,11 +190,17 @@ class StencilText:
     def _tiles(self) -> list[str]:
         features, (depth, height, width) = self.parts.features, self.counts
         place = [
+            "constexpr int side = high * wide;",
+            f"const idx across = ({width} + side - 1) / side;",
+            "const idx x0 = (idx)blockIdx.x % across * side, first = (idx)blockIdx.x / across;",
+        ] if self.line else [
             f"const idx across = ({width} + wide - 1) / wide, down = ({height} + high - 1) / high;",
             f"const idx along = ({depth} + deep - 1) / deep;",
             "const idx x0 = (idx)blockIdx.x % across * wide, y0 = (idx)blockIdx.x / across % down * high;",
             "const idx z0 = (idx)blockIdx.x / across / down % along * deep;",
             "const idx first = (idx)blockIdx.x / across / down / along;",
+        ]
+        place += [
             f"const idx image = {f'first / {features}' if features > 1 else 'first'};",
         ]
         keep = "<broad % 4 == 0>(sums, tile + (layer * high + line) * wide + column, wide, tall, broad)"
@@ -199,6 +214,9 @@ class StencilText:
         ]
         inside = " && ".join(f"{name} >= 0 && {name} < {size}" for name, size in zip("zyx", self.extents, strict=True))
         there = [
+            f"const idx x = (x0 + line * wide) * {x.stride} + {sx} - lead + column, q = image * {width} + x;",
+            f"if (item < all && x >= 0 && x < {width})",
+        ] if self.line else [
             f"const idx z = z0 * {z.stride} + {sz} + line / rows, y = y0 * {y.stride} + {sy} + line % rows;",
             f"const idx x = x0 * {x.stride} + {sx} - lead + column;",
             f"const idx q = ((image * {depth} + z) * {height} + y) * {width} + x;",
@@ -208,7 +226,7 @@ class StencilText:
         put = [
             *place, "of::Vector<float, width> values = {};",
             *([*there, "  stencil_value<width, idx>(@all, q, brought[pass], values);"] if self.late
-              else ["values = of::floats(brought[pass]);"]),
+              else [f"values = {self._floats('brought[pass]')};"]),
             "if (item < all) of::store(tile + line * pitch + column, values);",
         ]
         return ["{", *indented([
@@ -222,6 +240,10 @@ class StencilText:
             "constexpr int width = stores, vectors = wide / width;",
             "for (int item = threadIdx.x; item < deep * high * vectors; item += threads) {",
             *indented([
+                "const int line = item / vectors, column = item % vectors * width;",
+                "const idx x = x0 + line * wide + column;",
+                f"if (x < {width}) stencil_result<width, idx>(@all, first * {width} + x, tile + line * wide + column);",
+            ] if self.line else [
                 "const int line = item / vectors, column = item % vectors * width;",
                 "const idx z = z0 + line / high, y = y0 + line % high, x = x0 + column;",
                 f"if (z < {depth} && y < {height} && x < {width})",
@@ -237,7 +259,7 @@ class StencilText:
         place = [
             f"constexpr int read = {' * '.join(self.extents)}, written = {deep} * {high} * {wide};",
             "const idx first = (idx)blockIdx.x * planes;",
-            f"const int here = (int)of::imin((idx)planes, {self._size(self.parts.planes)} - first);",
+            f"const int here = planes == 1 ? 1 : (int)of::imin((idx)planes, {self._size(self.parts.planes)} - first);",
         ]
         keep = (f"<broad % 4 == 0 && {wide} % 4 == 0>(sums, tile + plane * written + (layer * {high} + line) * {wide} "
                 f"+ column, {wide}, {high} - line, {wide} - column)")
@@ -273,21 +295,22 @@ class StencilText:
         bring = [
             "if (from + width <= here * read)",
             "  stencil_read<width, idx>(@all, first * read + from, brought[pass]);",
-            "else if constexpr (width > 1)",
+            "else if constexpr (read % width != 0)",
             *indented(unrolled("int v = 0; v < width; ++v", [
-                f"of::Vector<{self.element}, 1> one = {{}};",
+                f"of::Held<{self.element}, 1> one = {{}};",
                 "if (from + v < here * read) stencil_read<1, idx>(@all, first * read + from + v, one);",
-                "brought[pass].at[v] = one.at[0];"])),
+                f"{self._held('brought[pass]', 'width')}.at[v] = {self._held('one', '1')}.at[0];"])),
         ]
         if not self.late:
-            return bring, ["values = of::floats(brought[pass]);"]
+            return bring, [f"values = {self._floats('brought[pass]')};"]
         return bring, [
             "if (from + width <= here * read)",
             "  stencil_value<width, idx>(@all, first * read + from, brought[pass], values);",
-            "else if constexpr (width > 1)",
+            "else if constexpr (read % width != 0)",
             *indented(unrolled("int v = 0; v < width; ++v", [
                 "of::Vector<float, 1> one = {};",
-                f"const of::Vector<{self.element}, 1> alone = {{brought[pass].at[v]}};",
+                f"of::Held<{self.element}, 1> alone;",
+                f"{self._held('alone', '1')}.at[0] = {self._held('brought[pass]', 'width')}.at[v];",
                 "if (from + v < here * read) stencil_value<1, idx>(@all, first * read + from + v, alone, one);",
                 "values.at[v] = one.at[0];"])),
         ]
@@ -304,7 +327,7 @@ _FINISH_PLANES = (
     "  for (int from = threadIdx.x * width; from < here * written; from += threads * width) {",
     "    if (from + width <= here * written)",
     "      stencil_result<width, idx>(@all, first * written + from, tile + from);",
-    "    else if constexpr (width > 1)",
+    "    else if constexpr (written % width != 0)",
     "      for (int i = from; i < here * written; ++i)",
     "        stencil_result<1, idx>(@all, first * written + i, tile + i);",
     "  }",

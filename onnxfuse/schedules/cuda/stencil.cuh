@@ -9,11 +9,38 @@ template <int depth, int height, int width, int down, int across, int apart_z, i
   static constexpr int dilation_z = apart_z, dilation_y = apart_y, dilation_x = apart_x;
 };
 
-// A vector in float.
-template <typename T, int width> __device__ __forceinline__ Vector<float, width> floats(const Vector<T, width>& from) {
+// A vector on its way, as words where it has any: a load under a condition writes them at once, and half a word would be
+// put together with the other half.
+template <typename T, int width, bool whole = sizeof(T) * width % 4 == 0> struct HeldAs {
+  using type = Vector<unsigned, sizeof(T) * width / 4>;
+};
+template <typename T, int width> struct HeldAs<T, width, false> { using type = Vector<T, width>; };
+template <typename T, int width> using Held = typename HeldAs<T, width>::type;
+
+template <typename T, int width> __device__ __forceinline__ Held<T, width> hold(const T* from) {
+  return *reinterpret_cast<const Held<T, width>*>(from);
+}
+// The elements of a vector that is held.
+template <typename T, int width> __device__ __forceinline__ Vector<T, width>& held(Held<T, width>& words) {
+  return reinterpret_cast<Vector<T, width>&>(words);
+}
+template <typename T, int width> __device__ __forceinline__ const Vector<T, width>& held(const Held<T, width>& words) {
+  return reinterpret_cast<const Vector<T, width>&>(words);
+}
+// The same in float.  Both halves of a word come from the word, which the compiler would part too soon by itself.
+template <typename T, int width> __device__ __forceinline__ Vector<float, width> floats(const Held<T, width>& words) {
   Vector<float, width> to;
+#ifndef ONNXFUSE_EMULATOR
+  if constexpr (is_same<T, __half> && width % 2 == 0) {
 #pragma unroll
-  for (int v = 0; v < width; ++v) to.at[v] = value(from.at[v]);
+    for (int v = 0; v < width; v += 2)
+      asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+          : "=f"(to.at[v]), "=f"(to.at[v + 1]) : "r"(words.at[v / 2]));
+    return to;
+  }
+#endif
+#pragma unroll
+  for (int v = 0; v < width; ++v) to.at[v] = value(held<T, width>(words).at[v]);
   return to;
 }
 
