@@ -20,7 +20,7 @@ from onnxfuse.verifying import verify
 
 DIMS = {"N": 32, "H": 56, "W": 56}
 
-Z = "T[N, 16, H, W] z"
+Z = "T[N, 16, H, W] z, T[N, 16, 1, 1] q"
 
 CONV = "Conv <group = 16, pads = [1, 1, 1, 1]>"
 
@@ -35,11 +35,14 @@ TAKEN = {
     "a sum of two": (f"c = {CONV} (z, d) e = Relu(c) f = Neg(c) y = Sub(e, f)", ["Conv", "Relu", "Neg", "Sub"]),
     "an activation before": (f"r = HardSwish(z) c = {CONV} (r, d) y = Relu(c)", ["HardSwish", "Conv", "Relu"]),
     "SiLU before": (f"g = Sigmoid(z) r = Mul(z, g) y = {CONV} (r, d)", ["Sigmoid", "Mul", "Conv"]),
+    "no gate before it": (f"g = Sigmoid(q) r = Mul(z, g) y = {CONV} (r, d)", ["Mul", "Conv"]),
     "what another reads too": (f"r = Relu(z) c = {CONV} (r, d) t = Tanh(c) m = MaxPool <kernel_shape = [1, 1]> (r) "
                                "y = Add(t, m)", ["Conv", "Tanh", "Add"]),
     "no transpose behind it": (f"c = {CONV} (z, d, b) t = Transpose <perm = [0, 2, 3, 1]> (c) e = Relu(t) "
                                "y = Transpose <perm = [0, 3, 1, 2]> (e)", ["Conv"]),
     "no path through another": (f"c = {CONV} (z, d) m = MaxPool <kernel_shape = [1, 1]> (c) y = Add(c, m)", ["Conv"]),
+    "no second result": (f"c = {CONV} (z, d) e = Relu(c) m = MaxPool <kernel_shape = [1, 1]> (c) "
+                         "o = MaxPool <kernel_shape = [1, 1]> (e) y = Add(m, o)", ["Conv"]),
     "no reduction": (f"c = {CONV} (z, d) e = Relu(c) y = GlobalAveragePool(e)", ["Conv"]),
 }
 
@@ -118,7 +121,8 @@ def test_verification(runner: type[EmulatedRunner]) -> None:
 
 @pytest.mark.parametrize(("microseconds", "count"), [(20.0, 1), (60.0, 0)])
 def test_what_was_measured_decides(tmp_path: Path, microseconds: float, count: int) -> None:
-    model, database = model_of(TAKEN["SiLU before"][0]), tmp_path / "measurements.sqlite"
+    """Of a part that nobody measured too."""
+    model, database = model_of(TAKEN["a normalisation"][0]), tmp_path / "measurements.sqlite"
     timer = FakeTimer(
         lambda name: 50.0 if name == RUNTIME else microseconds if name.startswith("stencil") else 10.0)
     with open_database(database) as kept:

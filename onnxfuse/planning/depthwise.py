@@ -20,7 +20,6 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import measured_cost, with_kernel
 from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -54,11 +53,11 @@ class _Beside:
         (result,) = self.convolution.outputs
         while len(members) <= MOST_BESIDE:
             readers = ordered({reader for value in escaping(members) for reader in value.consumers} - members)
-            node = next((each for each in readers if self._admits(each, result)
-                         and is_convex({*members, each}) is None), None)
+            node = next((each for each in readers if self._admits(each, result)), None)
             if node is None:
                 break
             members.add(node)
+            # Where one value leaves, no path leads back to what it does not come of.
             if len(escaping(members)) == 1 and not self.facts[node].view:
                 found.append(frozenset(members))
         return reversed(found)

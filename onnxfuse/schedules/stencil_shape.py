@@ -89,7 +89,7 @@ class Shape:
 @dataclass(frozen=True)
 class Tile:
     """How a shape's tile lies in shared memory, in numbers: layers, rows of a layer, from one row to the next; where
-    the first window begins in a row; all of it, or of the sums that take its place, and all weights behind it."""
+    the first window begins in a row; all of it, where the sums find room too, and all weights behind it."""
 
     layers: int
     rows: int
@@ -112,17 +112,13 @@ def tile_of(shape: Shape, axes: Sequence[Axis]) -> Tile:
                                                                      strict=True))
     lead = (x.start.value or 0) % (min(shape.loads, 4) if shape.planes else shape.loads)
     if shape.planes:
-        extents, starts, counts = (_numbers(sizes) or [] for sizes in (
-            [axis.extent for axis in axes], [axis.start for axis in axes], [axis.count for axis in axes]))
+        extents, starts = (_numbers(sizes) or [] for sizes in (
+            [axis.extent for axis in axes], [axis.start for axis in axes]))
         layers, rows, columns = (
             max(size, extent - start)
             for size, extent, start in zip((layers, rows, columns), extents, starts, strict=True))
-        sums = planes * prod(counts)
-    else:
-        sums = shape.deep * shape.high * shape.wide
     pitch = _up(columns + lead, 4 if shape.planes else max(shape.loads, 4))
-    room = _up(max(planes * layers * rows * pitch, sums), 4)
-    return Tile(layers, rows, pitch, lead, room, planes * _up(z.taps * y.taps * x.taps, 4))
+    return Tile(layers, rows, pitch, lead, planes * layers * rows * pitch, planes * _up(z.taps * y.taps * x.taps, 4))
 
 
 def _numbers(sizes: Sequence[Dim]) -> list[int] | None:
@@ -273,8 +269,9 @@ def _pieces(planned: Planned) -> Iterator[tuple[int, int, int, int, int]]:
 
 def smallest(axes: Sequence[Axis]) -> Shape | None:
     """The shape that any sizes admit, quick to compile; None where its window is too large for shared memory."""
-    shape = Shape(0, 1, 1 if axes[1].taps == 1 else 4, 32, 1, 4, 1, 1)
-    return shape if tile_of(shape, axes).shared <= SHARED else None
+    tried = (Shape(0, 1, high, wide, 1, 4, 1, 1)
+             for high, wide in ((1 if axes[1].taps == 1 else 4, 32), (1, 32), (1, 4)))
+    return next((shape for shape in tried if tile_of(shape, axes).shared <= SHARED), None)
 
 
 def without_vectors(planned: Planned) -> Shape | None:
