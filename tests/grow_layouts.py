@@ -138,6 +138,17 @@ def gather(b: Builder, name: str) -> Known | None:
     return x and b.add(name, [x, b.ints(2, 0, -1)], (dim(3),), x.bound, dtype=x.dtype, exact=x.exact, axis=0)
 
 
+@grows("GatherND")
+def elements_of(b: Builder, name: str) -> Known | None:
+    """Fixed places of the first axis, or of two."""
+    depth = b.rng.choice((1, 2))
+    x = b.choose(lambda v: 4 > len(v.shape) >= depth and all((size.value or 0) >= 2 for size in v.shape[:depth]))
+    if x is None:
+        return None
+    places = b.constant(np.array([[1, 0], [0, -1], [-1, 1]], np.int64)[:, :depth])
+    return b.add(name, [x, places], (dim(3), *x.shape[depth:]), x.bound, dtype=x.dtype, exact=x.exact)
+
+
 @grows("Gather")
 def rows_of(b: Builder, name: str) -> Known | None:
     """Some places of an axis: fixed ones, or those that an input names."""

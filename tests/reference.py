@@ -80,6 +80,7 @@ EXACT = JUMPING | {
     "Concat",
     "Trilu",
     "GatherElements",
+    "GatherND",
     "Gather",
     "Pad",
     "Resize",

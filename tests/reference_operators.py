@@ -244,6 +244,12 @@ def _gather_elements(attributes: Mapping, opset: int, x: Array, indices: Array) 
     return np.take_along_axis(part, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
 
 
+def _gather_nd(attributes: Mapping, opset: int, x: Array, indices: Array) -> Array:
+    """Without a batch."""
+    places = (indices[..., place].astype(np.int64) % max(x.shape[place], 1) for place in range(indices.shape[-1]))
+    return x[tuple(places)]
+
+
 def _gather(attributes: Mapping, opset: int, x: Array, indices: Array) -> Array:
     axis = attributes.get("axis", 0)
     return np.take(x, indices.astype(np.int64) % max(x.shape[axis], 1), axis)
@@ -392,6 +398,7 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "Reciprocal"): lambda a, o, x: 1 / x,
     ("", "HardSwish"): lambda a, o, x: x * np.clip(x / 6 + 0.5, 0, 1),
     ("", "GatherElements"): _gather_elements,
+    ("", "GatherND"): _gather_nd,
     ("", "Gather"): _gather,
     ("", "Pad"): _pad,
     ("", "CumSum"): _running_total,

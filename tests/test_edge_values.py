@@ -36,7 +36,7 @@ MOST = 60
 """Cases that are one kernel."""
 
 MOVING = frozenset({
-    "Concat", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements",
+    "Concat", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
     "NegativeLogLikelihoodLoss", "Not", "And", "Or", "Xor", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
     "Pad", "Range", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu",
     "Unsqueeze", "CastLike", "ScatterND", "ScatterElements",

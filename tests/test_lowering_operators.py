@@ -218,6 +218,14 @@ CASES: tuple[Case, ...] = (
          (*FLOATING, *INTEGERS, "bool"), inputs={"i": below(9, -9)}),
     Case("gather elements of rows", "g (T[9,N] x, int32[4,N] i) => (T[4,N] y) { y = GatherElements(x, i) }",
          inputs={"i": below(9, -9)}),
+    Case("gather along two axes", "g (T[9,N,7,2] x, int64[5,3] i, int64[5,3] j) => (T[5,3,7,2] y) <int64[1] last = {-1}> "
+         "{ a = Unsqueeze(i, last) b = Unsqueeze(j, last) p = Concat<axis = -1>(a, b) y = GatherND(x, p) }",
+         inputs={"i": below(9, -9), "j": below(2)}, sizes=({"N": 2}, {"N": 5})),
+    Case("gather along all axes", "g (T[9,7] x, int64[N,2] i) => (T[N] y) { y = GatherND(x, i) }", (*FLOATING, *INTEGERS, "bool"), inputs={"i": below(7, -7)}),
+    Case("gather by places", "g (T[N,M] x) => (T[N,M] y, T[M,N] z) <int64 nought = {0}, int64 once = {1}, int64[1] axis = {1}, int64[1] last = {-1}> "
+         "{ n = Shape<start = 0, end = 1>(x) m = Shape<start = 1>(x) s = Shape(x) N0 = Squeeze(n) M0 = Squeeze(m) i = Range(nought, N0, once) j = Range(nought, M0, once) "
+         "i1 = Unsqueeze(i, axis) i2 = Expand(i1, s) j2 = Expand(j, s) a = Unsqueeze(i2, last) b = Unsqueeze(j2, last) p = Concat<axis = -1>(a, b) "
+         "g = GatherND(x, p) y = Neg(g) h = Gather<axis = 1>(x, j) z = Transpose(h) }", sizes=({"N": 1, "M": 5}, {"N": 6, "M": 33})),
     Case("gather", "g (T[9,N] x, int64[4,2] i) => (T[4,2,N] y) { y = Gather(x, i) }", (*FLOATING, *INTEGERS, "bool"),
          inputs={"i": below(9, -9)}),
     Case("gather of the middle", "g (T[N,9,3] x, int32[5] i) => (T[N,5,3] y) { a = Gather<axis=1>(x, i) y = Neg(a) }",

@@ -36,9 +36,21 @@ def model(mask: str, extra: str = "", output: str = "", layers: int = 2) -> str:
     return (
         f"g (float16[B,S,64] x0, int64[B,S] given, float16[64,64] w) => (float16[B,S,64] y{output}) "
         "<int64[4] heads = {0,0,2,32}, int64[3] joined = {0,0,64}, float16 f = {6}, int64 nought = {0}, "
-        "int64 once = {1}, int64[1] axis = {1}, int64[2] axes = {1,2}, float16 zero = {0}, float16 least = {-60000}> "
+        "int64 once = {1}, int64[1] axis = {1}, int64[2] axes = {1,2}, "
+        "int64[1] nil = {0}, int64[3] outer = {1,2,3}, int64[3] queries = {0,1,3}, int64[3] others = {0,1,2}, int64[1] last = {-1}, float16 zero = {0}, float16 least = {-60000}> "
         f"{{ {mask} {extra} {text} }}")
 
+
+PACKED = (
+    "sh = Shape<start = 1, end = 2>(x0) S0 = Squeeze(sh) bs = Shape<end = 1>(x0) B0 = Squeeze(bs) places = Range(nought, S0, once) "
+    "row = Unsqueeze(places, nil) all = Concat<axis = 0>(bs, sh) position = Expand(row, all) "
+    "batches = Range(nought, B0, once) b = Unsqueeze(batches, outer) u = Unsqueeze(places, queries) v = Unsqueeze(places, others) "
+    "bq = Max(b, u) sq = Shape(bq) bk = Max(b, v) sk = Shape(bk) bq1 = Expand(b, sq) u1 = Expand(u, sq) bk1 = Expand(b, sk) v1 = Expand(v, sk) "
+    "bq2 = Unsqueeze(bq1, last) u2 = Unsqueeze(u1, last) bk2 = Unsqueeze(bk1, last) v2 = Unsqueeze(v1, last) "
+    "qi = Concat<axis = -1>(bq2, u2) ki = Concat<axis = -1>(bk2, v2) "
+    "document = CumSum(given, once) dq = GatherND(document, qi) dk = GatherND(document, ki) same = Equal(dq, dk) "
+    "pq = GatherND(position, qi) pk = GatherND(position, ki) le = LessOrEqual(pk, pq) see = And(same, le) mask = Where(see, zero, least)")
+"""As transformers 5 and PyTorch's exporter have it, for sequences of several documents."""
 
 BOTH = CAUSAL + PADDED + "see = And(le, pad) mask = Where(see, zero, least)"
 
@@ -73,6 +85,14 @@ def test_each_attention_computes_the_mask() -> None:
     assert hiding(made) == 2 and len(attentions(made)) == 2
     assert left(made) == Counter({"Shape": 1, "Squeeze": 1, "MatMul": 2, "Region0": 1, "Region1": 1})
     assert {value.name for fusion in made.plan.fusions for value in fusion.tensors} == {"q0", "q1", "given"}
+
+
+def test_masks_that_gather_places() -> None:
+    """Indices that count are places, however they are spread, joined and looked up."""
+    made = fused(model(PACKED))
+    assert hiding(made) == 2
+    read = {value.name for fusion in made.plan.fusions if fusion.kernel.hides for value in fusion.tensors}
+    assert read == {"q0", "q1", "document"}
 
 
 @pytest.mark.parametrize(("extra", "output", "stays"), [

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
 from onnxfuse.ir.context import Unlowerable, like
-from onnxfuse.ir.scalars import FUNCTIONS, INT64, TYPES, Sort
+from onnxfuse.ir.scalars import FUNCTIONS, INT32, INT64, TYPES, Sort
 from onnxfuse.ir.tensors import (
     Concat,
     Contract,
@@ -327,6 +327,9 @@ class Puller:
             branches.append((operand, start, end))
             start = end
         coordinate = at[tensor.axis]
+        for operand, start, end in branches:
+            if (coordinate - start).non_negative() and (end - 1 - coordinate).non_negative():
+                return self.element(operand, (*at[:tensor.axis], coordinate - start, *at[tensor.axis + 1:]), conditions)
         result: Scalar | None = None
         for place, (operand, start, end) in reversed(list(enumerate(branches))):
             last = place == len(branches) - 1
@@ -348,6 +351,9 @@ class Puller:
                 self.relations["<=", size, whole] = None
         index = self.element(tensor.indices, at, conditions)
         size = tensor.operand.shape[tensor.axis]
+        known = affine(index)
+        if known is not None and not any(self.space.may_leave(known, size)):
+            return self.element(tensor.operand, (*at[:tensor.axis], known, *at[tensor.axis + 1:]), conditions)
         end = self._share(Index(INT64, True, size))
         zero = self._share(Constant(INT64, True, 0))
         wide = self.apply("cast", INT64, index)
@@ -407,6 +413,31 @@ def children(scalar: Scalar) -> tuple[Scalar, ...]:
         case Reduced() | Scanned():
             return (scalar.element,)
     return ()
+
+
+def affine(scalar: Scalar) -> Dim | None:
+    """An integer expression as places and sizes; None where it is more than sums of these."""
+    if scalar.dtype not in (INT32, INT64):
+        return None
+    if isinstance(scalar, Index):
+        return scalar.index
+    if isinstance(scalar, Constant):
+        return dim(int(scalar.number))
+    if not isinstance(scalar, Apply) or scalar.function not in ("cast", "add", "sub", "mul", "neg"):
+        return None
+    found = [each for operand in scalar.operands if (each := affine(operand)) is not None]
+    if len(found) < len(scalar.operands):
+        return None
+    match scalar.function:
+        case "cast":
+            return found[0]
+        case "add":
+            return found[0] + found[1]
+        case "sub":
+            return found[0] - found[1]
+        case "neg":
+            return -found[0]
+    return found[0] * found[1] if any(each.value is not None for each in found) else None
 
 
 def _refused(code: str, message: str, remedy: str = "") -> Unlowerable:

@@ -201,6 +201,22 @@ def gather_elements(node: Node, context: LoweringContext) -> Tensor:
     return Take(source.dtype, indices.shape, source, indices, axis)
 
 
+def gather_nd(node: Node, context: LoweringContext) -> Tensor:
+    """One leading axis after the other, each by its own index."""
+    source, indices = operand(node, context, 0), operand(node, context, 1)
+    depth = indices.shape[-1].value
+    if depth is None or integer_attribute(node, "batch_dims", 0):
+        raise context.refuse("no-lowering", "a GatherND of a batch, or of who knows how many axes, has no kernel")
+    taken, count, last = source, product(indices.shape[:-1]), len(indices.shape) - 1
+    for place in range(depth):
+        own = cut(indices, last, dim(place), dim(1))
+        before, rest = ((), taken.shape[1:]) if place == 0 else ((count,), taken.shape[2:])
+        shape = (count, *(dim(1) for _ in before), *rest)
+        spread = expand(reshape(own, (count, *(dim(1) for _ in shape[1:]))), shape)
+        taken = reshape(Take(source.dtype, shape, taken, spread, len(before)), (count, *rest))
+    return reshape(taken, result_shape(node, context))
+
+
 @dataclass(frozen=True)
 class Places:
     """Places of an axis in the order in which they are written: ``start``, and on by ``step``, ``count`` of them."""
@@ -358,7 +374,7 @@ define("GatherElements", kind=VIEW, types=gather_elements_types, lowering=gather
 define("OneHot", kind=VIEW, types=one_hot_types, lowering=one_hot, host=(1,))
 define("Trilu", kind=VIEW, types=same, lowering=trilu, host=(1,))
 define("Trilu", domain=MICROSOFT, kind=OPAQUE, types=same)
-define("GatherND", kind=OPAQUE, types=gather_nd_types)
+define("GatherND", kind=VIEW, types=gather_nd_types, lowering=gather_nd)
 define("NonZero", kind=OPAQUE, types=non_zero_types)
 define("Compress", kind=OPAQUE, types=compress_types)
 define("Unique", kind=OPAQUE, types=unique_types)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import helper
 
-from onnxfuse.graph.dims import Dim, dim, symbol
-from onnxfuse.ir.scalars import BOOL, DOUBLE, INT32, INT64, TYPES
+from onnxfuse.graph.dims import Dim, symbol
+from onnxfuse.ir.scalars import BOOL, DOUBLE, TYPES
 from onnxfuse.ir.tensors import Number
 from onnxfuse.lowering.index import Digit
-from onnxfuse.lowering.pull import Apply, Constant, Index, Puller, Scalar, Select
+from onnxfuse.lowering.pull import Apply, Constant, Puller, Scalar, Select, affine
 from onnxfuse.schedules.kernel import walk
 
 LOWEST = -1e4
@@ -127,31 +127,6 @@ def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
         if moving:
             digit, rising = moving[0], factor > 0
     return digit, rising
-
-
-def affine(scalar: Scalar) -> Dim | None:
-    """An integer expression as places and sizes; None where it is more than sums of these."""
-    if scalar.dtype not in (INT32, INT64):
-        return None
-    if isinstance(scalar, Index):
-        return scalar.index
-    if isinstance(scalar, Constant):
-        return dim(int(scalar.number))
-    if not isinstance(scalar, Apply) or scalar.function not in ("cast", "add", "sub", "mul", "neg"):
-        return None
-    found = [each for operand in scalar.operands if (each := affine(operand)) is not None]
-    if len(found) < len(scalar.operands):
-        return None
-    match scalar.function:
-        case "cast":
-            return found[0]
-        case "add":
-            return found[0] + found[1]
-        case "sub":
-            return found[0] - found[1]
-        case "neg":
-            return -found[0]
-    return found[0] * found[1] if any(each.value is not None for each in found) else None
 
 
 # ---- What a score is where a test's outcome is known. ----
