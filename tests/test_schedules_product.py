@@ -49,8 +49,8 @@ def product(text: str, kind: str = "float16", planned: Mapping[str, int] | None 
     return made
 
 
-def told(made: Made, choice: Choice) -> Made:
-    kernel = make_kernel(Request(made.lowered, "test", {}, choice), "product")
+def told(made: Made, choice: Choice, planned: Mapping[str, int]) -> Made:
+    kernel = make_kernel(Request(made.lowered, "test", planned, choice), "product")
     assert isinstance(kernel, Kernel) and kernel.choice == choice
     return Made(made.model, made.graph, made.lowered, kernel)
 
@@ -122,26 +122,26 @@ def test_padding_is_zero() -> None:
     check(made, inputs, length=144)
 
 
-@pytest.mark.parametrize(("case", "tiles"), [("plain", 10), ("a gate", 3)])
-def test_what_tuning_may_try(case: str, tiles: int) -> None:
-    """Every shape of tiles, by four warps together and by each."""
-    text, sizes = FORMS.get(case, (PLAIN, {"M": 72, "K": 136, "N": 264}))
+@pytest.mark.parametrize(("case", "sizes"), [
+    ("plain", {"M": 4096, "K": 4096, "N": 4096}), ("plain", {"M": 100, "K": 72, "N": 264}), ("a gate", {"M": 4096, "N": 4096})])
+def test_what_tuning_may_try(case: str, sizes: Mapping[str, int]) -> None:
+    """The tiles that may be quickest, by four warps together and by each, with few stages and with many."""
+    text, given = FORMS.get(case, (PLAIN, {"M": 72, "K": 136, "N": 264}))
     made = product(text, planned=sizes)
-    assert all(parse_choice(str(choice)) == choice for choice in made.kernel.choices)
-    distinct = {(each["rows"], each["columns"], each["group"]): each for each in made.kernel.choices}
-    assert len(distinct) == 10
-    others = [told(made, choice) for choice in list(distinct.values())[-tiles:]]
+    assert 6 <= len(made.kernel.choices) < 12
+    others = [told(made, choice, sizes) for choice in made.kernel.choices]
+    assert all(parse_choice(str(each.kernel.choice)) == each.kernel.choice for each in others)
     compile_all(others)
     for other in others:
-        check(other, random_inputs(made, sizes), length=136, limit=1, misalign=False)
+        check(other, random_inputs(made, given), length=136, limit=1, misalign=False)
 
 
 @pytest.mark.parametrize(("sizes", "tile"), [
-    ({"M": 8192, "K": 1024, "N": 4096}, "tiles of 128 x 128, 3 stages"), ({"M": 1024, "K": 1024, "N": 3072}, "tiles of 128 x 128, 3 stages"),
-    ({"M": 1024, "K": 768, "N": 768}, "tiles of 64 x 64, 4 stages"), ({"M": 8192, "K": 768, "N": 64}, "tiles of 64 x 64, 6 stages"),
-    ({"M": 100352, "K": 64, "N": 256}, "tiles of 128 x 128, 2 stages"), ({"M": 1, "K": 4096, "N": 4096}, "tiles of 64 x 64, 6 stages")])
+    ({"M": 8192, "K": 1024, "N": 4096}, "128 x 128, 3"), ({"M": 12288, "K": 3072, "N": 768}, "128 x 128, 6"), ({"M": 1024, "K": 768, "N": 768}, "64 x 128, 4"),
+    ({"M": 100352, "K": 576, "N": 64}, "128 x 64, 4"), ({"M": 100352, "K": 64, "N": 256}, "128 x 128, 2"), ({"M": 1, "K": 4096, "N": 4096}, "64 x 64, 6")])
 def test_tiles_follow_the_sizes(sizes: Mapping[str, int], tile: str) -> None:
-    assert product(PLAIN, planned=sizes).kernel.plan.variants[0].name.startswith(tile)
+    """Those of the busiest multiprocessor, and what there is to be summed up."""
+    assert product(PLAIN, planned=sizes).kernel.plan.variants[0].name.startswith(f"tiles of {tile} stages")
 
 
 def test_four_warps_multiply_together_where_the_gpu_can() -> None:

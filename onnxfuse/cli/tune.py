@@ -20,7 +20,7 @@ from onnxfuse.visible import visible
 @click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
               help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
                    "biases (taken into what follows), attention (as one kernel), depthwise (convolutions), "
-                   "recompute (values computed again rather than read), "
+                   "products (with what is around them), recompute (values computed again rather than read), "
                    "horizontal-joins (independent regions in one kernel); may repeat.")
 @database_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",

@@ -33,6 +33,8 @@ from onnxfuse.planning.grow import Group, Growth, admitting
 from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, SearchSpace
+from onnxfuse.planning.products import STAGE as PRODUCTS
+from onnxfuse.planning.products import offer_products
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.traffic import Ledger
@@ -124,6 +126,8 @@ class _Search:
             offer_attentions(self.candidates, self.context)
         if DEPTHWISE not in self.rules.disabled:
             offer_depthwise(self.candidates, self.context)
+        if PRODUCTS not in self.rules.disabled:
+            offer_products(self.candidates, self.context)
         chosen = self._select()
         for _ in range(MOST_ROUNDS):
             fixed = [*chosen, *(frozenset(fusion.view) for fusion in self.custom)]

@@ -37,7 +37,8 @@ from onnxfuse.rules.syntax import Call, Name, TextError
 from onnxfuse.rules.yamlfile import Document, Path_
 from onnxfuse.wording import option
 
-STAGES = frozenset({"attention", "biases", "depthwise", "horizontal-joins", "recompute", "shape-arithmetic"})
+STAGES = frozenset({
+    "attention", "biases", "depthwise", "horizontal-joins", "products", "recompute", "shape-arithmetic"})
 """Ids of stages without rules of their own that can be disabled as a rule can."""
 
 MAX_SOURCE = 1_000_000

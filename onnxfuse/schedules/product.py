@@ -45,11 +45,18 @@ HOPPER = "sm 90 =="
 SHARED_EVERYWHERE = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU."""
 
-TILES = ((128, 128), (64, 128), (128, 64), (64, 64), (128, 256))
-"""Rows and columns of a block, best first where there are enough of them to keep the GPU busy."""
+TILES = {(128, 128): 1.0, (128, 256): 1.0, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65}
+"""Rows and columns of a block, and the share of the largest ones' rate that they reach (H200: each byte that comes from
+the caches is multiplied so much less often)."""
 
-STAGES = (2, 3, 4, 6)
-"""Of a block's operands: few leave room for more blocks, many for longer waits."""
+MOST_TILES = 3
+"""Of these those that are worth a measurement: which are expected to take least."""
+
+SHORT, LONG = 2, 32
+"""Stages of all that is summed over up to which two at a time are enough, and from which on many are better."""
+
+MOST_WARPS = 16
+"""Of a block."""
 
 UNKNOWN = 4096
 """What is taken for a size that is not known."""
@@ -123,8 +130,7 @@ class _Work:
         """All of it."""
         lowered, request = self.lowered, self.request
         own = self._own()
-        offered = {shape.choice: shape for rows, columns in TILES for together in (False, True) for stages in STAGES
-                   if (shape := Shape(rows, columns, stages, together)).shared <= MOST_SHARED and _is_whole(shape)}
+        offered = {shape.choice: shape for shape in self._offered()}
         choice, first = told(request.choice, offered)
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
@@ -139,15 +145,36 @@ class _Work:
         return Kernel("product", source, plan, (), choice, others, heavy=True)
 
     def _own(self) -> Shape:
-        """The largest tile of which there are enough for all multiprocessors."""
+        """The tile that is expected to take least, with as many stages as there is something to hold in."""
+        return self._staged(self._ranked()[0], together=True)[0]
+
+    def _offered(self) -> list[Shape]:
+        """What may be quickest."""
+        return [shape for tile in self._ranked()[:MOST_TILES] for together in (True, False)
+                for shape in self._staged(tile, together)]
+
+    def _ranked(self) -> list[tuple[int, int]]:
+        """Tiles, those first of which the busiest multiprocessor's take least together."""
         parts, beside = self.parts, len(self.parts.rights)
         batch, rows, columns = map(self._planned, (parts.batch, parts.rows, parts.columns))
-        most = 2 if -(-self._planned(parts.depth) // DEPTH) <= 2 else 6
-        for high, wide in TILES[:4]:
+
+        def expected(tile: tuple[int, int]) -> float:
+            high, wide = tile
             tiles = batch * -(-rows // high) * -(-columns * beside // wide)
-            if tiles >= MULTIPROCESSORS and rows > high // 2 and columns * beside > wide // 2:
-                return Shape(high, wide, min(most, 3 if (high, wide) == (128, 128) else 4), together=True)
-        return Shape(64, 64, most, together=True)
+            return -(-tiles // MULTIPROCESSORS) * high * wide / TILES[tile]
+
+        return sorted(TILES, key=expected)
+
+    def _staged(self, tile: tuple[int, int], together: bool) -> list[Shape]:
+        """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
+        leave room for a block beside."""
+        steps = -(-self._planned(self.parts.depth) // DEPTH)
+        least = 3 if tile == (128, 128) else 4
+        wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
+        if tile == (128, 256):
+            wanted = (2, 3) if steps <= SHORT else (4, 3)
+        shapes = [Shape(*tile, stages, together) for stages in wanted]
+        return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
 
     def _planned(self, size: Dim) -> int:
         """A size as it is planned to be; large where that is not known."""
@@ -172,11 +199,6 @@ class _Work:
 
     def _plain(self) -> Lanes:
         return self.parts.lanes("@n", 1)
-
-
-def _is_whole(shape: Shape) -> bool:
-    """Whether a multiprocessor's registers hold a block."""
-    return shape.warps <= 16 and (not shape.together or shape.columns <= 256)
 
 
 def _fitting(shape: Shape) -> tuple[str, ...]:

@@ -18,12 +18,16 @@ from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.optimised import Tell, silent
 from onnxfuse.pipeline import Options, profile_of
-from onnxfuse.planning.contractions import STAGE
+from onnxfuse.planning.contractions import STAGE as ATTENTION
+from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.presence import present_profile
 from onnxfuse.tuning.timer import find_timer
 from onnxfuse.tuning.tune import Tuned, TuneOptions, tune
 
-_EXPONENTIALS = frozenset({"Softmax", "LogSoftmax", "Exp"})
+_STAGES = (ATTENTION, PRODUCTS)
+
+_NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+"""Types whose products there are kernels for."""
 
 
 def measure_products(
@@ -37,14 +41,17 @@ def measure_products(
 
     Returns:
         What was found; None where nothing was to be measured: there is no such region, no GPU here or another than the
-        one to plan for, no database to keep it in, or the stage is left out.  A GPU that cannot be measured on is a
+        one to plan for, no database to keep it in, or the stages are left out.  A GPU that cannot be measured on is a
         warning.
 
     Raises:
         ModelError, RuleError: as ``pipeline.optimise``.
         KernelError: the GPU stopped answering.
     """
-    if seconds <= 0 or options.database is False or STAGE in options.disable or not _is_here(options):
+    left_out = set(_STAGES) <= set(options.disable)
+    if seconds <= 0 or options.database is False or left_out:
+        return None
+    if not _is_here(options):
         return None
     path = None if options.database is None else Path(options.database)
     if not _may_hold(loaded.proto) or not (path is None or path.exists()):  # which planning says better
@@ -54,7 +61,7 @@ def measure_products(
     except (KernelError, RuntimeLibraryError) as error:
         warnings.warn(f"nothing was measured: {error.message}", stacklevel=2)
         return None
-    wanted = TuneOptions(options.rules, options.disable, options.dims, seconds, stage=STAGE)
+    wanted = TuneOptions(options.rules, options.disable, options.dims, seconds, stages=_STAGES)
     try:
         with open_database(path) as kept:
             return tune(loaded, timer, kept, wanted, tell)
@@ -71,11 +78,12 @@ def _is_here(options: Options) -> bool:
 
 
 def _may_hold(model: onnx.ModelProto) -> bool:
-    """Whether there are products and exponentials at all, by a look at the nodes' names alone."""
-    products, exponential = 0, False
-    functions = (node for function in model.functions for node in function.node)
-    for node in all_nodes((*model.graph.node, *functions)):
-        record = OPERATORS.get((node.domain, node.op_type))
-        products += record is not None and record.kind is OperatorClass.HEAVY
-        exponential = exponential or node.op_type in _EXPONENTIALS
-    return products > 1 and exponential
+    """Whether there are products at all, and 16-bit floats, by a look at names and types alone."""
+    functions = [node for function in model.functions for node in function.node]
+    nodes = list(all_nodes((*model.graph.node, *functions)))
+    records = (OPERATORS.get((node.domain, node.op_type)) for node in nodes)
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    types |= {value.type.tensor_type.elem_type for value in model.graph.input}
+    types |= {attribute.i for node in nodes for attribute in node.attribute if attribute.name == "to"}
+    return not types.isdisjoint(_NARROW) and any(
+        record is not None and record.kind is OperatorClass.HEAVY for record in records)

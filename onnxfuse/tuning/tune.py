@@ -7,7 +7,7 @@ goes on where it was.  Regions that take longest come first, so that a budget is
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,8 @@ class TuneOptions:
         dims: sizes of symbolic dimensions; measurements hold for these.
         budget: seconds after which no further measurement begins; None for no limit.
         force: measure again what the database holds.
-        stage: measure only regions that this stage makes, and those that hold the same nodes without it; "" for all.
+        stages: measure only regions that these stages make, and those that hold the same nodes without them; all where
+            there are none.
     """
 
     rules: Sequence[str | Path] = ()
@@ -63,7 +64,7 @@ class TuneOptions:
     dims: Mapping[str, int] = field(default_factory=dict)
     budget: float | None = None
     force: bool = False
-    stage: str = ""
+    stages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,11 @@ def tune(
     less = {RECOMPUTE: any(fusion.again for fusion in optimised.plan.fusions),
             **{stage: any(fusion.rule == stage for fusion in optimised.plan.fusions)
                for stage in (ATTENTION, DEPTHWISE)}}
-    for stage in (stage for stage, found in less.items() if found and options.stage in ("", stage)):
+    for stage in (stage for stage, found in less.items() if found and (not options.stages or stage in options.stages)):
         plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell))
     subjects, refusals = distinct(plans)
-    if options.stage:
-        subjects = _of_stage(subjects, options.stage)
+    if options.stages:
+        subjects = _of_stages(subjects, options.stages)
     if options.force:
         for subject in subjects:
             for key in (subject.what.kernel, subject.what.nodes):
@@ -178,9 +179,9 @@ def tune(
     return Tuned(timer.environment.gpu, database.name, tuple(regions), tuple(refusals), time.monotonic() - start)
 
 
-def _of_stage(subjects: Sequence[Subject], stage: str) -> list[Subject]:
-    """Those that a stage makes, and those that have nodes of these."""
-    theirs = {node.label for subject in subjects if subject.fusion.rule == stage for node in subject.fusion.nodes}
+def _of_stages(subjects: Sequence[Subject], stages: Collection[str]) -> list[Subject]:
+    """Those that stages make, and those that have nodes of these."""
+    theirs = {node.label for subject in subjects if subject.fusion.rule in stages for node in subject.fusion.nodes}
     return [subject for subject in subjects if any(node.label in theirs for node in subject.fusion.nodes)]
 
 

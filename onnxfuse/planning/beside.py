@@ -1,0 +1,150 @@
+"""What may come into a region beside the product, or the convolution, that it holds, and weighing it so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from onnxfuse.graph.dims import product
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.operators.classes import moves_innermost
+from onnxfuse.planning.admission import Facts
+from onnxfuse.planning.context import Context
+from onnxfuse.planning.contractions import UNMEASURED, measured_cost, with_kernel
+from onnxfuse.planning.grow import escaping
+from onnxfuse.planning.region import Region, RegionCost
+from onnxfuse.planning.weighing import CandidatePool, Members, ordered
+from onnxfuse.refusal import Refusal
+
+MOST_BESIDE = 16
+"""Nodes before a product, or behind it, that come in at most."""
+
+MOVES = frozenset({OperatorClass.VIEW})
+
+COMPUTES = MOVES | {OperatorClass.POINTWISE, OperatorClass.BROADCAST}
+
+
+class Beside:
+    """What may be computed with a product: element by element of what it computes, or of its operands."""
+
+    def __init__(
+        self, products: Sequence[Node], graph: Graph, facts: Mapping[Node, Facts], *, transposes: bool = False
+    ) -> None:
+        """``products``: of the same shape; ``transposes``: whether what moves the innermost axis is such too, and
+        nothing but views is computed of operands, which are read once for every tile."""
+        self.products, self.graph, self.facts, self.transposes = products, graph, facts, transposes
+
+    def behind(self) -> Iterator[Members]:
+        """The products with what is computed of their results, from the most on, where one value comes of it."""
+        members, found = set(self.products), []
+        result = self.products[0].outputs[0]
+        while len(members) <= MOST_BESIDE:
+            readers = ordered({reader for value in escaping(members) for reader in value.consumers} - members)
+            node = next((each for each in readers if self._admits(each, result)), None)
+            if node is None:
+                break
+            members.add(node)
+            # Where one value leaves, no path leads back to what it does not come of.
+            if len(escaping(members)) == 1 and (self.transposes or not self.facts[node].view):
+                found.append(frozenset(members))
+        return reversed(found)
+
+    def before(self, members: Members) -> Members:
+        """A region with what is computed of the products' operands and read by nobody else."""
+        more = set(self.products)
+        for operand in dict.fromkeys(node.inputs[place] for node in self.products for place in self._operands):
+            waiting = [operand]
+            while waiting and len(more) <= MOST_BESIDE:
+                value = waiting.pop()
+                node = None if value is None else value.producer
+                if node is None or node in more or not self._admits(node, operand, before=True) or not all(
+                        output is None or _stays(output, more) for output in node.outputs):
+                    continue
+                more.add(node)
+                waiting += node.reads()
+        return members | more
+
+    @property
+    def _operands(self) -> tuple[int, ...]:
+        return (0, 1) if self.transposes else (0,)
+
+    def _admits(self, node: Node, like: Value | None, *, before: bool = False) -> bool:
+        """Whether a node computes as many elements as there are of a value, each of those at its place."""
+        facts = self.facts.get(node)
+        if facts is None or facts.rows is not None or facts.contracts or (facts.transposes and not self.transposes):
+            return False
+        (first, *others) = [value for value in node.outputs if value is not None]
+        if others or first.shape is None or like is None or like.shape is None or (
+                product(first.shape) != product(like.shape)):
+            return False
+        classes = MOVES if before and self.transposes else COMPUTES
+        return all(each.op == "Constant" or (
+            classify(each, self.graph) in classes and (self.transposes or not moves_innermost(each)))
+            for each in node.originals)
+
+
+def _stays(value: Value, members: set[Node]) -> bool:
+    """Whether nobody else reads a value."""
+    return not value.is_output and members.issuperset(value.consumers)
+
+
+class Offer:
+    """Weighs a region with products, with what is around it as a whole: none of its parts is one.
+
+    Attributes:
+        stage: the regions' rule; trusted: whether predictions decide where nothing was measured.
+    """
+
+    def __init__(self, pool: CandidatePool, context: Context, stage: str, *, trusted: bool = True) -> None:
+        self.pool, self.context, self.stage, self.trusted = pool, context, stage, trusted
+        self.taken: set[Members] = set()
+        self.refused: dict[Members, tuple[Refusal, RegionCost | None]] = {}
+
+    def around(self, beside: Beside) -> None:
+        """Weigh the products bare, with as much behind it as there is a kernel for, and with what is before too."""
+        bare = frozenset(beside.products)
+        whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), bare)
+        for members in dict.fromkeys((whole, beside.before(whole), bare)):
+            if members not in self.taken and members not in self.refused:
+                self._admits(members)
+        if not self.taken:
+            refusal, cost = self.refused[bare]
+            if refusal.code == UNMEASURED and not any(map(bare.__lt__, self.refused)):
+                return  # nothing is around it
+            refusal = replace(refusal, node=refusal.node or beside.products[0].label, rule=self.stage)
+            self.pool.refuse(bare, self.stage, refusal, cost)
+
+    def _admits(self, members: Members) -> bool:
+        """Whether a region may be chosen."""
+        region = self.pool.region(members, self.stage)
+        found = region if isinstance(region, Refusal) else self._judged(region)
+        if isinstance(found, Refusal):
+            self.refused[members] = found, None if isinstance(region, Refusal) else region.cost
+            return False
+        self.taken.add(members)
+        self.pool.take(members, *found)
+        return True
+
+    def _is_open(self, members: Members) -> bool:
+        """Whether there is a kernel of a region that was looked at, and nobody measured it."""
+        return members in self.refused and self.refused[members][0].code == UNMEASURED
+
+    def _judged(self, region: Region) -> tuple[Region, RegionCost] | Refusal:
+        """A region with its kernel, and the cost to choose it by: measured; predicted where no larger one was measured
+        and found slow."""
+        made = with_kernel(region, self.pool, self.context)
+        if isinstance(made, Refusal):
+            return made
+        cost = measured_cost(made)
+        if cost is not None:
+            return made, cost
+        if not self.trusted:
+            return Refusal(
+                UNMEASURED,
+                "this product could be one kernel with what is around it; how fast that is on "
+                f"{self.pool.maker.costs.profile.name} was not measured, and products are fused only where that is "
+                "known to be faster", region.label, region.rule, "run onnxfuse tune on that GPU",
+            )
+        slow = next((refusal for refusal, _ in self.refused.values() if refusal.code == "measured-slower"), None)
+        return slow or self.pool.no_gain(made) or (made, made.cost)

@@ -1,0 +1,73 @@
+"""Regions that hold one product or convolution, or two products of one operand, with what is around them.
+
+    operands ─ views ─ product ─ bias, activation, gate, residual ─▶
+
+How long a product takes is known less well than how long bytes do, and the runtime's library is hard to beat: such a
+region is taken where it was measured faster than the runtime's own nodes, and offered where that may be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnxfuse.graph.model import Node
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.operators.classes import slides
+from onnxfuse.planning.beside import Beside, Offer
+from onnxfuse.planning.context import Context
+from onnxfuse.planning.weighing import CandidatePool, ordered
+
+STAGE = "products"
+"""Id of these regions, under which ``--disable`` leaves them out."""
+
+
+def offer_products(pool: CandidatePool, context: Context) -> None:
+    """Weigh the products of a graph, each with less and with more of what is around it."""
+    if context.measured is None and not context.eager:
+        return
+    products = [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
+                if not slides(node) and _is_narrow(node)]
+    for group in (*([node] for node in products), *_beside(products)):
+        beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
+        Offer(pool, context, STAGE, trusted=False).around(beside)
+
+
+def _is_narrow(node: Node) -> bool:
+    """Whether both operands are 16-bit floats."""
+    types = [None if value is None else value.dtype for value in node.inputs[:2]]
+    return all(dtype is not None and dtype in TYPES and TYPES[dtype].is_narrow for dtype in types)
+
+
+def _beside(products: list[Node]) -> Iterator[list[Node]]:
+    """Two products of the same first operand and the same shape whose results meet, as a gate and its value do."""
+    for place, one in enumerate(products):
+        for other in products[place + 1:]:
+            if one.inputs[0] is other.inputs[0] and _shape(one) == _shape(other) is not None and _meet(one, other):
+                yield [one, other]
+
+
+def _meet(one: Node, other: Node) -> bool:
+    """Whether a node reads what is made of both, a few nodes on."""
+    return bool(_near(one) & _near(other))
+
+
+def _near(node: Node) -> set[Node]:
+    """Nodes that read a result, and that read theirs, where one node does."""
+    found: set[Node] = set()
+    waiting = [value for value in node.outputs if value is not None]
+    while waiting and len(found) < MOST_BETWEEN:
+        value = waiting.pop()
+        for reader in value.consumers:
+            if reader not in found:
+                found.add(reader)
+                waiting += [output for output in reader.outputs if output is not None]
+    return found
+
+
+MOST_BETWEEN = 6
+"""Nodes between two products and what their results meet in."""
+
+
+def _shape(node: Node) -> object:
+    (result,) = node.outputs
+    return None if result is None else result.shape

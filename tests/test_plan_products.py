@@ -1,0 +1,127 @@
+"""Products in the planner: what comes in with them, and that measurements decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from emulated import EmulatedRunner, FaultyRunner
+from fake_timer import RUNTIME, FakeTimer
+from kernel_harness import parse
+
+from onnxfuse.measuring.database import open_database
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.rewriting import unfuse
+from onnxfuse.tuning import TuneOptions, tune
+from onnxfuse.verifying import verify
+
+DIMS = {"M": 128, "N": 2}
+
+OFFERED = {
+    "bias and activation": (
+        "g (T[M,64] a, T[64,72] b, T[72] c) => (T[M,72] y) { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }",
+        ["MatMul", "Add", "Relu"]),
+    "a Gemm and a residual": (
+        "g (T[M,64] a, T[72,64] b, T[72] c, T[M,72] r) => (T[M,72] y) { p = Gemm<transB = 1>(a, b, c) y = Add(p, r) }",
+        ["Gemm", "Sum", "Add"]),
+    "heads": (
+        "g (T[N,M,64] a, T[64,96] b, T[96] c) => (T[N,6,M,16] y) <int64[4] h = {0,0,6,16}> { p = MatMul(a, b) "
+        "q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }",
+        ["MatMul", "Add", "Reshape", "Transpose"]),
+    "a gate": (
+        "g (T[M,64] a, T[64,72] b, T[64,72] c) => (T[M,72] y) { u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) "
+        "t = Mul(u, s) y = Mul(t, w) }", ["MatMul", "Sigmoid", "Mul", "MatMul", "Mul"]),
+    "views of an operand, and nothing that is computed": (
+        "g (T[N,4,M,16] a, T[64,72] b) => (T[N,M,72] y) <int64[3] h = {0,0,64}> { e = Relu(a) "
+        "t = Transpose<perm = [0,2,1,3]>(e) r = Reshape(t, h) p = MatMul(r, b) y = Relu(p) }",
+        ["Transpose", "Reshape", "MatMul", "Relu"]),
+    "up to a reduction": (
+        "g (T[M,64] a, T[64,72] b, T[M,72] c) => (T[M,72] y) { p = MatMul(a, b) s = Add(p, c) y = Softmax(s) }",
+        ["MatMul", "Add"]),
+    "a convolution": (
+        "g (T[N,16,9,9] x, T[24,16,3,3] w, T[24] b) => (T[N,24,9,9] y) { c = Conv<pads = [1,1,1,1]>(x, w, b) "
+        "y = Relu(c) }", ["Conv", "Relu"]),
+    "alone": ("g (T[M,64] a, T[64,72] b) => (T[M,72] y) { y = MatMul(a, b) }", ["MatMul"]),
+}
+
+
+def fuse(model: onnx.ModelProto, **options: object) -> Optimised:
+    wanted = {"dims": {name: DIMS[name] for name in sizes_of(model)}, "target": "H200", "verify": False,
+              "database": False, **options}
+    return optimise(model, Options(**wanted))  # type: ignore[arg-type]
+
+
+def sizes_of(model: onnx.ModelProto) -> list[str]:
+    dims = (dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim)
+    return sorted({name for name in dims if name})
+
+
+def model_of(name: str) -> onnx.ModelProto:
+    return parse(OFFERED[name][0].replace("T[", "float16["))
+
+
+def held(made: Optimised, *, chosen: bool = False) -> list[list[str]]:
+    """Operators of the regions with products, the largest first."""
+    regions = made.plan.fusions if chosen else made.plan.with_products
+    found = [[node.op for node in region.nodes if node.op != "Constant"] for region in regions
+             if region.rule == "products"]
+    return sorted(found, key=len, reverse=True)
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_what_comes_in(name: str) -> None:
+    """Is offered for measurement, and not taken without one."""
+    made = fuse(model_of(name), eager=True)
+    assert held(made)[0] == OFFERED[name][1] and not held(made, chosen=True)
+
+
+def test_nothing_is_looked_at_where_nothing_can_be_known() -> None:
+    assert not fuse(model_of("a gate")).plan.with_products
+
+
+def test_the_stage_can_be_left_out() -> None:
+    assert not fuse(model_of("a gate"), eager=True, disable=["products"]).plan.with_products
+
+
+def test_other_types_are_left() -> None:
+    model = parse(OFFERED["alone"][0].replace("T[", "float["))
+    assert not fuse(model, eager=True).plan.with_products
+
+
+def test_what_was_not_measured_is_told_where_something_is_around_it(tmp_path: Path) -> None:
+    told = {name: [each.code for each in fuse(model_of(name), eager=True).refusals if each.rule == "products"]
+            for name in ("alone", "bias and activation")}
+    assert told == {"alone": [], "bias and activation": ["unmeasured"]}
+
+
+def measured(name: str, database: Path, **microseconds: float) -> Optimised:
+    """Planned by what kernels with products, and the runtime's nodes, are said to take."""
+    timer = FakeTimer(lambda kernel: microseconds["runtime"] if kernel == RUNTIME
+                      else microseconds["product"] if kernel.startswith("product") else 10.0)
+    with open_database(database) as kept:
+        tune(model_of(name), timer, kept, TuneOptions(dims={each: DIMS[each] for each in sizes_of(model_of(name))}))
+    return fuse(model_of(name), database=database, target="H100", least_gain=1.0)
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_what_was_measured_faster_is_taken(name: str, tmp_path: Path) -> None:
+    """And the file is right wherever it runs, and is taken apart again."""
+    made = measured(name, tmp_path / "measurements.sqlite", product=20.0, runtime=50.0)
+    assert held(made, chosen=True)
+    onnx.checker.check_model(made.model, full_check=True)
+    assert [node.op_type for node in unfuse(made.model).graph.node] == [
+        node.op_type for node in model_of(name).graph.node]
+
+
+def test_what_was_measured_slower_is_left(tmp_path: Path) -> None:
+    assert not held(measured("a gate", tmp_path / "measurements.sqlite", product=60.0, runtime=50.0), chosen=True)
+
+
+@pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
+def test_verification(runner: type[EmulatedRunner], tmp_path: Path) -> None:
+    """The kernel is right, and a hundredth more is not."""
+    made = measured("a gate", tmp_path / "measurements.sqlite", product=20.0, runtime=50.0)
+    (result,) = [node for node in verify(made, runner()).nodes if node.rule == "products"]
+    assert result.verdict == ("passed" if runner is EmulatedRunner else "failed"), result
