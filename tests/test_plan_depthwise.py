@@ -18,7 +18,7 @@ from onnxfuse.rewriting import unfuse
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify
 
-DIMS = {"N": 32, "H": 56, "W": 56}
+DIMS = {"N": 32, "H": 112, "W": 112}
 
 Z = "T[N, 16, H, W] z, T[N, 16, 1, 1] q"
 
@@ -69,7 +69,7 @@ def test_what_comes_in(name: str) -> None:
     made = fuse(model)
     assert taken(made) == [inside]
     (region,) = [each for each in made.plan.fusions if each.rule == "depthwise"]
-    assert region.kernel.schedule == "stencil" and region.cost.seconds_after < 0.7 * region.cost.seconds_before
+    assert region.kernel.schedule == "stencil" and region.cost.seconds_after < 0.8 * region.cost.seconds_before
     onnx.checker.check_model(made.model, full_check=True)
     assert [node.op_type for node in unfuse(made.model).graph.node] == [node.op_type for node in model.graph.node]
 

@@ -146,5 +146,16 @@ class Offer:
                 f"{self.pool.maker.costs.profile.name} was not measured, and products are fused only where that is "
                 "known to be faster", region.label, region.rule, "run onnxfuse tune on that GPU",
             )
+        cost = self._sure(made)
         slow = next((refusal for refusal, _ in self.refused.values() if refusal.code == "measured-slower"), None)
-        return slow or self.pool.no_gain(made) or (made, made.cost)
+        return slow or self.pool.no_gain(made) or self.pool.objective.refuses(
+            cost, len(made.nodes), made.label, self.stage) or (made, cost)
+
+    def _sure(self, region: Region) -> RegionCost:
+        """What a region saves whatever becomes of what the runtime fuses with its nodes: the bias of a convolution,
+        which costs the runtime a kernel, another region may take, and count that."""
+        costs, cost = self.pool.maker.costs, region.cost
+        before, _ = costs.unfused(region.nodes)
+        after = cost.executions * costs.kernel_seconds(region)
+        sure = replace(cost, seconds_before=before, seconds_after=after)
+        return sure if sure.seconds_saved < cost.seconds_saved else cost

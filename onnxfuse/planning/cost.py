@@ -149,9 +149,10 @@ class CostModel:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
             extra = sum(extra_arithmetic(node, self.ledger.sizes) for node in nodes)
             # Of channels by themselves the matrix units have nothing to multiply.
-            product = counted.product and not any(map(slides, nodes))
-            counted = replace(counted, product=product, flops=counted.flops + extra)
-            once = self.seconds(counted, _product_type(nodes, self.ledger), runtime_efficiency(nodes))
+            sliding = any(map(slides, nodes))
+            counted = replace(counted, product=counted.product and not sliding, flops=counted.flops + extra)
+            share = runtime_efficiency(nodes) * (uncached(counted.bytes, self.profile) if sliding else 1.0)
+            once = self.seconds(counted, _product_type(nodes, self.ledger), share)
             bias = biased(nodes)
             once += 0.0 if bias is None else self.bias_seconds(bias)
             self._seconds[nodes] = once * self.ledger.executions(nodes)

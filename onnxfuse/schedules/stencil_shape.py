@@ -24,12 +24,23 @@ BLOCKS = 2 * 132
 """Blocks that a launch should have, at least."""
 
 FOUR = 4.0
-"""Cycles in which a multiprocessor hands a warp 16 bytes a lane of shared memory; or instructions of warps that it
-begins in one cycle."""
+"""Instructions of warps that a multiprocessor begins in the cycle in which it hands a warp four bytes a lane of shared
+memory."""
 
-FIXED, EACH, VECTOR, APART = 200.0, 2.5, 12.0, 6.0
-"""Instructions of a thread before it sums up and behind that; of each element that is moved, of each vector, and of
-each element that has a place of its own in the tile (read off the compiler's text for sm_90)."""
+FIXED, EACH, VECTOR, APART = 50.0, 4.0, 20.0, 3.0
+"""Instructions of a thread beside its sums; of each element that is moved, of each vector, and of each element that has
+a place of its own in the tile.  These and what follows are such that of 240 kernels of 27 convolutions the first
+choices take 1.04 times as long as the best ones in the mean (benchmarks/results, depthwise)."""
+
+BLOCK = 4500.0
+"""What a multiprocessor could begin, of a lane's instructions, while it begins a block."""
+
+LONG_CODE, LONGER, ODD = 800, 1.2e-3, 0.2
+"""Products of a thread whose instructions do not stay in their cache, how much longer each of them takes, and how much
+longer sums take of what no vectors bring."""
+
+WARPS, RESIDENT = (32, 1.5), (8, 0.4)
+"""Warps, and blocks, that a multiprocessor should hold, and how much longer it takes with next to none."""
 
 REGISTERS = 65536
 """Of a multiprocessor."""
@@ -174,18 +185,26 @@ def cost(shape: Shape, planned: Planned) -> float:
     size, reach = shape.tall * shape.broad, x.span(shape.broad)
     aligned = shape.broad * x.stride % 4 == 0
     crowded = 2 if aligned and shape.broad * x.stride % 8 == 0 else 1
-    asked = z.taps * y.span(shape.tall) * (reach / 4 * FOUR * crowded if aligned else reach)
-    sums = max(z.taps * y.taps * x.taps * size, FOUR * asked) + asked + FIXED
+    asked = z.taps * y.span(shape.tall) * reach
+    taps = y.taps * x.taps
+    longer = 1.0 + LONGER * max(0, taps * size - LONG_CODE) + (0.0 if aligned else ODD)
+    sums = (max(z.taps * taps * size, FOUR * crowded * asked) + asked / FOUR + FIXED) * longer
     read = prod(axis.span(side) / side for axis, side in zip(planned.axes, (shape.deep, shape.high, shape.wide),
                                                              strict=True))
     apart = APART if shape.planes and (x.extent.value or 0) % shape.loads else 0
     moved = read * (EACH + VECTOR / shape.loads + apart) + EACH + VECTOR / shape.stores
     blocks = inf if planned.planes is None else planned.planes * planned.features / planes * (
         1 if shape.planes else prod(-(-count // side) for count, side in zip(counts, sides, strict=True)))
-    registers = y.taps * x.taps + size + reach + 24
-    resident = min(REGISTERS // (registers * shape.threads), 4 * SHARED // tile_of(shape, planned.axes).shared)
-    alone = 1.0 + 0.15 * max(0, 4 - resident) + 0.03 * max(0, 16 - resident * shape.threads // 32)
-    return (lanes * sums / size + moved) * max(1.0, BLOCKS / max(blocks, 1)) * alone
+    registers = taps + size + reach + 24
+    resident = min(REGISTERS // (registers * shape.threads), 4 * SHARED // tile_of(shape, planned.axes).shared, 32)
+    alone = _short(resident * shape.threads / 32, *WARPS) * _short(resident, *RESIDENT)
+    begun = BLOCK / (planes * prod(counts) if shape.planes else prod(sides))
+    return (lanes * sums / size + moved + begun) * max(1.0, BLOCKS / max(blocks, 1)) * alone
+
+
+def _short(there: float, wanted: int, share: float) -> float:
+    """How much longer it takes with fewer than are wanted."""
+    return 1.0 + share * max(0.0, wanted - there) / wanted
 
 
 def is_line(axes: Sequence[Axis]) -> bool:
@@ -204,11 +223,9 @@ def _of_thread(planned: Planned) -> Iterator[tuple[int, int]]:
     _, y, x = planned.axes
     _, high, wide = planned.counts
     flat = y.taps == 1 and high == 1
-    talls = [1] if flat else [4, 7, 8] if y.taps * x.taps >= MANY_TAPS else [2, 4, 7, 8]
+    talls = [1] if flat else [4, 7] if y.taps * x.taps >= MANY_TAPS else [2, 4, 8]
     talls = [tall for tall in talls if high is None or tall < 2 * high] or [1]
     broads = [4, 8] if flat else [4]
-    if wide is not None and wide % 7 == 0 and wide % 4:
-        broads.append(7)
     broads = [broad for broad in broads if wide is None or broad < 2 * wide] or [1]
     yield from each_of(talls, broads)
 
