@@ -7,6 +7,7 @@ pieces.py         cut, joined, padded, repeated        indexing.py      picked b
 making.py         from sizes, numbers or chance        products.py      matrix products, attention, recurrences
 convolutions.py   and pooling, sampling                opaque.py        what nothing is fused with
 multiplying.py    what products mean as tensors        convolving.py    what convolutions mean
+attending.py      what attention means as tensors
 microsoft.py      ONNX Runtime's own domain, and the canonical view's
 
 inference.py   types, sizes and contents of every value     classes.py   how freely a node fuses

@@ -11,6 +11,7 @@ from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import SOFTMAX, elements, per_output, sizes_of, uncounted
+from onnxfuse.operators.attending import attention
 from onnxfuse.operators.multiplying import einsum, fused_matmul, gemm, matmul, matmul_integer, qlinear_matmul
 from onnxfuse.operators.record import HEAVY, MICROSOFT, define
 
@@ -288,7 +289,7 @@ define("FusedGemm", domain=MICROSOFT, kind=HEAVY, types=gemm_types, arithmetic=_
 define("GemmFastGelu", domain=MICROSOFT, kind=HEAVY, arithmetic=_gemm_arithmetic)
 define("Einsum", kind=HEAVY, types=einsum_types, lowering=einsum, arithmetic=_einsum_arithmetic)
 define("LSTM", "GRU", "RNN", kind=HEAVY, types=recurrent_types, arithmetic=_recurrent_arithmetic)
-define("Attention", kind=HEAVY, types=attention_types, arithmetic=_attention_arithmetic)
+define("Attention", kind=HEAVY, types=attention_types, lowering=attention, arithmetic=_attention_arithmetic)
 define("LinearAttention", kind=HEAVY, arithmetic=uncounted)
 define("MultiHeadAttention", domain=MICROSOFT, kind=HEAVY, types=multi_head_attention_types,
        arithmetic=_attention_arithmetic)

@@ -86,19 +86,17 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     lowered = lower([node], outputs, graph)
     if isinstance(lowered, Refusal):
         return lowered
+    sums = [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Reduce | Scan)]
+    maxima = any(isinstance(tensor, Reduce) and tensor.kind.startswith("max") for tensor in sums)
     if is_contraction(node):
-        return Facts(None, view=False, contracts=True)
+        return Facts(None, view=False, contracts=True, maxima=maxima)
     rows: Arrangement | None = None
-    maxima = False
-    for tensor in postorder(lowered.program.outputs):
-        if not isinstance(tensor, Reduce | Scan):
-            continue
+    for tensor in sums:
         # The program speaks of sizes by names of its own; nodes are compared by the graph's.
         found = arrangement(tensor.operand.shape, tensor.axes).substitute(lowered.binding.names)
         if rows is not None and rows != found:
             return Refusal("reduction-structure", f"{node.qualified_op} reduces over different rows", node.label)
         rows = found
-        maxima = maxima or (isinstance(tensor, Reduce) and tensor.kind.startswith("max"))
     return Facts(rows, kind is Kind.VIEW, moves_innermost(node), maxima=maxima)
 
 

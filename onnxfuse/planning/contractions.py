@@ -56,7 +56,11 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
 
 
 def _cores(second: Node, facts: Mapping[Node, Facts]) -> Iterator[Members]:
-    """Products that lead to a product by way of rows' maxima, each with it and all that is between."""
+    """Products that lead to a product by way of rows' maxima, each with it and all that is between; an operator that is
+    both."""
+    if facts[second].maxima:
+        yield frozenset({second})
+        return
     for operand in second.reads():
         above: set[Node] = set()
         products: list[Node] = []
@@ -177,7 +181,8 @@ def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Regi
     cost = measured_cost(made)
     if cost is not None:
         return made, cost
-    if _rate(pool) is None:
+    attends = any(pool.facts[node].contracts and pool.facts[node].maxima for node in made.view)
+    if _rate(pool) is None or attends:  # the runtime may have a good kernel for an operator that is an attention
         name = pool.maker.costs.profile.name
         return Refusal(
             UNMEASURED,

@@ -26,7 +26,7 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     if context.measured is None and not context.eager:
         return
     products = [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
-                if not slides(node) and _is_narrow(node)]
+                if not slides(node) and _is_narrow(node) and not pool.facts[node].maxima]
     for group in (*([node] for node in products), *_beside(products)):
         beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
         Offer(pool, context, STAGE, trusted=False).around(beside)

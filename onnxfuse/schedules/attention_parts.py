@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,12 +46,14 @@ class Access:
 class Softmax:
     """Attributes:
         score: what it is of, at (b, m, k), over the first product's sum.
-        largest: the row's maximum; guarded: whether a row without a number gives zeros.
+        largest: the row's maximum.
+        guarded: whether a row without a number gives zeros; zeroed: whether one that is masked everywhere does.
     """
 
     score: Scalar
     largest: Reduced
     guarded: bool
+    zeroed: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,12 +246,14 @@ def _sides(scores: Contract, puller: Puller) -> tuple[Scalar, Scalar] | Refusal:
 
 def _softmax(scalar: Scalar) -> Softmax | None:
     """What a softmax's element is made of; None where it is none."""
-    power, guarded = bare(scalar, casts=True), False
+    power, guarded, empty = bare(scalar, casts=True), False, None
     if isinstance(power, Apply) and power.function == "where":
         test, instead, power = power.operands[0], power.operands[1], bare(power.operands[2], casts=True)
-        guarded = (isinstance(test, Apply) and test.function == "isnan" and bare(test.operands[0], casts=True) is power
-                   and isinstance(instead, Constant) and instead.number == 0)
-        if not guarded:
+        if not isinstance(test, Apply) or not isinstance(instead, Constant) or instead.number != 0:
+            return None
+        guarded = test.function == "isnan" and bare(test.operands[0], casts=True) is power
+        empty = _empty(test)
+        if not guarded and empty is None:
             return None
     if not isinstance(power, Apply) or power.function not in ("mul", "div"):
         return None
@@ -262,6 +267,13 @@ def _softmax(scalar: Scalar) -> Softmax | None:
         if not isinstance(divisor, Apply) or divisor.function != "reciprocal":
             return None
         divisor = bare(divisor.operands[0])
-    if divisor is not summed or numerator is not bare(summed.element):
+    if divisor is not summed or numerator is not bare(summed.element) or empty not in (None, found.largest):
         return None
-    return Softmax(bare(found.largest.element), found.largest, guarded)
+    return Softmax(bare(found.largest.element), found.largest, guarded, empty is not None)
+
+
+def _empty(test: Apply) -> Scalar | None:
+    """The row's maximum where a test says whether that is minus infinity."""
+    if test.function != "eq" or not isinstance(number := test.operands[1], Constant) or number.number != -math.inf:
+        return None
+    return bare(test.operands[0])

@@ -292,6 +292,9 @@ class AttentionText:
     def scale(self, most: str) -> list[str]:
         """Lines that make ``scale`` of the sum ``whole`` of a row's powers."""
         total = f"whole = {self.extents['k']} > 0 ? Powers::total(whole, {most}) : 1.0f;"
+        if self.parts.softmax.zeroed:
+            return ["// A row that is masked everywhere sums up zeros.", total,
+                    f"const float scale = {most} == -OF_INFINITY ? 0.0f : 1.0f / whole;"]
         if not self.parts.softmax.guarded:
             return [total, "const float scale = 1.0f / whole;"]
         return [

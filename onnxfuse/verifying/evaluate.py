@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from onnxfuse.errors import VerificationError
 from onnxfuse.rewriting import value_types
 from onnxfuse.verifying.decompositions import decomposed
-from onnxfuse.verifying.spelling import INEXACT, SPELLED, Spelling
+from onnxfuse.verifying.spelling import INEXACT, SINGLE, SPELLED, Spelling
 
 Array = NDArray[Any]
 
@@ -141,7 +141,8 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
     for place, node in enumerate(model.graph.node):
         plain = doubles.isdisjoint((*node.input, *node.output)) or (node.domain, node.op_type) in own
         spelled = node.op_type in SPELLED and not node.domain
-        if plain or (not (spelled and node.op_type in INEXACT) and _runs(
+        known = node.op_type in (INEXACT if spelled else SINGLE) and not node.domain
+        if plain or (not known and _runs(
             _anonymous(node), tuple(types.get(name, 0) for name in node.input),
             tuple(types.get(name, 0) for name in node.output), opsets,
         )):

@@ -166,8 +166,8 @@ class _Case:
         if not judgement.passed and precision.decides:
             sides += [entry[place] for entry in reference.nudged(arrays)]
             judgement = judge(got, sides, own, types, terms)
-        if not judgement.passed and precision.reduces and (hidden := reference.hidden(arrays)) is not None:
-            sides.append(hidden[place])
+        if not judgement.passed and precision.reduces:
+            sides += [entry[place] for entry in reference.hidden(arrays)]
             judgement = judge(got, sides, own, types, terms)
         if not judgement.passed and types[0] in TABLE and not np.isfinite(own).all():
             single = reference.single(arrays)[place]

@@ -105,6 +105,9 @@ class Reference:
         for node in reversed(self.body.graph.node):
             if "Softmax" in node.op_type or node.op_type == "Exp":
                 softmax = True
+            elif _attends(node):
+                softmax = True
+                multiplied.update(node.input[:3])
             elif _is_product(node) or not multiplied.isdisjoint(node.output):
                 multiplied.update(node.input)
         return frozenset(info.name for info in self.body.graph.input if softmax) - multiplied
@@ -138,11 +141,20 @@ class Reference:
         converted = evaluator.converted(feeds)
         return [evaluator.run({**converted, SAMPLE: np.array(float(sample))}) for sample in range(SAMPLES)]
 
-    def hidden(self, feeds: Mapping[str, Array]) -> list[Array] | None:
-        """The outputs where nothing that a mask of places hides shows (``hidden``); None where there is none."""
+    def hidden(self, feeds: Mapping[str, Array]) -> list[list[Array]]:
+        """The outputs where nothing that a mask of places hides shows (``hidden``); nothing where there is none.
+
+        Of a query of the operator Attention that sees scores of minus infinity alone, by numbers that are not finite,
+        providers differ, and a kernel gives zeros: then also the outputs with these in place of what such numbers
+        change.
+        """
         if self._outweighed is None:
-            return None
-        return self._outweighed.run(shown(feeds, self.maskable))
+            return []
+        clean = self._outweighed.run(shown(feeds, self.maskable))
+        if not any(map(_attends, self.body.graph.node)):
+            return [clean]
+        zeros = [np.where(np.equal(one, other), one, 0) for one, other in zip(self.outputs(feeds), clean, strict=True)]
+        return [clean, zeros]
 
     def single(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Every output of the body in float32, as a kernel computes it."""
@@ -159,7 +171,8 @@ class Reference:
 
     @cached_property
     def _outweighed(self) -> Evaluator | None:
-        if sum(map(_is_product, self.body.graph.node)) < 2 or not may_hide(self.body):
+        nodes = self.body.graph.node
+        if sum(map(_is_product, nodes)) + sum(map(_attends, nodes)) < 2 or not may_hide(self.body):
             return None
         return Evaluator(outweighed_model(self.lifted), self._declared)
 
@@ -268,7 +281,7 @@ def _deciding_inputs(node: onnx.NodeProto, types: Mapping[str, int]) -> list[str
 
 def _reduces(node: onnx.NodeProto) -> bool:
     return node.op_type.startswith("Reduce") or any(
-        part in node.op_type for part in ("Softmax", "Norm", "CumSum", "Pool", "Loss"))
+        part in node.op_type for part in ("Softmax", "Attention", "Norm", "CumSum", "Pool", "Loss"))
 
 
 def _adds_many(node: onnx.NodeProto) -> bool:
@@ -336,6 +349,11 @@ def lengths(arrays: Mapping[str, Array], outputs: list[Array]) -> int:
     axis = max((size for array in arrays.values() for size in array.shape), default=1)
     least = max(min((output.size for output in outputs), default=1), 1)
     return max(1, axis, -(-largest // least))
+
+
+def _attends(node: onnx.NodeProto) -> bool:
+    """Whether a node is two products with a softmax between."""
+    return node.op_type == "Attention" and not node.domain
 
 
 def _is_product(node: onnx.NodeProto) -> bool:

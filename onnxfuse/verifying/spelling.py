@@ -93,6 +93,10 @@ SPELLED: Mapping[str, Callable[[onnx.NodeProto, Spelling], None]] = {
 INEXACT = frozenset({"Sigmoid"})
 """Operators that the CPU provider has in float64, and gives less than its digits of: 0 for the sigmoid of -512."""
 
+SINGLE = frozenset({"Attention"})
+"""Operators that the CPU provider has in float64 by their functions alone, which give no number where a query sees no
+key: its own kernel gives zeros, as the standard says."""
+
 
 def attribute(node: onnx.NodeProto, name: str, default: float) -> float:
     return float(next((attribute.f for attribute in node.attribute if attribute.name == name), default))
