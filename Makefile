@@ -23,6 +23,10 @@ demo: .venv/ready
 	.venv/bin/onnxfuse optimize $(OUT)/encoder.onnx $(DIMS) --report $(OUT)/report.json
 	$(if $(GPU),.venv/bin/onnxfuse bench $(OUT)/encoder.onnx $(DIMS))
 
+# Programs that tests start, hundreds of them, find the package compiled by the first: also where the environment says not
+# to keep what Python compiles.
+test test-lowest test-long: export PYTHONDONTWRITEBYTECODE =
+
 # All three run, so that one look shows everything that is wrong.
 test: .venv-test/ready .venv-oldest/ready
 	@failed=0; $(MAKE) --no-print-directory lint || failed=1; \
