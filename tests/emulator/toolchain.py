@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+from onnxfuse.schedules.source import header as generated_header
+
 from .errors import EmulatorError
 from .kernel_text import HostText, for_host
 
@@ -25,6 +27,7 @@ _KERNEL_FLAGS = [
     "-std=c++17", "-Og", "-w", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv",
     "-fno-exceptions", "-fno-rtti", "-fno-ipa-reference", "-fno-stack-protector", "-fstack-clash-protection",
     "-fno-threadsafe-statics", "-fvisibility=hidden", "-ftrivial-auto-var-init=pattern",
+    "-fira-algorithm=priority", "-fira-region=one", "-fno-guess-branch-probability",
     "-fsanitize=alignment,bounds,float-cast-overflow", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE",
 ]
 _RUNTIME_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-stack-protector"]
@@ -82,15 +85,26 @@ def runtime() -> ctypes.CDLL:
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-@lru_cache(maxsize=1)
-def _header() -> Path:
-    """The header that every kernel is compiled after, with its precompiled form beside it."""
-    header = cache_folder() / "emulator.h"
-    compiled = header.with_name("emulator.h.gch")
+@lru_cache(maxsize=2)
+def _header(common: str = "") -> Path:
+    """A header that kernels are compiled after, with its precompiled form beside it: the emulator's own, and what texts
+    begin with, where that is ``common``."""
+    header = cache_folder() / f"emulator{hashlib.sha256(common.encode()).hexdigest()[:16] if common else ''}.h"
+    compiled = header.with_name(f"{header.name}.gch")
     if not compiled.exists():
-        header.write_text(f'#include "{_shim() / "emulator.h"}"\n')
-        _make(compiled, [COMPILER, *_KERNEL_FLAGS, "-x", "c++-header", str(header)])
+        header.write_text(f'#include "{_shim() / "emulator.h"}"\n{common}')
+        _make(compiled, [COMPILER, *_KERNEL_FLAGS, f"-I{_shim()}", "-x", "c++-header", str(header)])
     return header
+
+
+def _parts(text: str) -> tuple[Path, str]:
+    """The header to compile a text after, and what is left of the text: where it begins as generated ones do, that is
+    read once for all of them."""
+    common = f'#line 1 "kernel"\n{generated_header()}'
+    if not text.startswith(common):
+        return _header(), text
+    line = 1 + common.count("\n", common.index("\n") + 1)
+    return _header(common), f'#line {line} "kernel"\n{text[len(common):]}'
 
 
 @lru_cache(maxsize=1)
@@ -126,7 +140,8 @@ def build(source: str, includes: Sequence[Path] = ()) -> tuple[Path, HostText]:
         folders = [f"-I{folder}" for folder in (_shim(), *includes)]
         # Without the default libraries, so that the checks' handlers are the runtime's own.
         link = ["-shared", "-nostdlib", "-Wl,-Bsymbolic"]
-        _make(library, [COMPILER, *_KERNEL_FLAGS, "-include", str(_header()), *folders, *link], host.text)
+        header, text = _parts(host.text)
+        _make(library, [COMPILER, *_KERNEL_FLAGS, "-include", str(header), *folders, *link], text)
     return library, host
 
 
@@ -136,7 +151,9 @@ def prepare(sources: Iterable[str], includes: Sequence[Path] = (), workers: int 
     Raises:
         EmulatorError: one does not compile.
     """
-    _header()
+    distinct = [*dict.fromkeys(sources)]
+    for source in distinct:
+        _parts(for_host(source).text)  # The headers, which threads would each precompile.
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda source: build(source, includes), dict.fromkeys(sources)):
+        for _ in pool.map(lambda source: build(source, includes), distinct):
             pass
