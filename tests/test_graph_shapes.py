@@ -401,6 +401,7 @@ def _is_small(content: np.ndarray, given: onnx.ValueInfoProto) -> bool:
     return bool(helper.np_dtype_to_tensor_dtype(content.dtype) == given.type.tensor_type.elem_type)
 
 
+@pytest.mark.xdist_group("standard-cases")  # of which test_standard_cases.py makes its cases too
 def test_the_standards_own_examples() -> None:
     """onnx's examples of every operator: inferred sizes are the expected outputs', with sizes given and as symbols."""
     wrong, compared = [], 0

@@ -29,6 +29,9 @@ from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.verifying.reference import formal_names
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+CASES = 2000
+"""Cases that there are, about."""
+
 CHUNK = 12
 """Cases of one test, whose kernels are compiled together."""
 
@@ -51,11 +54,15 @@ def cases() -> tuple[Any, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Without the cases themselves, which take seconds in every process that asks for them: of some of them, only one
+    does."""
     if "chunk" in metafunc.fixturenames:
         every = metafunc.config.getoption("--every")
-        chosen = range(0, len(cases()), every)
-        metafunc.parametrize("chunk", [chosen[start:start + CHUNK] for start in range(0, len(chosen), CHUNK)],
-                             ids=lambda chunk: cases()[chunk[0]].name)
+        count = -(-CASES // (every * CHUNK))
+        marks = [pytest.mark.xdist_group("standard-cases")] if every > 1 else []
+        metafunc.parametrize("chunk", [
+            pytest.param(slice(every * place, None, every * count), marks=marks, id=str(place))
+            for place in range(count)])
 
 
 def model_of(case: Any) -> onnx.ModelProto:
@@ -104,9 +111,11 @@ def whole(result: Optimised, nodes: Sequence[FusedNode]) -> bool:
     return len(nodes) == len(left) == 1 and left[0].domain == DOMAIN
 
 
-def test_cases(chunk: Sequence[int]) -> None:
+def test_cases(chunk: slice) -> None:
+    chosen = cases()[chunk]
+    assert chosen
     made = [(case, result, list(read_fused(result.model)))
-            for case in (cases()[place] for place in chunk) if (result := fused(case)) is not None]
+            for case in chosen if (result := fused(case)) is not None]
     prepare(list({node.source: None for _, _, nodes in made for node in nodes}))
     failures = [f"{case.name}: {failure}" for case, result, nodes in made
                 for failure in (*blamed(result), *differences(case, result), *errors(case, result, nodes))]
@@ -156,6 +165,7 @@ def errors(case: Any, result: Optimised, nodes: Sequence[FusedNode]) -> Iterator
                 yield f"'{name}': {message}"
 
 
+@pytest.mark.xdist_group("standard-cases")
 def test_many_cases_are_whole_kernels() -> None:
     """One case of 32 is enough to see some that one kernel computes."""
     made = [result for case in cases()[::32] if (result := fused(case)) is not None]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
+import pytest
 from cli_models import ROOT
 
 import onnxfuse
 
 PACKAGE = ROOT / "onnxfuse"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 OTHERS = {
     "_default_config": "Olive", "_run_for_config": "Olive",
@@ -20,6 +22,15 @@ OTHERS = {
     "copy_rate": "benchmarks/kernels.py",
 }
 """What else calls a name."""
+
+
+pytestmark = pytest.mark.xdist_group("used")  # what is parsed is parsed once
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The library's modules."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def defined(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str, ast.FunctionDef | ast.ClassDef]]:
@@ -31,10 +42,11 @@ def defined(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str, ast.Func
                 yield from defined(node, node.name)
 
 
+@cache
 def used() -> set[str]:
     """Names that are read, called or written as a word somewhere in the library, in pages too."""
     found: set[str] = set()
-    for tree in TREES.values():
+    for tree in trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):
                 found.add(node.id)
@@ -56,7 +68,7 @@ def test_nothing_is_there_for_the_tests_alone() -> None:
     names = used()
     unused = [
         f"{path.relative_to(ROOT)}:{node.lineno} {owner}{'.' if owner else ''}{name}"
-        for path, tree in TREES.items() for owner, name, node in defined(tree)
+        for path, tree in trees().items() for owner, name, node in defined(tree)
         if name not in names and name not in OTHERS and not name.startswith("__") and not is_public(owner, name)
         and not any(re.search("command|validator|serializer", ast.unparse(each)) for each in node.decorator_list)
     ]
@@ -64,5 +76,5 @@ def test_nothing_is_there_for_the_tests_alone() -> None:
 
 
 def test_what_others_call_is_there_and_not_called_here() -> None:
-    names, every = used(), {name for tree in TREES.values() for _, name, _ in defined(tree)}
+    names, every = used(), {name for tree in trees().values() for _, name, _ in defined(tree)}
     assert OTHERS.keys() <= every and not OTHERS.keys() & names
