@@ -19,6 +19,7 @@ from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Request, make_kernel, parse_choice
 from onnxfuse.schedules.stencil_parts import ONE
 from onnxfuse.schedules.stencil_shape import (
+    MOST_TALL,
     MOST_THREADS,
     SHARED,
     Planned,
@@ -207,6 +208,34 @@ def test_every_choice(name: str, planned: Mapping[str, int]) -> None:
     inputs = random_inputs(own, {**case.sizes, **({"L": 96} if "L" in planned else {})})
     for way in ways:
         check(way, inputs, length=case.length, limit=1, misalign=False)
+
+
+STRIPS = {
+    "whole planes": Case([3, 4, 28, 28], [7, 7], "pads = [3, 3, 3, 3]"),
+    "rows that no strip ends with": Case([2, 3, 33, 24], [5, 5], "pads = [2, 2, 0, 2]", kind="float"),
+    "every other column, spread": Case([2, 2, 17, 50], [9, 3],
+                                       "pads = [4, 2, 4, 2], dilations = [1, 2], strides = [1, 2]"),
+    "sizes known when it runs": Case(["N", 2, "H", "W"], [7, 7], "pads = [3, 3, 3, 3]",
+                                     sizes={"N": 1, "H": 31, "W": 40}, planned={"N": 64, "H": 56, "W": 64}),
+}
+
+
+@pytest.mark.parametrize("name", STRIPS)
+def test_strips(name: str) -> None:
+    """Rows that come one after the other, each into the sums of all windows that it is in."""
+    case = STRIPS[name]
+    own = made(case)
+    strips = [choice for choice in own.kernel.choices if choice["tall"] > MOST_TALL]
+    assert strips
+    ways = []
+    for choice in {choice["planes"] > 0: choice for choice in strips}.values():
+        kernel = make_kernel(Request(own.lowered, "test", case.planned or case.sizes, choice))
+        assert not isinstance(kernel, Refusal) and "sum_strip" in kernel.source
+        ways.append(Made(own.model, own.graph, own.lowered, kernel))
+    compile_all(ways)
+    inputs = random_inputs(own, case.sizes)
+    for way in ways:
+        check(way, inputs, length=case.length, limit=1, misalign=False, orders=["forward", "backward"])
 
 
 @pytest.mark.parametrize("name", ["three by three", "tiles"])

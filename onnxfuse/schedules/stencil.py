@@ -140,7 +140,7 @@ class _Work:
         """A variant."""
         tile = tile_of(shape, self.parts.axes)
         settings = (shape.planes, shape.deep, shape.high, shape.wide, shape.tall, shape.broad, shape.loads,
-                    shape.stores, tile.layers, tile.rows, tile.pitch, tile.lead, tile.room)
+                    shape.stores, tile.layers, tile.rows, tile.pitch, tile.lead, tile.kept, tile.room)
         self._planes = self._planes or shape.planes > 0
         function = self.functions["stencil_planes" if shape.planes else "stencil"]
         entry = function.entry(shape.name, settings, shape.bits, shape.threads)

@@ -14,6 +14,9 @@ from onnxfuse.schedules.stencil_parts import Axis
 SHARED = 48 * 1024
 """Shared memory of a block, at most: what every GPU has without being asked."""
 
+MOST_TALL, STRIPS = 8, (14, 28)
+"""Results along y that a thread sums up at once; of strips, which are summed up row by row."""
+
 LEAST_ITEMS = 8
 """Threads of a block with something to sum up, at least, where there are other ways."""
 
@@ -100,12 +103,13 @@ class Shape:
 @dataclass(frozen=True)
 class Tile:
     """How a shape's tile lies in shared memory, in numbers: layers, rows of a layer, from one row to the next; where
-    the first window begins in a row; all of it, where the sums find room too, and all weights behind it."""
+    the first window begins in a row; where sums are kept; all of it, and all weights behind it."""
 
     layers: int
     rows: int
     pitch: int
     lead: int
+    kept: int
     room: int
     weights: int
 
@@ -129,7 +133,10 @@ def tile_of(shape: Shape, axes: Sequence[Axis]) -> Tile:
             max(size, extent - start)
             for size, extent, start in zip((layers, rows, columns), extents, starts, strict=True))
     pitch = _up(columns + lead, 4 if shape.planes else max(shape.loads, 4))
-    return Tile(layers, rows, pitch, lead, planes * layers * rows * pitch, planes * _up(z.taps * y.taps * x.taps, 4))
+    whole = planes * layers * rows * pitch
+    # Elsewhere the sums, of which there are no more than elements, come when nobody reads the tile any more.
+    kept, sums = (whole, shape.items * shape.tall * shape.broad) if shape.tall > MOST_TALL else (0, 0)
+    return Tile(layers, rows, pitch, lead, kept, whole + sums, planes * _up(z.taps * y.taps * x.taps, 4))
 
 
 def _numbers(sizes: Sequence[Dim]) -> list[int] | None:
@@ -187,15 +194,17 @@ def cost(shape: Shape, planned: Planned) -> float:
     crowded = 2 if aligned and shape.broad * x.stride % 8 == 0 else 1
     asked = z.taps * y.span(shape.tall) * reach
     taps = y.taps * x.taps
-    longer = 1.0 + LONGER * max(0, taps * size - LONG_CODE) + (0.0 if aligned else ODD)
-    sums = (max(z.taps * taps * size, FOUR * crowded * asked) + asked / FOUR + FIXED) * longer
+    rows = shape.tall + y.taps - 1 if shape.tall > MOST_TALL else 0
+    made = shape.broad * rows * (taps + y.taps / 2) if rows else taps * size
+    longer = 1.0 + LONGER * max(0, 0 if rows else made - LONG_CODE) + (0.0 if aligned else ODD)
+    sums = (max(z.taps * made, FOUR * crowded * asked) + asked / FOUR + FIXED) * longer
     read = prod(axis.span(side) / side for axis, side in zip(planned.axes, (shape.deep, shape.high, shape.wide),
                                                              strict=True))
     apart = APART if shape.planes and (x.extent.value or 0) % shape.loads else 0
     moved = read * (EACH + VECTOR / shape.loads + apart) + EACH + VECTOR / shape.stores
     blocks = inf if planned.planes is None else planned.planes * planned.features / planes * (
         1 if shape.planes else prod(-(-count // side) for count, side in zip(counts, sides, strict=True)))
-    registers = taps + size + reach + 24
+    registers = taps + (y.taps * shape.broad if rows else size) + reach + 24
     resident = min(REGISTERS // (registers * shape.threads), 4 * SHARED // tile_of(shape, planned.axes).shared, 32)
     alone = _short(resident * shape.threads / 32, *WARPS) * _short(resident, *RESIDENT)
     begun = BLOCK / (planes * prod(counts) if shape.planes else prod(sides))
@@ -220,11 +229,14 @@ def sides_of(shape: Shape, axes: Sequence[Axis]) -> tuple[int, int, int]:
 
 def _of_thread(planned: Planned) -> Iterator[tuple[int, int]]:
     """Results that a thread may have along y and x."""
-    _, y, x = planned.axes
+    z, y, x = planned.axes
     _, high, wide = planned.counts
     flat = y.taps == 1 and high == 1
-    talls = [1] if flat else [4, 7] if y.taps * x.taps >= MANY_TAPS else [2, 4, 8]
-    talls = [tall for tall in talls if high is None or tall < 2 * high] or [1]
+    many = y.taps * x.taps >= MANY_TAPS
+    talls = [1] if flat else [4, 7] if many else [2, 4, 8]
+    if many and z.taps == y.stride == y.dilation == 1:
+        talls += STRIPS
+    talls = [tall for tall in talls if high is None or tall <= max(high, min(2 * high - 1, MOST_TALL))] or [1]
     broads = [4, 8] if flat else [4]
     broads = [broad for broad in broads if wide is None or broad < 2 * wide] or [1]
     yield from each_of(talls, broads)
@@ -248,7 +260,7 @@ def _whole(planned: Planned) -> Iterator[Shape]:
             fitting = [width for width in (8, 4, 2, 1) if width <= planned.stores and planes * written % width == 0]
             shape = Shape(planes, deep, _up(high, tall), _up(wide, broad), tall, broad, loads, fitting[0])
             tile = tile_of(shape, axes)
-            if shape.items > MOST_THREADS or tile.shared > (SHARED if planes == 1 else LARGE):
+            if shape.items > MOST_THREADS or tile.shared > (SHARED if planes == 1 or tall > MOST_TALL else LARGE):
                 break
             if planes * read % loads == 0:
                 yield shape

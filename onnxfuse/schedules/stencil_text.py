@@ -16,11 +16,11 @@ from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Function, Parameter, Signature
 from onnxfuse.schedules.stencil_parts import Parts
-from onnxfuse.schedules.stencil_shape import is_line
+from onnxfuse.schedules.stencil_shape import MOST_TALL, is_line
 from onnxfuse.schedules.text import Sizes, Writer, indented, unrolled
 
 TEMPLATE = ("planes", "deep", "high", "wide", "tall", "broad", "loads", "stores", "layers", "rows", "pitch", "lead",
-            "room")
+            "kept", "room")
 """Of a kernel's function: members of ``Shape``, then of ``Tile``."""
 
 
@@ -144,22 +144,29 @@ class StencilText:
             "float* const weights = tile + room;",
         ]
 
-    def _summing(self, keep: str) -> list[str]:
-        """Lines that put the sums of a tile into its place; ``keep``: the arguments of ``of::keep_sums`` behind them.
-        """
+    def _summing(self, fours: str, to: str, step: str, rows: str, columns: str) -> list[str]:
+        """Lines that sum up a tile, whose sums take its place unless threads have strips; ``fours`` and what follows
+        is what ``of::keep_sums`` takes."""
         z, y, x = self.parts.axes
         return [
             "__syncthreads();",
             "const int own = threadIdx.x, column = own % columns * broad, line = own / columns % lines * tall;",
             "const int layer = own / (columns * lines) % deep, plane = own / (columns * lines * deep);",
-            "float sums[tall][broad] = {};",
-            "if (own < items)",
-            f"  of::sum_windows<W, pitch, slab, lead>(sums, tile + (plane * layers + layer * {z.stride}) * slab + "
-            f"line * {y.stride} * pitch + column * {x.stride},",
-            "                                        weights + plane * held);",
-            "// Everybody is done with the tile.",
-            "__syncthreads();",
-            f"if (own < items) of::keep_sums{keep};",
+            f"const float* const corner = tile + (plane * layers + layer * {z.stride}) * slab + "
+            f"line * {y.stride} * pitch + column * {x.stride};",
+            "const float* const taps = weights + plane * held;",
+            "float* const sums = tile + kept;",
+            f"if constexpr (tall > {MOST_TALL}) {{",
+            "  if (own < items)",
+            f"    of::sum_strip<W, pitch, lead, {fours}, tall, broad>(corner, taps, sums + {to}, {step}, {rows}, "
+            f"{columns});",
+            "} else {",
+            "  float found[tall][broad] = {};",
+            "  if (own < items) of::sum_windows<W, pitch, slab, lead>(found, corner, taps);",
+            "  // Everybody is done with the tile.",
+            "  __syncthreads();",
+            f"  if (own < items) of::keep_sums<{fours}>(found, sums + {to}, {step}, {rows}, {columns});",
+            "}",
             "__syncthreads();",
         ]
 
@@ -203,8 +210,8 @@ class StencilText:
         place += [
             f"const idx image = {f'first / {features}' if features > 1 else 'first'};",
         ]
-        keep = "<broad % 4 == 0>(sums, tile + (layer * high + line) * wide + column, wide, tall, broad)"
-        return [*self._opening(), *place, *self._fill_tile(), *self._summing(keep), *self._finish_tile()]
+        summing = self._summing("broad % 4 == 0", "(layer * high + line) * wide + column", "wide", "tall", "broad")
+        return [*self._opening(), *place, *self._fill_tile(), *summing, *self._finish_tile()]
 
     def _fill_tile(self) -> list[str]:
         (z, y, x), (sz, sy, sx), (depth, height, width) = self.parts.axes, self.starts, self.extents
@@ -242,13 +249,13 @@ class StencilText:
             *indented([
                 "const int line = item / vectors, column = item % vectors * width;",
                 "const idx x = x0 + line * wide + column;",
-                f"if (x < {width}) stencil_result<width, idx>(@all, first * {width} + x, tile + line * wide + column);",
+                f"if (x < {width}) stencil_result<width, idx>(@all, first * {width} + x, sums + line * wide + column);",
             ] if self.line else [
                 "const int line = item / vectors, column = item % vectors * width;",
                 "const idx z = z0 + line / high, y = y0 + line % high, x = x0 + column;",
                 f"if (z < {depth} && y < {height} && x < {width})",
                 f"  stencil_result<width, idx>(@all, ((first * {depth} + z) * {height} + y) * {width} + x, "
-                "tile + line * wide + column);",
+                "sums + line * wide + column);",
             ]), "}",
         ]), "}"]
 
@@ -261,9 +268,10 @@ class StencilText:
             "const idx first = (idx)blockIdx.x * planes;",
             f"const int here = planes == 1 ? 1 : (int)of::imin((idx)planes, {self._size(self.parts.planes)} - first);",
         ]
-        keep = (f"<broad % 4 == 0 && {wide} % 4 == 0>(sums, tile + plane * written + (layer * {high} + line) * {wide} "
-                f"+ column, {wide}, {high} - line, {wide} - column)")
-        return [*self._opening(), *place, *self._fill_planes(), *self._summing(keep), *_FINISH_PLANES]
+        summing = self._summing(
+            f"broad % 4 == 0 && {wide} % 4 == 0", f"plane * written + (layer * {high} + line) * {wide} + column",
+            wide, f"{high} - line", f"{wide} - column")
+        return [*self._opening(), *place, *self._fill_planes(), *summing, *_FINISH_PLANES]
 
     def _fill_planes(self) -> list[str]:
         depth, height, width = self.extents
@@ -326,10 +334,10 @@ _FINISH_PLANES = (
     "  constexpr int width = stores;",
     "  for (int from = threadIdx.x * width; from < here * written; from += threads * width) {",
     "    if (from + width <= here * written)",
-    "      stencil_result<width, idx>(@all, first * written + from, tile + from);",
+    "      stencil_result<width, idx>(@all, first * written + from, sums + from);",
     "    else if constexpr (written % width != 0)",
     "      for (int i = from; i < here * written; ++i)",
-    "        stencil_result<1, idx>(@all, first * written + i, tile + i);",
+    "        stencil_result<1, idx>(@all, first * written + i, sums + i);",
     "  }",
     "}",
 )

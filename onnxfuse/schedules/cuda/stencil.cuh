@@ -151,4 +151,40 @@ __device__ __forceinline__ void keep_sums(const float (&sums)[tall][broad], floa
   }
 }
 
+// Sums of a strip of `tall` x `broad` windows, kept as `keep_sums` does.  A row of the tile comes after the other, each
+// is read once and multiplied by all rows of taps, so that the loop is short however tall the strip is: its
+// instructions stay where they are run from.
+template <typename W, int pitch, int lead, bool fours, int tall, int broad>
+__device__ __forceinline__ void sum_strip(const float* tile, const float* weights, float* to, int step, int rows,
+                                          int columns) {
+  static_assert(W::z == 1 && W::stride_y == 1 && W::dilation_y == 1, "rows of windows follow one on another");
+  constexpr bool aligned = broad * W::stride_x % 4 == 0;
+  constexpr int reach = (broad - 1) * W::stride_x + (W::x - 1) * W::dilation_x + 1;
+  float taps[W::y * W::x], sums[W::y][broad] = {};  // of the windows that a row is in, the topmost first
+#pragma unroll
+  for (int i = 0; i < W::y * W::x; ++i) taps[i] = weights[i];
+#pragma unroll 2
+  for (int line = 0; line < tall + W::y - 1; ++line) {
+    float row[reach];
+    neighbours<lead, aligned>(row, tile + line * pitch);
+#pragma unroll
+    for (int y = 0; y < W::y; ++y)
+#pragma unroll
+      for (int x = 0; x < W::x; ++x)
+#pragma unroll
+        for (int b = 0; b < broad; ++b)
+          sums[W::y - 1 - y][b] =
+              ::fmaf(row[b * W::stride_x + x * W::dilation_x], taps[y * W::x + x], sums[W::y - 1 - y][b]);
+    float whole[1][broad];
+#pragma unroll
+    for (int b = 0; b < broad; ++b) whole[0][b] = sums[0][b];
+    const int own = line - (W::y - 1);
+    if (own >= 0 && own < rows) keep_sums<fours>(whole, to + own * step, step, 1, columns);
+#pragma unroll
+    for (int y = 0; y < W::y; ++y)
+#pragma unroll
+      for (int b = 0; b < broad; ++b) sums[y][b] = y + 1 < W::y ? sums[y + 1 < W::y ? y + 1 : y][b] : 0.0f;
+  }
+}
+
 }  // namespace of
