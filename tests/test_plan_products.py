@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import unfuse
-from onnxfuse.tuning import TuneOptions, tune
+from onnxfuse.tuning import Timed, TuneOptions, tune
 from onnxfuse.verifying import verify
 
 DIMS = {"M": 128, "N": 2}
@@ -125,3 +126,30 @@ def test_verification(runner: type[EmulatedRunner], tmp_path: Path) -> None:
     made = measured("a gate", tmp_path / "measurements.sqlite", product=20.0, runtime=50.0)
     (result,) = [node for node in verify(made, runner()).nodes if node.rule == "products"]
     assert result.verdict == ("passed" if runner is EmulatedRunner else "failed"), result
+
+
+def test_what_is_around_it_may_be_quick_by_itself(tmp_path: Path) -> None:
+    """A kernel that is quicker than all of the nodes apart, and no quicker than the product and a kernel of the rest,
+    is left, however slow the runtime is at the rest."""
+    model = parse(OFFERED["bias and activation"][0].replace("T[M", "float16[4096").replace("T[", "float16["))
+    region = fuse(model, eager=True).plan.with_products[0]
+    assert [node.op for node in region.view] == OFFERED["bias and activation"][1]
+    for alone, chosen in ((60.0, 1), (30.0, 0)):
+        timer = PricedTimer({("MatMul",): alone, ("MatMul", "Add", "Relu"): 300.0}, 50.0)
+        database = tmp_path / f"{alone}.sqlite"
+        with open_database(database) as kept:
+            tune(model, timer, kept, TuneOptions())
+        assert len(held(fuse(model, database=database, target="H100"), chosen=True)) == chosen
+
+
+class PricedTimer(FakeTimer):
+    """Says what the runtime takes for the nodes of these operators; all kernels take as long as each other."""
+
+    def __init__(self, runtime: dict[tuple[str, ...], float], kernel: float) -> None:
+        super().__init__(lambda name: kernel)
+        self.runtime = runtime
+
+    def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
+        timed = super().time(model, fused=fused)
+        operators = tuple(node.op_type for node in model.graph.node)
+        return timed if fused else replace(timed, microseconds=self.runtime.get(operators, 50.0))

@@ -98,12 +98,14 @@ class Offer:
 
     def __init__(self, pool: CandidatePool, context: Context, stage: str, *, trusted: bool = True) -> None:
         self.pool, self.context, self.stage, self.trusted = pool, context, stage, trusted
+        self.alone: tuple[frozenset[Node], float] | None = None
         self.taken: set[Members] = set()
         self.refused: dict[Members, tuple[Refusal, RegionCost | None]] = {}
 
     def around(self, beside: Beside) -> None:
         """Weigh the products bare, with as much behind it as there is a kernel for, and with what is before too."""
         bare = frozenset(beside.products)
+        self.alone = None if self.trusted else self._measured_alone(bare)
         whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), bare)
         for members in dict.fromkeys((whole, beside.before(whole), bare)):
             if members not in self.taken and members not in self.refused:
@@ -137,19 +139,39 @@ class Offer:
         if isinstance(made, Refusal):
             return made
         cost = measured_cost(made)
+        if not self.trusted:
+            return self._beside_alone(made, cost)
         if cost is not None:
             return made, cost
-        if not self.trusted:
+        cost = self._sure(made)
+        slow = next((refusal for refusal, _ in self.refused.values() if refusal.code == "measured-slower"), None)
+        return slow or self.pool.no_gain(made) or self.pool.objective.refuses(
+            cost, len(made.nodes), made.label, self.stage) or (made, cost)
+
+    def _beside_alone(self, region: Region, cost: RegionCost | None) -> tuple[Region, RegionCost] | Refusal:
+        """The same where measurements alone decide.  What surrounds the products may be a kernel of its own, whose gain
+        is predicted; so it is counted as predicted, and the runtime's products as measured alone."""
+        if cost is None or self.alone is None:
             return Refusal(
                 UNMEASURED,
                 "this product could be one kernel with what is around it; how fast that is on "
                 f"{self.pool.maker.costs.profile.name} was not measured, and products are fused only where that is "
                 "known to be faster", region.label, region.rule, "run onnxfuse tune on that GPU",
             )
-        cost = self._sure(made)
-        slow = next((refusal for refusal, _ in self.refused.values() if refusal.code == "measured-slower"), None)
-        return slow or self.pool.no_gain(made) or self.pool.objective.refuses(
-            cost, len(made.nodes), made.label, self.stage) or (made, cost)
+        nodes, microseconds = self.alone
+        rest, _ = self.pool.maker.costs.unfused(set(region.nodes) - nodes)
+        before = min(cost.seconds_before, 1e-6 * cost.executions * microseconds + rest)
+        cost = replace(cost, seconds_before=before)
+        return self.pool.objective.refuses(cost, len(region.nodes), region.label, self.stage) or (region, cost)
+
+    def _measured_alone(self, bare: Members) -> tuple[frozenset[Node], float] | None:
+        """The nodes of the products, and microseconds that the runtime takes for them; None where nobody measured."""
+        region = self.pool.region(bare, self.stage)
+        made = region if isinstance(region, Refusal) else self.pool.maker.with_kernel(region)
+        times = None if isinstance(made, Refusal) or self.context.times is None else self.context.times(made)
+        if isinstance(made, Refusal) or times is None or times.runtime is None:
+            return None
+        return frozenset(made.nodes), times.runtime
 
     def _sure(self, region: Region) -> RegionCost:
         """What a region saves whatever becomes of what the runtime fuses with its nodes: the bias of a convolution,

@@ -70,15 +70,22 @@ class Measured:
 
     def revision(self, fusion: Region) -> Region | Refusal:
         """A region with its best kernel and its times, or why it is left to the runtime."""
+        kernel, times = self._found(fusion)
+        fusion = replace(fusion, made=kernel, measured=None if times is None else times.as_json())
+        return fusion if times is None else _slower(fusion, times, self.costs) or fusion
+
+    def times(self, fusion: Region) -> Times | None:
+        """What a region takes, where it was measured."""
+        return self._found(fusion)[1]
+
+    def _found(self, fusion: Region) -> tuple[Kernel, Times | None]:
         what = self.identities.of(fusion)
         if what is None:
-            return fusion
+            return fusion.kernel, None
         key = what, fusion.rule, fusion.kernel.plan
         if key not in self.known:
             self.known[key] = self._asked(what, fusion)
-        kernel, times = self.known[key]
-        fusion = replace(fusion, made=kernel, measured=None if times is None else times.as_json())
-        return fusion if times is None else _slower(fusion, times, self.costs) or fusion
+        return self.known[key]
 
     def _asked(self, what: Identity, fusion: Region) -> tuple[Kernel, Times | None]:
         """The best kernel of a region, and what it takes."""
