@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import permutations
 
 import numpy as np
 import onnx
@@ -106,6 +107,19 @@ def test_what_others_need_stays(extra: str, output: str, stays: set[str]) -> Non
     assert hiding(made) == 2
     assert stays <= left(made).keys()
     assert verify(made, None).whole.identical
+
+
+@pytest.mark.parametrize("extra", ["", "e = Where(le, once, nought) t = Transpose(e) "])
+def test_each_fused_node_is_taken_apart_by_itself(extra: str) -> None:
+    """In any order: what another holds too comes back with the first, and stays."""
+    text = model(BOTH, extra, ", int64[S,S] t" if extra else "")
+    made = fused(text)
+    for order in permutations(node.name for node in made.model.graph.node if node.domain == "onnxfuse"):
+        left = made.model
+        for name in order:
+            left = unfuse(left, [name])
+            onnx.checker.check_model(left, full_check=True)
+        assert packed(left) == packed(parse(text))
 
 
 @pytest.mark.parametrize("mask", [
