@@ -292,7 +292,7 @@ def test_tiles_fit(kernel: Sequence[int], sizes: Sequence[int]) -> None:
     """Whatever is offered fits a block, has work for its threads, and the first of it costs least."""
     axes = tuple(replace(ONE, extent=dim(size), count=dim(size), taps=taps, start=dim(-(taps // 2)))
                  for size, taps in zip(sizes, kernel, strict=True))
-    planned = Planned(axes, tuple(sizes), 32 * 96, 1, 8, 8, 8 if sizes[-1] % 8 == 0 else 1,
+    planned = Planned(axes, tuple(sizes), 32 * 96, 96, 1, 8, 8, 8 if sizes[-1] % 8 == 0 else 1,
                       8 if sizes[-1] % 8 == 0 else 1)
     found = shapes(planned)
     assert all(cost(found[0], planned) <= cost(shape, planned) for shape in found)

@@ -196,8 +196,8 @@ def _sides(parts: Parts, sizes: Mapping[str, int]) -> _Sides:
     rows = [f"{expression(size, lowered.binding.symbols)} {width} % 0 =="
             for size, width in ((x.extent, row_loads), (x.count, row_stores)) if size.multiple_of() % width]
     counts = tuple(parts.planned(axis.count, sizes) for axis in parts.axes)
-    plan = Planned(parts.axes, counts, parts.planned(parts.planes, sizes), parts.features, loads, stores, row_loads,
-                   row_stores)
+    plan = Planned(parts.axes, counts, parts.planned(parts.planes, sizes), parts.planes.multiple_of(), parts.features,
+                   loads, stores, row_loads, row_stores)
     return _Sides(image, results, guards, (*guards, *rows), plan)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product as each_of
-from math import inf, prod
+from math import gcd, inf, prod
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.schedules.choice import Choice
@@ -156,6 +156,7 @@ class Planned:
     Attributes:
         axes, features: the convolution's; counts, planes: places along each axis, and planes, as they are planned, None
             where that is not known.
+        multiple: what divides the number of planes, whatever that is.
         loads, stores: widest vectors to read and to write, of numbers that follow one on another.
         row_loads, row_stores: the same within a row.
     """
@@ -163,6 +164,7 @@ class Planned:
     axes: tuple[Axis, ...]
     counts: tuple[int | None, ...]
     planes: int | None
+    multiple: int
     features: int
     loads: int
     stores: int
@@ -253,12 +255,15 @@ def _whole(planned: Planned) -> Iterator[Shape]:
         return
     deep, high, wide = counts
     read, written, width = prod(extents), prod(counts), extents[-1]
-    # Rows of vectors where they can be; else few numbers at once, which are put apart.
-    loads = next(each for each in (8, 4, 2, 1) if each <= planned.loads and (each <= 2 or width % each == 0))
+    # Rows of vectors where they can be; else few numbers at once, which are put apart.  None begins in one block, or
+    # image, and ends in another.
+    loads = next(each for each in (8, 4, 2, 1) if each <= planned.loads and (
+        (each <= 2 or width % each == 0) and planned.multiple * read % each == 0))
     for tall, broad in _of_thread(planned):
         for planes in (1, 2, 4, 8, 16, 32, 64):
-            fitting = [width for width in (8, 4, 2, 1) if width <= planned.stores and planes * written % width == 0]
-            shape = Shape(planes, deep, _up(high, tall), _up(wide, broad), tall, broad, loads, fitting[0])
+            stores = next(each for each in (8, 4, 2, 1) if each <= planned.stores and (
+                gcd(planes, planned.multiple) * written % each == 0))
+            shape = Shape(planes, deep, _up(high, tall), _up(wide, broad), tall, broad, loads, stores)
             tile = tile_of(shape, axes)
             if shape.items > MOST_THREADS or tile.shared > (SHARED if planes == 1 or tall > MOST_TALL else LARGE):
                 break

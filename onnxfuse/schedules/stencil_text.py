@@ -112,19 +112,19 @@ class StencilText:
         return self._joined(["const of::Vector<float, width> sum = of::load<width>(from);",
                              *vector_lines(writer, stores)])
 
-    def _weights(self, channel: str) -> list[str]:
-        """Bring the weights of a block's planes, each plane's aligned; ``channel``: that of plane ``plane``."""
+    def _weights(self) -> list[str]:
+        """Bring the weights of a block's planes, those of each aligned.  Behind the last channel's come the first's."""
         parts = self.parts
         writer = self._writer(Lanes(parts.puller.space, parts.puller, "@k", "", 1))
-        value = writer.scalar(parts.weight)
+        value, channels = writer.scalar(parts.weight), self._size(parts.channels)
         return [
-            "for (int item = threadIdx.x; item < (planes ? planes : 1) * held; item += threads) {",
+            f"const idx base = first % {channels} * W::taps;",
+            "for (int item = threadIdx.x; item < (planes ? planes : 1) * W::taps; item += threads) {",
             *indented([
-                "const int plane = item / held, tap = item % held;",
-                f"if (tap < W::taps && first + plane < {self._size(parts.planes * parts.features)}) {{",
-                *indented([f"const idx k = {channel} % {self._size(parts.channels)} * W::taps + tap;",
-                           "constexpr int width = 1, v = 0;", *writer.upto(Scope.LANE), f"weights[item] = {value};"]),
-                "}",
+                "const int plane = planes ? item / W::taps : 0;",
+                f"const idx k = planes ? (base + item) % ({channels} * W::taps) : base + item;",
+                "constexpr int width = 1, v = 0;", *writer.upto(Scope.LANE),
+                f"weights[item + plane * (held - W::taps)] = {value};",
             ]), "}",
         ]
 
@@ -238,7 +238,7 @@ class StencilText:
         ]
         return ["{", *indented([
             "constexpr int width = loads, vectors = pitch / width, all = layers * rows * vectors;",
-            *self._filling("all", bring, self._weights("first"), put),
+            *self._filling("all", bring, self._weights(), put),
         ]), "}"]
 
     def _finish_tile(self) -> list[str]:
@@ -280,7 +280,10 @@ class StencilText:
                   f"i / ({width} * {height}) * ((rows - {height}) * pitch) + "
                   f"i / ({width} * {height} * {depth}) * ((layers - {depth}) * slab)")
         place = ["const int from = begin + (pass * threads + threadIdx.x) * width;"]
-        bring, computed = self._pieces()
+        bring = ["if (from < here * read) stencil_read<width, idx>(@all, first * read + from, brought[pass]);"]
+        computed = [
+            "if (from < here * read)", "  stencil_value<width, idx>(@all, first * read + from, brought[pass], values);",
+        ] if self.late else [f"values = {self._floats('brought[pass]')};"]
         put = [
             *place, "of::Vector<float, width> values = {};", *computed,
             f"if constexpr ({width} % width == 0) {{",
@@ -291,37 +294,11 @@ class StencilText:
                 "const int i = from + v;", f"if (i < here * read) tile[{offset}] = values.at[v];"])),
             "}",
         ]
-        zeroed = [*_ZEROS, *self._weights("(first + plane)"), "__syncthreads();"]
+        zeroed = [*_ZEROS, *self._weights(), "__syncthreads();"]
         return ["{", *indented([
             "constexpr int width = loads;",
             *self._filling("planes * read", [*place, *bring], zeroed, put, " * width"),
         ]), "}"]
-
-    def _pieces(self) -> tuple[list[str], list[str]]:
-        """Lines that bring what begins at ``from``, and that make ``values`` of it; past the block's planes there may
-        be nothing to read."""
-        bring = [
-            "if (from + width <= here * read)",
-            "  stencil_read<width, idx>(@all, first * read + from, brought[pass]);",
-            "else if constexpr (read % width != 0)",
-            *indented(unrolled("int v = 0; v < width; ++v", [
-                f"of::Held<{self.element}, 1> one = {{}};",
-                "if (from + v < here * read) stencil_read<1, idx>(@all, first * read + from + v, one);",
-                f"{self._held('brought[pass]', 'width')}.at[v] = {self._held('one', '1')}.at[0];"])),
-        ]
-        if not self.late:
-            return bring, [f"values = {self._floats('brought[pass]')};"]
-        return bring, [
-            "if (from + width <= here * read)",
-            "  stencil_value<width, idx>(@all, first * read + from, brought[pass], values);",
-            "else if constexpr (read % width != 0)",
-            *indented(unrolled("int v = 0; v < width; ++v", [
-                "of::Vector<float, 1> one = {};",
-                f"of::Held<{self.element}, 1> alone;",
-                f"{self._held('alone', '1')}.at[0] = {self._held('brought[pass]', 'width')}.at[v];",
-                "if (from + v < here * read) stencil_value<1, idx>(@all, first * read + from + v, alone, one);",
-                "values.at[v] = one.at[0];"])),
-        ]
 
 
 _ZEROS = (
@@ -332,12 +309,7 @@ _ZEROS = (
 _FINISH_PLANES = (
     "{",
     "  constexpr int width = stores;",
-    "  for (int from = threadIdx.x * width; from < here * written; from += threads * width) {",
-    "    if (from + width <= here * written)",
-    "      stencil_result<width, idx>(@all, first * written + from, sums + from);",
-    "    else if constexpr (written % width != 0)",
-    "      for (int i = from; i < here * written; ++i)",
-    "        stencil_result<1, idx>(@all, first * written + i, sums + i);",
-    "  }",
+    "  for (int from = threadIdx.x * width; from < here * written; from += threads * width)",
+    "    stencil_result<width, idx>(@all, first * written + from, sums + from);",
     "}",
 )
