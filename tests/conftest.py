@@ -7,6 +7,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+# Each processor has tests of its own: numpy's threads would only wait for one another, and burn time as they do.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # The same examples every time; the search for what a failure has in common (Phase.explain) costs more than it tells.
 settings.register_profile(
     "ci",
