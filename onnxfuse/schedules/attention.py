@@ -208,7 +208,7 @@ class _Work:
         self.entries += [entry, join]
         steps = [entry.step(f"{blocks} {chunks} *", shared=str(shape.shared(self.depth, self.columns))),
                  join.step(f"{self.batch} {self.rows} * 4 ceil")]
-        hides = SplitText(self.parts, self.signature.sizes).visible is not None
+        hides = SplitText(self.parts, self.signature.sizes).narrows
         guards = (*needed, f"{blocks} 2 * sms <=", f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))
         self.variants.append(Variant(f"{_words(shape, hides)}, keys split", tuple(steps), guards))
 

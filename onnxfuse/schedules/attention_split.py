@@ -9,7 +9,6 @@ After "Flash-Decoding" (Dao, Haziza, Massa, Sizov, 2023).
 from __future__ import annotations
 
 from onnxfuse.schedules.attention_text import AttentionText, each_row
-from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented, unrolled
 
@@ -22,10 +21,9 @@ class SplitText(AttentionText):
     of a chunk, and ``chunks``."""
 
     @property
-    def visible(self) -> Visible | None:
+    def narrows(self) -> bool:
         """None are left out where masks are finite: a row's maximum is known only of all chunks."""
-        visible = self.parts.visible
-        return visible if visible is not None and visible.least is None else None
+        return self.visible is not None and self.visible.least is None
 
     @property
     def begin(self) -> str:
@@ -39,7 +37,7 @@ class SplitText(AttentionText):
 
     def place(self) -> list[str]:
         """The chunk too."""
-        constant = "const " if self.visible is None else ""
+        constant = "" if self.narrows else "const "
         return [
             "const idx part = (idx)blockIdx.x % chunks, block = (idx)blockIdx.x / chunks;",
             "const idx b = block / blocks, first = block % blocks * rows;",

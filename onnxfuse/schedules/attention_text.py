@@ -14,7 +14,7 @@ from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
 from onnxfuse.schedules.attention_parts import Parts
 from onnxfuse.schedules.attention_visible import Visible
-from onnxfuse.schedules.attention_visible_text import narrowed, seen
+from onnxfuse.schedules.attention_visible_text import clear, narrowed, seen
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, literal, pointer, unrolled
@@ -52,8 +52,13 @@ class AttentionText:
 
     @property
     def visible(self) -> Visible | None:
-        """The keys that a query sees, where others are left out."""
+        """The keys that a query sees by its place, where some are masked so."""
         return self.parts.visible
+
+    @property
+    def narrows(self) -> bool:
+        """Whether others are left out."""
+        return self.visible is not None
 
     @property
     def begin(self) -> str:
@@ -113,8 +118,9 @@ class AttentionText:
         if self.visible is None:
             return []
         lanes = Lanes(self.parts.puller.space, self.parts.puller, "@k", "", 1)
-        lines = seen(self.visible, self._writer(lanes), self.extents["k"])
-        return [*lines, *narrowed(self.begin, self.end, self.extents["m"])]
+        rows, lines = self.extents["m"], seen(self.visible, self._writer(lanes), self.extents["k"])
+        own = narrowed(self.begin, self.end, rows) if self.narrows else []
+        return [*lines, "long long low, high;", *own, *clear(rows)]
 
     def tiles(self) -> list[str]:
         """Lines that lay out shared memory."""
@@ -179,7 +185,7 @@ class AttentionText:
 
     def _once_more(self, loop: list[str]) -> list[str]:
         """Where a mask is a finite number, the loop again over all keys if a row has seen nothing far above it."""
-        if self.visible is None or self.visible.least is None:
+        if self.visible is None or self.visible.least is None or not self.narrows:
             return loop
         least, length = literal(self.visible.least, FLOAT), self.extents["k"]
         return indented([
@@ -238,16 +244,18 @@ class AttentionText:
             _, cut = self._scores(score, "0", length)
             ways = [*outer, f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}"]
         else:
-            ways = [
-                "if (start >= clear && start + keys <= clear_end) {",
-                *indented(chain(*self._scores(visible.score))),
-                "} else if (!everything) {" if visible.least is not None else "} else {",
-                *indented(["long long from, to;", "seen(m, m, true, from, to);",
-                           *chain(*self._scores(visible.score, "from", "to"))]),
-                "}",
-            ]
-            if visible.least is not None:
-                ways[-1:] = ["} else {", *indented(chain(*self._scores(score, "0", length))), "}"]
+            hiding = ["long long from, to;", "seen(m, m, true, from, to);",
+                      *chain(*self._scores(visible.score, "from", "to"))]
+            all_of_them = list(chain(*self._scores(score, "0", length)))
+            whole = indented(chain(*self._scores(visible.score)))
+            ways = ["if (start >= clear && start + keys <= clear_end) {", *whole, "} else {"]
+            if visible.least is None:
+                ways += indented(hiding)
+            elif not self.narrows:
+                ways += indented(all_of_them)
+            else:
+                ways += indented(["if (!everything) {", *indented(hiding), "} else {", *indented(all_of_them), "}"])
+            ways.append("}")
         return each_row([
             f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({rows} - 1));", *ways,
             *_POWERS, *last,

@@ -52,11 +52,16 @@ def _extremes(bound: Bound, writer: Writer) -> tuple[str, str]:
 
 
 def narrowed(begin: str, end: str, rows: str) -> list[str]:
-    """Lines that narrow a block's keys, and say which all queries of a warp see."""
+    """Lines that narrow a block's keys to those that some of its queries see."""
     return [
-        "long long low, high;",
         f"seen(first, of::imin(first + rows, (idx)({rows})) - 1, false, low, high);",
         f"{begin} = of::imax({begin}, (idx)(low / keys * keys)), {end} = of::imin({end}, (idx)high);",
+    ]
+
+
+def clear(rows: str) -> list[str]:
+    """Lines that say which keys all queries of a warp see."""
+    return [
         f"seen(of::imin(first + own, (idx)({rows}) - 1), of::imin(first + own + 16 * tiles, (idx)({rows})) - 1, true, "
         "low, high);",
         "const idx clear = (idx)low, clear_end = (idx)high;",
