@@ -43,9 +43,18 @@ QUICK = sorted(MODELS, key=lambda name: ZOO[name]["nodes"])[:3]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A process that makes a model has all seeds of that."""
     if "seed" in metafunc.fixturenames:
         first, count = (metafunc.config.getoption(name) for name in ("--seed", "--insertions"))
-        metafunc.parametrize("seed", range(first, first + count))
+        metafunc.parametrize("seed", [
+            pytest.param(seed, marks=pytest.mark.xdist_group(f"insertions-{model_of(seed, metafunc.config)}"))
+            for seed in range(first, first + count)])
+
+
+def model_of(seed: int, config: pytest.Config) -> str:
+    """The model of a seed."""
+    names = MODELS if config.getoption("--insertions") > FEW else QUICK
+    return names[seed % len(names)]
 
 
 @cache
@@ -93,8 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_insertions_change_nothing(seed: int, folder: Path, request: pytest.FixtureRequest) -> None:
     rng = Random(seed)
-    names = MODELS if request.config.getoption("--insertions") > FEW else QUICK
-    zoo, plain, types, grouped, wanted = original(names[seed % len(names)], folder)
+    zoo, plain, types, grouped, wanted = original(model_of(seed, request.config), folder)
     model = onnx.ModelProto()
     model.CopyFrom(plain)
     edges = drawn(model, types, rng, rng.randint(1, MOST), grouped)
