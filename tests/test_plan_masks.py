@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,10 +15,12 @@ import pytest
 from emulated import EmulatedRunner
 from kernel_harness import parse
 from sizes_models import packed
-from test_plan_attention import attentions, fuse, quick
+from test_plan_attention import attentions, fuse, quick, times
 
+from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.rewriting import unfuse
+from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import hidden, reference, verify
 from onnxfuse.verifying.evaluate import Evaluator
 
@@ -155,3 +158,13 @@ def test_what_is_hidden_does_not_show() -> None:
         [], [onnx.helper.make_tensor_value_info(f"y{place}", onnx.TensorProto.DOUBLE, []) for place in range(3)]),
         ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 20)])
     assert [float(each) for each in Evaluator(hidden.outweighed_model(body)).run({})] == [-1e30, -900.0, -np.inf]
+
+
+def test_attentions_with_their_masks_are_measured(tmp_path: Path) -> None:
+    """As they are planned, so that the plan after a measurement knows what they take."""
+    given = {"dims": {"B": 4, "S": 128}}
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        tune(parse(model(BOTH)), times(5.0), kept, TuneOptions(**given))
+    made = fuse(model(BOTH), database=Path(kept.name), target="H100", disable=["products"], **given)
+    found = [fusion for fusion in made.plan.fusions if fusion.kernel.hides]
+    assert len(found) == 2 and all(fusion.measured is not None for fusion in found)

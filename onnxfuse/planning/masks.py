@@ -43,7 +43,9 @@ _WORDS = "It computes its mask from the places of queries and keys, and leaves o
 
 def with_masks(plan: Plan, context: Context) -> Plan:
     """A plan whose attentions compute masks of places themselves."""
-    if not any(region.kernel.schedule == "attention" for region in (*plan.fusions, *plan.with_products)):
+    # What is not chosen matters where it is to be measured.
+    beside = plan.with_products if context.eager or context.measured is not None else ()
+    if not any(region.kernel.schedule == "attention" for region in (*plan.fusions, *beside)):
         return plan
     shares = shares_of(plan)
     changed: dict[Place, Share] = {}
@@ -52,7 +54,7 @@ def with_masks(plan: Plan, context: Context) -> Plan:
         place = space.maker.graph.place
         share = shares.get(place, Share())
         stage = _Masks(space, context, share.fusions)
-        products = [region for region in plan.with_products if region.nodes[0].place == place]
+        products = [region for region in beside if region.nodes[0].place == place]
         more += [made for region in products if (made := stage.made(region)) is not None]
         after = stage.planned(share)
         if after is not None:
