@@ -283,7 +283,7 @@ class CostModel:
         efficiency = schedule.efficiency
         if not schedule.cached:
             efficiency *= uncached(sum(counted.reads.values()) + sum(counted.writes.values()), self.profile)
-        return self.seconds(counted, efficiency=efficiency, again=again)
+        return self.seconds(counted, efficiency=efficiency, again=again) + schedule.waits_us * 1e-6
 
     def _rate(self, schedule: Schedule) -> float:
         """Share of a large product's rate that a schedule's products reach."""

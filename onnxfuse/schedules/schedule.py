@@ -78,6 +78,7 @@ class Schedule(ABC):
         efficiency: share of the memory's bandwidth that its kernels reach, or of a large product's rate where they
             contract (benchmarks/results, fitting).
         arithmetic: share of what the float32 cores could make, where that is what takes the time.
+        waits_us: microseconds that its kernels take beyond the least that any takes.
         cached: whether the second-level cache makes them faster.
     """
 
@@ -87,6 +88,7 @@ class Schedule(ABC):
     each: ClassVar[str] = ""
     efficiency: ClassVar[float]
     arithmetic: ClassVar[float] = 1.0
+    waits_us: ClassVar[float] = 0.0
     cached: ClassVar[bool] = True
 
     @abstractmethod

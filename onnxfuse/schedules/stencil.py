@@ -52,6 +52,7 @@ class Stencil(Schedule):
                 "vectors of {loads} and {stores}")
     efficiency = 0.45
     arithmetic = 0.35
+    waits_us = 1.5
     # It waits for tiles, wherever they come from.
     cached = False
 
