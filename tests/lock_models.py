@@ -1,15 +1,23 @@
-"""Layers with residual norms, in the ways in which exporters of several releases write them, for the tests of locks."""
+"""Layers with residual norms, in the ways in which exporters of several releases write them, and their locks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
-from cli_models import parse
+from cli_models import parse, run
 from onnx import helper, numpy_helper
 
+import onnxfuse
+from onnxfuse.locking import Lock, lock_text
+
 HIDDEN = 256
+
+PLAN = {"verify": False, "target": "H100", "database": False}
+NORM = ["Add", "Add(1)", "LayerNormalization(2)", "Tanh(3)"]
+"""The structure of a layer's fused node."""
 
 CHAIN = """m{i} = ReduceMean {axes}
  d{i} = Sub(s{i}, m{i})
@@ -80,3 +88,22 @@ def renamed(model: onnx.ModelProto, more: Mapping[str, str] | None = None) -> on
     for item in (*made.graph.input, *made.graph.output, *made.graph.initializer, *made.graph.value_info):
         item.name = new.get(item.name, item.name)
     return made
+
+
+def optimised(model: onnx.ModelProto | Path, **options: object) -> onnxfuse.Result:
+    return onnxfuse.optimize(model, **{**PLAN, **options})  # type: ignore[arg-type]
+
+
+def written(lock: Lock, folder: Path) -> Path:
+    """The lock as a file."""
+    path = folder / "m.lock.yaml"
+    path.write_text(lock_text(lock))
+    return path
+
+
+def lines(folder: Path, model: onnx.ModelProto, file: Path, *options: object) -> tuple[int, list[str]]:
+    """The exit code of check, and what it prints without the folder's name and margins."""
+    path = folder / "m.onnx"
+    onnx.save(model, path)
+    result = run("check", path, "--lock", file, "--no-database", *options)
+    return result.exit_code, [line.strip() for line in result.output.replace(str(folder), "FOLDER").splitlines()]
