@@ -268,6 +268,22 @@ def attention_of(made: Made, choice: object) -> Made:
     return Made(made.model, made.graph, made.lowered, kernel)
 
 
+ACROSS = "g (T[B,2,S,40] q, T[B,2,40,K] k, T[B,2,K,24] v, T[S,K] m) => (T[B,2,S,24] y) { s = MatMul(q, k) c = Add(s, m) p = Softmax(c) y = MatMul(p, v) }"
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_keys_that_lie_side_by_side(kind: str) -> None:
+    """Are copied as they lie, where their number divides; by four warps together, by each, and where they are split."""
+    for planned, count in (({"B": 1, "S": 70, "K": 136}, 3), ({"B": 1, "S": 3, "K": 600}, 2)):
+        made = attention(ACROSS, kind, planned)
+        functions = [each.body for each in made.kernel.code.functions if each.name != "attention_join"]
+        assert all(body.count("of::copy_async(to, i1 + ") >= 1 for body in functions) and len(functions) == 2
+        inputs = random_inputs(made, planned)
+        check(made, inputs, length=planned["K"], limit=count)
+        check(made, random_inputs(made, {"B": 2, "S": 5, "K": 49}), length=49, limit=1)
+    assert "copy_async(to, i1" not in attention(ACROSS, planned={"K": 49}).kernel.code.functions[0].body
+
+
 REFUSED = [
     (PLAIN.replace("T[", "float[").replace("T ", "float "), "products of float32; its kernels have those of float16 or bfloat16"),
     (PLAIN.replace("64", "D"), "the head size, D and D, is known only when it runs"),

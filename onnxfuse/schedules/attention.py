@@ -289,13 +289,15 @@ def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str,
     sides = ((parts.queries, "@d", parts.depth), (parts.keys, "@d", parts.depth), (parts.values, "@n", parts.columns))
     for scalar, base, extent in sides:
         lanes = Lanes(space, puller, base, "", WIDTH)
+        along = _across(parts, planned) if scalar is parts.keys else None
+        lanes = along or lanes
         moving = moving_loads([scalar, *puller.gathered.values()], lanes)
         lanes.rely_on_loads(moving)
-        whole = extent.multiple_of() % WIDTH == 0
+        whole = along is not None or extent.multiple_of() % WIDTH == 0
         alike = all(is_vector(load, lanes) for load in moving)
         vectors = vectors and whole and divides(lanes, planned)
         copied = isinstance(scalar, Load) and alike and lanes.stride(scalar.offset) == 1
-        made.append(Access(scalar, lanes, copied))
+        made.append(Access(scalar, lanes, copied, along is not None))
         guards += vector_guards(lowered, lanes, [
             (f"i{load.input}", TYPES[load.dtype].size) for load in moving
             if lanes.stride(load.offset) == 1 and is_vector(load, lanes)])
@@ -313,3 +315,17 @@ def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str,
         guards += vector_guards(lowered, lanes, targets)
     parts = replace(parts, accesses=tuple(made), along_keys=pairs["@k"], along_columns=pairs["@n"], vectors=vectors)
     return parts, tuple(dict.fromkeys(guards))
+
+
+def _across(parts: Parts, planned: Mapping[str, int]) -> Lanes | None:
+    """Lanes along the keys, where these lie side by side, at the planned sizes too, and what a head is of does not."""
+    space, puller = parts.puller.space, parts.puller
+    lanes, other = (Lanes(space, puller, base, "", WIDTH) for base in ("@k", "@d"))
+    loads = moving_loads([parts.keys], lanes)
+    if not loads or not lanes.may_divide(parts.length) or not all(is_vector(load, lanes) for load in loads):
+        return None
+    if all(other.stride(load.offset) in (0, 1) for load in moving_loads([parts.keys], other)):
+        return None
+    lanes.rely_on_size(parts.length)
+    lanes.rely_on_loads(loads)
+    return lanes if divides(lanes, planned) else None

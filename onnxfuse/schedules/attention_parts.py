@@ -34,12 +34,13 @@ MOST_DEPTH = 256
 
 @dataclass(frozen=True)
 class Access:
-    """How a tile of an operand is filled: its elements, the lanes of its vectors, and whether these are copied as they
-    lie in memory."""
+    """How a tile of an operand is filled: its elements, the lanes of its vectors, whether these are copied as they lie
+    in memory, and whether they are of neighbouring keys, and not of neighbours along the head."""
 
     scalar: Scalar
     lanes: Lanes
     copied: bool
+    across: bool = False
 
 
 @dataclass(frozen=True)

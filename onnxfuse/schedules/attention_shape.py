@@ -57,7 +57,8 @@ class Shape:
     def shared(self, depth: int, columns: int) -> int:
         """Bytes of shared memory for heads of these sizes; see ``attention_text`` and ``attention_together``."""
         if not self.together:
-            return 2 * ((self.rows + self.keys) * (depth + WIDTH) + self.keys * (columns + WIDTH))
+            keys = self.keys * depth + WIDTH * max(self.keys, depth)  # which may lie across
+            return 2 * (self.rows * (depth + WIDTH) + keys + self.keys * (columns + WIDTH))
         depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
         return TILE_BYTES + 2 * ((self.rows + 2 * self.keys) * depth + 2 * self.keys * columns)
 

@@ -28,6 +28,10 @@ _TILES = (("rows", "depth", "m", "d"), ("keys", "depth", "k", "d"), ("keys", "co
 """Of queries, keys and values: rows and columns of a tile, and the loops over them."""
 
 
+_ROWS = {"depth": "long_row", "columns": "wide_row", "keys": "key_row"}
+"""How far rows of so many columns are from one another."""
+
+
 def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
     """The body of the kernel, over the template's ``warps``, ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and
     ``idx``: ``wide`` is the width of vectors."""
@@ -125,15 +129,20 @@ class AttentionText:
     def tiles(self) -> list[str]:
         """Lines that lay out shared memory."""
         return [
-            "constexpr int long_row = depth + 8, wide_row = columns + 8;",
+            "constexpr int long_row = depth + 8, wide_row = columns + 8, key_row = keys + 8;",
             "T* const query_tile = reinterpret_cast<T*>(of_dynamic);",
             "T* const key_tile = query_tile + rows * long_row;",
-            "T* const value_tile = key_tile + keys * long_row;",
+            f"T* const value_tile = key_tile + {'depth * key_row' if self.across else 'keys * long_row'};",
         ]
 
-    def at(self, rows: str, columns: str, column: str) -> str:
+    @property
+    def across(self) -> bool:
+        """Whether rows of a tile of keys are of one place of all of them."""
+        return self.parts.accesses[1].across
+
+    def at(self, rows: str, columns: str) -> str:
         """Where of a tile of so many rows and columns the vector lies that begins at ``column`` of row ``line``."""
-        return f"line * {'long_row' if columns == 'depth' else 'wide_row'} + {column}"
+        return f"line * {_ROWS[columns]} + column"
 
     def functors(self) -> list[str]:
         """What maxima and powers are computed by."""
@@ -142,11 +151,15 @@ class AttentionText:
 
     def bring(self, place: int, tile: str, first: str) -> list[str]:
         """Fill a tile of queries (0), keys (1) or values (2) from row ``first`` on: vectors of each row, zeros past the
-        ends."""
+        ends.  Keys that lie side by side make rows of what they have at one place."""
         access, (rows, columns, row, column) = self.parts.accesses[place], _TILES[place]
+        at = {row: f"{first} + line", column: "column"}
+        if access.across:
+            rows, columns, row, column = columns, rows, column, row
+            at = {row: "line", column: f"{first} + column"}
         writer = self._writer(access.lanes)
         inside = f"{row} < {self.extents[row]} && {column} < {self.extents[column]}"
-        body = [f"const idx {row} = {first} + line;", f"T* const to = {tile} + {self.at(rows, columns, column)};"]
+        body = [f"const idx {row} = {at[row]};", f"T* const to = {tile} + {self.at(rows, columns)};"]
         computed = ["of::Vector<T, width> vector = {};", f"if ({inside}) {{",
                     *indented(self._packed(writer, access.scalar)), "}", "of::store(to, vector);"]
         if access.copied:
@@ -158,6 +171,7 @@ class AttentionText:
             copied = [*copier.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
             computed = ["if constexpr (width == 8) {", *indented(copied), "} else {", *indented(computed), "}"]
         lines = [
+            f"const idx {column} = {at[column]};",
             "#pragma unroll 8", f"for (int pass = 0; pass < ({rows} + step - 1) / step; ++pass) {{",
             *indented(["const int line = thread / lanes + pass * step;",
                        f"if ({rows} % step && line >= {rows}) break;", *body, *computed]), "}",
@@ -168,7 +182,7 @@ class AttentionText:
                 f"constexpr int width = wide, lanes = of::lanes_of({columns} / wide, threads);",
                 "constexpr int step = threads / lanes;",
                 "const int thread = threadIdx.x % threads;  // which the compiler sees is less",
-                f"for (int {column} = thread % lanes * width; {column} < {columns}; {column} += lanes * width) {{",
+                f"for (int column = thread % lanes * width; column < {columns}; column += lanes * width) {{",
                 *indented(lines), "}",
             ]),
             "}",
@@ -221,7 +235,7 @@ class AttentionText:
                 *self.bring(2, "value_tile", "start"),
                 "of::copies_asked();",
                 "float scores[tiles][keys / 8][4] = {};",
-                *_SCORES,
+                *_scores(self.across),
                 *self.scored(RESCALED),
                 "// The values are here, and everybody is done with the keys.",
                 "of::copies_here<0>();",
@@ -335,29 +349,32 @@ class AttentionText:
         return stored, writer.upto(Scope.ROW)
 
 
-_SCORES = (
-    "// Scores: the sums of the first product.",
-    "#pragma unroll",
-    "for (int step = 0; step < depth / 16; ++step) {",
-    "  unsigned left[tiles][4];",
-    "#pragma unroll",
-    "  for (int i = 0; i < tiles; ++i) {",
-    "    const int line = own + i * 16 + lane % 16;",
-    "    of::load_matrices<false>(left[i], query_tile + line * long_row + step * 16 + lane / 16 * 8);",
-    "  }",
-    "#pragma unroll",
-    "  for (int n = 0; n < keys / 8; n += 2) {",
-    "    unsigned right[4];",
-    "    const int line = n * 8 + lane / 16 * 8 + lane % 8;",
-    "    of::load_matrices<false>(right, key_tile + line * long_row + step * 16 + lane / 8 % 2 * 8);",
-    "#pragma unroll",
-    "    for (int i = 0; i < tiles; ++i) {",
-    "      of::mma<T>(scores[i][n], left[i], right[0], right[1]);",
-    "      of::mma<T>(scores[i][n + 1], left[i], right[2], right[3]);",
-    "    }",
-    "  }",
-    "}",
-)
+def _scores(across: bool) -> list[str]:
+    """Lines that sum up the first product, of keys that lie one after the other, or across."""
+    keys = (
+        ["const T* const line = key_tile + (step * 16 + lane % 16) * key_row;",
+         "of::load_matrices<true>(right, line + n * 8 + lane / 16 * 8);"] if across else
+        ["const T* const line = key_tile + (n * 8 + lane / 16 * 8 + lane % 8) * long_row;",
+         "of::load_matrices<false>(right, line + step * 16 + lane / 8 % 2 * 8);"])
+    return [
+        "// Scores: the sums of the first product.",
+        *unrolled("int step = 0; step < depth / 16; ++step", [
+            "unsigned left[tiles][4];",
+            *unrolled("int i = 0; i < tiles; ++i", [
+                "const int line = own + i * 16 + lane % 16;",
+                "of::load_matrices<false>(left[i], query_tile + line * long_row + step * 16 + lane / 16 * 8);",
+            ]),
+            *unrolled("int n = 0; n < keys / 8; n += 2", [
+                "unsigned right[4];",
+                *keys,
+                *unrolled("int i = 0; i < tiles; ++i", [
+                    "of::mma<T>(scores[i][n], left[i], right[0], right[1]);",
+                    "of::mma<T>(scores[i][n + 1], left[i], right[2], right[3]);",
+                ]),
+            ]),
+        ]),
+    ]
+
 
 _POWERS = (
     "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",

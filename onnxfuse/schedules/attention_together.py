@@ -15,7 +15,7 @@ from onnxfuse.schedules.text import indented, unrolled
 
 _TILE = "unsigned long long"  # what the instruction reads one by
 _HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
-_SCORES = "of::multiply_tiles<Tensor, T, rows, keys, depth>(scores[0], query_tile, {}, own);"
+_SCORES = "of::multiply_tiles<Tensor, T, rows, keys, depth, false, {}>(scores[0], query_tile, {}, own);"
 _SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
 _PACKED = (
     "// They are the left operand of the second product.",
@@ -50,9 +50,12 @@ class TogetherText(AttentionText):
             "T* const value_tile = key_tile + 2 * key_place;",
         ]
 
-    def at(self, rows: str, columns: str, column: str) -> str:
+    def at(self, rows: str, columns: str) -> str:
         """As products read it."""
-        return f"of::place<{rows}>(line, {column})"
+        return f"of::place<{rows}>(line, column)"
+
+    def _scored(self, tile: str) -> str:
+        return _SCORES.format(str(self.across).lower(), tile)
 
     def loop(self) -> list[str]:
         """The first scores, then tile by tile scores and the sums of the tile before, then the last sums."""
@@ -60,7 +63,7 @@ class TogetherText(AttentionText):
             *self._softmax(),
             *_HERE,
             "of::products_begin();",
-            _SCORES.format("key_tile"),
+            self._scored("key_tile"),
             "of::products_asked();",
             *self._following(self.begin, "value_tile", "key_tile + key_place"),
             "of::products_done<0>();",
@@ -85,7 +88,7 @@ class TogetherText(AttentionText):
             "// The keys and the values of the tile before are here, and everybody is done with those before them.",
             *_HERE,
             "of::products_begin();",
-            _SCORES.format("key_tile + (1 - turn) * key_place"),
+            self._scored("key_tile + (1 - turn) * key_place"),
             "of::products_asked();",
             _SUMS.format("value_tile + turn * value_place"),
             "of::products_asked();",
@@ -123,7 +126,8 @@ class TogetherText(AttentionText):
             *indented([
                 *instruction(
                     "by_tile", self.keys, kind, parameters=f"{_TILE} left, {_TILE} right, int more",
-                    given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more, 1, 1, 0, 0", more="%{2}"),
+                    given='"l"(left), "l"(right), "r"(more)', more="%{2}",
+                    operands=f"%{{0}}, %{{1}}, more, 1, 1, 0, {int(self.across)}"),
                 *instruction(
                     "by_fragments", self.columns, kind, parameters=f"const unsigned (&left)[4], {_TILE} right",
                     given='"r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)',
