@@ -312,6 +312,18 @@ def test_halves_that_change_places_stay_vectors() -> None:
     assert len(loads) == 2 and all(is_vector(load, lanes) for load in loads) and not lanes.multiples
 
 
+@pytest.mark.parametrize(("step", "expected"), [(64, (0, 1)), (60, (None, None))])
+def test_digits_of_a_sum_are_of_a_vector_where_the_sum_is(step: int, expected: tuple[int | None, ...]) -> None:
+    """Heads of which one of two indices says which: the sum begins at whole vectors, or does not."""
+    space = IndexSpace()
+    one, other, column = (space.base(name, dim(64)) for name in ("@A", "@B", "@L"))
+    places = space.divmod(one * step + other * step + column, dim(256))
+    assert space.derived
+    lanes = Lanes(space, Puller(space), "@L", "", 8)
+    assert tuple(None if (stride := lanes.stride(place)) is None else stride.value for place in places) == expected
+    assert not lanes.multiples
+
+
 def test_a_digit_counted_from_behind_is_a_digit() -> None:
     """What turns the places of a row around needs no division to find the row."""
     space = IndexSpace()

@@ -98,12 +98,21 @@ class Lanes:
             return dim(1)
         if digit is None or digit.base != self.element:
             base = digit.base if digit is not None else name
-            if base != name and self._moves(base):
+            if digit is None or base == name or not self._moves(base):
+                return None if self._moves(base) else dim(0)
+            if not self._counts(base, taken):
                 return self._step(base, taken)
-            return None if self._moves(base) else dim(0)
         if digit.step == 1:
             return dim(1) if digit.size is not None and self._multiple(digit.size, taken) else None
         return dim(0) if self._multiple(digit.step, taken) else None
+
+    def _counts(self, base: str, taken: dict[Dim, None]) -> bool:
+        """Whether a base that is derived grows by one from lane to lane, and is a multiple of the width at the first,
+        so that its digits are as those of the element's own base."""
+        index, more = self.space.derived.get(base), dict[Dim, None]()
+        counts = index is not None and self._stride(index, more) == 1 and self._aligned(index, more)
+        taken.update(more if counts else {})
+        return counts
 
     def may_divide(self, size: Dim) -> bool:
         """Whether a size is a multiple of the width, or may be one when the kernel runs."""
