@@ -165,6 +165,14 @@ def test_measured_attention(tmp_path: Path, microseconds: float, count: int) -> 
     assert any(fusion.kernel.schedule == "rows" for fusion in made.plan.fusions) is not bool(count)
 
 
+def test_it_competes_with_a_kernel_of_the_softmax_by_its_own_time_alone(tmp_path: Path) -> None:
+    """What the latter saves is predicted: the runtime's time, measured low, counts for neither."""
+    timer = FakeTimer(lambda name: {RUNTIME: 5.0, "attention": 4.0}.get(name.split("_")[0], 1.0))
+    database = tmp_path / "measurements.sqlite"
+    tuned(timer, database)
+    assert attentions(fuse(database=database, dims={"B": 8, "S": 128}, target="H100"))
+
+
 @pytest.fixture
 def known(tmp_path: Path) -> Path:
     """A database with nothing in it."""

@@ -164,13 +164,19 @@ def with_kernel(region: Region, pool: CandidatePool, context: Context) -> Region
 
 
 def measured_cost(region: Region) -> RegionCost | None:
-    """A region's cost by what was measured; None where that does not say."""
+    """A region's cost by what was measured; None where that does not say.
+
+    What else may become of its nodes is worth what predictions of these say, so that this is too, and only the kernel's
+    own time is the measured one; what the runtime took counts where predictions see no gain.  (A region that was
+    measured slower than the runtime's nodes is none.)
+    """
     measured, cost = region.measured, region.cost
     if measured is None or measured["runtime_microseconds"] is None:
         return None
     runs = 1e-6 * cost.executions
     before, after = (runs * measured[side] for side in ("runtime_microseconds", "microseconds"))
-    return replace(cost, seconds_before=before, seconds_after=after)
+    return replace(cost, seconds_before=cost.seconds_before if cost.seconds_before > after else before,
+                   seconds_after=after)
 
 
 def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
