@@ -27,8 +27,8 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
                               "ways"))
-softmax_passes, attention, depthwise, odd_rows = map(
-    importlib.import_module, ("softmax_passes", "attention", "depthwise", "odd_rows"))
+softmax_passes, attention, depthwise, odd_rows, products = map(
+    importlib.import_module, ("softmax_passes", "attention", "depthwise", "odd_rows", "products"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -48,7 +48,7 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
 @pytest.mark.parametrize(("script", "instead"), [
     (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
     (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"),
-    (depthwise, "--dry-run"), (odd_rows, "--dry-run"), (cold_start, ""),
+    (depthwise, "--dry-run"), (products, "--dry-run"), (odd_rows, "--dry-run"), (cold_start, ""),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
@@ -515,6 +515,20 @@ def test_attentions_that_are_timed_are_one_kernel() -> None:
     text, passes = attention.show([timed])
     assert timed.best == "b" and " 1.10 |" in text and not passes
     assert attention.show([replace(timed, torch=11.0)])[1]
+
+
+@pytest.mark.parametrize(("name", "tflops"), [
+    ("bert 8:128 up", 4.8), ("bert 8:128 up, GELU", 4.8), ("bert 8:128 down, residual", 4.8), ("llama gate", 47.2),
+    ("resnet 14, 3 x 3", 7.4), ("resnet 56, 64 to 256", 3.3)])
+def test_products_that_are_timed_are_one_kernel(name: str, tflops: float) -> None:
+    """With what follows them, and transposes of what lies channels-last."""
+    case = next(each for each in products.CASES if each.name == name)
+    found = products.measure(case, find_profile("H200"), dry_run=True)
+    assert found.own.startswith("product_") and set(found.ways.values()) == {None} and len(found.ways) > 4
+    assert case.flops == pytest.approx(tflops * 1e9, rel=0.05)
+    timed = replace(found, torch=10.0, ways={"a": 12.0, "b": 11.0})
+    text, passes = products.show([timed])
+    assert " 1.10 |" in text and passes and not products.show([replace(timed, torch=9.0)])[1]
 
 
 def test_depthwise_convolutions_that_are_timed_are_one_kernel() -> None:

@@ -1,0 +1,209 @@
+"""Products and convolutions with what follows them as one kernel: every way to run them, the runtime's own nodes, and
+PyTorch's bare product where that is installed.
+
+    python benchmarks/products.py [--cases bert,resnet] [--target GPU] [--dry-run] [--no-torch]
+
+Products of the zoo in float16, bare and with a bias and GELU or a residual, a gate and its value, and convolutions of
+channels-last tensors with bias and ReLU.  PyTorch's time is of the bare product, or of the channels-last convolution
+without bias.  Passes where bare products take at most 1 / 0.9 times PyTorch's time in the mean, and the others at most
+1.10 times each.  ``--dry-run`` names the ways and times nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import click
+import region_times
+from common import ApartError, apart, environment, measured_on, table, write_results
+from region_times import chosen, figure, graph, options, timed
+
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.tuning.subjects import subjects_of
+
+BARE, AROUND = 1 / 0.9, 1.10
+"""How many times PyTorch's bare product the best way may take: in the mean of those that are bare, and with more."""
+
+SETS, RUNS = 3, 24
+"""Sets of inputs of PyTorch's that take turns, and runs that are timed."""
+
+FOLLOWS = {
+    "": "y = Identity(p)", "residual": "s = Add(p, c) y = Add(s, r)",
+    "gelu": "s = Add(p, c) f = Constant <value_float = 1.41421356> () q = CastLike(f, a) h = Div(s, q) e = Erf(h) "
+            "i = Constant <value_float = 1.0> () j = CastLike(i, a) o = Add(e, j) g = Mul(s, o) "
+            "l = Constant <value_float = 0.5> () m = CastLike(l, a) y = Mul(g, m)",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product of ``rows`` by ``columns`` elements over ``depth``; or, with a ``window``, a convolution of ``rows``
+    images of ``side`` by ``side``; ``products`` of one operand, a gate's two; ``follows``: what does."""
+
+    name: str
+    rows: int
+    columns: int
+    depth: int
+    follows: str = ""
+    products: int = 1
+    side: int = 0
+    window: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Of the products."""
+        pixels, taps = max(self.side, 1) ** 2, max(self.window, 1) ** 2
+        return 2 * self.products * self.rows * pixels * self.columns * self.depth * taps
+
+    @property
+    def text(self) -> str:
+        """The graph."""
+        m, n, k = self.rows, self.columns, self.depth
+        if self.window:
+            pad, size = self.window // 2, f"{m},{self.side},{self.side}"
+            pads = f"pads = [{pad},{pad},{pad},{pad}]"
+            return (f"(float16[{size},{k}] x, float16[{n},{self.window},{self.window},{k}] w, float16[{n}] c)"
+                    f" => (float16[{size},{n}] y) {{ t = Transpose <perm = [0,3,1,2]> (x) "
+                    f"v = Transpose <perm = [0,3,1,2]> (w) p = Conv <{pads}> (t, v, c) q = Relu(p) "
+                    f"y = Transpose <perm = [0,2,3,1]> (q) }}")
+        if self.products == 2:
+            return (f"(float16[{m},{k}] a, float16[{k},{n}] b, float16[{k},{n}] c) => (float16[{m},{n}] y) "
+                    "{ u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }")
+        more = {"residual": f", float16[{n}] c, float16[{m},{n}] r", "gelu": f", float16[{n}] c"}.get(self.follows, "")
+        return (f"(float16[{m},{k}] a, float16[{k},{n}] b{more}) => (float16[{m},{n}] y) "
+                f"{{ p = MatMul(a, b) {FOLLOWS[self.follows]} }}")
+
+
+def _transformer(name: str, rows: int, width: int, inner: int) -> list[Case]:
+    return [Case(f"{name} projection", rows, width, width), Case(f"{name} up", rows, inner, width),
+            Case(f"{name} up, GELU", rows, inner, width, "gelu"), Case(f"{name} down", rows, width, inner),
+            Case(f"{name} down, residual", rows, width, inner, "residual")]
+
+
+CASES = (
+    *_transformer("bert 8:128", 1024, 768, 3072), *_transformer("bert 32:384", 12_288, 768, 3072),
+    *_transformer("vit 32", 6304, 768, 3072), Case("t5 projection", 2048, 512, 512),
+    Case("llama projection", 1024, 2048, 2048), Case("llama down", 1024, 2048, 5632),
+    Case("llama gate", 1024, 5632, 2048, "gate", 2), Case("large", 8192, 8192, 4096),
+    *(Case(f"resnet {side}, 3 x 3", 32, channels, channels, "relu", side=side, window=3)
+      for side, channels in ((56, 64), (28, 128), (14, 256), (7, 512))),
+    *(Case(f"resnet {side}, {depth} to {columns}", 32, columns, depth, "relu", side=side, window=1)
+      for side, depth, columns in ((56, 64, 256), (56, 256, 64), (28, 128, 512), (28, 512, 128), (14, 256, 1024),
+                                   (14, 1024, 256), (7, 512, 2048), (7, 2048, 512))),
+    *(Case(f"unet {side}, 3 x 3", 2, channels, channels, "relu", side=side, window=3)
+      for side, channels in ((64, 320), (32, 640), (16, 1280))),
+    *(Case(f"vae {side}, 3 x 3", 4, channels, channels, "relu", side=side, window=3)
+      for side, channels in ((256, 128), (64, 512))),
+)
+
+
+@dataclass(frozen=True)
+class Result(region_times.Result[Case]):
+    """A case, and the microseconds of PyTorch's bare product."""
+
+    torch: float | None = None
+
+
+def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
+    """All ways to run a case, timed."""
+    plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
+    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "product"]
+    subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
+    return Result(**vars(timed(case, subject, plan, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+
+
+def torch_times(cases: Sequence[Case]) -> list[float]:
+    """Microseconds of GPU time of PyTorch's bare products; run in a process of its own."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.backends.cudnn.benchmark = True
+    return [_torch_time(case) for case in cases]
+
+
+def _torch_time(case: Case) -> float:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    runs = [_bare(case) for _ in range(SETS)]
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for turn in range(RUNS):
+            runs[turn % SETS]()
+        torch.cuda.synchronize()
+    return float(sum(event.self_device_time_total for event in profiled.key_averages())) / RUNS
+
+
+def _bare(case: Case) -> Callable[[], Any]:
+    """PyTorch's product on inputs of its own."""
+    import torch
+
+    kind: dict[str, Any] = {"dtype": torch.float16, "device": "cuda"}
+    if not case.window:
+        left, right = torch.randn(case.rows, case.depth, **kind), torch.randn(
+            case.depth, case.columns * case.products, **kind)
+        return lambda: torch.mm(left, right)
+    images = torch.randn(case.rows, case.side, case.side, case.depth, **kind).permute(0, 3, 1, 2)
+    weights = torch.randn(case.columns, case.window, case.window, case.depth, **kind).permute(0, 3, 1, 2)
+    return lambda: torch.nn.functional.conv2d(images, weights, padding=case.window // 2)
+
+
+def with_torch(results: list[Result]) -> list[Result]:
+    """The same with PyTorch's times, if it is there."""
+    try:
+        times = apart(torch_times, [result.case for result in results])
+    except ApartError as error:
+        click.echo(f"  PyTorch: {error}", err=True)
+        return results
+    return [replace(result, torch=found) for result, found in zip(results, times, strict=True)]
+
+
+def show(found: list[Result]) -> tuple[str, bool]:
+    """The table, and whether it passes."""
+    rows, bare, around = [], [], []
+    for one in found:
+        best = one.ways[one.best]
+        share = best / one.torch if best and one.torch else None
+        if share:
+            (around if one.case.follows else bare).append(share)
+        rows.append([
+            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
+            figure(best), one.best if best else one.own, f"{one.case.flops / best / 1e6:.0f}" if best else "",
+            figure(one.torch), f"{share:.2f}" if share else ""])
+    head = ["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TFLOP/s", "PyTorch µs",
+            "best / PyTorch"]
+    text = table(head, rows)
+    if bare:
+        text += f"\n\nBare products take {geometric_mean(bare):.3f} times as long as PyTorch's in the mean."
+    if around:
+        text += f"\n\nWith what follows them {geometric_mean(around):.3f} times, {max(around):.2f} at most."
+    return text, not (bare and geometric_mean(bare) > BARE) and max(around, default=0.0) <= AROUND
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@options
+@click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's products too.")
+def main(names: str | None, target: str | None, dry_run: bool, compare: bool, out: Path) -> None:
+    where = apart(environment) if dry_run else measured_on("--dry-run")
+    profile = resolve_profile(target or where.gpu or "H100")
+    found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
+    found = with_torch(found) if compare and not dry_run else found
+    text, passes = show(found)
+    click.echo(text)
+    if not dry_run:
+        path = write_results(out, "products", where, {"cases": [asdict(each) for each in found]}, text)
+        click.echo(f"written: {path} and .json", err=True)
+    sys.exit(not passes)
+
+
+if __name__ == "__main__":
+    main()
