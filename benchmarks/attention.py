@@ -20,8 +20,8 @@ from typing import Any
 
 import click
 import region_times
-from common import ApartError, apart, environment, measured_on, table, write_results
-from region_times import chosen, figure, graph, options, timed
+from common import apart, environment, measured_on, table
+from region_times import chosen, conclude, figure, graph, options, timed, torch_beside, torch_microseconds
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -30,8 +30,8 @@ from onnxfuse.tuning.subjects import subjects_of
 MEAN = 1.05
 """How many times as long as PyTorch's fastest the best way may take, in the mean."""
 
-SETS, RUNS = 3, 24
-"""Sets of inputs of PyTorch's that take turns, and runs that are timed."""
+SETS = 3
+"""Sets of inputs of PyTorch's that take turns."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,6 @@ def torch_times(cases: Sequence[Case]) -> list[dict[str, float]]:
 def _torch_times(case: Case) -> dict[str, float]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.profiler import ProfilerActivity, profile
 
     kind: dict[str, Any] = {"dtype": torch.float16, "device": "cuda"}
     groups = case.heads // case.shared
@@ -139,33 +138,22 @@ def _torch_times(case: Case) -> dict[str, float]:
     found = {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
         def run(turn: int, backend: Any = backend) -> None:
-            query, key, value, mask = sets[turn % SETS]
+            query, key, value, mask = sets[turn]
             with sdpa_kernel(backend):
                 torch.nn.functional.scaled_dot_product_attention(
                     query, key, value, mask, is_causal=case.mask == "causal", enable_gqa=case.shared > 1)
 
         try:
-            for turn in range(SETS):
-                run(turn)
-            torch.cuda.synchronize()
+            found[backend.name.removesuffix("_ATTENTION").lower()] = torch_microseconds(run, SETS)
         except RuntimeError as error:
             print(f"  {case.name}: no {backend.name}: {str(error).splitlines()[0]}", file=sys.stderr)
-            continue
-        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-            for turn in range(RUNS):
-                run(turn)
-            torch.cuda.synchronize()
-        total = sum(event.self_device_time_total for event in profiled.key_averages())
-        found[backend.name.removesuffix("_ATTENTION").lower()] = total / RUNS
     return found
 
 
 def with_torch(results: list[Result]) -> list[Result]:
     """The same with PyTorch's fastest backend of each, if it is there."""
-    try:
-        times = apart(torch_times, [result.case for result in results])
-    except ApartError as error:
-        click.echo(f"  PyTorch: {error}", err=True)
+    times = torch_beside(results, torch_times)
+    if times is None:
         return results
     best = [min(found, key=lambda name: found[name], default="") for found in times]
     return [replace(result, torch=found.get(name), backend=name)
@@ -201,12 +189,8 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ou
     profile = resolve_profile(target or where.gpu or "H100")
     found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
     found = with_torch(found) if compare and not dry_run else found
-    text, passes = show(found)
-    click.echo(text)
-    if not dry_run:
-        path = write_results(out, "attention", where, {"cases": [asdict(each) for each in found]}, text)
-        click.echo(f"written: {path} and .json", err=True)
-    sys.exit(not passes)
+    content = {"cases": [asdict(each) for each in found]}
+    conclude(show(found), "attention", where, content, None if dry_run else out)
 
 
 if __name__ == "__main__":

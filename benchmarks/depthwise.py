@@ -24,8 +24,8 @@ from typing import Any
 import click
 import numpy as np
 import region_times
-from common import ApartError, apart, entry, environment, measured_on, table, write_results
-from region_times import chosen, figure, graph, options
+from common import apart, entry, environment, measured_on, table
+from region_times import chosen, conclude, figure, graph, options, torch_beside, torch_microseconds
 
 from onnxfuse.compiling import source_of
 from onnxfuse.errors import OnnxfuseError
@@ -46,8 +46,8 @@ SHARE, LARGE = 1.25, 8 << 20
 WRONG = 2e-2
 """Share of the largest result by which a float16 one may differ from the runtime's, which may round products too."""
 
-SETS, RUNS = 6, 24
-"""Sets of inputs of PyTorch's that take turns, and runs that are timed."""
+SETS = 6
+"""Sets of inputs of PyTorch's that take turns."""
 
 BEFORE = {"": "i = Identity(x)", "silu": "t = Sigmoid(x) i = Mul(x, t)"}
 
@@ -210,7 +210,6 @@ def torch_times(cases: Sequence[Case]) -> list[float | None]:
 
 def _torch_time(case: Case) -> float | None:
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     torch.backends.cudnn.benchmark = True
     rank = len(case.spatial)
@@ -223,29 +222,19 @@ def _torch_time(case: Case) -> float | None:
     bias = torch.randn(case.channels, **kind)
 
     def run(turn: int) -> None:
-        convolve(sets[turn % SETS], weight, bias, stride=case.stride, padding=max(case.pads), groups=case.channels)
+        convolve(sets[turn], weight, bias, stride=case.stride, padding=max(case.pads), groups=case.channels)
 
     try:
-        for turn in range(SETS):
-            run(turn)
-        torch.cuda.synchronize()
+        return torch_microseconds(run, SETS)
     except RuntimeError as error:
         print(f"  {case.name}: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for turn in range(RUNS):
-            run(turn)
-        torch.cuda.synchronize()
-    total = sum(event.self_device_time_total for event in profiled.key_averages())
-    return float(total) / RUNS
 
 
 def with_torch(results: list[Result]) -> list[Result]:
     """The same with PyTorch's time of each, if it is there."""
-    try:
-        times = apart(torch_times, [result.case for result in results])
-    except ApartError as error:
-        click.echo(f"  PyTorch: {error}", err=True)
+    times = torch_beside(results, torch_times)
+    if times is None:
         return results
     return [replace(result, torch=time) for result, time in zip(results, times, strict=True)]
 
@@ -288,13 +277,8 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ou
     if rate is not None:
         found = [replace(one, floor=one.case.floor(rate, 1e12 * profile.peaks.float32)) for one in found]
         found = with_torch(found) if compare else found
-    text, passes = show(found)
-    click.echo(text)
-    if not dry_run:
-        content = {"copy_bytes_per_second": rate, "cases": [asdict(each) for each in found]}
-        path = write_results(out, "depthwise", where, content, text)
-        click.echo(f"written: {path} and .json", err=True)
-    sys.exit(not passes)
+    content = {"copy_bytes_per_second": rate, "cases": [asdict(each) for each in found]}
+    conclude(show(found), "depthwise", where, content, None if dry_run else out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ without bias.  Passes where bare products take at most 1 / 0.9 times PyTorch's t
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,8 +20,8 @@ from typing import Any
 
 import click
 import region_times
-from common import ApartError, apart, environment, measured_on, table, write_results
-from region_times import chosen, figure, graph, options, timed
+from common import apart, environment, measured_on, table
+from region_times import chosen, conclude, figure, graph, options, timed, torch_beside, torch_microseconds
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -31,8 +30,8 @@ from onnxfuse.tuning.subjects import subjects_of
 BARE, AROUND = 1 / 0.9, 1.10
 """How many times PyTorch's bare product the best way may take: in the mean of those that are bare, and with more."""
 
-SETS, RUNS = 3, 24
-"""Sets of inputs of PyTorch's that take turns, and runs that are timed."""
+SETS = 3
+"""Sets of inputs of PyTorch's that take turns."""
 
 FOLLOWS = {
     "": "y = Identity(p)", "residual": "s = Add(p, c) y = Add(s, r)",
@@ -129,18 +128,8 @@ def torch_times(cases: Sequence[Case]) -> list[float]:
 
 
 def _torch_time(case: Case) -> float:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     runs = [_bare(case) for _ in range(SETS)]
-    for run in runs:
-        run()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for turn in range(RUNS):
-            runs[turn % SETS]()
-        torch.cuda.synchronize()
-    return float(sum(event.self_device_time_total for event in profiled.key_averages())) / RUNS
+    return torch_microseconds(lambda turn: runs[turn](), SETS)
 
 
 def _bare(case: Case) -> Callable[[], Any]:
@@ -159,10 +148,8 @@ def _bare(case: Case) -> Callable[[], Any]:
 
 def with_torch(results: list[Result]) -> list[Result]:
     """The same with PyTorch's times, if it is there."""
-    try:
-        times = apart(torch_times, [result.case for result in results])
-    except ApartError as error:
-        click.echo(f"  PyTorch: {error}", err=True)
+    times = torch_beside(results, torch_times)
+    if times is None:
         return results
     return [replace(result, torch=found) for result, found in zip(results, times, strict=True)]
 
@@ -197,12 +184,8 @@ def main(names: str | None, target: str | None, dry_run: bool, compare: bool, ou
     profile = resolve_profile(target or where.gpu or "H100")
     found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
     found = with_torch(found) if compare and not dry_run else found
-    text, passes = show(found)
-    click.echo(text)
-    if not dry_run:
-        path = write_results(out, "products", where, {"cases": [asdict(each) for each in found]}, text)
-        click.echo(f"written: {path} and .json", err=True)
-    sys.exit(not passes)
+    content = {"cases": [asdict(each) for each in found]}
+    conclude(show(found), "products", where, content, None if dry_run else out)
 
 
 if __name__ == "__main__":

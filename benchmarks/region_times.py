@@ -1,16 +1,18 @@
-"""What ways.py and attention.py share: every way to run one region, timed, and their command lines' options."""
+"""What benchmarks of single regions share: every way to run one, timed, PyTorch's time beside it, their command lines'
+options, and how they end."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import click
-from common import RESULTS, entry, timing
+from common import RESULTS, ApartError, Environment, apart, entry, timing, write_results
 from onnx import ModelProto, parser
 
 from onnxfuse import tuning
@@ -21,6 +23,9 @@ from onnxfuse.tuning.subjects import Subject
 Case = TypeVar("Case")
 Found = TypeVar("Found")
 Command = Callable[..., None]
+
+RUNS = 24
+"""Runs of PyTorch's that are timed."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,62 @@ def chosen(
     return found
 
 
+def torch_microseconds(run: Callable[[int], object], sets: int) -> float:
+    """GPU time of a run of PyTorch's, which is given the number of its set of inputs; these take turns.  In a process
+    of its own.
+
+    Raises:
+        RuntimeError: PyTorch cannot run it.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    for turn in range(sets):
+        run(turn)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for turn in range(RUNS):
+            run(turn % sets)
+        torch.cuda.synchronize()
+    return float(sum(event.self_device_time_total for event in profiled.key_averages())) / RUNS
+
+
+def torch_beside(
+    results: Sequence[Result[Case]], times: Callable[[Sequence[Case]], list[Found]]
+) -> list[Found] | None:
+    """What ``times`` says of PyTorch for each case, asked in a process of its own; None where PyTorch is not there."""
+    try:
+        return apart(times, [result.case for result in results])
+    except ApartError as error:
+        click.echo(f"  PyTorch: {error}", err=True)
+        return None
+
+
+def conclude(
+    shown: tuple[str, bool], what: str, where: Environment, content: dict[str, Any], out: Path | None
+) -> NoReturn:
+    """Show the table, write it down unless ``out`` is None, and exit by whether it passes."""
+    text, passes = shown
+    click.echo(text)
+    if out is not None:
+        path = write_results(out, what, where, content, text)
+        click.echo(f"written: {path} and .json", err=True)
+    sys.exit(not passes)
+
+
 def options(command: Command) -> Command:
-    """``--cases``, ``--target``, ``--dry-run`` and ``--out``."""
+    """``--cases``, and what ``machine_options`` has."""
+    cases = click.option("--cases", "names", metavar="NAME,...", help="Cases whose names begin so; all by default.")
+    return cases(machine_options(command))
+
+
+def machine_options(command: Command) -> Command:
+    """``--target``, ``--dry-run`` and ``--out``."""
     for option in (
         click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
                      help="Folder for the results; benchmarks/results by default."),
         click.option("--dry-run", is_flag=True, help="Only name the ways; no GPU is needed."),
         click.option("--target", help="GPU to plan for; by default the one at hand."),
-        click.option("--cases", "names", metavar="NAME,...", help="Cases whose names begin so; all by default."),
     ):
         command = option(command)
     return command

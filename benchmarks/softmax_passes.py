@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
-from common import RESULTS, apart, entry, environment, measured_on, table, timing, write_results
+from common import apart, entry, environment, measured_on, table, timing, write_results
 from onnx import parser
+from region_times import machine_options
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
@@ -99,10 +100,7 @@ def measure(shape: tuple[int, ...], axis: int, kind: str, profile: Profile, dry_
 
 
 @click.command(help=__doc__.split("\n")[0])
-@click.option("--target", help="GPU to plan for; by default the one at hand.")
-@click.option("--dry-run", is_flag=True, help="Only name the kernels; no GPU is needed.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
-              help="Folder for the results; benchmarks/results by default.")
+@machine_options
 def main(target: str | None, dry_run: bool, out: Path) -> None:
     where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")

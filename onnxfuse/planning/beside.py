@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.operators import classify
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import UNMEASURED, measured_cost, with_kernel
+from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, measured_cost, stays, with_kernel
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -19,10 +19,6 @@ from onnxfuse.refusal import Refusal
 
 MOST_BESIDE = 16
 """Nodes before a product, or behind it, that come in at most."""
-
-MOVES = frozenset({OperatorClass.VIEW})
-
-COMPUTES = MOVES | {OperatorClass.POINTWISE, OperatorClass.BROADCAST}
 
 
 class Beside:
@@ -59,7 +55,7 @@ class Beside:
                 value = waiting.pop()
                 node = None if value is None else value.producer
                 if node is None or node in more or not self._admits(node, operand, before=True) or not all(
-                        output is None or _stays(output, more) for output in node.outputs):
+                        output is None or stays(output, more) for output in node.outputs):
                     continue
                 more.add(node)
                 waiting += node.reads()
@@ -82,11 +78,6 @@ class Beside:
         return all(each.op == "Constant" or (
             classify(each, self.graph) in classes and (self.transposes or not moves_innermost(each)))
             for each in node.originals)
-
-
-def _stays(value: Value, members: set[Node]) -> bool:
-    """Whether nobody else reads a value."""
-    return not value.is_output and members.issuperset(value.consumers)
 
 
 class Offer:

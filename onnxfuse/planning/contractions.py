@@ -111,7 +111,7 @@ def _with(core: Members, last: Node, beside: _Beside) -> Members:
     while waiting:
         before = {node for each in waiting for value in each.reads()
                   if (node := value.producer) is not None and node not in members and beside.admits(node)
-                  and all(output is None or _stays(output, members) for output in node.outputs)}
+                  and all(output is None or stays(output, members) for output in node.outputs)}
         # One of several results may be read by what comes in only now.
         members |= before
         reading |= before
@@ -124,7 +124,7 @@ def _with(core: Members, last: Node, beside: _Beside) -> Members:
     return frozenset(members)
 
 
-def _stays(value: Value, members: set[Node]) -> bool:
+def stays(value: Value, members: set[Node]) -> bool:
     """Whether nobody else reads a value."""
     return not value.is_output and members.issuperset(value.consumers)
 

@@ -20,6 +20,7 @@ from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.operators import OperatorClass, classify, lowering_of
 from onnxfuse.planning.admission import too_large
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.contractions import COMPUTES
 from onnxfuse.planning.legality import check_nodes, copied
 from onnxfuse.planning.plan import Plan, SearchSpace
 from onnxfuse.planning.region import Region
@@ -31,9 +32,6 @@ MOST_NODES = 64
 
 MOST_OPERATORS = 12
 """Operators among them that compute, rather than view or count places."""
-
-CHEAP = frozenset({OperatorClass.POINTWISE, OperatorClass.BROADCAST, OperatorClass.VIEW})
-"""Classes of operators that may be computed again: nothing across elements."""
 
 COMPARE = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu"})
 """Operators without one of which a mask compares no places."""
@@ -120,7 +118,7 @@ class _Masks:
         return (
             lowering_of(node) is not None and check_nodes([node], self.maker.view.opset) is None and not node.captures
             and sum(value is not None for value in node.outputs) == 1
-            and all(each.op == "Constant" or classify(each, self.maker.graph) in CHEAP for each in node.originals)
+            and all(each.op == "Constant" or classify(each, self.maker.graph) in COMPUTES for each in node.originals)
         )
 
     def _is_written(self, value: Value) -> bool:

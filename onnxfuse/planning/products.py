@@ -9,8 +9,9 @@ region is taken where it was measured faster than the runtime's own nodes, and o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
-from onnxfuse.graph.model import Node
+from onnxfuse.graph.model import Node, Value
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.operators.classes import slides
 from onnxfuse.planning.beside import Beside, Offer
@@ -19,6 +20,9 @@ from onnxfuse.planning.weighing import CandidatePool, ordered
 
 STAGE = "products"
 """Id of these regions, under which ``--disable`` leaves them out."""
+
+MOST_BETWEEN = 6
+"""Nodes between two products and what their results meet in."""
 
 
 def offer_products(pool: CandidatePool, context: Context) -> None:
@@ -40,10 +44,12 @@ def _is_narrow(node: Node) -> bool:
 
 def _beside(products: list[Node]) -> Iterator[list[Node]]:
     """Two products of the same first operand and the same shape whose results meet, as a gate and its value do."""
-    for place, one in enumerate(products):
-        for other in products[place + 1:]:
-            if one.inputs[0] is other.inputs[0] and _shape(one) == _shape(other) is not None and _meet(one, other):
-                yield [one, other]
+    readers: dict[Value | None, list[Node]] = {}
+    for node in products:
+        readers.setdefault(node.inputs[0], []).append(node)
+    for one, other in (pair for same in readers.values() for pair in combinations(same, 2)):
+        if _shape(one) == _shape(other) is not None and _meet(one, other):
+            yield [one, other]
 
 
 def _meet(one: Node, other: Node) -> bool:
@@ -62,10 +68,6 @@ def _near(node: Node) -> set[Node]:
                 found.add(reader)
                 waiting += [output for output in reader.outputs if output is not None]
     return found
-
-
-MOST_BETWEEN = 6
-"""Nodes between two products and what their results meet in."""
 
 
 def _shape(node: Node) -> object:

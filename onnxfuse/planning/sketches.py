@@ -8,7 +8,8 @@ from functools import cached_property
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import elements_of
-from onnxfuse.operators import OperatorClass, classify
+from onnxfuse.operators import classify
+from onnxfuse.planning.contractions import COMPUTES
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import copied
 from onnxfuse.planning.plan import SearchSpace
@@ -16,9 +17,6 @@ from onnxfuse.planning.region import Region
 
 MOST_OPERATORS = 8
 """Operators that compute a value again."""
-
-CHEAP = frozenset({OperatorClass.POINTWISE, OperatorClass.BROADCAST, OperatorClass.VIEW})
-"""Classes of operators that may be computed again: nothing across elements."""
 
 
 @dataclass(eq=False)
@@ -105,7 +103,7 @@ class Sketches:
         return (
             facts is not None and facts.rows is None and not facts.transposes and not node.captures
             and sum(value is not None for value in node.outputs) == 1
-            and all(classify(original, self.space.maker.graph) in CHEAP or original.op == "Constant"
+            and all(classify(original, self.space.maker.graph) in COMPUTES or original.op == "Constant"
                     for original in node.originals)
         )
 

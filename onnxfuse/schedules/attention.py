@@ -18,19 +18,20 @@ from dataclasses import replace
 
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Contract, postorder
+from onnxfuse.ir.tensors import postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_parts import OTHER, Access, Parts, parts_of
-from onnxfuse.schedules.attention_shape import WARPS, WIDTH, Shape
+from onnxfuse.schedules.attention_shape import HOPPER, WARPS, WIDTH, Shape
 from onnxfuse.schedules.attention_split import JoinText, SplitText
 from onnxfuse.schedules.attention_text import attention_text
 from onnxfuse.schedules.attention_together import TogetherText
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import (
     Kernel,
+    contractions,
     divides,
     fits_narrow,
     is_vector,
@@ -44,9 +45,6 @@ from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED
-
-HOPPER = "sm 90 =="
-"""The guard of what four warps multiply together."""
 
 LEAST_ROWS = 33
 """Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
@@ -89,11 +87,11 @@ class Attention(Schedule):
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """One kernel; that there are two where keys are split, and their scratch memory, is counted once it is made."""
-        return Expected() if len(_contractions(lowered)) == 2 else None
+        return Expected() if len(contractions(lowered)) == 2 else None
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with two products."""
-        products = _contractions(request.lowered)
+        products = contractions(request.lowered)
         if len(products) != 2 or products[0] not in postorder(products[1].operands):
             return None
         try:
@@ -101,10 +99,6 @@ class Attention(Schedule):
             return parts if isinstance(parts, Refusal) else _kernel(request, parts)
         except Unlowerable as stopped:
             return replace(stopped.refusal, code=OTHER)  # something is used at other places than an attention has it
-
-
-def _contractions(lowered: Lowered) -> list[Contract]:
-    return [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
 
 
 # ---- Its kernel. ----

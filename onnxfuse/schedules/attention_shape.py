@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from onnxfuse.schedules.choice import Choice
 
+HOPPER = "sm 90 =="
+"""The guard of what four warps multiply together."""
+
 WIDTH = 8
 """Elements of 16 bytes."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.scalars import BOOL, TYPES
-from onnxfuse.ir.tensors import Input, Reduce, Reshape, Scan, postorder
+from onnxfuse.ir.tensors import Contract, Input, Reduce, Reshape, Scan, postorder
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
@@ -83,6 +83,11 @@ def named(kernel: Kernel) -> Kernel:
 def has_reductions(lowered: Lowered) -> bool:
     """Whether a region has reductions, or running totals: its elements are arranged in rows."""
     return has_scans(lowered) or any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
+
+
+def contractions(lowered: Lowered) -> list[Contract]:
+    """The products and convolutions of a region, operands first."""
+    return [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
 
 
 def has_scans(lowered: Lowered) -> bool:

@@ -15,13 +15,12 @@ from dataclasses import replace
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.context import Unlowerable
-from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attention_shape import HOPPER
 from onnxfuse.schedules.choice import told
-from onnxfuse.schedules.kernel import Kernel, fits_narrow, make_plan, narrow_guards
-from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
     Parts,
@@ -32,15 +31,12 @@ from onnxfuse.schedules.product_parts import (
     side_of,
     single,
 )
-from onnxfuse.schedules.product_shape import DEPTH, MOST_SHARED, Shape
+from onnxfuse.schedules.product_shape import DEPTH, Shape
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
-from onnxfuse.schedules.streaming import BLOCK_SHARED
-
-HOPPER = "sm 90 =="
-"""The guard of what four warps multiply together."""
+from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
 
 SHARED_EVERYWHERE = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU."""
@@ -92,11 +88,6 @@ class Product(Schedule):
         except Unlowerable as stopped:
             return stopped.refusal
         return parts if isinstance(parts, Refusal) else _Work(request, parts).kernel()
-
-
-def contractions(lowered: Lowered) -> list[Contract]:
-    """The products of a region, operands first."""
-    return [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
 
 
 class _Work:
@@ -183,22 +174,18 @@ class _Work:
 
     def _add(self, shape: Shape, guards: tuple[str, ...]) -> None:
         """A variant."""
-        name = f"product_{shape.name}"
         key = replace(shape, bits=32).name
-        sides, lanes = (self.vectors, self.lanes) if shape.vectors else (self.singles, self._plain())
+        sides, lanes = (self.vectors, self.lanes) if shape.vectors else (self.singles, self.parts.lanes("@n", 1))
         if key not in self.functions:
             body = ProductText(self.parts, sides, lanes, shape, self.signature.sizes).text()
             self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
-        entry = self.functions[key].entry(name, (), shape.bits, 32 * shape.warps, shape.beside)
+        entry = self.functions[key].entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
         self.entries.append(entry)
         own_columns = shape.columns // len(self.parts.rights)
         grid = f"{self.rows} {shape.rows} ceil {self.columns} {own_columns} ceil * {self.batch} *"
         step = entry.step(grid, shared=str(shape.shared))
         words = f"{Product().words(shape.choice)}, {'vectors' if shape.vectors else 'one by one'}, {shape.bits}-bit"
         self.variants.append(Variant(words, (step,), guards))
-
-    def _plain(self) -> Lanes:
-        return self.parts.lanes("@n", 1)
 
 
 def _fitting(shape: Shape) -> tuple[str, ...]:

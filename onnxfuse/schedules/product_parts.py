@@ -16,12 +16,10 @@ from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.attention_shape import WIDTH
 from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, vector_guards
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
-
-WIDTH = 8
-"""Elements of 16 bytes."""
 
 MOST_BESIDE = 2
 """Products of one left operand that a kernel computes side by side: a gate and what it is for."""

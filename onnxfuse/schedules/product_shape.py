@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS, TILE_BYTES, WARPS
 from onnxfuse.schedules.choice import Choice
 
 DEPTH = 64
 """Of what is summed over, elements of one stage: a panel."""
-
-TILE_BYTES = 1024
-"""What a tile that four warps multiply together begins at a multiple of."""
 
 WARP_ROWS, WARP_COLUMNS = 64, 32
 """Of the tile of one that multiplies by itself."""
 
 FLOATS = 8
 """Numbers by which a row of sums in shared memory is longer than it is, so that rows lie in different banks."""
-
-MOST_SHARED, ALL_SHARED, BLOCK_BYTES = 232_448, 228 * 1024, 1024
-"""Bytes of shared memory that a block may have where warps multiply together, their multiprocessor's, and what each
-block has of it beside its own."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class Shape:
     def choice(self) -> Choice:
         """As tuning writes it down."""
         return Choice.of("product", rows=self.rows, columns=self.columns, stages=self.stages,
-                         group=4 if self.together else 1)
+                         group=WARPS if self.together else 1)
 
     @property
     def warps(self) -> int:
@@ -70,5 +64,5 @@ class Shape:
         """Blocks that a multiprocessor is to hold at least: as many as its shared memory and its registers do."""
         threads = 32 * self.warps
         registers = self.columns // 2 + 56 if self.together else WARP_ROWS * WARP_COLUMNS // 32 + 100
-        held = 65_536 // (threads * registers)
+        held = REGISTERS // (threads * registers)
         return max(1, min(held, ALL_SHARED // (self.shared + BLOCK_BYTES)))

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Contract, postorder
+from onnxfuse.ir.tensors import Contract
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import (
     Kernel,
+    contractions,
     divides,
     fits_narrow,
     has_reductions,
@@ -80,7 +81,7 @@ class Stencil(Schedule):
 
 def _contraction(lowered: Lowered) -> Contract | None:
     """The region's only contraction, where that is a depthwise convolution and nothing is reduced beside it."""
-    found = [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
+    found = contractions(lowered)
     if len(found) != 1 or has_reductions(lowered):
         return None
     convolution = convolution_of(found[0])
