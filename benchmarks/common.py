@@ -125,10 +125,10 @@ def timing(subject: Subject, plan: Optimised) -> Iterator[Callable[[Kernel | Non
         KernelError: there is no GPU, or a kernel does not run.
     """
     from onnxfuse import tuning
-    from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
+    from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
 
     body = runtime_model(subject, plan)
-    with tuning.find_timer().bench(feeds_of(body, subject, plan.ledger.sizes)) as bench:
+    with tuning.find_timer().bench(feeds_of(body, subject, plan.ledger.sizes), weights_of(body)) as bench:
         def time_of(kernel: Kernel | None) -> float:
             model = body if kernel is None else kernel_model(body, subject, kernel)
             return bench.time(model, fused=kernel is not None).microseconds

@@ -37,7 +37,7 @@ from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.planning.identity import Identities
 from onnxfuse.refusal import Refusal
 from onnxfuse.tuning import find_timer
-from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
+from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
 from onnxfuse.tuning.subjects import Subject
 
 SHARE, LARGE = 1.25, 8 << 20
@@ -180,7 +180,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     timer = find_timer()
     timer.compile([source_of(kernel.source, kernel.plan) for kernel in kernels.values()])
     body = runtime_model(subject, plan)
-    with timer.bench(feeds_of(body, subject, plan.ledger.sizes)) as bench:
+    with timer.bench(feeds_of(body, subject, plan.ledger.sizes), weights_of(body)) as bench:
         own = bench.time(body, fused=False)
         largest = {name: max(float(np.abs(array.astype(np.float32)).max()), 1e-6)
                    for name, array in own.outputs.items()}

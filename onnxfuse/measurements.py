@@ -70,8 +70,7 @@ class Measurements:
         shapes = text_of(what)
         candidate = DEFAULT if kernel.choice is None else str(kernel.choice)
         fused = self.database.measurements(self.environment, what.kernel, shapes).get(candidate)
-        runtime = self.database.measurements(self.environment, what.nodes, shapes).get(RUNTIME)
-        its = runtime.microseconds if runtime is not None and runtime.status == "ok" else None
+        its = self.runtime(what)
         if fused is not None and fused.status == "ok":
             return Times(fused.microseconds, its, self.environment.gpu, fused.date)
         text = kernel_digest(kernel) if self.seen_in else ""
@@ -80,6 +79,11 @@ class Measurements:
         if seen is None:
             return None
         return Times(seen.microseconds, its, seen.environment.gpu, seen.last_seen, "statistics")
+
+    def runtime(self, what: Identity) -> float | None:
+        """See ``Evidence``."""
+        found = self.database.measurements(self.environment, what.nodes, text_of(what)).get(RUNTIME)
+        return found.microseconds if found is not None and found.status == "ok" else None
 
 
 def text_of(what: Identity) -> str:

@@ -48,7 +48,7 @@ class FakeTimer:
         self.compiled += kernels
 
     @contextlib.contextmanager
-    def bench(self, feeds: Mapping[str, Array]) -> Iterator[FakeTimer]:
+    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> Iterator[FakeTimer]:
         self.feeds = dict(feeds)
         yield self
 

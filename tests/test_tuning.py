@@ -30,10 +30,11 @@ from onnxfuse.rewriting import read_fused
 from onnxfuse.schedules import words
 from onnxfuse.tuning import Tuned, TuneOptions, tune
 from onnxfuse.tuning import timer as timer_module
-from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
+from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
+from onnxfuse.tuning.samples import disagreement
 from onnxfuse.tuning.subjects import subjects_of
 from onnxfuse.tuning.timer import microseconds_per_run
-from onnxfuse.tuning.tune import PRODUCTS, disagreement
+from onnxfuse.tuning.work import TOLERANCE
 from onnxfuse.version import __version__
 
 DIMS = {"batch": 64}
@@ -229,13 +230,13 @@ def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(runner, "create_session", create)
     feeds = {"x": np.full((8, 4096), 0.5, np.float32), "w": np.ones(4096, np.float32)}
     gpu = SimpleNamespace(synchronise=lambda: None, l2_bytes=100_000)
-    bench = timer_module._GpuBench(Machine("CPU", CPU, "cpu"), gpu, feeds, tmp_path / "model.onnx")
+    bench = timer_module._GpuBench(Machine("CPU", CPU, "cpu"), gpu, feeds, {}, tmp_path / "model.onnx")
     timed = bench.time(onnx.load(write(tmp_path, CHAIN)), fused=False)
     # Three sets of 147 kB are the first to be over four times the cache; each is timed eight times, in turn.
     sets, runs = laps[0][-3:], laps[1]
     assert len(set(sets)) == 3 and runs == sets * 8
     assert (timed.runs, timed.microseconds, timed.spread) == (24, 12.5, 11.5)
-    expected = 0.5 / (1 + np.exp(-(np.tanh(0.5) + 0.5)))
+    expected = np.full(8 * 4096, 0.5 / (1 + np.exp(-(np.tanh(0.5) + 0.5))))
     assert np.allclose(timed.outputs["y"], expected, rtol=1e-6)  # float32 against float64
 
 
@@ -297,13 +298,13 @@ def test_models_of_regions_compute_what_the_region_does() -> None:
         feeds = feeds_of(body, subject, optimised.ledger.sizes)
         session = onnxruntime.InferenceSession(body.SerializeToString(), providers=["CPUExecutionProvider"])
         wanted = session.run(None, feeds)
-        weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in body.graph.initializer}
+        weights = weights_of(body)
         kinds |= {name[0] for name in feeds} | ({"w"} if weights else set())
         kernels = list(subject.kernels(optimised.ledger.sizes).values())
         for kernel in (kernels[0], kernels[-1]):
             model = kernel_model(body, subject, kernel)
             onnx.checker.check_model(model)
-            assert {info.name for info in model.graph.input} == set(feeds)
+            assert {info.name for info in model.graph.input} == {*feeds, *weights}
             names = [f"x{place}" for place in range(len(subject.fusion.tensors))]
             hosts = [feeds.get(f"h{place}") for place in range(HOST_INPUTS)]
             got = run_plan(kernel.plan, kernel.source, [{**weights, **feeds}[name] for name in names], hosts, None, 90)
@@ -450,5 +451,5 @@ def test_ways_to_run_products_may_round_differently() -> None:
     right = {"y": np.array([1.0, 0.01, np.nan], np.float16)}
     near, far = ({"y": right["y"] + np.float16(off)} for off in (0.003, 0.02))
     gone = {"y": np.array([1.0, 0.01, 0.0], np.float16)}
-    assert not disagreement(near, right, PRODUCTS) and disagreement(near, right)
-    assert all(disagreement(each, right, PRODUCTS) for each in (far, gone))
+    assert not disagreement(near, right, 3, TOLERANCE) and disagreement(near, right, 3)
+    assert all(disagreement(each, right, 3, TOLERANCE) for each in (far, gone))

@@ -322,6 +322,10 @@ class Situation:
             if not self.evaluate(check.condition):
                 raise ValueError(check.message)
 
+    def place(self, plan: LaunchPlan) -> int:
+        """Which variant of a plan runs, its symbols bound."""
+        return next(place for place, variant in enumerate(plan.variants) if all(map(self.evaluate, variant.guards)))
+
     def evaluate(self, text: str) -> int:
         """The integer that an expression is."""
         stack: list[int] = []

@@ -91,6 +91,12 @@ class Device:
             self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(host), ctypes.c_size_t(size))
             self.synchronise()
 
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy ``size`` bytes from one device address to another; done after ``synchronise``."""
+        self._enter()
+        if size:
+            self._call("cuMemcpyDtoD_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size))
+
     def download(self, address: int, size: int) -> bytes:
         """``size`` bytes at a device address, after all work of the device."""
         self.synchronise()

@@ -20,11 +20,27 @@ from onnxfuse.runtime.words import runtime_words
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 
+ALIGNMENT = 256
+"""Bytes that addresses of arrays are multiples of, as the driver's own are."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An array in a machine's memory, whose owner keeps it there."""
+
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
 class Memory(Protocol):
     """Memory that inputs and outputs live in."""
 
     def place(self, array: NDArray[Any]) -> int:
         """Address of a copy of a contiguous array; it stays until the memory object goes."""
+
+    def repeat(self, array: NDArray[Any], times: int) -> list[int]:
+        """Addresses of several copies of a contiguous array, as ``place`` gives one."""
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes at an address, once everything is computed."""
@@ -39,6 +55,9 @@ class HostMemory:
     def place(self, array: NDArray[Any]) -> int:
         self.kept.append(array)
         return int(array.ctypes.data)
+
+    def repeat(self, array: NDArray[Any], times: int) -> list[int]:
+        return [self.place(array if not number else array.copy()) for number in range(times)]
 
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(address, size) if size else b""
@@ -56,6 +75,18 @@ class DeviceMemory:
         self._addresses.append(address)
         self._device.upload(address, int(array.ctypes.data), array.nbytes)
         return address
+
+    def repeat(self, array: NDArray[Any], times: int) -> list[int]:
+        # One allocation, and what went over the bus once is copied where it is.
+        step = -(-max(array.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        first = self._device.allocate(step * times)
+        self._addresses.append(first)
+        self._device.upload(first, int(array.ctypes.data), array.nbytes)
+        found = [first + step * number for number in range(times)]
+        for address in found[1:]:
+            self._device.copy(address, first, array.nbytes)
+        self._device.synchronise()
+        return found
 
     def read(self, address: int, size: int) -> bytes:
         return self._device.download(address, size)

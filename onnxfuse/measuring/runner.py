@@ -14,7 +14,7 @@ from onnx import helper
 
 from onnxfuse.errors import ModelError, OnnxfuseError
 from onnxfuse.graph import load_model
-from onnxfuse.measuring.machine import Machine, as_array
+from onnxfuse.measuring.machine import Machine, Placed, as_array
 from onnxfuse.runtime import session as fused_session
 from onnxfuse.runtime.words import runtime_words
 from onnxfuse.wording import option
@@ -83,7 +83,7 @@ class Runner:
         self,
         path: str | Path,
         machine: Machine,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, NDArray[Any] | Placed],
         options: Mapping[str, str],
         *,
         fused: bool,
@@ -92,6 +92,7 @@ class Runner:
 
         Args:
             path: the model; ``fused``: whether its fused nodes run as kernels.
+            inputs: arrays, or where they lie on the device.
             options: of the CUDA provider.
 
         Raises:
@@ -125,7 +126,7 @@ class Runner:
                 place=self.path, remedy="Give a model and its own fused form.",
             )
 
-    def bound(self, inputs: Mapping[str, NDArray[Any]]) -> Any:
+    def bound(self, inputs: Mapping[str, NDArray[Any] | Placed]) -> Any:
         """``bind``, and what ONNX Runtime says against it as an error.
 
         Raises:
@@ -139,17 +140,18 @@ class Runner:
         except Exception as error:
             raise self._failed(error) from error
 
-    def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Any = None) -> Any:
-        """A binding of inputs, copied to the device, and outputs, at addresses that stay; it has been run once.
+    def bind(self, inputs: Mapping[str, NDArray[Any] | Placed], outputs: Any = None) -> Any:
+        """A binding of inputs, copied to the device unless they lie there, and outputs, at addresses that stay; it has
+        been run once.
 
         Args:
             outputs: another binding, whose outputs are written; by default the first run allocates new ones.
         """
         binding = self.session.io_binding()
         for name, array in inputs.items():
-            array = np.asarray(array, order="C")
+            placed = array if isinstance(array, Placed) else self._placed(array)
             binding.bind_input(name, self._machine.kind, self._machine.ordinal,
-                               helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, self._memory.place(array))
+                               helper.np_dtype_to_tensor_dtype(placed.dtype), placed.shape, placed.address)
         if outputs is None:
             for name in self.outputs:
                 binding.bind_output(name, self._machine.kind, self._machine.ordinal)
@@ -161,6 +163,10 @@ class Runner:
                 binding.bind_ortvalue_output(name, value)
         self.session.run_with_iobinding(binding)
         return binding
+
+    def _placed(self, array: NDArray[Any]) -> Placed:
+        array = np.asarray(array, order="C")
+        return Placed(self._memory.place(array), array.dtype, array.shape)
 
     def run(self) -> None:
         """One run, to its end.

@@ -159,10 +159,10 @@ class Offer:
         """The nodes of the products, and microseconds that the runtime takes for them; None where nobody measured."""
         region = self.pool.region(bare, self.stage)
         made = region if isinstance(region, Refusal) else self.pool.maker.with_kernel(region)
-        times = None if isinstance(made, Refusal) or self.context.times is None else self.context.times(made)
-        if isinstance(made, Refusal) or times is None or times.runtime is None:
+        if isinstance(made, Refusal) or self.context.runtime is None:
             return None
-        return frozenset(made.nodes), times.runtime
+        taken = self.context.runtime(made)
+        return None if taken is None else (frozenset(made.nodes), taken)
 
     def _sure(self, region: Region) -> RegionCost:
         """What a region saves whatever becomes of what the runtime fuses with its nodes: the bias of a convolution,

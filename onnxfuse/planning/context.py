@@ -9,7 +9,7 @@ from functools import cached_property
 from onnxfuse.graph.model import Graph, Place
 from onnxfuse.planning.candidates import Maker, makers_of
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.evidence import Evidence, Measured, Times
+from onnxfuse.planning.evidence import Evidence, Measured
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.spills import Compiled, Spills
@@ -28,7 +28,8 @@ class Context:
         view: the canonical view of the costs' graph.
         rules: in force; costs: at the planned sizes, on the GPU to plan for; objective: what the plan is to be good at.
         eager: take also what is predicted to cost a little more, to measure it.
-        measured: what measurements make of a fusion, and times: what it took; None where nothing was measured.
+        measured: what measurements make of a fusion, and runtime: microseconds that its nodes took; None where nothing
+            was measured.
         spills: what the compiler makes of one; None where nothing is compiled.
     """
 
@@ -38,7 +39,7 @@ class Context:
     objective: Objective = field(default_factory=Objective)
     eager: bool = False
     measured: Revision | None = None
-    times: Callable[[Region], Times | None] | None = None
+    runtime: Callable[[Region], float | None] | None = None
     spills: Spills | None = None
 
     @property
@@ -59,6 +60,6 @@ class Context:
         return replace(
             self,
             measured=None if known is None else known.revision,
-            times=None if known is None else known.times,
+            runtime=None if known is None else known.runtime,
             spills=None if compiled is None else Spills(self.costs, self.objective, compiled),
         )

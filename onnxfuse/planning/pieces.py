@@ -78,13 +78,10 @@ def piece_of(
     Args: as ``Piece`` has them; all nodes of the region where ``members`` is None.
     """
     kernel = fusion.kernel
-    situation = _situation(fusion, costs) if kernel.schedule in SCHEDULES and fusion.cost.executions else None
+    situation = situation_of(fusion, costs) if kernel.schedule in SCHEDULES and fusion.cost.executions else None
     if situation is None:
         return None
-    planned = next(
-        place for place, variant in enumerate(kernel.plan.variants)
-        if all(situation.evaluate(guard) for guard in variant.guards)
-    )
+    planned = situation.place(kernel.plan)
     if planned not in usable(kernel):
         return None
     blocks = situation.evaluate(kernel.plan.variants[planned].launches[0].grid[0])
@@ -92,7 +89,7 @@ def piece_of(
     return Piece(fusion, members, chosen, planned, blocks, pieces) if blocks else None
 
 
-def _situation(fusion: Region, costs: CostModel) -> Situation | None:
+def situation_of(fusion: Region, costs: CostModel) -> Situation | None:
     """What a kernel's plan sees at the planned sizes; None where they are not known, or fail its checks."""
     sizes, profile = costs.ledger.sizes, costs.profile
     shapes, contents = shapes_of(fusion.tensors, sizes), [_contents(value, sizes) for value in fusion.hosts]

@@ -30,7 +30,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention import Attention
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
-from onnxfuse.schedules.kernel import USER, Kernel, named
+from onnxfuse.schedules.kernel import USER, Kernel, alone, named
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.product import Product
 from onnxfuse.schedules.rows import Rows
@@ -50,8 +50,8 @@ SCHEDULES: dict[str, Schedule] = {
 }
 """All schedules by name, in the order in which they are asked for a region."""
 
-__all__ = ["SCHEDULES", "USER", "Choice", "Does", "Expected", "Kernel", "Request", "Schedule", "asked", "make_kernel",
-           "named", "parse_choice", "running", "words"]
+__all__ = ["SCHEDULES", "USER", "Choice", "Does", "Expected", "Kernel", "Request", "Schedule", "alone", "asked",
+           "make_kernel", "named", "parse_choice", "running", "words"]
 
 
 def running(does: Does) -> Schedule:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.scalars import BOOL, TYPES
 from onnxfuse.ir.tensors import Contract, Input, Reduce, Reshape, Scan, postorder
-from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant, expression
+from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Situation, Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
 from onnxfuse.lowering.routines import LibraryCall
@@ -78,6 +78,21 @@ def named(kernel: Kernel) -> Kernel:
     variants = tuple(
         replace(variant, steps=tuple(map(renamed, variant.steps))) for variant in kernel.plan.variants)
     return replace(kernel, code=kernel.code.prefixed(prefix), plan=replace(kernel.plan, variants=variants))
+
+
+def alone(kernel: Kernel, situation: Situation) -> Kernel:
+    """The kernel with nothing but the variant that runs in a situation: it compiles several times as fast, and is good
+    for that situation alone.  A kernel of the user's own stays whole.
+
+    Raises:
+        ValueError: a check of the plan does not hold.
+    """
+    if isinstance(kernel.code, Given):
+        return kernel
+    situation.bind(kernel.plan)
+    variant = kernel.plan.variants[situation.place(kernel.plan)]
+    code = kernel.code.keeping({step.kernel for step in variant.launches})
+    return replace(kernel, code=code, plan=replace(kernel.plan, variants=(replace(variant, guards=()),)))
 
 
 def has_reductions(lowered: Lowered) -> bool:

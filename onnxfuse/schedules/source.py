@@ -7,7 +7,7 @@ names that a profiler shows, several kernels in one text) is structure until ``S
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -15,6 +15,8 @@ from importlib.resources import files
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.launch import Step
 from onnxfuse.lowering.lower import Lowered
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @cache
@@ -181,6 +183,16 @@ class Source:
     def entry(self, name: str) -> Entry | None:
         """The kernel of a name."""
         return next((each for each in self.entries if each.name == name), None)
+
+    def keeping(self, names: Collection[str]) -> Source:
+        """The same with the kernels of these names alone, and the functions that they need."""
+        entries = tuple(each for each in self.entries if each.name in names)
+        needed = {call.function for entry in entries for call in entry.calls}
+        for function in reversed(self.functions):  # each is defined after what it calls
+            if function.name in needed:
+                needed.update(_NAME.findall(function.body))
+        functions = tuple(each for each in self.functions if each.name in needed)
+        return replace(self, functions=functions, entries=entries)
 
     def prefixed(self, prefix: str) -> Source:
         """The same with other names for its kernels."""

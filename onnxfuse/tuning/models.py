@@ -1,6 +1,7 @@
 """A region as models of its own: its nodes for ONNX Runtime, and one fused node; and inputs for both.
 
-Weights of the region are initialisers in both, as they are where the region comes from: the runtime may fold them.
+Weights of the region are initialisers for ONNX Runtime, as they are where the region comes from: it may fold them.  The
+fused node's model has them as inputs, which are on the GPU once for all ways to run it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def runtime_model(subject: Subject, optimised: Optimised) -> onnx.ModelProto:
 
 
 def kernel_model(body: onnx.ModelProto, subject: Subject, kernel: Kernel) -> onnx.ModelProto:
-    """The same region as one fused node that runs a kernel; ``body`` is its ``runtime_model``."""
+    """The same region as one fused node that runs a kernel; ``body`` is its ``runtime_model``, whose weights
+    (``weights_of``) are inputs too."""
     hosts = [f"h{place}" for place in range(len(subject.fusion.hosts))]
     node = helper.make_node(
         "Region0", [*hosts, *[""] * (launch.HOST_INPUTS - len(hosts)),
@@ -69,15 +71,17 @@ def kernel_model(body: onnx.ModelProto, subject: Subject, kernel: Kernel) -> onn
         [info.name for info in body.graph.output], name="tuned", domain=launch.DOMAIN,
         plan=kernel.plan.to_json(), source=kernel.source,
     )
-    model = onnx.ModelProto()
-    model.CopyFrom(body)
-    del model.functions[:]
-    model.graph.ClearField("node")
-    model.graph.ClearField("value_info")
-    model.graph.node.append(node)
-    if all(entry.domain != launch.DOMAIN for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(launch.DOMAIN, 1))
-    return model
+    weights = [helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+               for tensor in body.graph.initializer]
+    graph = helper.make_graph([node], body.graph.name or "region", [*body.graph.input, *weights], body.graph.output)
+    opsets = [entry for entry in body.opset_import if entry.domain != launch.DOMAIN]
+    return helper.make_model(graph, ir_version=body.ir_version,
+                             opset_imports=[*opsets, helper.make_opsetid(launch.DOMAIN, 1)])
+
+
+def weights_of(body: onnx.ModelProto) -> dict[str, Array]:
+    """The weights in a region's model by name."""
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in body.graph.initializer}
 
 
 def feeds_of(body: onnx.ModelProto, subject: Subject, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:

@@ -12,7 +12,7 @@ from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import USER, Kernel, make_kernel
+from onnxfuse.schedules import USER, Choice, Kernel, make_kernel
 from onnxfuse.schedules.together import SCHEDULE as TOGETHER
 
 
@@ -22,12 +22,13 @@ class Subject:
 
     Attributes:
         what: its key in the database.
-        fusion: the first region that is it; count: how many are.
+        fusion: the first region that is it; count: how many are; labels: of the nodes of all of them.
     """
 
     what: Identity
     fusion: Region
     count: int
+    labels: frozenset[str] = frozenset()
 
     @property
     def shapes(self) -> str:
@@ -39,15 +40,28 @@ class Subject:
         """Its first node."""
         return self.fusion.nodes[0].label
 
+    @property
+    def candidates(self) -> dict[str, Choice | None]:
+        """Ways to run it, the schedule's own choice (``DEFAULT``) first."""
+        return {DEFAULT: None, **{str(choice): choice for choice in self.fusion.kernel.choices}}
+
+    def kernel(self, candidate: str, sizes: Mapping[str, int]) -> Kernel | None:
+        """Its kernel of a candidate; None where there is none after all."""
+        own, choice = self.fusion.kernel, self.candidates[candidate]
+        if choice is None:
+            return own
+        made = make_kernel(self.fusion.request(sizes, choice), own.schedule)
+        return made if isinstance(made, Kernel) and made.choice == choice else None
+
     def kernels(self, sizes: Mapping[str, int]) -> dict[str, Kernel]:
-        """Its kernels by candidate, the schedule's own choice (``DEFAULT``) first."""
-        own = self.fusion.kernel
-        found = {DEFAULT: own}
-        for choice in own.choices:
-            made = make_kernel(self.fusion.request(sizes, choice), own.schedule)
-            if isinstance(made, Kernel) and made.choice == choice:
-                found[str(choice)] = made
-        return found
+        """Its kernels by candidate."""
+        made = {name: self.kernel(name, sizes) for name in self.candidates}
+        return {name: kernel for name, kernel in made.items() if kernel is not None}
+
+
+def labels_of(region: Region) -> frozenset[str]:
+    """Labels of a region's nodes."""
+    return frozenset(node.label for node in region.nodes if node.op != "Constant")
 
 
 def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
@@ -62,7 +76,8 @@ def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
         else:
             found.setdefault(what, []).append(fusion)
     found |= _with_products(optimised.plan, identities, found)
-    subjects = [Subject(what, same[0], len(same)) for what, same in found.items()]
+    subjects = [Subject(what, same[0], len(same), frozenset().union(*map(labels_of, same)))
+                for what, same in found.items()]
     subjects.sort(key=lambda subject: -subject.count * subject.fusion.cost.seconds_before)
     return subjects, refusals
 

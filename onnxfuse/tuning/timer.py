@@ -21,10 +21,11 @@ from onnxfuse.measurements import environment_of
 from onnxfuse.measuring import driver
 from onnxfuse.measuring.cupti import Activity, KernelTimer
 from onnxfuse.measuring.database import Environment
-from onnxfuse.measuring.machine import Machine, find_machine, start_provider
+from onnxfuse.measuring.machine import Machine, Placed, find_machine, start_provider
 from onnxfuse.measuring.runner import Runner
 from onnxfuse.runtime.compile import KernelSource, default_compiler
 from onnxfuse.runtime.library import gpus
+from onnxfuse.tuning.samples import sampled
 
 Array = NDArray[Any]
 
@@ -33,9 +34,6 @@ L2_TURNS = 4
 
 MOST_SETS = 64
 """Inputs so small that more sets than these would be needed lie in the L2 in any model."""
-
-LARGE = 1 << 26
-"""Bytes of inputs whose memory is given back before the next model is timed."""
 
 CYCLES, RUNS = 3, 24
 """How often each set is timed, and how many runs there are, at least."""
@@ -47,7 +45,7 @@ class Timed:
 
     Attributes:
         microseconds: median of a run; spread: distance of the quartiles; runs: how many.
-        outputs: results on the first set of inputs, by name.
+        outputs: results by name, in one row: of large ones the elements that ``samples.pieces`` chooses.
     """
 
     microseconds: float
@@ -60,7 +58,7 @@ class Bench(Protocol):
     """Times models on one set of inputs."""
 
     def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
-        """Run a model; ``fused``: its fused nodes run as kernels.
+        """Run a model, whose inputs are all among the bench's; ``fused``: its fused nodes run as kernels.
 
         Raises:
             OnnxfuseError: it cannot be compiled or run.
@@ -75,11 +73,13 @@ class Timer(Protocol):
     """Where it measures."""
 
     def compile(self, kernels: Sequence[KernelSource]) -> None:
-        """Compile kernels in parallel ahead of their turn; one that does not compile is no error yet."""
+        """Compile kernels in parallel ahead of their turn, from any thread; one that does not compile is no error
+        yet."""
         ...
 
-    def bench(self, feeds: Mapping[str, Array]) -> AbstractContextManager[Bench]:
-        """A bench with these inputs."""
+    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> (
+            AbstractContextManager[Bench]):
+        """A bench with these inputs; ``weights`` are the same in every run, as a model's own are."""
         ...
 
     def alive(self) -> bool:
@@ -102,10 +102,10 @@ class GpuTimer:
             default_compiler().images(kernels, self._architecture)
 
     @contextlib.contextmanager
-    def bench(self, feeds: Mapping[str, Array]) -> Iterator[Bench]:
+    def bench(self, feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> Iterator[Bench]:
         """See ``Timer``."""
         with tempfile.TemporaryDirectory(prefix="onnxfuse-tune-") as folder:
-            yield _GpuBench(self._machine, self._gpu, dict(feeds), Path(folder) / "model.onnx")
+            yield _GpuBench(self._machine, self._gpu, feeds, weights or {}, Path(folder) / "model.onnx")
         gc.collect()
 
     def alive(self) -> bool:
@@ -117,34 +117,54 @@ class GpuTimer:
         return True
 
 
-@dataclass
 class _GpuBench:
-    machine: Machine
-    gpu: driver.Device
-    feeds: dict[str, Array]
-    path: Path
+    """Its inputs are on the GPU as long as it is: they get there once, whatever is timed on them."""
+
+    def __init__(self, machine: Machine, gpu: driver.Device, feeds: Mapping[str, Array], weights: Mapping[str, Array],
+                 path: Path) -> None:
+        """``path``: a file for models."""
+        self._machine, self._gpu, self._path = machine, gpu, path
+        self._memory = machine.memory()
+        size = sum(array.nbytes for array in feeds.values())
+        count = min(MOST_SETS, max(2, math.ceil(L2_TURNS * gpu.l2_bytes / max(size, 1))))
+        placed = {name: self._placed(array, count) for name, array in feeds.items()}
+        same = {name: self._placed(array, 1)[0] for name, array in weights.items()}
+        self._sets = [{**{name: each[number] for name, each in placed.items()}, **same} for number in range(count)]
+
+    def _placed(self, array: Array, count: int) -> list[Placed]:
+        array = np.asarray(array, order="C")
+        return [Placed(address, array.dtype, array.shape) for address in self._memory.repeat(array, count)]
 
     def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
         """See ``Bench``."""
-        onnx.save(model, self.path)
-        runner = Runner(self.path, self.machine, self.feeds, {}, fused=fused)
-        outputs = {name: np.array(array) for name, array in runner.results().items()}
-        size = sum(array.nbytes for array in self.feeds.values())
-        sets = min(MOST_SETS, max(2, math.ceil(L2_TURNS * self.gpu.l2_bytes / max(size, 1))))
-        bindings = [runner.binding, *(runner.bind(self.feeds, runner.binding) for _ in range(sets - 1))]
+        onnx.save(model, self._path)
+        names = [info.name for info in model.graph.input]
+        first, *others = [{name: each[name] for name in names} for each in self._sets]
+        sets = len(self._sets)
         runs = max(CYCLES, math.ceil(RUNS / sets)) * sets
-        with KernelTimer(self.gpu.synchronise) as timer:
-            for binding in bindings:
-                runner.session.run_with_iobinding(binding)
+        with KernelTimer(self._gpu.synchronise) as timer:
+            runner = Runner(self._path, self._machine, first, {}, fused=fused)
+            bindings = [runner.binding, *(runner.bind(each, runner.binding) for each in others)]
             timer.lap()
             for run in range(runs):
                 runner.session.run_with_iobinding(bindings[run % sets])
             times = microseconds_per_run(timer.lap(), runs)
+        values = zip(runner.outputs, runner.binding.get_outputs(), strict=True)
+        outputs = {name: array for name, value in values if (array := sampled(value, self._memory)) is not None}
         del runner, bindings
-        if size > LARGE:
-            gc.collect()
+        gc.collect()  # gives its memory back; what there was before is no garbage (``held``)
         low, middle, high = np.percentile(times, [25, 50, 75])
         return Timed(float(middle), float(high - low), runs, outputs)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Everything there is now is looked at for garbage no more in the body: a large model takes long."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def microseconds_per_run(activities: Sequence[Activity], runs: int) -> NDArray[np.float64]:

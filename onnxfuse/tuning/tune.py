@@ -1,7 +1,7 @@
 """Measuring what a model's regions take: every way to run each kernel, and ONNX Runtime's own nodes.
 
 What is in the database already is not measured again, and every result is written at once, so that an interrupted run
-goes on where it was.  Regions that take longest come first, so that a budget is spent where it counts.
+goes on where it was.  What is worth most comes first (``order``), so that a budget is spent where it counts.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from onnxfuse.compiling import source_of
-from onnxfuse.errors import KernelError, OnnxfuseError, TargetError
+from onnxfuse.errors import TargetError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
@@ -32,18 +29,11 @@ from onnxfuse.planning.passes import measured
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import Kernel, parse_choice, words
-from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model
+from onnxfuse.schedules import words
+from onnxfuse.tuning.ahead import Ahead
 from onnxfuse.tuning.subjects import Subject, distinct
-from onnxfuse.tuning.timer import Bench, Timed, Timer
-from onnxfuse.verifying.tolerances import TABLE, judge
-
-Array = NDArray[Any]
-
-
-PRODUCTS = 2.0**-8
-"""Share of the largest result by which ways to run an attention may differ: each rounds its powers to 16 bits under
-maxima of its own.  All of them are verified when they are taken."""
+from onnxfuse.tuning.timer import Timer
+from onnxfuse.tuning.work import State, Work, candidate_words
 
 
 @dataclass(frozen=True)
@@ -127,13 +117,6 @@ class Tuned:
         return sum(region.left for region in self.regions)
 
 
-@dataclass
-class _Tally:
-    measured: int = 0
-    known: int = 0
-    left: int = 0
-
-
 def tune(
     source: str | Path | onnx.ModelProto | LoadedModel, timer: Timer, database: Database,
     options: TuneOptions | None = None, tell: Tell = silent,
@@ -163,8 +146,24 @@ def tune(
     less = {RECOMPUTE: any(fusion.again for fusion in optimised.plan.fusions),
             **{stage: any(fusion.rule == stage for fusion in optimised.plan.fusions)
                for stage in (ATTENTION, DEPTHWISE)}}
-    for stage in (stage for stage, found in less.items() if found and (not options.stages or stage in options.stages)):
-        plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell))
+    found = Measurements(database, timer.environment)
+    with Ahead(timer) as ahead:
+        if options.budget is None or options.budget > 0:
+            # Planning leaves cores to the compiler.
+            _work(plans, options, timer, database, tell)[0].compile(ahead)
+        for stage in less:
+            if less[stage] and (not options.stages or stage in options.stages):
+                plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell))
+        work, refusals = _work(plans, options, timer, database, tell)
+        work.measure(ahead, inf if options.budget is None else start + options.budget)
+    verdicts = {place: why for plan in plans for place, why in _verdicts(plan, found).items()}
+    regions = [_region(state, found, verdicts) for state in work.states]
+    return Tuned(timer.environment.gpu, database.name, tuple(regions), tuple(refusals), time.monotonic() - start)
+
+
+def _work(plans: Sequence[Optimised], options: TuneOptions, timer: Timer, database: Database, tell: Tell) -> tuple[
+        Work, list[Refusal]]:
+    """What there is to measure in several plans of a model, and what cannot be."""
     subjects, refusals = distinct(plans)
     if options.stages:
         subjects = _of_stages(subjects, options.stages)
@@ -172,11 +171,7 @@ def tune(
         for subject in subjects:
             for key in (subject.what.kernel, subject.what.nodes):
                 database.forget(timer.environment, key, subject.shapes)
-    work = _Work(optimised, timer, database, None if options.budget is None else start + options.budget, tell)
-    tallies = [work.measure(subject, place, len(subjects)) for place, subject in enumerate(subjects)]
-    verdicts = {place: why for plan in plans for place, why in _verdicts(plan, work.found).items()}
-    regions = [work.region(subject, tally, verdicts) for subject, tally in zip(subjects, tallies, strict=True)]
-    return Tuned(timer.environment.gpu, database.name, tuple(regions), tuple(refusals), time.monotonic() - start)
+    return Work(subjects, plans[0], timer, database, tell), refusals
 
 
 def _of_stages(subjects: Sequence[Subject], stages: Collection[str]) -> list[Subject]:
@@ -198,114 +193,33 @@ def _profile(timer: Timer) -> Profile:
         return present
 
 
-class _Work:
-    """One model's subjects on one timer."""
-
-    def __init__(self, optimised: Optimised, timer: Timer, database: Database, deadline: float | None,
-                 tell: Tell) -> None:
-        self.optimised, self.timer, self.database = optimised, timer, database
-        self.deadline, self.tell = deadline, tell
-        self.found = Measurements(database, timer.environment)
-
-    def measure(self, subject: Subject, place: int, of: int) -> _Tally:
-        """Measure what is not known of a subject."""
-        kernels = subject.kernels(self.optimised.ledger.sizes)
-        rows = self._rows(subject)
-        missing = [name for name in (*kernels, RUNTIME) if name not in rows]
-        tally = _Tally(known=1 + len(kernels) - len(missing))
-        if not missing:
-            return tally
-        if self._late():
-            tally.left = len(missing)
-            return tally
-        words = f"measuring {subject.fusion.rule}, kernel {place + 1} of {of}"
-        self.tell(words, tally.known, 1 + len(kernels))
-        wanted = [name for name in missing if name != RUNTIME]
-        made = [kernels[name] for name in dict.fromkeys((DEFAULT, *wanted))] if wanted else []
-        self.timer.compile([source_of(kernel.source, kernel.plan) for kernel in made if kernel.plan.kernels])
-        body = runtime_model(subject, self.optimised)
-        with self.timer.bench(feeds_of(body, subject, self.optimised.ledger.sizes)) as bench:
-            right: Mapping[str, Array] | None = None
-            if wanted:
-                right = self._own(subject, kernels[DEFAULT], body, bench)
-                tally.measured += DEFAULT in wanted
-            for name in missing:
-                # What nothing can be compared with is not measured.
-                if name == DEFAULT or (name != RUNTIME and right is None):
-                    continue
-                if self._late():
-                    break
-                model = body if name == RUNTIME else kernel_model(body, subject, kernels[name])
-                self._candidate(subject, name, model, bench, right)
-                tally.measured += 1
-                self.tell(words, tally.known + tally.measured, 1 + len(kernels))
-        tally.left = len(missing) - tally.measured
-        return tally
-
-    def region(self, subject: Subject, tally: _Tally, verdicts: Mapping[int, str]) -> TunedRegion:
-        """What is known of a subject now."""
-        rows = self._rows(subject)
-        right = {name: row for name, row in rows.items() if row.status == "ok"}
-        choice = self.found.choice(subject.what)
-        best = right.get(DEFAULT if choice is None else str(choice))
-        runtime, default = right.get(RUNTIME), right.get(DEFAULT)
-        fusion = subject.fusion
-        reason = verdicts.get(id(fusion), "")
-        verdict = "unmeasured" if best is None or runtime is None else "left to ONNX Runtime" if reason else "fused"
-        return TunedRegion(
-            rule=fusion.rule,
-            schedule=fusion.kernel.schedule,
-            node=subject.label,
-            operators=tuple(node.qualified_op for node in fusion.nodes if node.op != "Constant"),
-            shapes=subject.shapes,
-            count=subject.count,
-            runtime=_microseconds(runtime),
-            default=_microseconds(default),
-            best=_microseconds(best),
-            choice="" if choice is None else words(choice),
-            measured=tally.measured,
-            known=tally.known,
-            left=tally.left,
-            faults=tuple(f"{_words(name)}: {row.note}" for name, row in rows.items() if row.status != "ok"),
-            verdict=verdict,
-            reason=reason,
-        )
-
-    def _own(self, subject: Subject, kernel: Kernel, body: onnx.ModelProto, bench: Bench) -> Mapping[str, Array] | None:
-        """Run and keep the schedule's own choice; its results, or None where it does not run."""
-        timed = self._candidate(subject, DEFAULT, kernel_model(body, subject, kernel), bench, None)
-        return None if timed is None else timed.outputs
-
-    def _candidate(self, subject: Subject, name: str, model: onnx.ModelProto, bench: Bench,
-                   right: Mapping[str, Array] | None) -> Timed | None:
-        """Run a candidate and keep what came of it; a kernel must agree with ``right``."""
-        key = subject.what.nodes if name == RUNTIME else subject.what.kernel
-        try:
-            timed = bench.time(model, fused=name != RUNTIME)
-        except OnnxfuseError as error:
-            if not self.timer.alive():
-                raise KernelError(
-                    f"The GPU stopped answering when a kernel of {subject.label} ran ({_words(name)}).",
-                    remedy="This is a fault of onnxfuse; report it. `onnxfuse tune` goes on behind it once it was "
-                           "recorded.",
-                ) from error
-            failed = Measurement(key, subject.shapes, name, 0.0, 0.0, 0, "failed", note=error.message)
-            self.database.record(self.timer.environment, failed)
-            return None
-        share = PRODUCTS if subject.fusion.kernel.schedule == ATTENTION else 0.0
-        wrong = "" if right is None or name == RUNTIME else disagreement(timed.outputs, right, share)
-        row = Measurement(key, subject.shapes, name, timed.microseconds, timed.spread, timed.runs,
-                          "wrong" if wrong else "ok", note=wrong)
-        self.database.record(self.timer.environment, row)
-        return timed
-
-    def _rows(self, subject: Subject) -> dict[str, Measurement]:
-        """Every measurement of a subject, its nodes' among them."""
-        read, where = self.database.measurements, self.timer.environment
-        return {**read(where, subject.what.kernel, subject.shapes), **read(where, subject.what.nodes, subject.shapes)}
-
-    def _late(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
+def _region(state: State, found: Measurements, verdicts: Mapping[int, str]) -> TunedRegion:
+    """What is known of a region now."""
+    subject, fusion = state.subject, state.subject.fusion
+    right = {name: row for name, row in state.rows.items() if row.status == "ok"}
+    choice = found.choice(subject.what)
+    best = right.get(DEFAULT if choice is None else str(choice))
+    runtime, default = right.get(RUNTIME), right.get(DEFAULT)
+    reason = verdicts.get(id(fusion), "")
+    verdict = "unmeasured" if best is None or runtime is None else "left to ONNX Runtime" if reason else "fused"
+    return TunedRegion(
+        rule=fusion.rule,
+        schedule=fusion.kernel.schedule,
+        node=subject.label,
+        operators=tuple(node.qualified_op for node in fusion.nodes if node.op != "Constant"),
+        shapes=subject.shapes,
+        count=subject.count,
+        runtime=_microseconds(runtime),
+        default=_microseconds(default),
+        best=_microseconds(best),
+        choice="" if choice is None else words(choice),
+        measured=state.measured,
+        known=state.known,
+        left=len(state.missing),
+        faults=tuple(f"{candidate_words(name)}: {row.note}" for name, row in state.rows.items() if row.status != "ok"),
+        verdict=verdict,
+        reason=reason,
+    )
 
 
 def _verdicts(optimised: Optimised, found: Measurements) -> dict[int, str]:
@@ -319,39 +233,5 @@ def _verdicts(optimised: Optimised, found: Measurements) -> dict[int, str]:
     return {id(fusion): reasons[fusion.nodes[0].label] for fusion in plan.fusions if fusion.view not in kept}
 
 
-def disagreement(got: Mapping[str, Array], right: Mapping[str, Array], share: float = 0.0) -> str:
-    """How far a candidate's results are from another schedule's of the same kernel, "" where they agree.
-
-    Both add in float32 and differ in the order at most: ``verifying.tolerances`` says by how much.  ``share`` of the
-    largest result is allowed beyond that.
-    """
-    for name, wanted in right.items():
-        array = got.get(name)
-        if array is None or array.shape != wanted.shape or array.dtype != wanted.dtype:
-            return f"output {name} has another shape or type"
-        if array.tobytes() == wanted.tobytes() or (share and _is_near(array, wanted, share)):
-            continue
-        kind = int(onnx.helper.np_dtype_to_tensor_dtype(wanted.dtype))
-        reference = wanted.astype(np.float64) if kind in TABLE else wanted
-        length = max(wanted.shape, default=1)
-        judgement = judge(array, [reference], None, (kind, kind if kind in TABLE else None), length)
-        if not judgement.passed:
-            return (f"output {name} is wrong in {judgement.wrong} of {judgement.count} elements; "
-                    f"{judgement.got} instead of {judgement.wanted}")
-    return ""
-
-
-def _is_near(array: Array, wanted: Array, share: float) -> bool:
-    """Whether arrays differ by no more than a share of the largest number, and are no numbers at the same places."""
-    one, other = array.astype(np.float64), wanted.astype(np.float64)
-    largest = float(np.abs(other[np.isfinite(other)]).max(initial=0.0))
-    return bool(np.allclose(one, other, rtol=0.0, atol=share * largest, equal_nan=True))
-
-
 def _microseconds(row: Measurement | None) -> float | None:
     return None if row is None else row.microseconds
-
-
-def _words(candidate: str) -> str:
-    choice = parse_choice(candidate)
-    return candidate if choice is None else words(choice)

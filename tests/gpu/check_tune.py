@@ -87,7 +87,7 @@ def check(name: str, path: Path, dims: Mapping[str, int], budget: float, databas
         faults=[f"{region.node}: {fault}" for region in found.regions for fault in region.faults
                 if not fault.startswith("runtime: ")],
     )
-    if again.measured or again.left != found.left:
+    if again.measured or again.left < found.left:
         result.faults.append(f"a second run measured {again.measured} and left {again.left} of {found.left}")
     if not known:
         result.faults.append("no region was measured within the budget")
@@ -163,9 +163,9 @@ def fake() -> Any:
 
 
 def say(stage: str, done: int, of: int) -> None:
-    """A line for each kernel."""
-    if stage.startswith("measuring") and done == 0:
-        print(f"  {stage}", file=sys.stderr, flush=True)
+    """A line now and then."""
+    if stage.startswith("measuring") and done % 20 == 0:
+        print(f"  {stage}, {done} of {of}", file=sys.stderr, flush=True)
 
 
 def models(folder: Path, rows: str) -> list[tuple[str, Path, Mapping[str, int]]]:

@@ -1,0 +1,54 @@
+"""Kernels compiled ahead of their turn, while the GPU measures others."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import TracebackType
+
+from onnxfuse.compiling import source_of
+from onnxfuse.runtime.compile import KernelSource
+from onnxfuse.schedules import Kernel
+from onnxfuse.tuning.timer import Timer
+
+MOST_WORKERS = 16
+AHEAD = 2
+"""Kernels that wait to be compiled, times the workers: an order that changes makes few of them useless."""
+
+
+class Ahead:
+    """Worker threads that compile; NVRTC runs without Python's lock.  What is not begun at the end never is."""
+
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+        self._workers = min(MOST_WORKERS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._workers, "onnxfuse-ahead")
+        self._asked: dict[KernelSource, Future[None]] = {}
+        self._waiting: set[Future[None]] = set()
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def full(self) -> bool:
+        """Whether enough kernels wait for the workers."""
+        self._waiting = {each for each in self._waiting if not each.done()}
+        return len(self._waiting) >= (1 + AHEAD) * self._workers
+
+    def add(self, kernel: Kernel) -> None:
+        """Begin to compile a kernel, behind those that were added before."""
+        source = source_of(kernel.source, kernel.plan)
+        if source.kernels and source not in self._asked:
+            self._asked[source] = self._pool.submit(self._timer.compile, [source])
+            self._waiting.add(self._asked[source])
+
+    def finish(self, kernel: Kernel) -> None:
+        """Wait until a kernel is compiled; one that does not compile says so where it is to run."""
+        self.add(kernel)
+        done = self._asked.get(source_of(kernel.source, kernel.plan))
+        if done is not None:
+            wait([done])

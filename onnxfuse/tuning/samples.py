@@ -1,0 +1,80 @@
+"""Results of ways to run a kernel beside each other, by a sample of their elements where there are many.
+
+What is taken in the end is verified in every element; here a wrong way is only to be known as one, in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from onnxfuse.measuring.machine import Memory
+from onnxfuse.verifying.tolerances import TABLE, judge
+
+Array = NDArray[Any]
+
+MOST = 1 << 18
+"""Elements up to which all are compared."""
+
+PIECES, PIECE = 255, 1 << 10
+"""How many pieces of neighbouring elements a sample has beside the first and the last ones, and how many elements."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: multiples of it lie evenly below 2**64, and so do their remainders by sizes of rows,
+tiles and matrices, so that faults at the borders of these show."""
+
+
+def pieces(count: int) -> list[tuple[int, int]]:
+    """Begin and end of the pieces of so many elements that are compared, in no order."""
+    if count <= MOST:
+        return [(0, count)]
+    last = count - PIECE
+    starts = [0, last, *((place * _GOLDEN & (1 << 64) - 1) * last >> 64 for place in range(1, PIECES + 1))]
+    return [(start, start + PIECE) for start in starts]
+
+
+def sampled(value: Any, memory: Memory) -> Array | None:
+    """What is compared of an ``OrtValue`` in ``memory``, in one row; None where it is no tensor of numbers."""
+    if not value.is_tensor() or value.data_type() == "tensor(string)":
+        return None
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.element_type()))
+    size, address = dtype.itemsize, value.data_ptr()
+    read = [memory.read(address + size * start, size * (end - start))
+            for start, end in pieces(int(np.prod(value.shape(), dtype=np.int64)))]
+    return np.frombuffer(b"".join(read), dtype)
+
+
+def disagreement(got: Mapping[str, Array], right: Mapping[str, Array], length: int, share: float = 0.0) -> str:
+    """How far a candidate's results are from another schedule's of the same kernel, "" where they agree.
+
+    Both add in float32 and differ in the order at most: ``verifying.tolerances`` says by how much.
+
+    Args:
+        length: of the longest sum on the way to them.
+        share: of the largest result that is allowed beyond that.
+    """
+    for name, wanted in right.items():
+        array = got.get(name)
+        if array is None or array.shape != wanted.shape or array.dtype != wanted.dtype:
+            return f"output {name} has another shape or type"
+        if array.tobytes() == wanted.tobytes() or (share and _is_near(array, wanted, share)):
+            continue
+        kind = int(onnx.helper.np_dtype_to_tensor_dtype(wanted.dtype))
+        reference = wanted.astype(np.float64) if kind in TABLE else wanted
+        judgement = judge(array, [reference], None, (kind, kind if kind in TABLE else None), length)
+        if not judgement.passed:
+            return (f"output {name} is wrong in {judgement.wrong} of {judgement.count} elements; "
+                    f"{judgement.got} instead of {judgement.wanted}")
+    return ""
+
+
+def _is_near(array: Array, wanted: Array, share: float) -> bool:
+    """Whether arrays differ by no more than a share of the largest number, and are no numbers at the same places."""
+    one, other = array.astype(np.float64), wanted.astype(np.float64)
+    largest = float(np.abs(other[np.isfinite(other)]).max(initial=0.0))
+    return bool(np.allclose(one, other, rtol=0.0, atol=share * largest, equal_nan=True))

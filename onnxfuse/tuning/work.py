@@ -1,0 +1,230 @@
+"""One model's regions on one timer: what is known of each, and measuring what is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from onnxfuse.errors import KernelError, OnnxfuseError
+from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
+from onnxfuse.optimised import Optimised, Tell
+from onnxfuse.planning.contractions import STAGE as ATTENTION
+from onnxfuse.planning.pieces import situation_of
+from onnxfuse.planning.products import STAGE as PRODUCTS
+from onnxfuse.schedules import Kernel, alone, parse_choice, words
+from onnxfuse.schedules.kernel import contractions
+from onnxfuse.tuning.ahead import Ahead
+from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
+from onnxfuse.tuning.order import Known, urgency
+from onnxfuse.tuning.samples import disagreement
+from onnxfuse.tuning.subjects import Subject, labels_of
+from onnxfuse.tuning.timer import Bench, Timer, held
+
+Array = NDArray[Any]
+
+TOLERANCE = 2.0**-8
+"""Share of the largest result by which ways to run an attention may differ: each rounds its powers to 16 bits under
+maxima of its own.  All of them are verified when they are taken."""
+
+TOGETHER = 3
+"""Ways to run a kernel that are measured before it is asked anew which region is worth most: their inputs are put on
+the GPU once."""
+
+
+class State:
+    """A subject, and what is known of it so far.
+
+    Attributes:
+        rows: measurements by candidate, the runtime's nodes among them.
+        known: how many of its candidates were known; measured: how many were measured now.
+        body: its nodes as a model; right: results of the schedule's own choice; both where they were needed.
+        failed: whether that does not run, so that there is nothing to compare others with.
+    """
+
+    def __init__(self, subject: Subject, optimised: Optimised, rows: dict[str, Measurement]) -> None:
+        self.subject, self.rows = subject, rows
+        self.known, self.measured = len(rows.keys() & {RUNTIME, *subject.candidates}), 0
+        self.body: onnx.ModelProto | None = None
+        self.right: Mapping[str, Array] | None = None
+        self.failed = False
+        self._sizes = optimised.ledger.sizes
+        self._situation = situation_of(subject.fusion, optimised.costs)
+        self._kernels: dict[str, Kernel] = {}
+        self._dropped: set[str] = set()
+        fusion = subject.fusion
+        products = 0 if fusion.lowered is None else len(contractions(fusion.lowered))
+        self._first = labels_of(fusion)
+        self._products, self._bare = products > 0, fusion.rule == PRODUCTS and products == len(self._first)
+        self._parts: list[State] = []
+        self._held = False
+
+    def relate(self, states: Sequence[State]) -> None:
+        """Find the regions of which it has all nodes and more, and whether there is one that has its own so."""
+        self._parts = [other for other in states if other.is_part(self)]
+        self._held = any(map(self.is_part, states))
+
+    def is_part(self, other: State) -> bool:
+        """Whether another region has all its nodes and more."""
+        return len(self._first) < len(other._first) and self._first <= other.subject.labels
+
+    @property
+    def missing(self) -> list[str]:
+        """Candidates that are not known, the runtime's nodes first."""
+        return [name for name in (RUNTIME, *self.subject.candidates)
+                if name not in self.rows and name not in self._dropped]
+
+    @property
+    def next(self) -> list[str]:
+        """What to measure when it is its turn; nothing where there is no more."""
+        missing = self.missing
+        first = [name for name in missing if name == RUNTIME or (name == DEFAULT and not self._bare)]
+        if first or self.failed:
+            return first
+        return missing[:1] if DEFAULT in missing else missing[:TOGETHER]
+
+    @property
+    def summary(self) -> Known:
+        """What decides when that is."""
+        cost = self.subject.fusion.cost
+        right = {name: row.microseconds for name, row in self.rows.items() if row.status == "ok"}
+        ways = [microseconds for name, microseconds in right.items() if name != RUNTIME]
+        opened = RUNTIME in self.rows and (self._bare or DEFAULT in self.rows)
+        return Known(self.subject.count, 1e6 * cost.seconds_before / (cost.executions or 1.0), right.get(RUNTIME),
+                     min(ways, default=None), opened, len(ways), self._products, self._bare, self._held)
+
+    @property
+    def urgency(self) -> tuple[int, float]:
+        """See ``order``."""
+        return urgency(self.summary, [part.summary for part in self._parts])
+
+    def kernel(self, name: str) -> Kernel | None:
+        """A candidate's kernel with nothing in it but what runs here; None, and the candidate is dropped, where that is
+        another candidate's, as where this GPU has not what it asks for."""
+        if name not in self._kernels and name not in self._dropped:
+            made = self.subject.kernel(name, self._sizes)
+            if made is not None and self._situation is not None:
+                made = alone(made, self._situation)
+            if made is None or any((made.source, made.plan) == (each.source, each.plan)
+                                   for each in self._kernels.values()):
+                self._dropped.add(name)
+            else:
+                self._kernels[name] = made
+        return self._kernels.get(name)
+
+
+class Work:
+    """A model's regions, and what measures them.
+
+    Attributes:
+        states: what is known of each region.
+    """
+
+    def __init__(self, subjects: Sequence[Subject], optimised: Optimised, timer: Timer, database: Database,
+                 tell: Tell) -> None:
+        """``subjects``: of ``optimised``, or of another plan of the same model."""
+        self._optimised, self._timer, self._database, self._tell = optimised, timer, database, tell
+        read, where = database.measurements, timer.environment
+        self.states = [State(subject, optimised, {**read(where, subject.what.kernel, subject.shapes),
+                                                  **read(where, subject.what.nodes, subject.shapes)})
+                       for subject in subjects]
+        for state in self.states:
+            state.relate(self.states)
+
+    def compile(self, ahead: Ahead) -> None:
+        """Begin to compile what is to be measured first."""
+        _compile(self._waiting(), ahead)
+
+    def measure(self, ahead: Ahead, deadline: float) -> None:
+        """Measure what is not known, what is worth most first; after the deadline, by ``time.monotonic``, nothing more
+        begins."""
+        with held():
+            while time.monotonic() < deadline and (waiting := self._waiting()):
+                _compile(waiting, ahead)
+                self._visit(waiting[0], ahead, deadline)
+
+    def _waiting(self) -> list[State]:
+        return sorted((state for state in self.states if state.next), key=lambda state: state.urgency, reverse=True)
+
+    def _visit(self, state: State, ahead: Ahead, deadline: float) -> None:
+        """Measure a state's next candidates."""
+        names = state.next
+        body = state.body = state.body or runtime_model(state.subject, self._optimised)
+        feeds = feeds_of(body, state.subject, self._optimised.ledger.sizes)
+        with self._timer.bench(feeds, weights_of(body)) as bench:
+            if DEFAULT in state.rows and names != [RUNTIME]:
+                names = [DEFAULT, *names] if state.right is None else names
+            for name in names:
+                if time.monotonic() >= deadline:
+                    return
+                self._say(state)
+                model = body
+                if name != RUNTIME:
+                    kernel = state.kernel(name)
+                    if kernel is None or state.failed:
+                        continue
+                    ahead.finish(kernel)
+                    model = kernel_model(body, state.subject, kernel)
+                self._candidate(state, name, model, bench)
+
+    def _candidate(self, state: State, name: str, model: onnx.ModelProto, bench: Bench) -> None:
+        """Run a candidate and keep what came of it; a kernel must agree with the schedule's own choice."""
+        subject = state.subject
+        key = subject.what.nodes if name == RUNTIME else subject.what.kernel
+        try:
+            timed = bench.time(model, fused=name != RUNTIME)
+        except OnnxfuseError as error:
+            if not self._timer.alive():
+                raise KernelError(
+                    f"The GPU stopped answering when a kernel of {subject.label} ran ({candidate_words(name)}).",
+                    remedy="This is a fault of onnxfuse; report it. `onnxfuse tune` goes on behind it once it was "
+                           "recorded.",
+                ) from error
+            state.failed |= name == DEFAULT
+            self._record(state, Measurement(key, subject.shapes, name, 0.0, 0.0, 0, "failed", note=error.message))
+            return
+        wrong = ""
+        if name == DEFAULT:
+            state.right = timed.outputs
+        elif name != RUNTIME:
+            assert state.right is not None
+            share = TOLERANCE if subject.fusion.kernel.schedule == ATTENTION else 0.0
+            length = max((size for shape in subject.what.outputs for size in shape), default=1)
+            wrong = disagreement(timed.outputs, state.right, length, share)
+        self._record(state, Measurement(key, subject.shapes, name, timed.microseconds, timed.spread, timed.runs,
+                                        "wrong" if wrong else "ok", note=wrong))
+
+    def _record(self, state: State, row: Measurement) -> None:
+        """Keep a measurement, for all regions that it is of."""
+        self._database.record(self._timer.environment, row)
+        state.measured += row.candidate not in state.rows
+        for other in self.states:
+            what = other.subject.what
+            if row.subject in (what.kernel, what.nodes) and row.shapes == other.subject.shapes:
+                other.known += other is not state and row.candidate in other.missing
+                other.rows[row.candidate] = row
+
+    def _say(self, state: State) -> None:
+        done = sum(each.known + each.measured for each in self.states)
+        left = sum(len(each.missing) for each in self.states)
+        self._tell(f"measuring {state.subject.fusion.rule}", done, done + left)
+
+
+def _compile(waiting: Sequence[State], ahead: Ahead) -> None:
+    """Have the kernels compiled whose turn is next, at least those of the first state."""
+    for place, state in enumerate(waiting):
+        for name in state.next:
+            if place and ahead.full:
+                return
+            kernel = None if name == RUNTIME else state.kernel(name)
+            if kernel is not None:
+                ahead.add(kernel)
+
+
+def candidate_words(candidate: str) -> str:
+    """A candidate for people."""
+    choice = parse_choice(candidate)
+    return candidate if choice is None else words(choice)
