@@ -20,13 +20,17 @@ from .toolchain import build, runtime
 Order = Literal["forward", "backward"] | int
 """In which order threads and blocks take turns: by number, from the last, or shuffled by a seed."""
 
-Argument = NDArray[Any] | Buffer | int | float | np.generic
+Argument = NDArray[Any] | Buffer | int | float | np.generic | bytes
+
+_STRUCTURE = 128
+"""Bytes that a structure among the arguments is aligned to at least."""
 
 MOST_THREADS = 1024
 MOST_SHARED = 227 * 1024
 """Dynamic shared memory of a block in bytes, that of sm_90."""
 
 _LOCK = threading.Lock()
+_KINDS = {"s": "a structure", "i": "an integer", "u": "an integer", "f": "a float"}
 _CODES = {signal.SIGFPE: "an integer division by zero", signal.SIGILL: "an illegal instruction"}
 
 
@@ -70,6 +74,24 @@ class _Fault(ctypes.Structure):
         ("thread", ctypes.c_uint * 3),
         ("message", ctypes.c_char * 1024),
     )
+
+
+class _Values:
+    """A launch's arguments in memory, and where each lies."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = (ctypes.c_uint64 * max(count, 1))()
+        self.pointers = (ctypes.c_void_p * len(self.numbers))(
+            *(ctypes.addressof(self.numbers) + 8 * number for number in range(len(self.numbers))))
+        self._structures: list[ctypes.Array[ctypes.c_char]] = []
+
+    def structure(self, number: int, content: bytes) -> None:
+        """Take a structure as an argument."""
+        held = ctypes.create_string_buffer(len(content) + _STRUCTURE)
+        start = -(-ctypes.addressof(held) // _STRUCTURE) * _STRUCTURE
+        ctypes.memmove(start, content, len(content))
+        self._structures.append(held)
+        self.pointers[number] = start
 
 
 class Emulator:
@@ -116,7 +138,8 @@ class Emulator:
             grid: blocks; up to three sizes.
             block: threads of a block; up to three sizes.
             args: arrays and buffers for pointers (an array is changed in place, one for a pointer to const cannot be),
-                numbers for the rest; a NumPy number must have the parameter's size, a Python number takes it.
+                bytes for a structure, which may hold fewer than it, numbers for the rest; a NumPy number must have the
+                parameter's size, a Python number takes it.
             shared: dynamic shared memory in bytes.
             order: see ``Order``.
 
@@ -131,7 +154,7 @@ class Emulator:
         if len(args) != entry.count:
             raise EmulatorError(f"kernel {kernel} has {entry.count} parameters, not {len(args)}")
         with ExitStack() as stack:
-            values = (ctypes.c_uint64 * max(entry.count, 1))()
+            values = _Values(entry.count)
             buffers: list[Buffer] = []
             arrays: list[tuple[NDArray[Any], Buffer]] = []
             for number, argument in enumerate(args):
@@ -143,7 +166,10 @@ class Emulator:
                     argument = buffer
                 if isinstance(argument, Buffer):
                     buffers.append(argument)
-                values[number] = _encode(kernel, number, parameter, argument)
+                if isinstance(argument, bytes) and parameter.kind == b"s" and len(argument) <= parameter.size:
+                    values.structure(number, argument.ljust(parameter.size, b"\0"))
+                else:
+                    values.numbers[number] = _encode(kernel, number, parameter, argument)
             self._run(kernel, entry, grids, blocks, values, shared, order, buffers)
             for array, buffer in arrays:
                 if not buffer.read_only:
@@ -168,16 +194,14 @@ class Emulator:
         entry: _Kernel,
         grid: tuple[int, ...],
         block: tuple[int, ...],
-        values: ctypes.Array[ctypes.c_uint64],
+        values: _Values,
         shared: int,
         order: Order,
         buffers: list[Buffer],
     ) -> None:
-        base = ctypes.addressof(values)
-        pointers = (ctypes.c_void_p * len(values))(*(base + 8 * number for number in range(len(values))))
         orders = {"forward": 0, "backward": 1}
         launch = _Launch(
-            ctypes.pointer(entry), pointers, grid, block, shared, self._shared_alignment, *self._static,
+            ctypes.pointer(entry), values.pointers, grid, block, shared, self._shared_alignment, *self._static,
             orders[order] if isinstance(order, str) else 2, order if isinstance(order, int) else 0, self.seconds,
         )
         fault = _Fault()
@@ -230,15 +254,13 @@ def _encode(kernel: str, number: int, parameter: _Parameter, argument: Argument)
         EmulatorError: the parameter is of another kind or size.
     """
     kind, size = parameter.kind.decode(), int(parameter.size)
-    wanted = {"p": "a pointer", "i": f"an integer of {size} bytes", "u": f"an integer of {size} bytes"}.get(
-        kind, f"a float of {size} bytes"
-    )
+    wanted = "a pointer" if kind == "p" else f"{_KINDS[kind]} of {size} bytes"
     wrong = EmulatorError(f"kernel {kernel}, argument {number}: {argument!r} given for {wanted}")
     if isinstance(argument, Buffer):
         if kind != "p":
             raise wrong
         return argument.address
-    if isinstance(argument, np.ndarray) or kind == "p":
+    if isinstance(argument, np.ndarray | bytes) or kind in "ps":
         raise wrong
     if isinstance(argument, np.generic) and argument.itemsize != size:
         raise wrong

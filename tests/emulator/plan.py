@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper
 
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.lowering.routines import LibraryCall
+from onnxfuse.lowering.tensor_map import TYPES, TensorMap
 
 from .errors import EmulatorError
 from .machine import Argument, Emulator, Order
@@ -57,6 +59,7 @@ def run_plan(
     order: Order = "forward",
     misalign: Mapping[int, int] | None = None,
     includes: Sequence[Path] = (),
+    multiprocessors: int = 132,
 ) -> list[Array]:
     """Evaluate the plan for these inputs, launch its steps and return the outputs.
 
@@ -69,6 +72,7 @@ def run_plan(
         order: in which order threads take turns.
         misalign: by number of an input, elements that its address is past a multiple of 16 bytes.
         includes: folders of headers that the text includes, if any.
+        multiprocessors: those that the plan sees.
 
     Raises:
         EmulatorError: the plan does not fit the inputs, a check or the forced variant's guards do not hold, a launch
@@ -76,6 +80,7 @@ def run_plan(
     """
     misalign = misalign or {}
     situation, shapes = _situate(plan, inputs, hosts, sm, misalign)
+    situation.multiprocessors = multiprocessors
     chosen = _choose(plan, situation, variant)
     emulator = Emulator(source, includes)
     outputs = _run(plan, emulator, inputs, situation, shapes, chosen, order, misalign, CANARY)
@@ -176,7 +181,9 @@ def _run(
             if 0 in grid:
                 continue
             block = [situation.evaluate(size) for size in step.block]
-            arguments = [_argument(text, buffers, situation) for text in step.arguments]
+            arguments = [
+                _encoded(plan.maps[int(text[1:])], buffers, situation) if text.startswith("m") else
+                _argument(text, buffers, situation) for text in step.arguments]
             emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order)
         return [
             buffers[f"o{number}"].read(kind, shape)
@@ -197,6 +204,29 @@ def _argument(text: str, buffers: Mapping[str, Buffer], situation: Situation) ->
     if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         raise EmulatorError(f"the plan passes {value}, which {text!r} cannot hold")
     return np.int32(value) if bits == 32 else np.int64(value)
+
+
+def _encoded(tensor_map: TensorMap, buffers: Mapping[str, Buffer], situation: Situation) -> bytes:
+    """A tensor map as the emulator's ``TensorMap``.
+
+    Raises:
+        EmulatorError: the driver would refuse it, or the emulator does not know what it asks for.
+    """
+    if tensor_map.interleave or tensor_map.swizzle not in (0, 128) or set(tensor_map.element_strides) != {1}:
+        raise EmulatorError(f"a tensor map asks for what is not emulated: {tensor_map}")
+    element, _ = TYPES[tensor_map.dtype]
+    address = buffers[tensor_map.base].address
+    sizes = [situation.evaluate(size) for size in tensor_map.sizes]
+    strides = [situation.evaluate(stride) for stride in tensor_map.strides]
+    if address % 16 or any(stride % 16 for stride in strides) or not all(1 <= size <= 2**31 for size in sizes):
+        raise EmulatorError(f"no tensor map has address {address:#x}, sizes {sizes} and strides {strides}")
+
+    def five(values: Sequence[int]) -> list[int]:
+        return [*values, *[1] * (5 - len(values))]
+
+    return struct.pack(
+        "<Q5Q5Q5I2B", address, *five(sizes), *five([element, *strides]), *five(tensor_map.box), len(sizes),
+        tensor_map.swizzle == 128)
 
 
 def _poisoned(array: Array, poison: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -13,18 +13,23 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <map>
 #include <random>
 #include <vector>
 
+#include "arrivals.h"
 #include "fibre.h"
 #include "shim/machine.h"
 
+using onnxfuse_emulator::Arrivals;
 using onnxfuse_emulator::Barrier;
 using onnxfuse_emulator::Index;
 using onnxfuse_emulator::Kernel;
 using onnxfuse_emulator::Later;
 using onnxfuse_emulator::ThreadView;
+using onnxfuse_emulator::Tile;
 using onnxfuse_emulator::Warp;
+using onnxfuse_emulator::token;
 
 namespace {
 
@@ -35,7 +40,7 @@ constexpr size_t kDynamic = 256 * 1024;    // more than any GPU has
 constexpr unsigned char kPoison = 0xff;    // NaN in every floating-point type
 constexpr unsigned char kCanary = 0xa5;
 
-enum class State { ready, barrier, warp, ended };
+enum class State { ready, barrier, warp, arrivals, ended };
 
 struct Work {
   void (*run)(void*);
@@ -56,6 +61,7 @@ struct Thread : ThreadView {
   unsigned mask;
   int operand, width, line;
   uint64_t value, result;
+  const void* awaited;
   Queue queues[2];
 };
 
@@ -90,6 +96,7 @@ uint64_t ready[kMostThreads / 64];      // by rank
 std::mt19937_64 shuffler;
 char *stacks, *dynamic_end, *signal_stack;
 std::vector<void**>* dynamic_variables;
+std::map<void*, Arrivals> arrivals;  // of the block
 
 void set_ready(Thread& thread) {
   thread.state = State::ready;
@@ -117,6 +124,7 @@ void describe(const Thread& thread, char* text, size_t size) {
     case State::warp:
       snprintf(text, size, "waits at the warp operation of line %d for lanes %08x", thread.line, thread.mask);
       break;
+    case State::arrivals: snprintf(text, size, "waits at the arrivals of line %d", thread.line); break;
     case State::ended: snprintf(text, size, "has ended"); break;
     case State::ready: snprintf(text, size, "can run"); break;
   }
@@ -125,6 +133,13 @@ void describe(const Thread& thread, char* text, size_t size) {
 // Nothing can run and the barrier is not complete: says who waits for whom.
 [[noreturn]] void stuck() {
   char first[128], second[128];
+  for (int n = 0; n < thread_count; ++n) {
+    if (threads[n].state != State::arrivals) continue;
+    describe(threads[n], first, sizeof(first));
+    const Arrivals& barrier = arrivals[const_cast<void*>(threads[n].awaited)];
+    fail(threads[n].line, "thread %d %s, but %d of %d arrivals and %ld bytes do not come", n, first, barrier.left,
+         barrier.count, static_cast<long>(barrier.bytes));
+  }
   for (int n = 0; n < thread_count; ++n) {
     Thread& a = threads[n];
     if (a.state != State::warp) continue;
@@ -276,6 +291,20 @@ void on_signal(int number, siginfo_t* info, void* context) {
   siglongjmp(escape, 1);
 }
 
+Arrivals& arrivals_at(void* barrier, int line) {
+  const auto found = arrivals.find(barrier);
+  if (found == arrivals.end()) fail(line, "no arrivals are counted at this address");
+  const uint64_t mark = token(barrier);
+  if (memcmp(barrier, &mark, sizeof(mark))) fail(line, "arrivals that something was written over");
+  return found->second;
+}
+
+void wake(const void* barrier) {
+  for (int n = 0; n < thread_count; ++n) {
+    if (threads[n].state == State::arrivals && threads[n].awaited == barrier) set_ready(threads[n]);
+  }
+}
+
 char* reserve(size_t size) {
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
@@ -311,12 +340,16 @@ void run_block(size_t block) {
     start(thread.context, stacks + n * kStack + kPage, kStack - kPage, thread_main);
   }
   live = thread_count;
+  arrivals.clear();
   shuffle_ranks();
   Thread* first = first_ready();
   fault->in_thread = 1;
   onnxfuse_emulator_thread = first;
   change(outside, first->context);
   fault->in_thread = 0;
+  for (const auto& [barrier, what] : arrivals) {
+    if (!what.coming.empty()) fail(0, "a tile is still coming when the block ends");
+  }
   for (char* end = static_cast<char*>(onnxfuse_emulator_dynamic_shared) + launch->shared; end < dynamic_end; ++end) {
     if (static_cast<unsigned char>(*end) != kCanary) fail(0, "a write past the end of the %lu bytes of dynamic shared memory", static_cast<unsigned long>(launch->shared));
   }
@@ -379,6 +412,56 @@ void onnxfuse_emulator_done(Later kind, int left) {
     queue.works[done].run(queue.works[done].what.data());
   }
   queue.works.erase(queue.works.begin(), queue.works.begin() + static_cast<long>(done));
+}
+
+void onnxfuse_emulator_arrivals(void* barrier, int count, int line) {
+  if (count < 1) fail(line, "%d arrivals", count);
+  if (reinterpret_cast<uintptr_t>(barrier) % 8) fail(line, "arrivals that are counted at no multiple of 8 bytes");
+  const uint64_t mark = token(barrier);
+  memcpy(barrier, &mark, sizeof(mark));
+  arrivals[barrier] = {count, count, 0, 0, {}};
+}
+void onnxfuse_emulator_arrive(void* barrier, int bytes, int line) {
+  Arrivals& what = arrivals_at(barrier, line);
+  if (what.left == 0) fail(line, "more than %d arrivals in a phase", what.count);
+  --what.left;
+  what.bytes += bytes;
+  end_phase(what);
+  wake(barrier);
+}
+void onnxfuse_emulator_arrived(void* barrier, int parity, int line) {
+  Thread& self = current();
+  for (;;) {
+    Arrivals& what = arrivals_at(barrier, line);
+    if ((what.phase & 1) != static_cast<unsigned>(parity)) return;
+    for (const Tile& tile : what.coming) {
+      bring(tile);
+      what.bytes -= bytes_of(tile.map);
+    }
+    what.coming.clear();
+    const unsigned before = what.phase;
+    end_phase(what);
+    if (what.phase != before) {
+      wake(barrier);
+      return;
+    }
+    self.awaited = barrier;
+    self.line = line;
+    stop(self, State::arrivals);
+    yield();
+  }
+}
+void onnxfuse_emulator_copy_tile(void* to, const void* map, const int* at, int rank, void* barrier, int line) {
+  Tile tile{static_cast<char*>(to), {}, {}};
+  memcpy(&tile.map, map, sizeof(tile.map));
+  if (tile.map.rank != rank) fail(line, "%d coordinates for a tensor map of rank %d", rank, tile.map.rank);
+  if (reinterpret_cast<uintptr_t>(to) % (tile.map.swizzled ? 1024 : 128)) {
+    fail(line, "a tile at no multiple of %d bytes", tile.map.swizzled ? 1024 : 128);
+  }
+  memcpy(tile.at, at, static_cast<size_t>(rank) * sizeof(int));
+  memset(to, kPoison, static_cast<size_t>(bytes_of(tile.map)));
+  arrivals_at(barrier, line).coming.push_back(tile);
+  wake(barrier);
 }
 
 unsigned onnxfuse_emulator_live_lanes() {

@@ -52,16 +52,20 @@ T* dynamic_shared_later(T** variable) {
   return nullptr;
 }
 
-template <class T>
+template <class T, bool = std::is_class<T>::value>
 struct Describe {
   static constexpr Parameter value{T(-1) < T(0) ? (T(0.5) == T(0) ? 'i' : 'f') : 'u', sizeof(T), false};
 };
 template <class T>
-struct Describe<T*> {
+struct Describe<T, true> {
+  static constexpr Parameter value{'s', sizeof(T), true};
+};
+template <class T>
+struct Describe<T*, false> {
   static constexpr Parameter value{'p', sizeof(T*), false};
 };
 template <class T>
-struct Describe<const T*> {
+struct Describe<const T*, false> {
   static constexpr Parameter value{'p', sizeof(T*), true};
 };
 

@@ -24,7 +24,15 @@ enum class Warp : int {
 
 enum class Later : int { copies, products };
 
-// One parameter of a kernel: kind is 'p' pointer, 'i' signed, 'u' unsigned, 'f' floating; size in bytes.
+// A tensor in device memory and the tile of it that one copy takes, from the innermost axis on, as plan.py builds it.
+struct TensorMap {
+  const char* base;
+  uint64_t sizes[5], strides[5];  // bytes, an element's first
+  uint32_t box[5];
+  unsigned char rank, swizzled;   // whether each row of 128 bytes has its pieces of 16 changed by its number
+};
+
+// One parameter of a kernel: kind is 'p' pointer, 'i' signed, 'u' unsigned, 'f' floating, 's' a structure; size in bytes.
 struct Parameter {
   char kind;
   unsigned char size;
@@ -57,6 +65,13 @@ void onnxfuse_emulator_later(onnxfuse_emulator::Later kind, void (*run)(void*), 
 void onnxfuse_emulator_asked(onnxfuse_emulator::Later kind);
 void onnxfuse_emulator_done(onnxfuse_emulator::Later kind, int left);
 void onnxfuse_emulator_register_dynamic(void** variable);
+// A barrier in shared memory: a phase is over when `count` arrivals and all bytes that are expected have come.
+void onnxfuse_emulator_arrivals(void* barrier, int count, int line);
+void onnxfuse_emulator_arrive(void* barrier, int bytes, int line);
+// Until the phase of this parity is over.
+void onnxfuse_emulator_arrived(void* barrier, int parity, int line);
+// Asks for a tile, which is poison until the barrier that its bytes come to is waited for.
+void onnxfuse_emulator_copy_tile(void* to, const void* map, const int* at, int rank, void* barrier, int line);
 [[noreturn]] void onnxfuse_emulator_fail(const char* message, int line);
 }
 
