@@ -180,6 +180,7 @@ def failures(
     misalign: bool = True,
     source: str | None = None,
     limit: int | None = None,
+    multiprocessors: int = 132,
 ) -> list[str]:
     """What is wrong with a kernel on these inputs: every variant that holds, aligned and not, in several orders.
 
@@ -187,6 +188,7 @@ def failures(
         length, slack, scales: see ``reference.difference``; ``scales`` by output.
         source: another text to run instead of the kernel's.
         limit: how many variants to run at most, those first in the plan.
+        multiprocessors: those that the plan sees.
     """
     plan, text = made.kernel.plan, made.kernel.source if source is None else source
     given = arguments(made, inputs)
@@ -197,7 +199,8 @@ def failures(
     found = []
     for placement in ({}, skewed) if misalign and skewed else ({},):
         for variant, order in product(variants_that_hold(plan, given, host, misalign=placement)[:limit], orders):
-            actual = run_plan(plan, text, given, host, variant=variant, order=order, misalign=placement)
+            actual = run_plan(plan, text, given, host, variant=variant, order=order, misalign=placement,
+                              multiprocessors=multiprocessors)
             for (name, dtype), array in zip(outputs, actual, strict=True):
                 wrong = difference(
                     array, expected[name], dtype, length=length, slack=slack, scale=(scales or {}).get(name)

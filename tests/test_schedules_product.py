@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from emulator import run_plan, variants_that_hold
 from kernel_harness import Made, arguments, check, compile_all, make, random_inputs, refused
 
 from onnxfuse.schedules import Choice, Kernel, Request, make_kernel, parse_choice
+from onnxfuse.schedules.source import Source
 
 PLAIN = "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }"
 
@@ -50,9 +52,16 @@ def product(text: str, kind: str = "float16", planned: Mapping[str, int] | None 
 
 
 def told(made: Made, choice: Choice, planned: Mapping[str, int]) -> Made:
+    """The kernel of a choice, the text of its first variant alone."""
     kernel = make_kernel(Request(made.lowered, "test", planned, choice), "product")
-    assert isinstance(kernel, Kernel) and kernel.choice == choice
-    return Made(made.model, made.graph, made.lowered, kernel)
+    assert isinstance(kernel, Kernel) and kernel.choice == choice and isinstance(kernel.code, Source)
+    code = replace(kernel.code, functions=kernel.code.functions[:1], entries=kernel.code.entries[:1])
+    return Made(made.model, made.graph, made.lowered, replace(kernel, code=code))
+
+
+def specialised(made: Made, planned: Mapping[str, int]) -> list[Made]:
+    """Those of the choices whose tiles a warp copies."""
+    return [told(made, choice, planned) for choice in made.kernel.choices if "turns" in dict(choice.settings)]
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
@@ -125,15 +134,72 @@ def test_padding_is_zero() -> None:
 @pytest.mark.parametrize(("case", "sizes"), [
     ("plain", {"M": 4096, "K": 4096, "N": 4096}), ("plain", {"M": 100, "K": 72, "N": 264}), ("a gate", {"M": 4096, "N": 4096})])
 def test_what_tuning_may_try(case: str, sizes: Mapping[str, int]) -> None:
-    """The tiles that may be quickest, by four warps together and by each, with few stages and with many."""
+    """The tiles that may be quickest, by four warps together and by each, with few stages and with many; and blocks with
+    a warp that copies, which tests of their own run."""
     text, given = FORMS.get(case, (PLAIN, {"M": 72, "K": 136, "N": 264}))
     made = product(text, planned=sizes)
-    assert 6 <= len(made.kernel.choices) < 12
-    others = [told(made, choice, sizes) for choice in made.kernel.choices]
-    assert all(parse_choice(str(each.kernel.choice)) == each.kernel.choice for each in others)
+    choices = made.kernel.choices
+    assert 9 <= len(choices) < 15 and all(parse_choice(str(choice)) == choice for choice in choices)
+    others = [told(made, choice, sizes) for choice in choices if "turns" not in dict(choice.settings)]
+    assert len(others) == len(choices) - 3
     compile_all(others)
     for other in others:
         check(other, random_inputs(made, given), length=136, limit=1, misalign=False)
+
+
+LARGE = {"M": 4096, "K": 4096, "N": 4096}
+
+
+@pytest.mark.parametrize(("block", "kind"), [
+    ((128, 128, 2), "bfloat16"), ((128, 256, 1), "float16"), ((256, 128, 1), "bfloat16"), ((128, 64, 1), "float16")])
+def test_tiles_that_a_warp_copies(monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int], kind: str) -> None:
+    """Parts of tiles, several of them a block and many stages of each, in any order of the threads."""
+    monkeypatch.setattr("onnxfuse.schedules.product.SPECIALISED", {block: 1.0})
+    (made,) = specialised(product(PLAIN, kind, LARGE), LARGE)
+    for sizes, multiprocessors, order in (
+            ({"M": 1, "K": 8, "N": 8}, 132, "forward"), ({"M": 197, "K": 200, "N": 136}, 1, "backward"),
+            ({"M": 49, "K": 648, "N": 264}, 1, 3)):
+        inputs = random_inputs(made, sizes)
+        assert "one copies" in variants_that_hold(made.kernel.plan, arguments(made, inputs))[0]
+        check(made, inputs, length=sizes["K"], limit=1, misalign=False, orders=[order],
+              multiprocessors=multiprocessors)
+
+
+@pytest.mark.parametrize("case", [
+    "both transposed", "the right one transposed", "heads", "results that lie transposed", "two results", "a gate"])
+def test_forms_of_tiles_that_a_warp_copies(case: str) -> None:
+    """However operands lie, with a batch too, and whatever is computed of the sums."""
+    text, sizes = FORMS[case]
+    made = specialised(product(text, planned=sizes), sizes)[0]
+    check(made, random_inputs(made, sizes), length=200, limit=1, misalign=False, multiprocessors=1)
+
+
+CUT = {
+    "rows that are longer than they are": ("g (T[M,64] a, T[72,40] b) => (T[M,40] y) <int64[4] p = {0,0,0,8}> { q = Pad(a, p) y = MatMul(q, b) }", {"M": 70}),
+    "a part of rows": ("g (T[M,72] a, T[64,40] b) => (T[M,40] y) <int64[1] f = {8}, int64[1] t = {72}, int64[1] x = {1}> "
+                       "{ q = Slice(a, f, t, x) y = MatMul(q, b) }", {"M": 70}),
+    "every eighth element": ("g (T[M,512] a, T[64,40] b) => (T[M,40] y) <int64[1] f = {0}, int64[1] t = {512}, int64[1] x = {1}, int64[1] s = {8}> "
+                            "{ q = Slice(a, f, t, x, s) y = MatMul(q, b) }", {"M": 70}),
+}
+
+
+@pytest.mark.parametrize("case", ["a gate with other weights", "an operand that is computed", "one column",
+                                  "channels first", "groups", *CUT])
+def test_what_no_warp_copies(case: str) -> None:
+    """Operands that are no straight tensors in memory, or that lie differently."""
+    text, sizes = (FORMS | CONVOLUTIONS | CUT)[case]
+    assert not specialised(product(text, planned=sizes), sizes)
+
+
+@pytest.mark.parametrize(("sizes", "sm", "misaligned"), [
+    ({"M": 72, "K": 196, "N": 136}, 90, {}), ({"M": 72, "K": 200, "N": 132}, 90, {}), ({"M": 0, "K": 8, "N": 8}, 90, {}),
+    ({"M": 8, "K": 0, "N": 8}, 90, {}), ({"M": 72, "K": 200, "N": 136}, 90, {1: 1}), ({"M": 72, "K": 200, "N": 136}, 89, {}),
+    ({"M": 72, "K": 200, "N": 136}, 100, {})])
+def test_where_no_warp_copies(sizes: Mapping[str, int], sm: int, misaligned: Mapping[int, int]) -> None:
+    """Where no tensor map has such sizes or addresses, or the GPU no such instructions."""
+    made = specialised(product(PLAIN, planned=LARGE), LARGE)[0]
+    inputs = arguments(made, random_inputs(made, sizes))
+    assert not any("one copies" in name for name in variants_that_hold(made.kernel.plan, inputs, [], sm, misaligned))
 
 
 @pytest.mark.parametrize(("sizes", "tile"), [

@@ -11,7 +11,8 @@ peel.py        rows that begin between two vectors
 stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
 attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
 product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
-               product_shape.py their blocks, product_text.py their text
+               product_shape.py their blocks, product_text.py their text, product_specialised.py that of blocks with a
+               warp that copies, product_maps.py what it can copy
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known
 together.py    several independent regions, each with its own schedule's kernel, in one launch
@@ -90,7 +91,7 @@ def parse_choice(text: str) -> Choice | None:
     try:
         raw = json.loads(text)
         choice = Choice.of(raw.pop("schedule"), **raw)
-        told = SCHEDULES[choice.schedule].settings if words(choice) else ""
+        told = SCHEDULES[choice.schedule].template(choice) if words(choice) else ""
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     # Its words name all that it must set, and nothing else.

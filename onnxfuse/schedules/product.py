@@ -2,25 +2,30 @@
 
     result = g(f(A) B, ...)      or of several products of A, as gate and value of a feed-forward
 
-f and g are any maps.  Operands are read where and as they lie: transposed, as heads, as the windows of a convolution,
-with padding.  Sums are float32, of float16 or bfloat16 on tensor cores where the GPU has them; by four warps together
-on Hopper (a variant of its own, which comes first), elsewhere by each warp.  How the tiles are arranged is described in
-Boehm, "How to Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM in CUDA).
+f and g are any maps. Operands are read where and as they lie: transposed, as heads, as the windows of a convolution,
+with padding. Sums are float32, of float16 or bfloat16 on tensor cores where the GPU has them; by four warps together on
+Hopper (a variant of its own, which comes first), elsewhere by each warp. What tuning may choose on Hopper too are
+blocks with a warp that copies whole tiles of operands that need nothing else (``product_specialised``). How the tiles
+are arranged is described in Boehm, "How to Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation
+(efficient GEMM in CUDA).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.context import Unlowerable
-from onnxfuse.lowering.launch import Variant, expression
+from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
+from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention_shape import HOPPER
+from onnxfuse.schedules.attention_shape import HOPPER, PANEL
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.product_maps import Mapped, mapped
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
     Parts,
@@ -31,10 +36,11 @@ from onnxfuse.schedules.product_parts import (
     side_of,
     single,
 )
-from onnxfuse.schedules.product_shape import DEPTH, Shape
+from onnxfuse.schedules.product_shape import DEPTH, Shape, SpecialisedShape
+from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
-from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
 
@@ -44,6 +50,9 @@ SHARED_EVERYWHERE = 48 * 1024
 TILES = {(128, 128): 1.0, (128, 256): 1.0, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65}
 """Rows and columns of a block, and the share of the largest ones' rate that they reach (H200: each byte that comes from
 the caches is multiplied so much less often)."""
+
+SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8}
+"""The same of blocks with a warp that copies, which go through so many tiles at a time."""
 
 MOST_TILES = 3
 """Of these those that are worth a measurement: which are expected to take least."""
@@ -66,6 +75,7 @@ class Product(Schedule):
 
     name = "product"
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
+    optional = MappingProxyType({"turns": "one copies, tiles at a time {turns}"})
     efficiency = 0.6
 
     def runs(self, does: Does) -> bool:
@@ -103,12 +113,14 @@ class _Work:
         operands = ((parts.left, "@m"), *((right, "@n") for right in parts.rights))
         self.vectors = self._alike([side_of(parts, scalar, loop, planned) for scalar, loop in operands])
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
-        self.lanes, self.guards = result_lanes(parts, planned)
+        self.mapped = self._mapped([mapped(parts, scalar, loop) for scalar, loop in operands])
+        self.lanes, self.stored = result_lanes(parts, planned)
         self.guards = tuple(dict.fromkeys(
-            (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.guards)))
+            (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
         self.functions: dict[str, Function] = {}
         self.entries: list[Entry] = []
         self.variants: list[Variant] = []
+        self.maps: list[TensorMap] = []
 
     def _alike(self, sides: list[Side]) -> list[Side]:
         """Right operands lie alike, for one instruction reads them all."""
@@ -116,6 +128,12 @@ class _Work:
         if len({side.across for side in rights}) > 1:
             rights = [single(self.parts, side.scalar, side.loop) for side in rights]
         return [left, *rights]
+
+    def _mapped(self, operands: list[Mapped | None]) -> list[Mapped]:
+        """Operands that tensor maps copy; none where one is read otherwise, or right ones lie differently."""
+        found = [operand for operand in operands if operand is not None]
+        alike = len(found) == len(operands) and len({operand.across for operand in found[1:]}) == 1
+        return found if alike else []
 
     def kernel(self) -> Kernel:
         """All of it."""
@@ -126,12 +144,16 @@ class _Work:
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
             for shape in dict.fromkeys(each for each in (first, own, replace(own, together=False)) if each is not None):
-                self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
+                if isinstance(shape, SpecialisedShape):
+                    self._add_specialised(shape, narrow)
+                else:
+                    self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
             self._add(LEAST, narrow)
         self._add(replace(LEAST, bits=64), ())
-        plan = make_plan(lowered, request.rule, self.parts.puller, self.variants)
+        plan = replace(make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps))
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-        source = Source(("onnxfuse", "mma", "warpgroup"), comment, tuple(self.functions.values()), tuple(self.entries))
+        headers = ("onnxfuse", "mma", "warpgroup", *(["tensor_copies"] if self.maps else []))
+        source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         others = tuple(each for each, shape in offered.items() if shape != own)
         return Kernel("product", source, plan, (), choice, others, heavy=True)
 
@@ -142,19 +164,31 @@ class _Work:
     def _offered(self) -> list[Shape]:
         """What may be quickest."""
         return [shape for tile in self._ranked()[:MOST_TILES] for together in (True, False)
-                for shape in self._staged(tile, together)]
+                for shape in self._staged(tile, together)] + self._specialised()
+
+    def _specialised(self) -> list[Shape]:
+        """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
+        beside = len(self.parts.rights)
+        fitting = [tile for tile in SPECIALISED
+                   if self.mapped and not (self.mapped[1].across and tile[1] // beside % PANEL)]
+        ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], SPECIALISED[tile]))[:MOST_TILES]
+        shapes: list[Shape] = []
+        for rows, columns, turns in ranked:
+            least = SpecialisedShape(rows, columns, 1, turns=turns)
+            one = replace(least, stages=2).shared - least.shared
+            shapes.append(replace(least, stages=1 + (MOST_SHARED - least.shared) // one))
+        return shapes
 
     def _ranked(self) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
-        parts, beside = self.parts, len(self.parts.rights)
+        return sorted(TILES, key=lambda tile: self._expected(tile[0], tile[1], TILES[tile]))
+
+    def _expected(self, high: int, wide: int, rate: float) -> float:
+        """What the busiest multiprocessor's tiles of this size take."""
+        parts = self.parts
         batch, rows, columns = map(self._planned, (parts.batch, parts.rows, parts.columns))
-
-        def expected(tile: tuple[int, int]) -> float:
-            high, wide = tile
-            tiles = batch * -(-rows // high) * -(-columns * beside // wide)
-            return -(-tiles // MULTIPROCESSORS) * high * wide / TILES[tile]
-
-        return sorted(TILES, key=expected)
+        tiles = batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
+        return -(-tiles // MULTIPROCESSORS) * high * wide / rate
 
     def _staged(self, tile: tuple[int, int], together: bool) -> list[Shape]:
         """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
@@ -179,13 +213,36 @@ class _Work:
         if key not in self.functions:
             body = ProductText(self.parts, sides, lanes, shape, self.signature.sizes).text()
             self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
-        entry = self.functions[key].entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
-        self.entries.append(entry)
-        own_columns = shape.columns // len(self.parts.rights)
-        grid = f"{self.rows} {shape.rows} ceil {self.columns} {own_columns} ceil * {self.batch} *"
-        step = entry.step(grid, shared=str(shape.shared))
+        step = self._step(self.functions[key], shape, self._tiles(shape))
         words = f"{Product().words(shape.choice)}, {'vectors' if shape.vectors else 'one by one'}, {shape.bits}-bit"
         self.variants.append(Variant(words, (step,), guards))
+
+    def _add_specialised(self, shape: SpecialisedShape, guards: tuple[str, ...]) -> None:
+        """A variant with tensor maps."""
+        symbols, first, beside = self.lowered.binding.symbols, len(self.maps), len(self.parts.rights)
+        heights = (shape.rows, *[shape.columns // beside] * beside)
+        self.maps += [operand.map(rows, symbols) for operand, rows in zip(self.mapped, heights, strict=True)]
+        taken = tuple(
+            Parameter("const __grid_constant__ of::TensorMap", f"m{place}", f"m{place}", "const of::TensorMap&")
+            for place in range(first, len(self.maps)))
+        body = SpecialisedText(self.parts, self.mapped, self.lanes, shape, self.signature.sizes, first).text()
+        parameters = (*self.signature.parameters(body.sizes), *taken)
+        function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)
+        needed = (guard for operand in self.mapped for guard in operand.guards(symbols))
+        self.variants.append(Variant(
+            Product().words(shape.choice), (self._step(function, shape, f"{self._tiles(shape)} sms min"),),
+            tuple(dict.fromkeys((*guards, *needed, *self.stored, *_fitting(shape))))))
+
+    def _tiles(self, shape: Shape) -> str:
+        """How many there are."""
+        own_columns = shape.columns // len(self.parts.rights)
+        return f"{self.rows} {shape.rows} ceil {self.columns} {own_columns} ceil * {self.batch} *"
+
+    def _step(self, function: Function, shape: Shape, blocks: str) -> Step:
+        """A launch of so many blocks of a new kernel."""
+        entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
+        self.entries.append(entry)
+        return entry.step(blocks, shared=str(shape.shared))
 
 
 def _fitting(shape: Shape) -> tuple[str, ...]:

@@ -13,6 +13,19 @@ DEPTH = 64
 WARP_ROWS, WARP_COLUMNS = 64, 32
 """Of the tile of one that multiplies by itself."""
 
+GROUPS = 2
+"""Of four warps that multiply while one warp copies."""
+
+PIECE = 64
+"""Sums of a row that a warp lays out in shared memory at a time, of 16 rows."""
+
+ARRIVALS = 8
+"""Bytes of a barrier that counts arrivals: two a stage, that it is there and that it was multiplied, and one a group
+that multiplies."""
+
+COPYING_REGISTERS, MULTIPLYING_REGISTERS = 40, 232
+"""Of a thread: of the four warps of which one copies, and of those that multiply."""
+
 FLOATS = 8
 """Numbers by which a row of sums in shared memory is longer than it is, so that rows lie in different banks."""
 
@@ -66,3 +79,39 @@ class Shape:
         registers = self.columns // 2 + 56 if self.together else WARP_ROWS * WARP_COLUMNS // 32 + 100
         held = REGISTERS // (threads * registers)
         return max(1, min(held, ALL_SHARED // (self.shared + BLOCK_BYTES)))
+
+
+@dataclass(frozen=True)
+class SpecialisedShape(Shape):
+    """A block of which one warp copies by tensor maps and two groups of four multiply: so many tiles at a time
+    (``turns``), one that they share or one each."""
+
+    together: bool = True
+    turns: int = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of(
+            "product", rows=self.rows, columns=self.columns, stages=self.stages, group=WARPS, turns=self.turns)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return (GROUPS + 1) * WARPS
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the stages, the multiplying warps' sums, and the barriers."""
+        staged = 2 * self.stages * DEPTH * (self.rows + self.columns)
+        return TILE_BYTES + staged + GROUPS * WARPS * 16 * PIECE * 4 + (2 * self.stages + GROUPS) * ARRIVALS
+
+    @property
+    def beside(self) -> int:
+        """Blocks that a multiprocessor is to hold at least."""
+        return 1

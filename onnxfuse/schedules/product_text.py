@@ -43,7 +43,8 @@ class ProductText:
 
     def text(self) -> Body:
         """All of it."""
-        lines = [*self._constants(), *self._place(), *self._loop(), *self._laid_out(), *self._stored()]
+        place = [self._tiles(), *self._place("(idx)blockIdx.x")]
+        lines = [*self._constants(), *place, *self._loop(), *self._laid_out(), *self._stored()]
         return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
 
     # ---- Before the loop. ----
@@ -80,12 +81,15 @@ class ProductText:
             given='"l"(left), "l"(right), "r"(more)', operands=f"%{{0}}, %{{1}}, more, 1, 1, {across}", more="%{2}")
         return ["struct Tensor {", *indented(lines), "};"]
 
-    def _place(self) -> list[str]:
-        """Which tile a block has."""
+    def _tiles(self) -> str:
+        """How many tiles there are."""
         m, n = self.extents["m"], self.extents["n"]
+        return f"const idx below = ({m} + rows - 1) / rows, beyond = ({n} + own_columns - 1) / own_columns;"
+
+    def _place(self, number: str) -> list[str]:
+        """Which tile has a number."""
         return [
-            f"const idx below = ({m} + rows - 1) / rows, beyond = ({n} + own_columns - 1) / own_columns;",
-            "const idx b = (idx)blockIdx.x / (below * beyond), tile = (idx)blockIdx.x % (below * beyond);",
+            f"const idx b = {number} / (below * beyond), tile = {number} % (below * beyond);",
             "// Blocks that run at once have neighbouring tiles, whose operands the cache holds.",
             f"const idx strip = tile / ({HEIGHT} * beyond) * {HEIGHT};",
             f"const idx height = of::imin(below - strip, (idx){HEIGHT});",
@@ -212,6 +216,29 @@ class ProductText:
 
     def _stored(self) -> list[str]:
         """Lines that store results, vectors of a row at a time."""
+        return [
+            f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(own_columns / width, threads);",
+            "constexpr int step = threads / lanes;",
+            "for (int column = threadIdx.x % lanes * width; column < own_columns; column += lanes * width) {",
+            *indented([
+                "const idx n = first_n + column;",
+                f"if (n >= {self.extents['n']}) break;",
+                "#pragma unroll 4",
+                "for (int pass = 0; pass < (rows + step - 1) / step; ++pass) {",
+                *indented([
+                    "const int line = threadIdx.x / lanes + pass * step;",
+                    "const idx m = first_m + line;",
+                    f"if (line >= rows || m >= {self.extents['m']}) break;",
+                    "const float* const sums_of_row = laid + line * long_row + column;",
+                    *self._results("of::load<width>(sums_of_row + {} * own_columns)"),
+                ]),
+                "}",
+            ]),
+            "}",
+        ]
+
+    def _results(self, taken: str) -> list[str]:
+        """Lines that store a vector of results; ``taken`` gives the sums of the product that its braces number."""
         writer, lanes = self._writer(self.lanes), self.lanes
         computed, stored = [], []
         for number, (output, result, place) in enumerate(
@@ -225,31 +252,10 @@ class ProductText:
             else:
                 computed.append(("", f"*({target}) = of::Store<{kind.storage}>::from({value});"))
         each = [*writer.lines[Scope.LANE], *(line for _, line in computed)]
-        taken = [f"const auto sums{number} = of::load<width>(sums_of_row + {number} * own_columns);"
-                 for number in range(len(self.rights))]
-        body = [
-            "const float* const sums_of_row = laid + line * long_row + column;",
-            *taken, *writer.upto(Scope.VECTOR), *(line for line, _ in computed if line),
-            *unrolled("int v = 0; v < width; ++v", each), *stored,
-        ]
+        sums = [f"const auto sums{number} = {taken.format(number)};" for number in range(len(self.rights))]
         return [
-            f"constexpr int width = {lanes.width}, lanes = of::lanes_of(own_columns / width, threads);",
-            "constexpr int step = threads / lanes;",
-            "for (int column = threadIdx.x % lanes * width; column < own_columns; column += lanes * width) {",
-            *indented([
-                "const idx n = first_n + column;",
-                f"if (n >= {self.extents['n']}) break;",
-                "#pragma unroll 4",
-                "for (int pass = 0; pass < (rows + step - 1) / step; ++pass) {",
-                *indented([
-                    "const int line = threadIdx.x / lanes + pass * step;",
-                    "const idx m = first_m + line;",
-                    f"if (line >= rows || m >= {self.extents['m']}) break;",
-                    *body,
-                ]),
-                "}",
-            ]),
-            "}",
+            *sums, *writer.upto(Scope.VECTOR), *(line for line, _ in computed if line),
+            *unrolled("int v = 0; v < width; ++v", each), *stored,
         ]
 
 

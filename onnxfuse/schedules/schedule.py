@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
+from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 from onnxfuse.graph.dims import Dim, dim
@@ -74,6 +75,7 @@ class Schedule(ABC):
         name: as plans and reports have it.
         family: schedules of one family stand in for one another at other sizes; "" where there is no other.
         settings: what tuning may change, in words: each setting by its name in braces.
+        optional: the same of settings that only some choices have, by their names.
         each: what a thread keeps ``items`` of, where that is a setting.
         efficiency: share of the memory's bandwidth that its kernels reach, or of a large product's rate where they
             contract (benchmarks/results, fitting).
@@ -85,6 +87,7 @@ class Schedule(ABC):
     name: ClassVar[str]
     family: ClassVar[str] = ""
     settings: ClassVar[str]
+    optional: ClassVar[Mapping[str, str]] = MappingProxyType({})
     each: ClassVar[str] = ""
     efficiency: ClassVar[float]
     arithmetic: ClassVar[float] = 1.0
@@ -117,7 +120,12 @@ class Schedule(ABC):
             told["items"] = _count(items, self.each) if items > 0 else "in shared memory" if items else "streaming"
         if "vectors" in told:
             told["vectors"] = _count(choice["vectors"], "vector")
-        return self.settings.format(**told)
+        return self.template(choice).format(**told)
+
+    def template(self, choice: Choice) -> str:
+        """The words for the settings that a choice has, each by its name in braces."""
+        more = (text for name, text in self.optional.items() if name in dict(choice.settings))
+        return ", ".join([self.settings, *more])
 
 
 def _count(number: int, what: str) -> str:

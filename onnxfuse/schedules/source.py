@@ -34,11 +34,13 @@ class Parameter:
     Attributes:
         kind: its type, in which ``{index}`` is the type of an index; name: what the body calls it.
         argument: the launch plan's argument for it, in which ``{bits}`` are those of an index.
+        within: what its type is in functions that the kernel calls, where that is another.
     """
 
     kind: str
     name: str
     argument: str = ""
+    within: str = ""
 
     def at(self, bits: int) -> Parameter:
         """The parameter of a kernel with indices of so many bits."""
@@ -48,6 +50,11 @@ class Parameter:
     def declaration(self) -> str:
         """As a parameter list has it."""
         return f"{self.kind} {self.name}"
+
+    @property
+    def declaration_within(self) -> str:
+        """As that of a function has it."""
+        return f"{self.within or self.kind} {self.name}"
 
 
 def index_type(bits: int) -> str:
@@ -82,7 +89,7 @@ class Function:
     def text(self) -> str:
         """Its definition."""
         template = ", ".join([*(f"int {name}" for name in self.template), "typename idx"])
-        parameters = ", ".join(each.declaration.format(index="idx") for each in self.parameters)
+        parameters = ", ".join(each.declaration_within.format(index="idx") for each in self.parameters)
         return f"template <{template}> __device__ __forceinline__ void {self.name}({parameters}) {{\n{self.body}}}\n"
 
 
@@ -125,21 +132,19 @@ class Entry:
         return Step(self.name, (grid, count, "1"), (str(self.threads), "1", "1"), arguments, shared)
 
     @property
-    def _parameters(self) -> str:
-        return ", ".join(each.declaration for each in self.parameters)
-
-    @property
     def text(self) -> str:
         """Its definition."""
+        parameters = ", ".join(each.declaration for each in self.parameters)
         return (
             f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.blocks})\n'
-            f"{self.name}({self._parameters}) {{\n{self._statements}}}\n"
+            f"{self.name}({parameters}) {{\n{self._statements}}}\n"
         )
 
     @property
     def function(self) -> str:
         """Its definition as a device function, which an entry of several kernels calls."""
-        return f"__device__ __forceinline__ void {self.name}({self._parameters}) {{\n{self._statements}}}\n"
+        parameters = ", ".join(each.declaration_within for each in self.parameters)
+        return f"__device__ __forceinline__ void {self.name}({parameters}) {{\n{self._statements}}}\n"
 
     @property
     def _statements(self) -> str:

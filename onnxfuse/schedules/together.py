@@ -49,14 +49,14 @@ def usable(kernel: Kernel) -> tuple[int, ...]:
 
 
 def _fits(variant: Variant, source: Source) -> bool:
-    """Whether a variant is one launch along one axis, without scratch memory."""
+    """Whether a variant is one launch along one axis, without scratch memory and tensor maps."""
     if len(variant.steps) != 1 or not variant.launches:
         return False
     (step,) = variant.launches
     entry = source.entry(step.kernel)
     return (
         entry is not None and step == entry.step(step.grid[0], shared=step.shared) and entry.threads % 32 == 0
-        and not any(argument.startswith("t") for argument in step.arguments)
+        and not any(argument.startswith(("t", "m")) for argument in step.arguments)
     )
 
 

@@ -1,0 +1,108 @@
+"""Operands of a product that the GPU copies by tensor maps: those that are read as they lie, along straight axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, dim, symbol
+from onnxfuse.ir.scalars import BFLOAT16
+from onnxfuse.lowering.launch import expression
+from onnxfuse.lowering.pull import Load, Scalar
+from onnxfuse.lowering.tensor_map import MOST_RANK, TensorMap
+from onnxfuse.schedules.attention_shape import PANEL, WIDTH
+from onnxfuse.schedules.product_parts import Parts
+
+BYTES = 2
+"""Of an element."""
+
+PROMOTION = 256
+"""Bytes that the second-level cache fetches together: what two stages copy of a row."""
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An operand as a tensor in memory.
+
+    Attributes:
+        input: the tensor input that it is; dtype: its type.
+        axes: loop variables by name, the one whose neighbours lie side by side first; then that of rows or of what is
+            summed over, then those that follow from the batch.
+        strides: elements from neighbour to neighbour along each axis but the first; sizes: along all.
+        across: whether the first is that of rows.
+    """
+
+    input: int
+    dtype: int
+    axes: tuple[str, ...]
+    strides: tuple[Dim, ...]
+    sizes: tuple[Dim, ...]
+    across: bool
+
+    def map(self, rows: int, symbols: Mapping[str, str]) -> TensorMap:
+        """What copies panels of so many rows of it, or, across, of as many as are summed over."""
+        axes = len(self.axes)
+        return TensorMap(
+            f"i{self.input}", "bfloat16" if self.dtype == BFLOAT16 else "float16",
+            tuple(expression(size, symbols) for size in self.sizes),
+            tuple(expression(stride * BYTES, symbols) for stride in self.strides),
+            (PANEL, PANEL if self.across else rows, *[1] * (axes - 2)), swizzle=PANEL * BYTES, promotion=PROMOTION)
+
+    def guards(self, symbols: Mapping[str, str]) -> tuple[str, ...]:
+        """Under which there is such a map: there are elements, and rows begin at multiples of 16 bytes."""
+        return (
+            *(f"0 {expression(size, symbols)} <" for size in self.sizes if size.value is None),
+            *(f"{expression(stride, symbols)} {WIDTH} % 0 ==" for stride in self.strides
+              if stride.multiple_of() % WIDTH),
+            f"i{self.input}.addr {BYTES * WIDTH} % 0 ==")
+
+
+def mapped(parts: Parts, scalar: Scalar, loop: str) -> Mapped | None:
+    """An operand whose rows are those of a loop, ``@m`` or ``@n``, as a tensor in memory; None where it is computed, or
+    lies otherwise."""
+    if not isinstance(scalar, Load) or scalar.conditions:
+        return None
+    steps = _steps(parts, scalar.offset)
+    if steps is None or not {loop, "@k"} <= steps.keys() or len(steps) > MOST_RANK:
+        return None
+    across = steps["@k"] != 1
+    first, second = (loop, "@k") if across else ("@k", loop)
+    batch = sorted(steps.keys() - {first, second})
+    if steps[first] != 1 or not all(_is_of_batch(parts, name) for name in batch):
+        return None
+    axes = (first, second, *batch)
+    sizes = [_extent(parts, name) for name in axes]
+    strides = tuple(steps[name] for name in axes[1:])
+    if any(stride.value is not None and (stride.value % WIDTH or stride.value <= 0) for stride in strides):
+        return None
+    known = tuple(size for size in sizes if size is not None)
+    return Mapped(scalar.input, scalar.dtype, axes, strides, known, across) if len(known) == len(axes) else None
+
+
+def _steps(parts: Parts, offset: Dim) -> dict[str, Dim] | None:
+    """By how much an offset grows with each loop variable; None where that is no constant step of each, or the first
+    element is not the tensor's."""
+    space, found = parts.puller.space, dict[str, Dim]()
+    for monomial, factor in offset.terms.items():
+        term = Dim({monomial: factor})
+        names = [name for name in term.symbols if space.is_variable(name) or name in parts.puller.gathered]
+        step = term.divide(symbol(names[0])) if len(names) == 1 else None
+        if step is None or names[0] in step.symbols:
+            return None
+        found[names[0]] = found.get(names[0], dim(0)) + step
+    return found
+
+
+def _is_of_batch(parts: Parts, name: str) -> bool:
+    digit = parts.puller.space.variable(name)
+    return digit is not None and digit.base == "@b"
+
+
+def _extent(parts: Parts, name: str) -> Dim | None:
+    """How many values a loop variable has."""
+    space = parts.puller.space
+    if name in space.extents:
+        return space.extents[name]
+    digit = space.digits[name]
+    extent = space.extents[digit.base]
+    return digit.size if digit.size is not None or extent is None else extent.divide(digit.step)

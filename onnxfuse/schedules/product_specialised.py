@@ -1,0 +1,241 @@
+"""The text of a product whose warps have roles: one copies tiles by tensor maps, the others multiply.
+
+As many blocks as the GPU has multiprocessors go through the tiles.  One warp asks for stages of them, for the next tile
+while this one is still being multiplied.  Two groups of four warps multiply, the rows of a tile between them, or by
+turns a tile each, so that one stores results while the other multiplies ("Efficient GEMM in CUDA" of NVIDIA's CUTLASS
+documentation calls these cooperative and ping-pong).  A stage has two barriers: that it is there, and that it was
+multiplied.  These tell only even from odd, so that whoever waits must know of the time before: by turns, a group begins
+when the other has met all stages of its tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnxfuse.graph.dims import symbol
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.schedules.attention_shape import PANEL, WARPS, WIDTH
+from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.product_maps import Mapped
+from onnxfuse.schedules.product_parts import Parts, Side
+from onnxfuse.schedules.product_shape import (
+    COPYING_REGISTERS,
+    DEPTH,
+    GROUPS,
+    MULTIPLYING_REGISTERS,
+    PIECE,
+    SpecialisedShape,
+)
+from onnxfuse.schedules.product_text import ProductText
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import indented, unrolled
+
+AVAILABLE = "#if defined(OF_WARPGROUP) || defined(ONNXFUSE_EMULATOR)"
+"""Where there are such copies and products."""
+
+
+class SpecialisedText(ProductText):
+    """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``."""
+
+    def __init__(
+        self, parts: Parts, operands: Sequence[Mapped], results: Lanes, shape: SpecialisedShape,
+        sizes: Mapping[str, str], first: int
+    ) -> None:
+        scalars = (parts.left, *parts.rights)
+        sides = [Side(scalar, "@n" if place else "@m", operand.across, results, WIDTH, copied=True)
+                 for place, (scalar, operand) in enumerate(zip(scalars, operands, strict=True))]
+        super().__init__(parts, sides, results, shape, sizes)
+        self.operands, self.first, self.apart = operands, first, shape.turns > 1
+
+    def text(self) -> Body:
+        """All of it."""
+        lines = [*self._constants(), self._tiles(), *self._begun(), *self._copying(), *self._multiplying()]
+        return Body("\n".join([AVAILABLE, *indented(lines), "#endif", ""]), frozenset(self.sizes.used))
+
+    def _constants(self) -> list[str]:
+        shape = self.shape
+        element = TYPES[self.parts.left.dtype].storage
+        return [
+            f"using T = {element};",
+            *self._instruction(element),
+            f"constexpr int rows = {shape.rows}, columns = {shape.columns}, stages = {shape.stages};",
+            f"constexpr int depth = {DEPTH}, beside = {len(self.rights)}, own_columns = columns / beside;",
+            f"constexpr int groups = {GROUPS}, rows64 = rows / {64 if self.apart else 64 * GROUPS};",
+            "extern __shared__ __align__(1024) unsigned char of_tiles[];",
+            "T* const left_tiles = reinterpret_cast<T*>(of::tiles_from(of_tiles));",
+            "T* const right_tiles = left_tiles + stages * rows * depth;",
+            "float* const laid = reinterpret_cast<float*>(right_tiles + stages * columns * depth);",
+            f"of::Arrivals* const here = reinterpret_cast<of::Arrivals*>(laid + groups * {WARPS * 16 * PIECE});",
+            "of::Arrivals* const multiplied = here + stages;",
+            *(["of::Arrivals* const allowed = multiplied + stages;"] if self.apart else []),
+            "// Which the compiler sees is the same for all of a warp.",
+            "const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;",
+            f"const int group = warp / {WARPS};",
+        ]
+
+    def _begun(self) -> list[str]:
+        """Barriers, and what all warps know."""
+        batch, k = self.extents["b"], self.extents["k"]
+        users = WARPS * (1 if self.apart else GROUPS)
+        return [
+            f"const idx tiles = below * beyond * {batch}, steps = ({k} + depth - 1) / depth;",
+            "if (threadIdx.x == 0) {",
+            "  for (int stage = 0; stage < stages; ++stage) {",
+            "    of::count_arrivals(here + stage, 1);",
+            f"    of::count_arrivals(multiplied + stage, {users});",
+            "  }",
+            *([f"  for (int each = 0; each < groups; ++each) of::count_arrivals(allowed + each, {WARPS});"]
+              if self.apart else []),
+            "  of::arrivals_counted();",
+            "}",
+            "__syncthreads();",
+        ]
+
+    # ---- The warp that copies. ----
+
+    def _copying(self) -> list[str]:
+        k = self.extents["k"]
+        writer = self._writer(self.lanes)
+        copies = []
+        for place, operand in enumerate(self.operands):
+            batch = [writer.index(symbol(name)) for name in operand.axes[2:]]
+            copies += self._copied(place, operand, batch)
+        maps = [f"of::fetch_map(m{self.first + place});" for place in range(len(self.operands))]
+        return [
+            "if (group == groups) {",
+            *indented([
+                f"of::give_registers<{COPYING_REGISTERS}>();",
+                f"if (threadIdx.x != groups * {32 * WARPS}) return;",
+                *maps,
+                "int turn = 0, phase = 0;",
+                "for (idx number = (idx)blockIdx.x; number < tiles; number += (idx)gridDim.x) {",
+                *indented([
+                    *self._place("number"),
+                    *writer.upto(Scope.VECTOR),
+                    f"for (idx start = 0; start < {k}; start += depth) {{",
+                    *indented([
+                        "// Everybody is done with what was there before.",
+                        "of::wait_for(multiplied + turn, phase ^ 1);",
+                        "of::arrive_before(here + turn, (rows + columns) * depth * (int)sizeof(T));",
+                        *copies,
+                        "if (++turn == stages) turn = 0, phase ^= 1;",
+                    ]),
+                    "}",
+                ]),
+                "}",
+                "return;",
+            ]),
+            "}",
+        ]
+
+    def _copied(self, place: int, operand: Mapped, batch: Sequence[str]) -> list[str]:
+        """Panels of an operand's tile: one of all that is summed over, or, across, one of every 64 rows."""
+        loop = "n" if place else "m"
+        tile = (f"right_tiles + turn * columns * depth + {place - 1} * own_columns * depth" if place else
+                "left_tiles + turn * rows * depth")
+        at = [f"first_{loop} + panel", "start"] if operand.across else ["start", f"first_{loop}"]
+        coordinates = ", ".join(f"(int)({one})" for one in (*at, *batch))
+        asked = (f"const int at[] = {{{coordinates}}};", "of::copy_tile({}, "
+                 f"m{self.first + place}, here + turn, at);")
+        if not operand.across:
+            return ["{", *indented([asked[0], asked[1].format(tile)]), "}"]
+        wide = "own_columns" if place else "rows"
+        return unrolled(f"int panel = 0; panel < {wide}; panel += {PANEL}", [
+            asked[0], asked[1].format(f"{tile} + panel * depth")])
+
+    # ---- The groups that multiply. ----
+
+    def _multiplying(self) -> list[str]:
+        k = self.extents["k"]
+        flags = f"{_flag(self.left)}, {_flag(self.rights[0])}"
+        own = "(idx)blockIdx.x + group * (idx)gridDim.x" if self.apart else "(idx)blockIdx.x"
+        step = "groups * (idx)gridDim.x" if self.apart else "(idx)gridDim.x"
+        begun = ["// The other group has met all stages of its tile.",
+                 "of::wait_for(allowed + group, allowing);", "allowing ^= 1;"] if self.apart else []
+        met = ["__syncwarp();", "if (lane == 0) of::arrive(allowed + (group ^ 1));"] if self.apart else []
+        passed = ["// The other group's tile.", "pass_by(steps);"] if self.apart else []
+        return [
+            f"of::take_registers<{MULTIPLYING_REGISTERS}>();",
+            f"const int own_row = {'' if self.apart else 'group * rows64 * 64 + '}warp % {WARPS} * 16;",
+            f"float* const own_laid = laid + warp * {16 * PIECE};",
+            "int turn = 0, phase = 0;",
+            *(["int allowing = group ^ 1;", "const auto pass_by = [&](idx steps) {",
+               "  const idx on = turn + steps;",
+               "  turn = (int)(on % stages), phase ^= (int)(on / stages & 1);",
+               "};", "if (group > 0) pass_by(steps);"] if self.apart else []),
+            f"for (idx number = {own}; number < tiles; number += {step}) {{",
+            *indented([
+                *self._place("number"),
+                "float sums[rows64][columns / 8][4];",
+                "int before = 0;",
+                *begun,
+                f"for (idx start = 0; start < {k}; start += depth) {{",
+                *indented([
+                    "of::wait_for(here + turn, phase);",
+                    "of::products_begin();",
+                    *unrolled("int i = 0; i < rows64; ++i", [
+                        f"of::multiply_tiles<Tensor, T, rows, columns, depth, {flags}>(",
+                        "    sums[i], left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, "
+                        "own_row + i * 64, start > 0);"]),
+                    "of::products_asked();",
+                    "// This stage is being multiplied; that before it may be filled.",
+                    "of::products_done<1>();",
+                    "if (start > 0 && lane == 0) of::arrive(multiplied + before);",
+                    "before = turn;",
+                    "if (++turn == stages) turn = 0, phase ^= 1;",
+                ]),
+                "}",
+                *met,
+                "of::products_done<0>();",
+                *unrolled("int i = 0; i < rows64; ++i", ["of::hold(sums[i]);"]),
+                "if (lane == 0) of::arrive(multiplied + before);",
+                *passed,
+                *self._stored(),
+            ]),
+            "}",
+        ]
+
+    def _stored(self) -> list[str]:
+        """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
+        laid = "of::laid_at(half * 8 + lane / 4, p * wide + j * 8 + lane % 4 * 2)"
+        pair = "sums[piece / pieces][(p * own_columns + piece % pieces * wide) / 8 + j]"
+        m, n = self.extents["m"], self.extents["n"]
+        return [
+            f"constexpr int wide = {PIECE} / beside, pieces = own_columns / wide;",
+            "#pragma unroll 1",
+            "for (int now = 0; now < rows64 * pieces; ++now) {",
+            *indented([
+                "const idx first_column = first_n + now % pieces * wide;",
+                "const idx first_row = first_m + own_row + now / pieces * 64;",
+                f"if (first_row >= {m}) break;",
+                f"if (first_column >= {n}) continue;",
+                "__syncwarp();",
+                *unrolled("int piece = 0; piece < rows64 * pieces; ++piece", [
+                    "if (piece == now) {",
+                    *indented(unrolled("int p = 0; p < beside; ++p", unrolled(
+                        "int j = 0; j < wide / 8; ++j", unrolled("int half = 0; half < 2; ++half", [
+                            f"const float (&from)[4] = {pair};",
+                            "of::Vector<float, 2> pair;",
+                            "pair.at[0] = from[half * 2], pair.at[1] = from[half * 2 + 1];",
+                            f"of::store(own_laid + {laid}, pair);"])))),
+                    "}"]),
+                "__syncwarp();",
+                f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(wide / width, 32), step = 32 / lanes;",
+                "for (int column = lane % lanes * width; column < wide; column += lanes * width) {",
+                *indented([
+                    "const idx n = first_column + column;",
+                    f"if (n >= {n}) break;",
+                    *unrolled("int pass = 0; pass < 16 / step; ++pass", [
+                        "const int line = lane / lanes + pass * step;",
+                        "const idx m = first_row + line;",
+                        f"if (m >= {m}) break;",
+                        *self._results("of::load_laid<width>(own_laid, line, {} * wide + column)")]),
+                ]),
+                "}",
+            ]),
+            "}",
+        ]
+
+
+def _flag(side: Side) -> str:
+    return "true" if side.across else "false"
