@@ -16,7 +16,7 @@ from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger
-from onnxfuse.provider.kernels import runtime_efficiency
+from onnxfuse.provider.kernels import held_seconds, runtime_efficiency
 
 H200 = find_profile("H200")
 FLOOR = 1.7e-6
@@ -52,6 +52,50 @@ def test_what_fits_the_cache_runs_faster() -> None:
     assert effective_bandwidth(60 * megabytes, H200) == pytest.approx(4.3e12)
     assert effective_bandwidth(1e12, H200) == pytest.approx(4.3e12)
     assert effective_bandwidth(45 * megabytes, H200) == pytest.approx(4.3e12 / (0.5 / 1.6 + 0.5))
+
+
+SUMS: dict[str, tuple[float, str, list[tuple[int, int]]]] = {
+    "EfficientNet, 32 images": (277.8 + 21.2, "float16", [
+        (1024, 12_544), (3072, 3136), (4608, 3136), (4608, 784), (7680, 784), (7680, 196), *[(15_360, 196)] * 3,
+        *[(21_504, 196)] * 2, (21_504, 49), *[(36_864, 49)] * 4]),
+    "LLaMA, 1024 tokens": (128.4 / 17 + 1.3, "float", [(1024, 2048)]),
+    "T5, 8 x 256 tokens": (71.4 / 17 + 1.3, "float", [(2048, 512)]),
+}
+"""Microseconds of means on the H200, and of the quotients behind them (benchmarks/results, zoo-quick); their rows, and
+elements of a row."""
+
+
+def sum_seconds(text: str) -> float:
+    return CostModel(Ledger(graph(*text.split(" => ")[:2], text.split(" => ")[2]), {}), H200).total()
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_what_the_runtime_takes_for_means_is_predicted(name: str) -> None:
+    """Within a tenth, however the rows are spelled."""
+    measured, kind, shapes = SUMS[name]
+    for spelling in ("[{0}, {1}] x => {2}[{0}, 1] y => y = ReduceMean <axes = [1]> (x)",
+                     "[2, {3}, 1, {1}, 1] x => {2}[2, {3}, 1] y => y = ReduceMean <axes = [-2, 2], keepdims = 0> (x)"):
+        total = sum(sum_seconds(kind + spelling.format(rows, length, kind, rows // 2)) for rows, length in shapes)
+        assert 0.9 * measured < 1e6 * total < 1.1 * measured, total
+
+
+def held(body: str, x: str = "float16[32, 1152, 7, 7] x") -> float:
+    (node,) = graph(x, "float16[A, B, C, D] y", f"y = {body}").nodes
+    return held_seconds(node, {}, H200.multiprocessors)
+
+
+def test_few_rows_take_as_long_as_one_block() -> None:
+    assert held("ReduceMean <axes = [3]> (x)", "float16[1, 1, 2, 64] x") == 2.5e-6
+    assert held("ReduceSum <axes = [2, 3]> (x)") == pytest.approx(2.5e-6 * 32_768 / (32 * 132))
+
+
+@pytest.mark.parametrize("other", [
+    "ReduceMax <axes = [2, 3]> (x)", "ReduceSum <axes = [0, 1]> (x)", "ReduceSum <axes = [1, 3]> (x)",
+    "ReduceSum (x)", "Neg(x)",
+])
+def test_other_kernels_of_the_runtime_do_not_wait_for_blocks(other: str) -> None:
+    """Maxima, columns, axes apart, everything: what they move says what they take."""
+    assert held(other) == 0.0
 
 
 def test_the_cache_does_not_help_what_is_transposed() -> None:

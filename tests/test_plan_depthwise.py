@@ -131,6 +131,17 @@ def test_what_was_measured_decides(tmp_path: Path, microseconds: float, count: i
     assert len(taken(fuse(model, database=database, target="H100"))) == count
 
 
+def test_a_mean_behind_it_is_a_kernel_of_its_own() -> None:
+    """Of a squeeze: SiLU is written where the convolution is, and not computed again for the mean and for the scale."""
+    made = fuse(parse(
+        "g (float16[32,480,14,14] x, float16[480,1,5,5] w, float16[480,480,1,1] v) => (float16[32,480,14,14] y) "
+        "<int64[2] pixels = {2, 3}> { p = Sigmoid(x) q = Mul(x, p) c = Conv<group = 480, pads = [2, 2, 2, 2]>(q, w) "
+        "s = Sigmoid(c) a = Mul(c, s) m = ReduceMean(a, pixels) e = Conv(m, v) g = Sigmoid(e) "
+        "y = Mul(a, g) }"), dims={})
+    assert [[node.op for node in region.nodes if node.op != "Constant"] for region in made.plan.fusions] == [
+        ["Sigmoid", "Mul", "Conv", "Sigmoid", "Mul"], ["ReduceMean"], ["Sigmoid", "Mul"]]
+
+
 def test_a_sequence() -> None:
     """Of a state space model, with the padding before it alone."""
     made = fuse(parse("g (float16[N,512,L] x, float16[512,1,4] w) => (float16[N,512,L] y) "

@@ -24,7 +24,16 @@ from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost, united
 from onnxfuse.planning.traffic import KernelTraffic, Ledger
 from onnxfuse.provider.fusions import RuntimeFusion
-from onnxfuse.provider.kernels import OWN_BIAS, Biased, biased, extra_arithmetic, overwrites, runtime_efficiency
+from onnxfuse.provider.kernels import (
+    OWN_BIAS,
+    Biased,
+    biased,
+    divides_apart,
+    extra_arithmetic,
+    held_seconds,
+    overwrites,
+    runtime_efficiency,
+)
 from onnxfuse.provider.removed import is_given, readers, source
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Schedule, running
@@ -142,8 +151,8 @@ class CostModel:
             if seen:
                 self._seconds[nodes] = fsum(seen)
                 return self._seconds[nodes]
+            node = next(iter(nodes))
             if len(nodes) == 1:
-                (node,) = nodes
                 counted = self._in_place(node) if overwrites(node) else self.ledger.node(node)
             else:
                 counted = self.ledger.region(Region(tuple(nodes), *_moved(nodes)))
@@ -153,10 +162,21 @@ class CostModel:
             counted = replace(counted, product=counted.product and not sliding, flops=counted.flops + extra)
             share = runtime_efficiency(nodes) * (uncached(counted.bytes, self.profile) if sliding else 1.0)
             once = self.seconds(counted, _product_type(nodes, self.ledger), share)
+            if len(nodes) == 1:
+                once = self._summed(node, once, counted)
             bias = biased(nodes)
             once += 0.0 if bias is None else self.bias_seconds(bias)
             self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
+
+    def _summed(self, node: Node, seconds: float, counted: KernelTraffic) -> float:
+        """What the runtime takes for a node that sums up, where its traffic takes so many seconds."""
+        if not counted.kernels:
+            return seconds
+        held = held_seconds(node, self.ledger.sizes, self.profile.multiprocessors)
+        written = sum(counted.writes.values())
+        apart = kernel_time(written, written, 0.0, self.profile) if divides_apart(node) else 0.0
+        return max(seconds, self.profile.floor_us * 1e-6 + held) + apart
 
     def bias_seconds(self, bias: Biased, efficiency: float = OWN_BIAS) -> float:
         """Time of a kernel that adds a bias; by default the runtime's."""

@@ -128,6 +128,7 @@ class _Search:
             offer_depthwise(self.candidates, self.context)
         if PRODUCTS not in self.rules.disabled:
             offer_products(self.candidates, self.context)
+        self._offer_beside()
         chosen = self._select()
         for _ in range(MOST_ROUNDS):
             fixed = [*chosen, *(frozenset(fusion.view) for fusion in self.custom)]
@@ -245,6 +246,15 @@ class _Search:
             if instead > sum(self.candidates.worth(group.nodes) for group in touched):
                 self.candidates.offer(members, match.rule.id)
                 for part in rest:
+                    self.candidates.offer(part, None)
+
+    def _offer_beside(self) -> None:
+        """What regions with products would leave of the groups that they take from, down to single operators: it is to
+        be weighed against the group with these."""
+        for members in [each for each in self.candidates.pool if not self.products.keys().isdisjoint(each)]:
+            touched = {id(group): group for node in members if (group := self.growth.group.get(node)) is not None}
+            for group in touched.values():
+                for part in connected(group.nodes - members):
                     self.candidates.offer(part, None)
 
     def _offer_unions(self, groups: list[Group]) -> None:

@@ -53,6 +53,20 @@ ADDITIONS = 0.064
 """Additions of a CumSum, as a share of what the float32 cores could make: an element adds up all those before it, and
 reads each of them (benchmarks/results, ways)."""
 
+BLOCK_SECONDS = 2.5e-6
+"""How long a block of reduce_matrix_columns_kernel holds its place: it loads one element at a time, four in all, and
+adds them up across its warps.  The kernel has a block, or several, for each row, whatever these move: 16 of an
+EfficientNet's take 278 us, 17 of a LLaMA's 128, 17 of a T5's 71 (benchmarks/results, zoo-quick)."""
+
+_SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceLogSum"})
+"""What it computes, of rows that lie together; cuDNN computes the other reductions."""
+
+_LOADS, _MOST_WARPS, _MOST_BLOCKS, _MOST_ROWS = 4 * 32, 8, 256, 32_768
+"""Elements that a warp of it takes at a time; warps of a block, blocks of a row, and rows of the grid at most."""
+
+_WARPS_HELD, _BLOCKS_HELD = 64, 32
+"""Warps and blocks that a multiprocessor holds at a time."""
+
 _CURVES = (RuntimeKernel.CURVE, RuntimeKernel.GELU)
 
 _BEHIND = frozenset({"Add", "Sum", "BatchNormalization"})
@@ -124,6 +138,43 @@ def extra_arithmetic(node: Node, sizes: Mapping[str, int]) -> int:
     if shape is None or place is None or not -len(shape) <= place < len(shape):
         return 0
     return round(prod(shape) * shape[place] / 2 / ADDITIONS)
+
+
+def held_seconds(node: Node, sizes: Mapping[str, int], multiprocessors: int) -> float:
+    """What ONNX Runtime's kernel takes beyond a kernel's least time, however little it moves: for sums over the last
+    axes, the blocks that each multiprocessor has one after the other.  0 for other nodes."""
+    shape = shape_of(node.inputs[0], sizes) if node.op in _SUMS and not node.domain and node.inputs[0] else None
+    axes = None if shape is None else _reduced(node, len(shape))
+    if shape is None or not axes:
+        return 0.0
+    # Sizes of one are none to it.
+    gone = [place in axes for place, size in enumerate(shape) if size != 1]
+    if not any(gone) or all(gone) or gone != sorted(gone):
+        return 0.0
+    length = prod(size for place, size in enumerate(shape) if place in axes)
+    rows = prod(shape) // length if length else 0
+    warps = min(_MOST_WARPS, max(1, length // _LOADS))
+    blocks = min(_MOST_BLOCKS, max(1, length // (_LOADS * warps))) * min(rows, _MOST_ROWS)
+    held = multiprocessors * min(_BLOCKS_HELD, _WARPS_HELD // warps)
+    return BLOCK_SECONDS * max(1.0, blocks / held)
+
+
+def divides_apart(node: Node) -> bool:
+    """Whether a kernel of its own divides what a node has summed up."""
+    return not node.domain and node.op == "ReduceMean"
+
+
+def _reduced(node: Node, rank: int) -> frozenset[int] | None:
+    """The axes that a reduction is over, from the front; None where they are not known."""
+    given = node.attributes.get("axes")
+    operand = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is None and operand is not None:
+        given = None if operand.constant is None else operand.constant.reshape(-1).tolist()
+        if given is None:
+            return None
+    if not given:
+        return frozenset() if node.attributes.get("noop_with_empty_axes") else frozenset(range(rank))
+    return frozenset(axis % rank for axis in given) if rank else None
 
 
 def overwrites(node: Node) -> bool:
