@@ -99,16 +99,20 @@ def test_kernels_are_compiled_for_what_runs_alone(tmp_path: Path) -> None:
 
 
 def test_ways_that_a_gpu_has_not_are_left_out(tmp_path: Path) -> None:
-    """No A100 multiplies by four warps: what is told to runs as something else, which is not measured twice."""
+    """No A100 multiplies by four warps, or copies by tensor maps: what is told to runs as something else, which is not
+    measured twice."""
+    model = parse("g (float16[1024,512] a, float16[512,1024] b) => (float16[1024,1024] y) "
+                  "{ p = MatMul(a, b) y = Relu(p) }")
     counts = []
     for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"):
         timer = FakeTimer(lambda name: 10.0)
         timer.environment = replace(timer.environment, gpu=gpu)
         with open_database(tmp_path / f"{gpu}.sqlite") as kept:
-            found = tune(BIAS, timer, kept, TuneOptions(stages=("products",)))
-        assert found.left == 0
-        counts.append(sum(name.endswith("together") for name in timer.timed))
-        assert len(timer.timed) == found.measured
+            found = tune(model, timer, kept, TuneOptions(stages=("products",)))
+        assert found.left == 0 and len(timer.timed) == found.measured
+        products = [name for name in timer.timed if name.startswith("product")]
+        assert len(products) == 2 * len(set(products))  # bare, and with what follows
+        counts.append(sum("together" in name or "specialised" in name for name in products))
     assert counts[0] > counts[1] == 0
 
 

@@ -63,6 +63,12 @@ class Kernel:
         """CUDA text, whole."""
         return self.code.text
 
+    def runs_like(self, other: Kernel) -> bool:
+        """Whether another kernel has the same functions and launches; its headers may be others."""
+        if isinstance(self.code, Given) or isinstance(other.code, Given):
+            return self == other
+        return self.plan == other.plan and replace(self.code, headers=()) == replace(other.code, headers=())
+
 
 def named(kernel: Kernel) -> Kernel:
     """The kernel with entry names that show in a profile: the rule, then what tells one text from another.  A kernel
@@ -92,7 +98,9 @@ def alone(kernel: Kernel, situation: Situation) -> Kernel:
     situation.bind(kernel.plan)
     variant = kernel.plan.variants[situation.place(kernel.plan)]
     code = kernel.code.keeping({step.kernel for step in variant.launches})
-    return replace(kernel, code=code, plan=replace(kernel.plan, variants=(replace(variant, guards=()),)))
+    used = {argument for step in variant.launches for argument in step.arguments}
+    maps = kernel.plan.maps if any(f"m{place}" in used for place in range(len(kernel.plan.maps))) else ()
+    return replace(kernel, code=code, plan=replace(kernel.plan, variants=(replace(variant, guards=()),), maps=maps))
 
 
 def has_reductions(lowered: Lowered) -> bool:

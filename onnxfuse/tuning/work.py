@@ -108,8 +108,7 @@ class State:
             made = self.subject.kernel(name, self._sizes)
             if made is not None and self._situation is not None:
                 made = alone(made, self._situation)
-            if made is None or any((made.source, made.plan) == (each.source, each.plan)
-                                   for each in self._kernels.values()):
+            if made is None or any(map(made.runs_like, self._kernels.values())):
                 self._dropped.add(name)
             else:
                 self._kernels[name] = made
