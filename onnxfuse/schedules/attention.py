@@ -116,7 +116,7 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     if together is not None:
         tried += [Shape(warps, 1, keys, WIDTH, together=True)
                   for warps, keys in ((4, 64), (4, 128), (8, 64), (12, 64))]
-    offered = {shape.choice: shape for shape in sorted(tried, key=lambda shape: shape.name)
+    offered = {shape.choice: shape for shape in sorted(tried, key=lambda shape: (not shape.together, shape.name))
                if shape.fits(work.depth, work.columns) and shape != (together or own)}
     choice, first = told(request.choice, offered)
     least = Shape(WARPS, 1, 32 if own.keys > 32 else 16, 1)
