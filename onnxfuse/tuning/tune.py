@@ -143,19 +143,19 @@ def tune(
     loaded = load(source)
     optimised = optimise(loaded, wanted, tell)
     plans = [optimised]
-    less = {RECOMPUTE: any(fusion.again for fusion in optimised.plan.fusions),
-            **{stage: any(fusion.rule == stage for fusion in optimised.plan.fusions)
-               for stage in (ATTENTION, DEPTHWISE)}}
-    found = Measurements(database, timer.environment)
+    made = {fusion.rule for fusion in optimised.plan.fusions}
+    made |= {RECOMPUTE for fusion in optimised.plan.fusions if fusion.again}
+    without = [stage for stage in (RECOMPUTE, ATTENTION, DEPTHWISE)
+               if stage in made and (not options.stages or stage in options.stages)]
     with Ahead(timer) as ahead:
-        if options.budget is None or options.budget > 0:
-            # Planning leaves cores to the compiler.
-            _work(plans, options, timer, database, tell)[0].compile(ahead)
-        for stage in less:
-            if less[stage] and (not options.stages or stage in options.stages):
-                plans.append(optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell))
         work, refusals = _work(plans, options, timer, database, tell)
+        if options.budget is None or options.budget > 0:
+            work.compile(ahead)
+        if without:  # planning leaves cores to the compiler
+            plans += [optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell) for stage in without]
+            work, refusals = _work(plans, options, timer, database, tell)
         work.measure(ahead, inf if options.budget is None else start + options.budget)
+    found = Measurements(database, timer.environment)
     verdicts = {place: why for plan in plans for place, why in _verdicts(plan, found).items()}
     regions = [_region(state, found, verdicts) for state in work.states]
     return Tuned(timer.environment.gpu, database.name, tuple(regions), tuple(refusals), time.monotonic() - start)
