@@ -30,7 +30,7 @@ TOLERANCE = 2.0**-8
 """Share of the largest result by which ways to run an attention may differ: each rounds its powers to 16 bits under
 maxima of its own.  All of them are verified when they are taken."""
 
-TOGETHER = 3
+TOGETHER = 4
 """Ways to run a kernel that are measured before it is asked anew which region is worth most: their inputs are put on
 the GPU once."""
 
