@@ -140,6 +140,8 @@ def test_what_tuning_may_try(case: str, sizes: Mapping[str, int]) -> None:
     made = product(text, planned=sizes)
     choices = made.kernel.choices
     assert 9 <= len(choices) < 18 and all(parse_choice(str(choice)) == choice for choice in choices)
+    groups = [choice["group"] for choice in choices]
+    assert groups == sorted(groups, reverse=True)  # a budget reaches what is quickest on Hopper
     others = [told(made, choice, sizes) for choice in choices if "turns" not in dict(choice.settings)]
     assert 3 <= len(choices) - len(others) <= 6
     compile_all(others)

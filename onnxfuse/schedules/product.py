@@ -163,9 +163,11 @@ class _Work:
         return self._staged(self._ranked()[0], together=True)[0]
 
     def _offered(self) -> list[Shape]:
-        """What may be quickest."""
-        return [shape for tile in self._ranked()[:MOST_TILES] for together in (True, False)
-                for shape in self._staged(tile, together)] + self._specialised()
+        """What may be quickest; those by four warps together, which are where they can be, before what a budget of
+        measurements may not reach."""
+        shapes = [shape for tile in self._ranked()[:MOST_TILES] for together in (True, False)
+                  for shape in self._staged(tile, together)]
+        return sorted([*shapes, *self._specialised()], key=lambda shape: not shape.together)
 
     def _specialised(self) -> list[Shape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
