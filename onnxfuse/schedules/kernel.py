@@ -23,6 +23,9 @@ INDEX_LIMIT = 2**31 - 2**22
 
 VECTOR_BYTES = 16
 
+SECTOR_BYTES = 32
+"""What device memory is read in."""
+
 STREAM = "stream"
 """In the names of variants that read their rows anew in every phase."""
 

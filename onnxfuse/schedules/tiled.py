@@ -23,6 +23,7 @@ from onnxfuse.lowering.pull import Load, Puller
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import (
+    SECTOR_BYTES,
     Kernel,
     divides,
     fits_narrow,
@@ -51,9 +52,6 @@ STAGED_BYTES = 32768
 
 SHARED_BYTES = 48 * 1024
 """Static shared memory of a block, on every GPU."""
-
-SECTOR_BYTES = 32
-"""What device memory is read in."""
 
 VECTOR_BYTES = 8
 """Bytes of a vector that is transposed in registers, at most: 256 a warp fill whole lines already."""

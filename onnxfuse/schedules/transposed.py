@@ -19,13 +19,13 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
-from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_scans, staging_lanes, vector_guards
+from onnxfuse.schedules.kernel import SECTOR_BYTES, STREAM, Kernel, fits_narrow, has_scans, staging_lanes, vector_guards
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.reduction import Reduction, Ways, Work, arranged
 from onnxfuse.schedules.schedule import Does, Expected, Request
 from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.split import few_rows
-from onnxfuse.schedules.tiled import SECTOR_BYTES, SHARED_BYTES, VECTOR_BYTES
+from onnxfuse.schedules.tiled import SHARED_BYTES, VECTOR_BYTES
 from onnxfuse.schedules.transposed_text import Staging, transposed_text
 
 STAGED_BYTES = 64

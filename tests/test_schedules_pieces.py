@@ -1,0 +1,83 @@
+"""Rows that lie in pieces: norms of groups of channels where the channels are last.
+
+Threads read neighbours in memory, and all else is as in test_schedules_rows: every variant that holds, poisoned
+outputs, threads in several orders, against float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_harness import attempt, check, make, parse, random_inputs
+
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules import Kernel, Request, make_kernel
+
+BETWEEN = """g (T[N,H,W,{channels}] x, T[{channels},1,1] w) => ({result} y)
+<int64[3] s = {{0,{groups},-1}}, int64[4] t = {{0,{channels},H,W}}> {{
+ one = Constant <value = T[{groups}] {{{ones}}}> () zero = Constant <value = T[{groups}] {{{zeros}}}> ()
+ f = Transpose <perm=[0,3,1,2]> (x) r = Reshape(f, s) i = InstanceNormalization(r, one, zero) q = Reshape(i, t)
+ m = Mul(q, w) p = Sigmoid(m) z = Mul(m, p) {last} }}"""
+
+LAST = "y = Transpose <perm=[0,2,3,1]> (z)"
+
+
+def norm(kind: str, channels: int, groups: int, height: int, width: int, last: str = LAST) -> str:
+    result = f"T[N,H,W,{channels}]" if last == LAST else f"T[N,{channels},H,W]"
+    text = BETWEEN.format(channels=channels, groups=groups, result=result, last=last,
+                          ones=",".join("1" * groups), zeros=",".join("0" * groups))
+    return text.replace("T[", f"{kind}[").replace(",H,W", f",{height},{width}")
+
+
+@pytest.mark.parametrize("kind, channels, groups, name", [
+    ("float16", 64, 4, "_w8_"), ("float16", 64, 8, "_w8_"), ("float16", 128, 32, "_w4_"), ("float16", 20, 2, "_w2_"),
+    ("float16", 33, 11, "_w1_"), ("bfloat16", 24, 6, "_w4_"), ("float", 24, 6, "_w4_"), ("double", 12, 6, "_w2_")])
+def test_pieces(kind: str, channels: int, groups: int, name: str) -> None:
+    """Runs of 16, 8, 4, 10, 3, 4, 4 and 2 channels."""
+    for height, width in ((5, 7), (3, 1), (33, 31)):
+        made = make(norm(kind, channels, groups, height, width), planned={"N": 3})
+        assert made.kernel.schedule == "rows"
+        if (height, width) == (5, 7):
+            assert name in made.kernel.plan.variants[0].name
+        for batch in (1, 3):
+            inputs = random_inputs(made, {"N": batch}, batch)
+            check(made, inputs, length=height * width * channels // groups, orders=("forward", 7))
+
+
+def test_long_rows() -> None:
+    """Pieces that fill sectors are read across however long rows are; of others only those that registers hold."""
+    made = make(norm("float16", 32, 2, 97, 131), planned={"N": 37})
+    assert any("_w8_stream_32" in variant.name for variant in made.kernel.plan.variants)
+    check(made, random_inputs(made, {"N": 1}, 0), length=97 * 131 * 16, orders=("forward", 7))
+    model = parse(norm("float16", 12, 3, 97, 131))
+    assert isinstance(attempt(model, {"N": 37}), Refusal)
+
+
+def test_every_way_that_tuning_may_choose() -> None:
+    made = make(norm("float16", 64, 8, 14, 14), planned={"N": 4})
+    assert len(made.kernel.choices) > 4
+    for choice in made.kernel.choices:
+        kernel = make_kernel(Request(made.lowered, "test", {"N": 4}, choice), made.kernel.schedule)
+        assert isinstance(kernel, Kernel) and kernel.choice == choice
+        other = replace(made, kernel=kernel)
+        check(other, random_inputs(other, {"N": 2}, 1), length=8 * 14 * 14, orders=("forward",))
+
+
+def test_one_side_alone() -> None:
+    """What comes channels-last and leaves channels-first, or the other way round, is right all the same."""
+    made = make(norm("float16", 16, 4, 6, 5, "y = Identity(z)"), planned={"N": 2})
+    check(made, random_inputs(made, {"N": 2}, 0), length=4 * 30, orders=("forward", 7))
+    text = norm("float", 16, 4, 6, 5).replace("float[N,6,5,16] x", "float[N,16,6,5] x").replace(
+        "f = Transpose <perm=[0,3,1,2]> (x)", "f = Identity(x)")
+    made = make(text, planned={"N": 2})
+    check(made, random_inputs(made, {"N": 2}, 0), length=4 * 30, orders=("forward", 7))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_in_its_row(value: float) -> None:
+    made = make(norm("float16", 16, 4, 3, 3), planned={"N": 2})
+    inputs = random_inputs(made, {"N": 2}, 0)
+    inputs["x"][1, 2, 2, 5] = value
+    check(made, inputs, length=36, orders=("forward",))
