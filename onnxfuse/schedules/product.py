@@ -54,6 +54,10 @@ the caches is multiplied so much less often)."""
 SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8}
 """The same of blocks with a warp that copies, which go through so many tiles at a time."""
 
+CLUSTERS = (1,)
+"""Blocks of a cluster that share right tiles: with two the kernels are right in the tests' emulator, and until they ran
+on a GPU, where one that waits for ever would end no measurement, tuning does not try them."""
+
 MOST_TILES = 3
 """Of these those that are worth a measurement: which are expected to take least."""
 
@@ -179,7 +183,7 @@ class _Work:
             one = replace(least, stages=2).shared - least.shared
             shape = replace(least, stages=1 + (MOST_SHARED - least.shared) // one)
             below = -(-self._planned(self.parts.rows) // rows)
-            shapes += [replace(shape, blocks=blocks) for blocks in (1, 2)
+            shapes += [replace(shape, blocks=blocks) for blocks in CLUSTERS
                        if blocks <= below and self._maps(columns // blocks)]
         return shapes
 
