@@ -127,7 +127,7 @@ def timing(subject: Subject, plan: Optimised) -> Iterator[Callable[[Kernel | Non
     from onnxfuse import tuning
     from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
 
-    body = runtime_model(subject, plan)
+    body = runtime_model(subject)
     with tuning.find_timer().bench(feeds_of(body, subject, plan.ledger.sizes), weights_of(body)) as bench:
         def time_of(kernel: Kernel | None) -> float:
             model = body if kernel is None else kernel_model(body, subject, kernel)

@@ -164,7 +164,7 @@ def subject_of(plan: Optimised) -> Subject:
         raise click.ClickException(region.message)
     what = Identities(plan.graph, plan.ledger.sizes).of(region)
     assert what is not None
-    return Subject(what, region, 1)
+    return Subject(what, region, 1, plan)
 
 
 def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
@@ -179,7 +179,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
         return Result(case, predicted, None, times, errors)
     timer = find_timer()
     timer.compile([source_of(kernel.source, kernel.plan) for kernel in kernels.values()])
-    body = runtime_model(subject, plan)
+    body = runtime_model(subject)
     with timer.bench(feeds_of(body, subject, plan.ledger.sizes), weights_of(body)) as bench:
         own = bench.time(body, fused=False)
         largest = {name: max(float(np.abs(array.astype(np.float32)).max()), 1e-6)

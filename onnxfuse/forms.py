@@ -2,21 +2,23 @@
 
 The bias of a convolution or a product is a sum behind it wherever a region that the plan chooses takes that in; all
 others keep their own.  Which these are, planning tells: with all biases apart first, and again with those that found a
-place.
+place.  Then values around convolutions may lie channels-last: that form and its plan are taken if they are predicted
+to take less time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, Bias, separable
+from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, Bias, Paired, paired, separable
 from onnxfuse.graph import Graph, LoadedModel, build_graph
 from onnxfuse.graph.binding import Bound, bound, check_sizes
 from onnxfuse.graph.model import Node
 from onnxfuse.measurements import observing
 from onnxfuse.operators import infer
+from onnxfuse.planning.contractions import measured_cost
 from onnxfuse.planning.cost import STREAMING, CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.plan import Plan
@@ -25,11 +27,14 @@ from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.kernels import Biased, biased
 from onnxfuse.refusal import Refusal
-from onnxfuse.rewriting import separate, separated_sums
+from onnxfuse.rewriting import lay_out, separate, separated_sums
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
 
 MOST_PLANS = 3
 """Plans with biases apart after which all stay where they were: in each of them one more found no place."""
+
+BETTER = 0.98
+"""Share of the time of values as the model has them that another layout must stay under: less is noise."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,11 @@ class Forming:
         costs = _shared(made.costs, biases) if made.costs.ledger.observed else made.costs
         return replace(made, costs=costs, notes=form.notes)
 
+    def laid_out(self, form: Form, pairs: Sequence[Paired]) -> Form:
+        """The same model with pairs of transposes behind some values."""
+        made = self.form(replace(form.loaded, proto=lay_out(form.loaded.proto, pairs)))
+        return replace(made, notes=form.notes)
+
 
 def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
     """Costs in which what a profile shows of a convolution or a product is shared with the sum that took its bias."""
@@ -122,6 +132,33 @@ def with_biases_apart(
             break
     plan = planned(form)
     return form, replace(plan, refusals=(*plan.refusals, *told))
+
+
+def with_layouts(
+    form: Form, plan: Plan, forming: Forming, planned: Callable[[Form], Plan], *, eager: bool = False
+) -> tuple[Form, Plan]:
+    """The form in which values lie channels-last between fused nodes, and its plan, where that is predicted to take
+    less time than the form and the plan at hand; these elsewhere.
+
+    Args:
+        eager: take it also where it is not, to measure it.
+    """
+    pairs = paired(form.graph, form.canonical.graph)
+    if not pairs:
+        return form, plan
+    tried = forming.laid_out(form, pairs)
+    found = planned(tried)
+    if eager:
+        return tried, found
+    return (tried, found) if seconds(tried, found) < BETTER * seconds(form, plan) else (form, plan)
+
+
+def seconds(form: Form, plan: Plan) -> float:
+    """What one run takes on the GPU: as predicted, but for regions that were measured."""
+    every = (node for graph in form.graph.walk() for node in graph.nodes)
+    unfused, _ = form.costs.unfused(every)
+    costs = ((measured_cost(region) or region.cost) for region in plan.fusions)
+    return unfused - sum(cost.seconds_saved for cost in costs)
 
 
 def _wanted(form: Form, biases: Mapping[str, Bias], least_gain: float) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:

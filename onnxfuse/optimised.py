@@ -33,7 +33,7 @@ class Optimised:
 
     Attributes:
         folded: the loaded model in the form that was planned and rewritten: its arithmetic on sizes folded, biases
-            behind what they belong to where fused nodes add them.
+            behind what they belong to where fused nodes add them, values laid out where they lie channels-last.
         regions: the plan's fusions as the rewriting got them.
         verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
         notes: what a user should know of how the plan came about.

@@ -14,9 +14,9 @@ from onnxfuse.compiling import COMPILING, ReadBack, read_back
 from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.folding import BIASES
+from onnxfuse.folding import BIASES, LAYOUTS
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
-from onnxfuse.forms import Form, Forming, with_biases_apart
+from onnxfuse.forms import Form, Forming, with_biases_apart, with_layouts
 from onnxfuse.graph import LoadedModel, from_proto, load_model
 from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
@@ -155,6 +155,8 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
         plan = plan_of(form)
     else:
         form, plan = with_biases_apart(form, forming, plan_of, options.least_gain)
+    if not done and LAYOUTS not in rules.disabled and _may_lie_otherwise(plan, options):
+        form, plan = with_layouts(form, plan, forming, plan_of, eager=options.eager)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(form.loaded.proto, form.graph, regions)
@@ -166,6 +168,14 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     if not options.verify:
         return optimised
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))
+
+
+def _may_lie_otherwise(plan: Plan, options: Options) -> bool:
+    """Whether another layout of images may come to something: what gains by it are convolutions that are fused, which
+    are looked at only where something was measured."""
+    if options.objective.channels_last:
+        return False  # ONNX Runtime lays them out itself
+    return any(node.op == "Conv" for region in plan.with_products for node in region.view)
 
 
 def _planned(form: Form, rules: RuleSet, read: ReadBack | None, options: Options) -> tuple[Plan, tuple[str, ...]]:

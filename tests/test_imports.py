@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
         "measurements", "compiling", "optimised", "embedding", "delivery",
     },
     "tuning": {
-        "graph", "operators", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring", "verifying",
-        "presence", "measurements", "compiling", "optimised", "pipeline",
+        "graph", "operators", "folding", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring",
+        "verifying", "presence", "measurements", "compiling", "optimised", "pipeline",
     },
     "triton": {"graph", "operators", "rewriting", "runtime", "verifying"},
     "given": {"measurements", "planning"},

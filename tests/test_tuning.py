@@ -295,13 +295,13 @@ def test_models_of_regions_compute_what_the_region_does() -> None:
     assert refusals == []
     kinds = set()
     for subject in subjects:
-        body = runtime_model(subject, optimised)
+        body = runtime_model(subject)
         feeds = feeds_of(body, subject, optimised.ledger.sizes)
         session = onnxruntime.InferenceSession(body.SerializeToString(), providers=["CPUExecutionProvider"])
         wanted = session.run(None, feeds)
         weights = weights_of(body)
         kinds |= {name[0] for name in feeds} | ({"w"} if weights else set())
-        state = State(subject, optimised, {})
+        state = State(subject, {})
         for kernel in map(state.kernel, (next(iter(subject.candidates)), list(subject.candidates)[-1])):
             assert kernel is not None and len(kernel.plan.variants) == 1
             model = kernel_model(body, subject, kernel)

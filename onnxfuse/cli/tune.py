@@ -20,8 +20,9 @@ from onnxfuse.visible import visible
 @click.option("--disable", multiple=True, metavar="ID", shell_complete=completion.rules,
               help="Rule to leave out, or a stage: shape-arithmetic (folding of size operands), "
                    "biases (taken into what follows), attention (as one kernel), depthwise (convolutions), "
-                   "products (with what is around them), recompute (values computed again rather than read), "
-                   "horizontal-joins (independent regions in one kernel); may repeat.")
+                   "products (with what is around them), layouts (channels-last between fused convolutions), "
+                   "recompute (values computed again rather than read), horizontal-joins (independent regions in one "
+                   "kernel); may repeat.")
 @database_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",
               help="Begin no measurement after so long; regions that take longest come first.")

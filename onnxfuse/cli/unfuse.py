@@ -43,5 +43,7 @@ def unfuse(model: Path, output: Path, external_data: External, only: tuple[str, 
         count, said = 1, "arithmetic on sizes"
     if not count and rewriting.bias_record(loaded.proto) is not None:
         count, said = 1, "biases"
+    if not count and rewriting.layout_record(loaded.proto) is not None:
+        count, said = 1, "layouts"
     written = f"written: {visible(str(output))}"
     click.echo(f"{said} put back; {written}" if count else f"nothing was fused; {written}")

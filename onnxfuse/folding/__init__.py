@@ -11,9 +11,12 @@ from onnxfuse.folding.biases import STAGE as BIASES
 from onnxfuse.folding.biases import Bias, separable
 from onnxfuse.folding.branches import Taken, decided
 from onnxfuse.folding.decide import STAGE, Folding, decide
+from onnxfuse.folding.layouts import STAGE as LAYOUTS
+from onnxfuse.folding.layouts import Paired, paired
 from onnxfuse.folding.operands import Constant, constant_operand
 
 __all__ = [
-    "BIASES", "BIAS_CODE", "BIAS_KEPT", "STAGE", "Bias", "Constant", "Folding", "Taken", "constant_operand",
-    "decide", "decided", "separable",
+    "BIASES", "BIAS_CODE", "BIAS_KEPT", "LAYOUTS", "STAGE", "Bias", "Constant", "Folding", "Paired", "Taken",
+    "constant_operand",
+    "decide", "decided", "paired", "separable",
 ]

@@ -65,3 +65,27 @@ def moves_innermost(node: Node) -> bool:
         return False  # ONNX Runtime refuses it
     moved = [axis for axis in axes if shape[axis] != 1]
     return bool(moved) and moved[-1] != max(moved)
+
+
+def undoes(node: Node) -> Node | None:
+    """The Transpose before a Transpose that takes it back; None where there is none."""
+    before = node.inputs[0].producer if node.inputs and node.inputs[0] is not None else None
+    if before is None or not _is_transpose(node) or not _is_transpose(before):
+        return None
+    source = before.inputs[0]
+    rank = None if source is None else source.rank
+    if rank is None:
+        return None
+    one, other = (list(each.attributes.get("perm") or range(rank - 1, -1, -1)) for each in (before, node))
+    return before if len(one) == len(other) == rank and [one[axis] for axis in other] == list(range(rank)) else None
+
+
+def _is_transpose(node: Node) -> bool:
+    return node.op == "Transpose" and not node.domain
+
+
+def is_undone(node: Node) -> bool:
+    """Whether each node that reads what a Transpose gives takes it back."""
+    result = node.outputs[0] if node.outputs else None
+    return _is_transpose(node) and result is not None and bool(result.consumers) and not result.is_output and all(
+        undoes(reader) is node for reader in result.consumers)

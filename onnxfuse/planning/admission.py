@@ -21,7 +21,7 @@ from onnxfuse.ir.tensors import Reduce, Scan, postorder
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.lower import lower
 from onnxfuse.operators import is_contraction, lowering_of
-from onnxfuse.operators.classes import moves_innermost
+from onnxfuse.operators.classes import is_undone, moves_innermost, undoes
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import KIB, Profile
 from onnxfuse.planning.legality import check_nodes
@@ -51,13 +51,16 @@ class Facts:
     """A node that can be fused; ``rows`` is how its reductions arrange elements, ``view`` whether it costs nothing on
     its own, ``transposes`` whether it moves the innermost axis, so that only tiled and transposed kernels run it
     well, ``contracts`` whether it is a product, which only regions of their own kind hold (``contractions``),
-    ``maxima`` whether it takes maxima of rows, as a softmax does."""
+    ``maxima`` whether it takes maxima of rows, as a softmax does, ``leaves`` whether it is a transpose that others take
+    back, and ``returns`` whether it takes one back: between them a value lies another way (``folding.layouts``)."""
 
     rows: Arrangement | None
     view: bool
     transposes: bool = False
     contracts: bool = False
     maxima: bool = False
+    leaves: bool = False
+    returns: bool = False
 
 
 def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusal:
@@ -70,7 +73,8 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
             "operands", f"{node.qualified_op} reads or writes {count:,} tensors, and a region's nodes no more than "
             f"{MOST_OPERANDS}", node.label)
     kind = placement.kinds[node]
-    if kind in (Kind.HOST, Kind.FOLDED):
+    # Of weights too the first half alone is done when the model is loaded, where a region holds the other.
+    if kind in (Kind.HOST, Kind.FOLDED) and undoes(node) is None:
         return Refusal("on-host", f"{node.qualified_op} runs on the CPU, or once when the model is loaded", node.label)
     refusal = check_nodes([node], graph.opset)
     if refusal is not None:
@@ -97,7 +101,9 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
         if rows is not None and rows != found:
             return Refusal("reduction-structure", f"{node.qualified_op} reduces over different rows", node.label)
         rows = found
-    return Facts(rows, kind is Kind.VIEW, moves_innermost(node), maxima=maxima)
+    leaves, returns = is_undone(node), undoes(node) is not None
+    moves = moves_innermost(node) and not leaves and not returns  # between them nothing is moved
+    return Facts(rows, kind is Kind.VIEW, moves, maxima=maxima, leaves=leaves, returns=returns)
 
 
 def prefers_channels_last(provider_options: Mapping[str, str]) -> bool:

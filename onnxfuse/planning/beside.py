@@ -30,25 +30,46 @@ class Beside:
         """``products``: of the same shape; ``transposes``: whether what moves the innermost axis is such too, and
         nothing but views is computed of operands, which are read once for every tile."""
         self.products, self.graph, self.facts, self.transposes = products, graph, facts, transposes
+        self.core = self._core()
+
+    def _core(self) -> Members:
+        """The products with what takes their operands back that lie another way."""
+        own = set(self.products)
+        return frozenset(own.union(*(self._returned(product.inputs[:2], own) for product in self.products)))
+
+    def _returned(self, values: Sequence[Value | None], members: set[Node]) -> set[Node]:
+        """What takes values back for a region alone that lie another way."""
+        producers = {value.producer for value in values if value is not None and stays(value, members)}
+        return {node for node in producers - members if node in self.facts and node is not None
+                and self.transposes and self.facts[node].returns}
 
     def behind(self) -> Iterator[Members]:
         """The products with what is computed of their results, from the most on, where one value comes of it."""
-        members, found = set(self.products), []
+        return reversed([members for members, _ in self._behind()])
+
+    def least(self) -> Members:
+        """The products with what lays out their result another way; alone where nothing does."""
+        return next((members for members, node in self._behind() if self.facts[node].leaves), self.core)
+
+    def _behind(self) -> Iterator[tuple[Members, Node]]:
+        """From the least on; with the last node that came in."""
+        members = set(self.core)
         result = self.products[0].outputs[0]
         while len(members) <= MOST_BESIDE:
             readers = ordered({reader for value in escaping(members) for reader in value.consumers} - members)
             node = next((each for each in readers if self._admits(each, result)), None)
             if node is None:
-                break
+                return
             members.add(node)
+            members |= self._returned(node.inputs, members)
             # Where one value leaves, no path leads back to what it does not come of.
-            if len(escaping(members)) == 1 and (self.transposes or not self.facts[node].view):
-                found.append(frozenset(members))
-        return reversed(found)
+            if len(escaping(members)) == 1 and (self.transposes or not self.facts[node].view) and (
+                    not self.facts[node].returns):
+                yield frozenset(members), node
 
     def before(self, members: Members) -> Members:
         """A region with what is computed of the products' operands and read by nobody else."""
-        more = set(self.products)
+        more = set(self.core)
         for operand in dict.fromkeys(node.inputs[place] for node in self.products for place in self._operands):
             waiting = [operand]
             while waiting and len(more) <= MOST_BESIDE:
@@ -68,7 +89,8 @@ class Beside:
     def _admits(self, node: Node, like: Value | None, *, before: bool = False) -> bool:
         """Whether a node computes as many elements as there are of a value, each of those at its place."""
         facts = self.facts.get(node)
-        if facts is None or facts.rows is not None or facts.contracts or (facts.transposes and not self.transposes):
+        if facts is None or facts.rows is not None or facts.contracts or (facts.transposes and not self.transposes) or (
+                before and facts.leaves):
             return False
         (first, *others) = [value for value in node.outputs if value is not None]
         if others or first.shape is None or like is None or like.shape is None or (
@@ -95,18 +117,18 @@ class Offer:
 
     def around(self, beside: Beside) -> None:
         """Weigh the products bare, with as much behind it as there is a kernel for, and with what is before too."""
-        bare = frozenset(beside.products)
+        bare, least = frozenset(beside.products), beside.least()
         self.alone = None if self.trusted else self._measured_alone(bare)
-        whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), bare)
-        for members in dict.fromkeys((whole, beside.before(whole), bare)):
+        whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), least)
+        for members in dict.fromkeys((whole, beside.before(whole), least)):
             if members not in self.taken and members not in self.refused:
                 self._admits(members)
         if not self.taken:
-            refusal, cost = self.refused[bare]
-            if refusal.code == UNMEASURED and not any(map(bare.__lt__, self.refused)):
+            refusal, cost = self.refused[least]
+            if refusal.code == UNMEASURED and not any(map(least.__lt__, self.refused)):
                 return  # nothing is around it
             refusal = replace(refusal, node=refusal.node or beside.products[0].label, rule=self.stage)
-            self.pool.refuse(bare, self.stage, refusal, cost)
+            self.pool.refuse(least, self.stage, refusal, cost)
 
     def _admits(self, members: Members) -> bool:
         """Whether a region may be chosen."""
@@ -151,8 +173,10 @@ class Offer:
             )
         nodes, microseconds = self.alone
         rest, _ = self.pool.maker.costs.unfused(set(region.nodes) - nodes)
-        before = min(cost.seconds_before, 1e-6 * cost.executions * microseconds + rest)
-        cost = replace(cost, seconds_before=before)
+        before = 1e-6 * cost.executions * microseconds + rest
+        # Predictions do not see how the runtime lays convolutions out; of others they say what else competes for them.
+        slides = any(node.op == "Conv" for node in nodes)
+        cost = replace(cost, seconds_before=before if slides else min(cost.seconds_before, before))
         return self.pool.objective.refuses(cost, len(region.nodes), region.label, self.stage) or (region, cost)
 
     def _measured_alone(self, bare: Members) -> tuple[frozenset[Node], float] | None:

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.classes import moves_innermost, slides
+from onnxfuse.operators.classes import is_undone, moves_innermost, slides, undoes
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost, united
@@ -288,7 +288,7 @@ class CostModel:
 
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node], again: int = 0) -> float:
         """``again``: bytes that are read more than once."""
-        does = Does.TRANSPOSES if any(map(moves_innermost, nodes)) else Does(0)
+        does = Does.TRANSPOSES if _transposes(nodes) else Does(0)
         for node in nodes:
             does |= DOES.get(classify(node, self.ledger.graph), Does(0))
         if any(map(slides, nodes)):
@@ -340,6 +340,14 @@ class CostModel:
         nodes = (node for each in self.ledger.graph.walk() for node in each.nodes)
         rest, _ = self.unfused(node for node in nodes if node not in inside)
         return rest + sum(self.ledger.executions(region.nodes) * self.kernel_seconds(region) for region in fused)
+
+
+def _transposes(nodes: Collection[Node]) -> bool:
+    """Whether something is written another way than it is read: not where all comes from between pairs of transposes,
+    and goes there again."""
+    moving = [node for node in nodes if moves_innermost(node)]
+    leaving, returning = ({node for node in moving if half(node)} for half in (is_undone, undoes))
+    return bool(moving) and not (leaving and returning and len(leaving | returning) == len(moving))
 
 
 def _moved(nodes: Collection[Node]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:

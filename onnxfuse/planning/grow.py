@@ -14,7 +14,7 @@ different sizes share a launch and little else, so groups that they make are joi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -96,14 +96,21 @@ class Growth:
             del self.group[node]
 
     def grow(self) -> None:
-        """Join groups along the graph's edges, largest tensors first."""
+        """Join groups along the graph's edges, largest tensors first, but for those within pairs of transposes."""
+        self._along(lambda reader: not self.facts[reader].returns)
+
+    def bridge(self) -> None:
+        """Join what pairs of transposes lie between."""
+        self._along(lambda reader: self.facts[reader].returns)
+
+    def _along(self, leads_on: Callable[[Node], bool]) -> None:
         edges = [
             (-(bytes_of(value, self.sizes) or 0), consumer.index, node, consumer, value)
             for node in self.group
             for value in node.outputs
             if value is not None
             for consumer in value.consumers
-            if consumer in self.group
+            if consumer in self.group and leads_on(consumer)
         ]
         # Transposes last: what joins one moves its bytes less well.
         edges.sort(key=lambda edge: (self._transposes(edge[2], edge[3]), edge[0], edge[2].index, edge[1]))
@@ -174,7 +181,8 @@ class Growth:
         outputs = escaping(members)
         alike = alike or rows is not None or transposes
         refusal = _domain(outputs, rows, label) if alike else spread(members, outputs)
-        if refusal is not None or rows is None or not transposes:
+        if refusal is not None or rows is None or not (transposes or any(
+                self.facts[node].leaves or self.facts[node].returns for node in members)):
             return refusal
         why = self._transposing(frozenset(members))
         return why and Refusal(
@@ -349,21 +357,15 @@ def entering(members: set[Node]) -> list[Value]:
 def trimmed(members: set[Node], facts: Mapping[Node, Facts]) -> set[Node]:
     """The set without views at its border: outside they move nothing, inside they bring operands of their own.
 
-    Those that are better inside come back once the region is chosen (``borders``).
+    Those that are better inside come back once the region is chosen (``borders``).  Of a pair of transposes the first
+    stays with what is before it, and the second with what is behind.
     """
     kept = set(members)
     while True:
-        border = {
-            node
-            for node in kept
-            if facts[node].view
-            and (
-                not any(value.producer in kept for value in node.reads())
-                or not any(
-                    consumer in kept for value in node.outputs if value is not None for consumer in value.consumers
-                )
-            )
-        }
+        border = {node for node in kept if (
+            ((facts[node].view or facts[node].leaves) and not any(value.producer in kept for value in node.reads()))
+            or ((facts[node].view or facts[node].returns) and not any(
+                reader in kept for value in node.outputs if value is not None for reader in value.consumers)))}
         if not border:
             return kept
         kept -= border

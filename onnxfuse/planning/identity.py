@@ -75,7 +75,7 @@ def _kernel(lowered: Lowered, schedule: str) -> str | None:
 
 def _nodes(region: Region, graph: Graph) -> str:
     """Digest of the original nodes: operators, attributes, types and how they are wired, in graph order."""
-    names = {value: f"x{place}{':weight' if value.is_constant else ''}:{value.dtype}:{value.rank}"
+    names = {value: f"x{place}{':weight' if _is_weight(value) else ''}:{value.dtype}:{value.rank}"
              for place, value in enumerate(region.tensors)}
     names |= {value: f"h{place}" for place, value in enumerate(region.hosts)}
     parts = [f"{domain}={version}" for domain, version in sorted(graph.opsets.items())]
@@ -87,6 +87,14 @@ def _nodes(region: Region, graph: Graph) -> str:
         parts += [node.qualified_op, _attributes(node.attributes), " ".join(reads)]
     parts.append(" ".join(names.get(value, "?") for value in region.outputs))
     return _digest(parts)
+
+
+def _is_weight(value: Value) -> bool:
+    """Whether a value is constant, or transposed when a session is created."""
+    while not value.is_constant and value.producer is not None and value.producer.op == "Transpose":
+        (before,) = value.producer.reads()
+        value = before
+    return value.is_constant
 
 
 def _operand(value: Value | None, names: Mapping[Value, str]) -> str:

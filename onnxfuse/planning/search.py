@@ -163,9 +163,15 @@ class _Search:
                 self.growth.seed([node])
 
     def _grown(self, growth: Growth) -> list[Group]:
-        """The groups that grow from the seeds, in graph order, each weighed."""
+        """The groups that grow from the seeds, in graph order, each weighed, and what they are without what lies behind
+        a pair of transposes."""
         growth.grow()
+        self._offer_groups(growth)
+        growth.bridge()
         self.refusals += growth.refusals
+        return self._offer_groups(growth)
+
+    def _offer_groups(self, growth: Growth) -> list[Group]:
         groups = sorted(
             {id(group): group for group in growth.group.values()}.values(),
             key=lambda group: min(node.index for node in group.nodes),

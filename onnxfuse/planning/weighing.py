@@ -166,8 +166,8 @@ class CandidatePool:
         return refusal or self.maker.region(members, rule)
 
     def take(self, members: Members, region: Region, cost: RegionCost) -> None:
-        """Put a region into the pool; its worth is that of ``cost``."""
-        self.pool[members], self.worths[members] = region, self.objective.worth(cost)
+        """Put a region into the pool; ``cost`` is what it is chosen by."""
+        self.pool[members], self.worths[members] = replace(region, counted=cost), self.objective.worth(cost)
 
     def no_gain(self, region: Region) -> Refusal | None:
         """Why a region is not wanted by the objective, here or at the further sizes; None where it is."""

@@ -9,6 +9,7 @@
 from onnxfuse.rewriting.biases import bias_record, separate, separated_sums
 from onnxfuse.rewriting.fusing import Placed, Rewritten, rewrite
 from onnxfuse.rewriting.invariants import InvariantError
+from onnxfuse.rewriting.layouts import lay_out, layout_record
 from onnxfuse.rewriting.mark import is_optimised
 from onnxfuse.rewriting.original import original
 from onnxfuse.rewriting.planned import exact_form, has_planned_form, planned_form
@@ -55,6 +56,8 @@ __all__ = [
     "forget_plan",
     "has_planned_form",
     "is_optimised",
+    "lay_out",
+    "layout_record",
     "note_plan",
     "original",
     "plan_record",

@@ -1,4 +1,5 @@
-"""The form of a model that is planned: its arithmetic on sizes folded, biases behind their convolutions.
+"""The form of a model that is planned: its arithmetic on sizes folded, biases behind their convolutions, values laid
+out channels-last.
 
 Fused nodes speak of the values of that form; ``unfuse`` leads back from it to the model as it was loaded.
 """
@@ -11,12 +12,13 @@ import onnx
 
 from onnxfuse.graph import LoadedModel
 from onnxfuse.rewriting.biases import bias_record, separated_again
+from onnxfuse.rewriting.layouts import laid_out_again, layout_record
 from onnxfuse.rewriting.sizes import fold, sizes_record
 
 
 def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool = False) -> LoadedModel:
-    """The model whose values the fused nodes read: the original, or what became of it where Ifs went or biases are
-    apart.
+    """The model whose values the fused nodes read: the original, or what became of it where Ifs went, biases are
+    apart or values laid out.
 
     Args:
         whole: have arithmetic on sizes folded as it was too, whether or not that changes values that stay.
@@ -27,18 +29,19 @@ def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool =
     record = sizes_record(fused)
     folds = record is not None and (whole or record.branches is not None)
     result = fold(original) if folds else original
-    proto = separated_again(result.proto, fused)
+    proto = laid_out_again(separated_again(result.proto, fused), fused)
     return result if proto is result.proto else replace(result, proto=proto)
 
 
 def exact_form(original: LoadedModel, fused: onnx.ModelProto) -> LoadedModel:
     """The model whose very bits a fused model gives where its functions run and ONNX Runtime optimises nothing: the
-    original, but for biases of products, which come last in a sum then and not first.
+    original, but for biases of products, which come last in a sum then and not first, and for transposes, before which
+    the CPU rounds to 16 bits.
 
     Raises:
         ModelError: the fused model's record cannot be read.
     """
-    proto = separated_again(original.proto, fused, products=True)
+    proto = laid_out_again(separated_again(original.proto, fused, products=True), fused)
     return original if proto is original.proto else replace(original, proto=proto)
 
 
@@ -48,4 +51,4 @@ def has_planned_form(model: onnx.ModelProto) -> bool:
     Raises:
         ModelError: a record cannot be read.
     """
-    return sizes_record(model) is not None or bias_record(model) is not None
+    return any(record(model) is not None for record in (sizes_record, bias_record, layout_record))

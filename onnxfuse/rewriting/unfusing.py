@@ -17,6 +17,7 @@ from onnxfuse.lowering import launch
 from onnxfuse.rewriting.biases import rejoin
 from onnxfuse.rewriting.expanding import Restored, expand, takers
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of
+from onnxfuse.rewriting.layouts import put_straight
 from onnxfuse.rewriting.mark import forget_optimised
 from onnxfuse.rewriting.metadata import (
     IR_VERSION,
@@ -86,6 +87,7 @@ def unfuse(
         forget_optimised(result)
         forget_plan(result)
     if not folded and (only is None or (chosen and last)):
+        put_straight(result)
         rejoin(result)
         unfold(result)
     return result

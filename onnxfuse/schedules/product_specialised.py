@@ -157,8 +157,6 @@ class SpecialisedText(ProductText):
     # ---- The groups that multiply. ----
 
     def _multiplying(self) -> list[str]:
-        k = self.extents["k"]
-        flags = f"{_flag(self.left)}, {_flag(self.rights[0])}"
         own = "(idx)blockIdx.x + group * (idx)gridDim.x" if self.apart else "(idx)blockIdx.x"
         step = "groups * (idx)gridDim.x" if self.apart else "(idx)gridDim.x"
         done = ("if ({0}lane < 2) of::arrive_at(multiplied + before, lane);" if self.paired else
@@ -182,28 +180,35 @@ class SpecialisedText(ProductText):
                 "float sums[rows64][columns / 8][4];",
                 "int before = 0;",
                 *begun,
-                f"for (idx start = 0; start < {k}; start += depth) {{",
-                *indented([
-                    "of::wait_for(here + turn, phase);",
-                    "of::products_begin();",
-                    *unrolled("int i = 0; i < rows64; ++i", [
-                        f"of::multiply_tiles<Tensor, T, rows, columns, depth, {flags}>(",
-                        "    sums[i], left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, "
-                        "own_row + i * 64, start > 0);"]),
-                    "of::products_asked();",
-                    "// This stage is being multiplied; that before it may be filled.",
-                    "of::products_done<1>();",
-                    done.format("start > 0 && "),
-                    "before = turn;",
-                    "if (++turn == stages) turn = 0, phase ^= 1;",
-                ]),
-                "}",
+                *self._summed(done.format("start > 0 && ")),
                 *met,
                 "of::products_done<0>();",
                 *unrolled("int i = 0; i < rows64; ++i", ["of::hold(sums[i]);"]),
                 done.format(""),
                 *passed,
                 *self._stored(),
+            ]),
+            "}",
+        ]
+
+    def _summed(self, done: str) -> list[str]:
+        """The stages of a tile, one being multiplied while the next is asked for."""
+        flags = f"{_flag(self.left)}, {_flag(self.rights[0])}"
+        return [
+            f"for (idx start = 0; start < {self.extents['k']}; start += depth) {{",
+            *indented([
+                "of::wait_for(here + turn, phase);",
+                "of::products_begin();",
+                *unrolled("int i = 0; i < rows64; ++i", [
+                    f"of::multiply_tiles<Tensor, T, rows, columns, depth, {flags}>(",
+                    "    sums[i], left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, "
+                    "own_row + i * 64, start > 0);"]),
+                "of::products_asked();",
+                "// This stage is being multiplied; that before it may be filled.",
+                "of::products_done<1>();",
+                done,
+                "before = turn;",
+                "if (++turn == stages) turn = 0, phase ^= 1;",
             ]),
             "}",
         ]

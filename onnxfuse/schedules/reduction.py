@@ -235,23 +235,8 @@ def arranged(request: Request) -> Work | Refusal | None:
         rows = Rows(row, element, found)
         places = _places(program, space, rows, reductions[0])
     puller = Puller(space, rows)
-    outputs: list[Output] = []
     try:
-        for index, tensor in enumerate(program.outputs):
-            size = product(tensor.shape)
-            whole = size == count * length and length != 1
-            if not whole and size != count:
-                named = size.substitute(lowered.binding.names)
-                return Refusal(
-                    "iteration-shape", f"an output of {named} elements fits neither the rows nor their elements"
-                )
-            natural = found.place(row, element, space) if whole else row
-            place = space.linear(places[id(tensor)], tensor.shape) if id(tensor) in places else natural
-            if place == natural or not _runs(place, whole, puller):
-                at, place = space.delinear(natural, tensor.shape), natural
-            else:
-                at = places[id(tensor)]
-            outputs.append(Output(index, tensor.dtype, puller.element(tensor, at), whole, place))
+        outputs = [_output(lowered, index, (row, element), puller, places) for index in range(len(program.outputs))]
     except Unlowerable as stopped:
         return stopped.refusal
     if any(isinstance(scalar, Reduced | Scanned) for scalar in walk(puller.gathered.values())):
@@ -264,6 +249,32 @@ def arranged(request: Request) -> Work | Refusal | None:
     planned = {name: size.evaluate(sizes) for name, size in names.items() if size.symbols <= sizes.keys()}
     return _vectorised(
         lowered, (puller, found), outputs, Extent(count, length, *own, request.choice, tuple(others)), planned)
+
+
+def _output(
+    lowered: Lowered, index: int, at: tuple[Dim, Dim], puller: Puller, places: Mapping[int, Coordinates]
+) -> Output:
+    """An output at a row and an element of it.
+
+    Raises:
+        Unlowerable: it fits neither, or its element cannot be pulled.
+    """
+    tensor, space, (row, element) = lowered.program.outputs[index], puller.space, at
+    assert puller.rows is not None
+    found = puller.rows.arrangement
+    size, count, length = product(tensor.shape), found.count, found.length
+    whole = size == count * length and length != 1
+    if not whole and size != count:
+        named = size.substitute(lowered.binding.names)
+        raise Unlowerable(Refusal(
+            "iteration-shape", f"an output of {named} elements fits neither the rows nor their elements"))
+    natural = found.place(row, element, space) if whole else row
+    place = space.linear(places[id(tensor)], tensor.shape) if id(tensor) in places else natural
+    if place == natural or not _runs(place, whole, puller):
+        within, place = space.delinear(natural, tensor.shape), natural
+    else:
+        within = places[id(tensor)]
+    return Output(index, tensor.dtype, puller.element(tensor, within), whole, place)
 
 
 def _step(program: Program, places: Mapping[int, Coordinates], space: IndexSpace) -> Dim | None:

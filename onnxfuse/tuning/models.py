@@ -21,7 +21,6 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering import launch
 from onnxfuse.measuring.ranges import INDICES, index_bound
-from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import region_of
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.schedules import Kernel
@@ -36,13 +35,14 @@ MOST_WEIGHTS = 1 << 29
 """Bytes of weights that go into a model; larger ones are inputs."""
 
 
-def runtime_model(subject: Subject, optimised: Optimised) -> onnx.ModelProto:
+def runtime_model(subject: Subject) -> onnx.ModelProto:
     """The region's nodes as a model, with its sizes and its weights.
 
     Inputs are ``h0``, ``h1`` and so on for operands that decide sizes, ``x0`` and so on for tensors that are no
     weights.
     """
-    fusion, sizes = subject.fusion, optimised.ledger.sizes
+    fusion, optimised = subject.fusion, subject.source
+    sizes = optimised.ledger.sizes
     model = body_model(region_of(fusion), optimised.folded.proto)
     graph = model.graph
     values = {f"h{place}": value for place, value in enumerate(fusion.hosts)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxfuse.measurements import text_of
 from onnxfuse.measuring.database import DEFAULT
@@ -22,12 +22,14 @@ class Subject:
 
     Attributes:
         what: its key in the database.
-        fusion: the first region that is it; count: how many are; labels: of the nodes of all of them.
+        fusion: the first region that is it; count: how many are; source: the plan that has it.
+        labels: of the nodes of all of them.
     """
 
     what: Identity
     fusion: Region
     count: int
+    source: Optimised = field(repr=False, compare=False)
     labels: frozenset[str] = frozenset()
 
     @property
@@ -76,7 +78,7 @@ def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
         else:
             found.setdefault(what, []).append(fusion)
     found |= _with_products(optimised.plan, identities, found)
-    subjects = [Subject(what, same[0], len(same), frozenset().union(*map(labels_of, same)))
+    subjects = [Subject(what, same[0], len(same), optimised, frozenset().union(*map(labels_of, same)))
                 for what, same in found.items()]
     subjects.sort(key=lambda subject: -subject.count * subject.fusion.cost.seconds_before)
     return subjects, refusals

@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 
 from onnxfuse.errors import TargetError
+from onnxfuse.folding import LAYOUTS
 from onnxfuse.graph import LoadedModel
 from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
@@ -29,6 +30,7 @@ from onnxfuse.planning.passes import measured
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
+from onnxfuse.rewriting import layout_record
 from onnxfuse.schedules import words
 from onnxfuse.tuning.ahead import Ahead
 from onnxfuse.tuning.subjects import Subject, distinct
@@ -145,8 +147,9 @@ def tune(
     plans = [optimised]
     made = {fusion.rule for fusion in optimised.plan.fusions}
     made |= {RECOMPUTE for fusion in optimised.plan.fusions if fusion.again}
-    without = [stage for stage in (RECOMPUTE, ATTENTION, DEPTHWISE)
-               if stage in made and (not options.stages or stage in options.stages)]
+    made |= set() if layout_record(optimised.folded.proto) is None else {LAYOUTS}
+    without = [stage for stage in (RECOMPUTE, ATTENTION, DEPTHWISE, LAYOUTS)
+               if stage in made and (not options.stages or stage in (*options.stages, LAYOUTS))]
     with Ahead(timer) as ahead:
         work, refusals = _work(plans, options, timer, database, tell)
         if options.budget is None or options.budget > 0:
@@ -171,7 +174,7 @@ def _work(plans: Sequence[Optimised], options: TuneOptions, timer: Timer, databa
         for subject in subjects:
             for key in (subject.what.kernel, subject.what.nodes):
                 database.forget(timer.environment, key, subject.shapes)
-    return Work(subjects, plans[0], timer, database, tell), refusals
+    return Work(subjects, timer, database, tell), refusals
 
 
 def _of_stages(subjects: Sequence[Subject], stages: Collection[str]) -> list[Subject]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, OnnxfuseError
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
-from onnxfuse.optimised import Optimised, Tell
+from onnxfuse.optimised import Tell
 from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.pieces import situation_of
 from onnxfuse.planning.products import STAGE as PRODUCTS
@@ -45,14 +45,14 @@ class State:
         failed: whether that does not run, so that there is nothing to compare others with.
     """
 
-    def __init__(self, subject: Subject, optimised: Optimised, rows: dict[str, Measurement]) -> None:
+    def __init__(self, subject: Subject, rows: dict[str, Measurement]) -> None:
         self.subject, self.rows = subject, rows
         self.known, self.measured = len(rows.keys() & {RUNTIME, *subject.candidates}), 0
         self.body: onnx.ModelProto | None = None
         self.right: Mapping[str, Array] | None = None
         self.failed = False
-        self._sizes = optimised.ledger.sizes
-        self._situation = situation_of(subject.fusion, optimised.costs)
+        self._sizes = subject.source.ledger.sizes
+        self._situation = situation_of(subject.fusion, subject.source.costs)
         self._kernels: dict[str, Kernel] = {}
         self._dropped: set[str] = set()
         fusion = subject.fusion
@@ -122,13 +122,11 @@ class Work:
         states: what is known of each region.
     """
 
-    def __init__(self, subjects: Sequence[Subject], optimised: Optimised, timer: Timer, database: Database,
-                 tell: Tell) -> None:
-        """``subjects``: of ``optimised``, or of another plan of the same model."""
-        self._optimised, self._timer, self._database, self._tell = optimised, timer, database, tell
+    def __init__(self, subjects: Sequence[Subject], timer: Timer, database: Database, tell: Tell) -> None:
+        self._timer, self._database, self._tell = timer, database, tell
         read, where = database.measurements, timer.environment
-        self.states = [State(subject, optimised, {**read(where, subject.what.kernel, subject.shapes),
-                                                  **read(where, subject.what.nodes, subject.shapes)})
+        self.states = [State(subject, {**read(where, subject.what.kernel, subject.shapes),
+                                       **read(where, subject.what.nodes, subject.shapes)})
                        for subject in subjects]
         for state in self.states:
             state.relate(self.states)
@@ -151,8 +149,8 @@ class Work:
     def _visit(self, state: State, ahead: Ahead, deadline: float) -> None:
         """Measure a state's next candidates."""
         names = state.next
-        body = state.body = state.body or runtime_model(state.subject, self._optimised)
-        feeds = feeds_of(body, state.subject, self._optimised.ledger.sizes)
+        body = state.body = state.body or runtime_model(state.subject)
+        feeds = feeds_of(body, state.subject, state.subject.source.ledger.sizes)
         with self._timer.bench(feeds, weights_of(body)) as bench:
             if DEFAULT in state.rows and names != [RUNTIME]:
                 names = [DEFAULT, *names] if state.right is None else names

@@ -1,0 +1,139 @@
+"""Which values around convolutions may lie with their channels last.
+
+    v ─▶ Transpose (channels last) ─▶ Transpose (channels first) ─▶ each reader
+
+A pair of transposes changes nothing.  Where a region takes in the first of them with what computes a value, and others
+the second with what reads it, the value lies channels-last between them, as kernels of convolutions read it best; where
+none does, ONNX Runtime takes both out.  Pairs stand at values where one region may end and another begin: before
+convolutions and whatever else is more than arithmetic on one such value, and before several readers.  Weights have one
+too; the first half of it is computed once, when a session is created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.operators import OperatorClass, lowering_of
+from onnxfuse.operators.classes import slides
+from onnxfuse.operators.record import operator_of
+
+STAGE = "layouts"
+"""The id that leaves this stage out."""
+
+VECTOR = 8
+"""Channels that a kernel reads at once: a value with others gains nothing."""
+
+NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+"""Types whose convolutions there are kernels for."""
+
+KEEPS = frozenset({"Concat", "Split", "Resize", "Upsample", "Pad", "MaxPool", "AveragePool", "BatchNormalization",
+                   "GroupNormalization", "InstanceNormalization"})
+"""Operators beside arithmetic whose results have their channels where their operands have them."""
+
+@dataclass(frozen=True)
+class Paired:
+    """A value with a pair of transposes behind it.
+
+    Attributes:
+        value: its name; rank: its number of axes.
+        readers: those who share the second transpose, by the names of their first results.
+    """
+
+    value: str
+    rank: int
+    readers: tuple[tuple[str, ...], ...]
+
+
+def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
+    """The values of the main graph that may lie channels-last, in graph order; ``view`` is its canonical view."""
+    convolutions = [node for node in view.nodes if _is_read_so(node)]
+    around = _around(convolutions)
+    holder = {original: node for node in view.nodes for original in (*node.originals, *node.passed)}
+    found = []
+    for name in {**around, **_weights(convolutions)}:
+        value = graph.values.get(name)
+        if value is None or value.rank is None or value.is_output or value.inner or any(
+                reader.has_subgraph for reader in value.consumers):
+            continue
+        groups: dict[Node, list[str]] = {}
+        for reader in value.consumers:
+            first = next((each.name for each in reader.outputs if each is not None), "")
+            groups.setdefault(holder.get(reader, reader), []).append(first)
+        if not groups or (name in around and _goes_on(list(groups), around)):
+            continue
+        # What the runtime alone reads and computes it lays out as it likes.
+        if any(map(_may_lie_so, groups)):
+            found.append(Paired(name, value.rank, tuple(map(tuple, groups.values()))))
+    order = {name: place for place, name in enumerate(graph.values)}
+    return tuple(sorted(found, key=lambda each: order[each.value]))
+
+
+def _may_lie_so(node: Node) -> bool:
+    """Whether a fused node may hold a node."""
+    return lowering_of(node) is not None
+
+
+def _is_read_so(node: Node) -> bool:
+    """Whether kernels read a convolution's operand best with its channels last: whole vectors of them."""
+    if node.op != "Conv" or node.domain or node.broken or slides(node) or len(node.inputs) < 2:
+        return False
+    value, weights = node.inputs[0], node.inputs[1]
+    if value is None or weights is None or value.dtype not in NARROW:
+        return False
+    return weights.shape is not None and len(weights.shape) > 2 and weights.shape[1].multiple_of() % VECTOR == 0
+
+
+def _around(convolutions: Iterable[Node]) -> dict[str, Value]:
+    """By name, what convolutions read and compute, and what arithmetic and ``KEEPS`` lead from there to, either way."""
+    found: dict[str, Value] = {}
+    waiting = [value for node in convolutions for value in (node.inputs[0], node.outputs[0])]
+    known = set(convolutions)
+    while waiting:
+        value = waiting.pop()
+        if value is None or value.name in found or not _has_pixels(value):
+            continue
+        found[value.name] = value
+        for node in (*value.consumers, *([] if value.producer is None else [value.producer])):
+            if node not in known and _keeps(node, value):
+                known.add(node)
+                waiting += [each for each in (*node.inputs, *node.outputs)
+                            if each is not None and each.rank == value.rank and not each.is_constant]
+    return found
+
+
+def _has_pixels(value: Value) -> bool:
+    """Whether a value has channels, in whole vectors, and more than one pixel."""
+    if value.shape is None or len(value.shape) < 3 or value.is_constant:
+        return False
+    return value.shape[1].multiple_of() % VECTOR == 0 and any(size != 1 for size in value.shape[2:])
+
+
+def _keeps(node: Node, value: Value) -> bool:
+    """Whether a node's results have their channels where a value that it has to do with has them."""
+    if node.has_subgraph or any(each is not None and each.rank != value.rank for each in node.outputs):
+        return False
+    return node.op in KEEPS or _computes(node)
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node computes element by element."""
+    found = operator_of(node)
+    return found is not None and found.kind is OperatorClass.POINTWISE
+
+
+def _weights(convolutions: Iterable[Node]) -> dict[str, Value]:
+    """By name, the constant weights of convolutions over more than one pixel, of the others lie so already."""
+    return {weights.name: weights for node in convolutions if (weights := node.inputs[1]) is not None
+            and weights.is_constant and any(size != 1 for size in (weights.shape or ())[2:])}
+
+
+def _goes_on(readers: Sequence[Node], around: Mapping[str, Value]) -> bool:
+    """Whether one node reads a value, and computes on it alone: a region that ends before it may as well end after."""
+    (first, *others) = readers
+    if others or first.op in KEEPS or not _computes(first):
+        return False
+    return sum(value is not None and value.name in around for value in first.inputs) < 2

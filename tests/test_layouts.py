@@ -1,0 +1,187 @@
+"""Values around convolutions channels-last: where pairs of transposes stand, what they change (nothing), and that
+measurements decide."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from emulated import EmulatedRunner, FaultyRunner
+from fake_timer import RUNTIME, FakeTimer
+from kernel_harness import parse
+from onnx import numpy_helper
+
+from onnxfuse.errors import ModelError
+from onnxfuse.folding import paired
+from onnxfuse.measuring.database import open_database
+from onnxfuse.operators import load_graph
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.resources import rules_folder
+from onnxfuse.rewriting import lay_out, layout_record, unfuse
+from onnxfuse.rewriting.layouts import KEY, put_straight
+from onnxfuse.rules import canonicalise, load_rules
+from onnxfuse.tuning import Timed, TuneOptions, tune
+from onnxfuse.verifying import verify
+
+NETWORK = """g (float16[b,3,17,13] x) => (float16[b,24] y, float16[b,16,17,13] z) {
+ s = Conv <pads=[1,1,1,1]> (x, w0) a = Relu(s)
+ c = Conv <pads=[1,1,1,1]> (a, w1, b1) r = Relu(c) p = Conv (a, w4) d = Add(r, p) e = Relu(d)
+ f = Conv (e, w2) g1 = Sigmoid(f) h = Mul(f, g1) m = MaxPool <kernel_shape=[3,3], strides=[2,2]> (h)
+ k = Conv <pads=[1,1,1,1]> (m, w3) q = Relu(k) v = GlobalAveragePool(q) y = Flatten(v) z = Neg(e) }"""
+
+WEIGHTS = {"w0": (16, 3, 3, 3), "w1": (16, 16, 3, 3), "b1": (16,), "w4": (16, 16, 1, 1), "w2": (24, 16, 1, 1),
+           "w3": (24, 24, 3, 3)}
+
+
+def network() -> onnx.ModelProto:
+    declared = ", ".join(f"float16[{','.join(map(str, shape))}] {name}" for name, shape in WEIGHTS.items())
+    model = parse(NETWORK.replace(" x) =>", f" x, {declared}) =>"))
+    generator = np.random.default_rng(0)
+    for name, shape in WEIGHTS.items():
+        weights = (generator.standard_normal(shape) * 0.2).astype(np.float16)
+        model.graph.initializer.append(numpy_helper.from_array(weights, name))
+    kept = [info for info in model.graph.input if info.name not in WEIGHTS]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return model
+
+
+def pairs(model: onnx.ModelProto) -> dict[str, tuple[tuple[str, ...], ...]]:
+    graph = load_graph(model)
+    view = canonicalise(graph, load_rules([rules_folder()]).canonical).graph
+    return {each.value: each.readers for each in paired(graph, view)}
+
+
+def test_where_pairs_stand() -> None:
+    """Before convolutions, before several readers, and at the weights of windows: not inside arithmetic on one value
+    (c, r behind its convolution, f, h's two readings of f), where three channels are no vector (x, w0) or where a
+    weight has one pixel (w2, w4)."""
+    assert pairs(network()) == {
+        "w1": (("c",),), "w3": (("k",),), "a": (("c",), ("p",)), "r": (("d",),), "p": (("d",),), "e": (("f",), ("z",)),
+        "m": (("k",),), "q": (("v",),),
+    }
+
+
+@pytest.mark.parametrize("old, new", [
+    ("float16", "float"), ("Conv <pads=[1,1,1,1]> (m, w3)", "Conv <pads=[1,1,1,1], group=24> (m, w5)")])
+def test_convolutions_that_no_kernel_reads_so(old: str, new: str) -> None:
+    """None in float32; nothing around a depthwise one alone."""
+    text = "g ({0}[1,24,9,9] m, {0}[24,24,3,3] w3, {0}[24,1,3,3] w5) => ({0}[1,24,9,9] y) {{ " \
+           "k = Conv <pads=[1,1,1,1]> (m, w3) y = Relu(k) }}"
+    assert pairs(parse(text.format("float16")))
+    assert not pairs(parse(text.format("float16").replace(old, new)))
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], **options: object) -> list[np.ndarray]:
+    session = onnxruntime.SessionOptions()
+    for name, value in options.items():
+        setattr(session, name, value)
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), session, providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+def test_pairs_change_nothing_and_the_runtime_takes_them_out(tmp_path: Path) -> None:
+    model = network()
+    graph = load_graph(model)
+    made = lay_out(model, paired(graph, canonicalise(graph, load_rules([rules_folder()]).canonical).graph))
+    onnx.checker.check_model(made, full_check=True)
+    assert Counter(node.op_type for node in made.graph.node)["Transpose"] == 8 + 10
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 3, 17, 13)).astype(np.float16)}
+    basic = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    left = tmp_path / "optimised.onnx"
+    found = run(made, feeds, graph_optimization_level=basic, optimized_model_filepath=str(left))
+    assert all(map(np.array_equal, found, run(model, feeds, graph_optimization_level=basic)))
+    assert all(node.op_type != "Transpose" for node in onnx.load(left).graph.node)
+    put_straight(made)
+    assert made == model
+
+
+class Timer(FakeTimer):
+    """Kernels of convolutions take so many microseconds where they read an image with its channels last, else three
+    times as many; all others 2, and the runtime's nodes 30."""
+
+    def __init__(self, last: float) -> None:
+        super().__init__(lambda kernel: 30.0 if kernel == RUNTIME else last if kernel.startswith("product") else 2.0)
+
+    def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
+        timed = super().time(model, fused=fused)
+        shapes = [[size.dim_value for size in info.type.tensor_type.shape.dim] for info in model.graph.input]
+        last = any(len(shape) == 4 and shape[-1] in (16, 24) for shape in shapes)
+        return timed if last or timed.microseconds in (2.0, 30.0) else replace(
+            timed, microseconds=3 * timed.microseconds)
+
+
+def measured(kept: Path, last: float = 8.0, **options: object) -> Optimised:
+    """Planned by what kernels and the runtime's nodes are said to take."""
+    with open_database(kept) as database:
+        tune(network(), Timer(last), database, TuneOptions(dims={"b": 2}))
+    wanted = {"dims": {"b": 2}, "target": "H100", "verify": False, "database": kept, "least_gain": 1.0, **options}
+    return optimise(network(), Options(**wanted))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def laid(tmp_path_factory: pytest.TempPathFactory) -> Optimised:
+    return measured(tmp_path_factory.mktemp("laid") / "measurements.sqlite")
+
+
+def test_what_was_measured_faster_lies_so(laid: Optimised) -> None:
+    """Kernels begin and end between the transposes: those that are left stand at the borders."""
+    record = layout_record(laid.model)
+    assert record is not None and {each.value for each in record.laid} == set(pairs(network()))
+    between = {each.last for each in record.laid}
+    joined = {value.name for fusion in laid.plan.fusions for value in fusion.outputs} & between
+    assert {"a_channels_last", "e_channels_last", "p_channels_last"} <= joined
+    left = [node for node in laid.model.graph.node if node.op_type == "Transpose"]
+    assert {node.output[0] for node in left} == {"w1_channels_last", "w3_channels_last", "m_channels_last"}
+
+
+def test_it_is_right_everywhere(laid: Optimised) -> None:
+    """Every kernel; the functions where no library is registered; and back."""
+    results = verify(laid, EmulatedRunner()).nodes
+    assert len(results) == len(laid.plan.fusions) and {each.verdict for each in results} == {"passed"}
+    assert {each.verdict for each in verify(laid, FaultyRunner()).nodes} == {"failed"}
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 3, 17, 13)).astype(np.float16)}
+    assert all(map(np.array_equal, run(laid.model, feeds), run(network(), feeds)))
+    assert unfuse(laid.model) == network()
+
+
+def test_what_was_measured_slower_does_not(tmp_path: Path) -> None:
+    assert layout_record(measured(tmp_path / "measurements.sqlite", last=60.0).model) is None
+
+
+@pytest.mark.parametrize("options", [
+    {"disable": ["layouts"]}, {"provider_options": {"prefer_nhwc": "1"}}, {"database": False}])
+def test_it_can_be_left_out(options: dict[str, object], tmp_path: Path) -> None:
+    assert layout_record(measured(tmp_path / "measurements.sqlite", **options).model) is None
+
+
+def test_an_edited_model(laid: Optimised) -> None:
+    """What reads a value between the transposes keeps them; all else goes."""
+    graph = load_graph(network())
+    made = lay_out(network(), paired(graph, canonicalise(graph, load_rules([rules_folder()]).canonical).graph))
+    made.graph.node.add(op_type="Neg", input=["e_channels_last"], output=["mine"])
+    put_straight(made)
+    assert [node.output[0] for node in made.graph.node if node.op_type == "Transpose"] == ["e_channels_last"]
+    assert len(made.graph.node) == len(network().graph.node) + 2
+
+
+@pytest.mark.parametrize("text, message", [
+    ("{", "The record that onnxfuse left in the model cannot be read: JSONDecodeError("),
+    (json.dumps({"version": 1, "laid": [{"value": 3}]}),
+     "The record that onnxfuse left in the model cannot be read: ValueError("),
+    (json.dumps({"version": 7, "laid": []}),
+     "Values were laid out by another release of onnxfuse (the record has version 7, this one reads 1)."),
+])
+def test_a_damaged_record(text: str, message: str) -> None:
+    model = network()
+    model.metadata_props.add(key=KEY, value=text)
+    with pytest.raises(ModelError) as caught:
+        put_straight(model)
+    assert caught.value.message.startswith(message)
