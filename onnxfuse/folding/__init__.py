@@ -3,6 +3,7 @@ it: Ifs that sizes decide; and biases that may stand behind their convolutions.
 
     graph ─ decide ─▶ Folding: constants for operands, values shared by equal chains, nodes that nothing reads any more
           ─ separable ─▶ convolutions that may give up their bias
+          ─ paired ─▶ values that may lie channels-last
 """
 
 from onnxfuse.folding.biases import CODE as BIAS_CODE
@@ -17,6 +18,5 @@ from onnxfuse.folding.operands import Constant, constant_operand
 
 __all__ = [
     "BIASES", "BIAS_CODE", "BIAS_KEPT", "LAYOUTS", "STAGE", "Bias", "Constant", "Folding", "Paired", "Taken",
-    "constant_operand",
-    "decide", "decided", "paired", "separable",
+    "constant_operand", "decide", "decided", "paired", "separable",
 ]

@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx import TensorProto
-
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, lowering_of
-from onnxfuse.operators.classes import slides
+from onnxfuse.operators.classes import is_narrow, slides
 from onnxfuse.operators.record import operator_of
 
 STAGE = "layouts"
@@ -27,12 +25,10 @@ STAGE = "layouts"
 VECTOR = 8
 """Channels that a kernel reads at once: a value with others gains nothing."""
 
-NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
-"""Types whose convolutions there are kernels for."""
-
 KEEPS = frozenset({"Concat", "Split", "Resize", "Upsample", "Pad", "MaxPool", "AveragePool", "BatchNormalization",
                    "GroupNormalization", "InstanceNormalization"})
 """Operators beside arithmetic whose results have their channels where their operands have them."""
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -65,24 +61,19 @@ def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
             groups.setdefault(holder.get(reader, reader), []).append(first)
         if not groups or (name in around and _goes_on(list(groups), around)):
             continue
-        # What the runtime alone reads and computes it lays out as it likes.
-        if any(map(_may_lie_so, groups)):
+        # What no fused node may hold the runtime alone reads.
+        if any(lowering_of(node) is not None for node in groups):
             found.append(Paired(name, value.rank, tuple(map(tuple, groups.values()))))
     order = {name: place for place, name in enumerate(graph.values)}
     return tuple(sorted(found, key=lambda each: order[each.value]))
-
-
-def _may_lie_so(node: Node) -> bool:
-    """Whether a fused node may hold a node."""
-    return lowering_of(node) is not None
 
 
 def _is_read_so(node: Node) -> bool:
     """Whether kernels read a convolution's operand best with its channels last: whole vectors of them."""
     if node.op != "Conv" or node.domain or node.broken or slides(node) or len(node.inputs) < 2:
         return False
-    value, weights = node.inputs[0], node.inputs[1]
-    if value is None or weights is None or value.dtype not in NARROW:
+    weights = node.inputs[1]
+    if not is_narrow(node.inputs[0]) or weights is None:
         return False
     return weights.shape is not None and len(weights.shape) > 2 and weights.shape[1].multiple_of() % VECTOR == 0
 
@@ -126,7 +117,7 @@ def _computes(node: Node) -> bool:
 
 
 def _weights(convolutions: Iterable[Node]) -> dict[str, Value]:
-    """By name, the constant weights of convolutions over more than one pixel, of the others lie so already."""
+    """By name, the constant weights of convolutions over more than one pixel; those of others lie so already."""
     return {weights.name: weights for node in convolutions if (weights := node.inputs[1]) is not None
             and weights.is_constant and any(size != 1 for size in (weights.shape or ())[2:])}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx import TensorProto
 
-from onnxfuse.graph.model import Graph, Node
+from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators.record import CANONICAL, MICROSOFT, OperatorClass, operator_of
 
 
@@ -42,6 +43,11 @@ def in_training(node: Node) -> bool:
         return bool(node.attributes.get("training_mode", 0))
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     return mode is not None and (mode.constant is None or bool(np.any(mode.constant)))
+
+
+def is_narrow(value: Value | None) -> bool:
+    """Whether a value is of 16-bit floats."""
+    return value is not None and value.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def slides(node: Node) -> bool:

@@ -99,11 +99,12 @@ class Growth:
         """Join groups along the graph's edges, largest tensors first, but for those within pairs of transposes."""
         self._along(lambda reader: not self.facts[reader].returns)
 
-    def bridge(self) -> None:
-        """Join what pairs of transposes lie between."""
-        self._along(lambda reader: self.facts[reader].returns)
+    def bridge(self) -> bool:
+        """Join what pairs of transposes lie between; whether there is any."""
+        return self._along(lambda reader: self.facts[reader].returns)
 
-    def _along(self, leads_on: Callable[[Node], bool]) -> None:
+    def _along(self, leads_on: Callable[[Node], bool]) -> bool:
+        """Join along the edges to readers that lead on; whether there is such an edge."""
         edges = [
             (-(bytes_of(value, self.sizes) or 0), consumer.index, node, consumer, value)
             for node in self.group
@@ -118,6 +119,7 @@ class Growth:
         if any(refusal.code == "iteration-shape" for _, refusal in refused):
             refused = self._joined([edge for edge, _ in refused], alike=False)
         self.refusals += [refusal for _, refusal in refused]
+        return bool(edges)
 
     def _joined(self, edges: Sequence[_Edge], alike: bool) -> list[tuple[_Edge, Refusal]]:
         """Join along edges until none is left that fits; those that do not, and why.

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.ir.scalars import TYPES
-from onnxfuse.operators.classes import slides
+from onnxfuse.operators.classes import is_narrow, slides
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.weighing import CandidatePool, ordered
@@ -30,16 +29,10 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     if context.measured is None and not context.eager:
         return
     products = [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
-                if not slides(node) and _is_narrow(node) and not pool.facts[node].maxima]
+                if not slides(node) and all(map(is_narrow, node.inputs[:2])) and not pool.facts[node].maxima]
     for group in (*([node] for node in products), *_beside(products)):
         beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
         Offer(pool, context, STAGE, trusted=False).around(beside)
-
-
-def _is_narrow(node: Node) -> bool:
-    """Whether both operands are 16-bit floats."""
-    types = [None if value is None else value.dtype for value in node.inputs[:2]]
-    return all(dtype is not None and dtype in TYPES and TYPES[dtype].is_narrow for dtype in types)
 
 
 def _beside(products: list[Node]) -> Iterator[list[Node]]:

@@ -166,10 +166,11 @@ class _Search:
         """The groups that grow from the seeds, in graph order, each weighed, and what they are without what lies behind
         a pair of transposes."""
         growth.grow()
-        self._offer_groups(growth)
-        growth.bridge()
+        groups = self._offer_groups(growth)
+        if growth.bridge():
+            groups = self._offer_groups(growth)
         self.refusals += growth.refusals
-        return self._offer_groups(growth)
+        return groups
 
     def _offer_groups(self, growth: Growth) -> list[Group]:
         groups = sorted(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.operators import flops_of, operator_of
-from onnxfuse.operators.classes import slides
+from onnxfuse.operators.classes import is_narrow, slides
 from onnxfuse.operators.record import RuntimeKernel
 from onnxfuse.provider.removed import source
 
@@ -97,13 +97,13 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
     if RuntimeKernel.GELU in kernels and len(nodes) > 1:
         return BIAS_GELU
     if sliding := [node for node in nodes if slides(node)]:
-        return DEPTHWISE if _is_narrow(sliding[0].outputs[0]) else WIDE_DEPTHWISE
+        return DEPTHWISE if is_narrow(sliding[0].outputs[0]) else WIDE_DEPTHWISE
     node = max(nodes, key=lambda node: node.index)
     operands = [source(value) for value in node.inputs if value is not None]
     if node.op == "Transpose" and not node.domain:
         return MOVED if _moves_last(node) else 0.9
     if len(nodes) > 1 or len(operands) == 1:
-        return NARROW_CURVE if not kernels.isdisjoint(_CURVES) and _is_narrow(node.outputs[0]) else DEFAULT
+        return NARROW_CURVE if not kernels.isdisjoint(_CURVES) and is_narrow(node.outputs[0]) else DEFAULT
     shapes = {value.shape for value in operands if value.constant is None or value.constant.size > 1}
     if len(shapes) <= 1:
         return DEFAULT
@@ -187,10 +187,6 @@ def overwrites(node: Node) -> bool:
         data is not None and data.producer is not None and not data.is_constant and not data.is_output
         and data.consumers == [node] and data not in node.inputs[1:]
     )
-
-
-def _is_narrow(value: Value | None) -> bool:
-    return value is not None and value.dtype in (10, 16)
 
 
 def _moves_last(node: Node) -> bool:

@@ -11,7 +11,6 @@ apart.  Where no library is registered ONNX Runtime folds the sums in again, beh
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,18 +18,13 @@ from dataclasses import asdict, dataclass
 import onnx
 from onnx import helper
 
-from onnxfuse.bounded import parse_json
-from onnxfuse.errors import ModelError
 from onnxfuse.folding import Bias
-from onnxfuse.graph.build import OVERRIDABLE
-from onnxfuse.lowering import launch
+from onnxfuse.rewriting.form_record import form_record, may_change, note_form
 from onnxfuse.rewriting.index import ModelIndex, reads_of
-from onnxfuse.rewriting.metadata import unreadable
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.order import put_back
 from onnxfuse.rewriting.origin import first_output
-from onnxfuse.rewriting.properties import forget_property, property_of
-from onnxfuse.typed import typed
+from onnxfuse.rewriting.properties import forget_property
 
 VERSION = 1
 KEY = "onnxfuse.biases"
@@ -85,8 +79,7 @@ def separate(model: onnx.ModelProto, biases: Mapping[str, Bias]) -> onnx.ModelPr
     Args:
         biases: by what the convolutions and products compute.
     """
-    fused = any(entry.domain == launch.DOMAIN for entry in model.opset_import)
-    if model.ir_version < OVERRIDABLE or fused or bias_record(model) is not None:
+    if not may_change(model) or bias_record(model) is not None:
         return model
     index = ModelIndex.of(model)
     names = Names(value_names(index))
@@ -149,8 +142,7 @@ def _separated(model: onnx.ModelProto, found: Sequence[Separated]) -> onnx.Model
     for place, _ in reversed(gone):
         del graph.initializer[place]
     record = BiasRecord(tuple(known.values()), len(index.initializers), tuple(gone))
-    text = json.dumps({"version": VERSION, **asdict(record)}, separators=(",", ":"), ensure_ascii=False)
-    result.metadata_props.add(key=KEY, value=text)
+    note_form(result, KEY, VERSION, asdict(record))
     return result
 
 
@@ -219,19 +211,4 @@ def bias_record(model: onnx.ModelProto) -> BiasRecord | None:
     Raises:
         ModelError: it is no record that this release can read.
     """
-    text = property_of(model, KEY)
-    if text is None:
-        return None
-    place = f"metadata property '{KEY}'"
-    try:
-        raw = dict(parse_json(text))
-        version = raw.pop("version")
-        record = typed(BiasRecord, raw) if version == VERSION else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise unreadable(place, repr(error)) from error
-    if record is None:
-        raise ModelError(
-            f"Biases were taken apart by another release of onnxfuse (the record has version {version!r}, this one "
-            f"reads {VERSION}).", place=place, remedy="Fuse the original model again.",
-        )
-    return record
+    return form_record(model, BiasRecord, KEY, VERSION, "Biases were taken apart")

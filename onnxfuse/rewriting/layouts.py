@@ -9,7 +9,6 @@ The record is a metadata property of its own.  Where no library is registered ON
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,18 +16,13 @@ from dataclasses import asdict, dataclass
 import onnx
 from onnx import helper
 
-from onnxfuse.bounded import parse_json
-from onnxfuse.errors import ModelError
 from onnxfuse.folding import Paired
-from onnxfuse.graph.build import OVERRIDABLE
-from onnxfuse.lowering import launch
 from onnxfuse.rewriting.biases import bias_record
+from onnxfuse.rewriting.form_record import form_record, may_change, note_form
 from onnxfuse.rewriting.index import ModelIndex, reads_of
-from onnxfuse.rewriting.metadata import unreadable
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.origin import first_output
-from onnxfuse.rewriting.properties import forget_property, property_of
-from onnxfuse.typed import typed
+from onnxfuse.rewriting.properties import forget_property
 
 VERSION = 1
 KEY = "onnxfuse.layouts"
@@ -71,8 +65,7 @@ class LayoutRecord:
 def lay_out(model: onnx.ModelProto, paired: Sequence[Paired]) -> onnx.ModelProto:
     """A copy of a model with pairs of transposes behind some values, and a record of them; the model itself where there
     are none or onnxfuse has been over it."""
-    fused = any(entry.domain == launch.DOMAIN for entry in model.opset_import)
-    if model.ir_version < OVERRIDABLE or fused or layout_record(model) is not None:
+    if not may_change(model) or layout_record(model) is not None:
         return model
     index = ModelIndex.of(model)
     names = Names(value_names(index))
@@ -122,9 +115,7 @@ def _laid_out(
         for name in node.output:
             if name in known:
                 graph.node.extend(_pairs(known[name], node.name, names))
-    text = json.dumps({"version": VERSION, **asdict(LayoutRecord(tuple(known.values())))}, separators=(",", ":"),
-                      ensure_ascii=False)
-    result.metadata_props.add(key=KEY, value=text)
+    note_form(result, KEY, VERSION, asdict(LayoutRecord(tuple(known.values()))))
     return result
 
 
@@ -186,19 +177,4 @@ def layout_record(model: onnx.ModelProto) -> LayoutRecord | None:
     Raises:
         ModelError: it is no record that this release can read.
     """
-    text = property_of(model, KEY)
-    if text is None:
-        return None
-    place = f"metadata property '{KEY}'"
-    try:
-        raw = dict(parse_json(text))
-        version = raw.pop("version")
-        record = typed(LayoutRecord, raw) if version == VERSION else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise unreadable(place, repr(error)) from error
-    if record is None:
-        raise ModelError(
-            f"Values were laid out by another release of onnxfuse (the record has version {version!r}, this one reads "
-            f"{VERSION}).", place=place, remedy="Fuse the original model again.",
-        )
-    return record
+    return form_record(model, LayoutRecord, KEY, VERSION, "Values were laid out")

@@ -9,7 +9,6 @@ The record is a metadata property of its own, so that the records of fused nodes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,21 +17,17 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxfuse.bounded import parse_json
-from onnxfuse.errors import ModelError
 from onnxfuse.folding import Folding, decide, decided
 from onnxfuse.graph import LoadedModel
-from onnxfuse.graph.build import OVERRIDABLE
 from onnxfuse.graph.constants import is_external, tensor_bytes
-from onnxfuse.lowering import launch
 from onnxfuse.rewriting.branches import SMALL_BYTES, BranchRecord, Entry, with_branches, without_branches
+from onnxfuse.rewriting.form_record import form_record, may_change, note_form
 from onnxfuse.rewriting.index import ModelIndex, reads_of
-from onnxfuse.rewriting.metadata import packed, unpacked, unreadable
+from onnxfuse.rewriting.metadata import packed, unpacked
 from onnxfuse.rewriting.names import Names, value_names
 from onnxfuse.rewriting.order import put_back, rearrange, sort_nodes
 from onnxfuse.rewriting.origin import first_output
-from onnxfuse.rewriting.properties import forget_property, property_of
-from onnxfuse.typed import typed
+from onnxfuse.rewriting.properties import forget_property
 
 VERSION = 1
 KEY = "onnxfuse.sizes"
@@ -99,8 +94,7 @@ def fold(loaded: LoadedModel) -> LoadedModel:
 
 def _is_foldable(model: onnx.ModelProto) -> bool:
     """Whether onnxfuse has not been over the model, and its initialisers are constants unless they are inputs."""
-    fused = any(entry.domain == launch.DOMAIN for entry in model.opset_import)
-    return model.ir_version >= OVERRIDABLE and not fused and sizes_record(model) is None
+    return may_change(model) and sizes_record(model) is None
 
 
 def _folded(model: onnx.ModelProto, folding: Folding, branches: BranchRecord | None) -> onnx.ModelProto:
@@ -141,8 +135,7 @@ def _folded(model: onnx.ModelProto, folding: Folding, branches: BranchRecord | N
     record = SizesRecord(counts, nodes, weights, infos, tuple(operands), attributes, changed, added,
                          sort_nodes(result.graph), branches)
     fields = {name: part for name, part in asdict(record).items() if part is not None}
-    text = json.dumps({"version": VERSION, **fields}, separators=(",", ":"), ensure_ascii=False)
-    result.metadata_props.add(key=KEY, value=text)
+    note_form(result, KEY, VERSION, fields)
     return result
 
 
@@ -259,19 +252,4 @@ def sizes_record(model: onnx.ModelProto) -> SizesRecord | None:
     Raises:
         ModelError: it is no record that this release can read.
     """
-    text = property_of(model, KEY)
-    if text is None:
-        return None
-    place, remedy = f"metadata property '{KEY}'", "Fuse the original model again."
-    try:
-        raw = dict(parse_json(text))
-        version = raw.pop("version")
-        record = typed(SizesRecord, raw) if version == VERSION else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise unreadable(place, repr(error)) from error
-    if record is None:
-        raise ModelError(
-            f"Sizes were folded by another release of onnxfuse (the record has version {version!r}, this one reads "
-            f"{VERSION}).", place=place, remedy=remedy,
-        )
-    return record
+    return form_record(model, SizesRecord, KEY, VERSION, "Sizes were folded")

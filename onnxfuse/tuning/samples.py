@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -64,7 +63,7 @@ def disagreement(got: Mapping[str, Array], right: Mapping[str, Array], length: i
             return f"output {name} has another shape or type"
         if array.tobytes() == wanted.tobytes() or (share and _is_near(array, wanted, share)):
             continue
-        kind = int(onnx.helper.np_dtype_to_tensor_dtype(wanted.dtype))
+        kind = int(helper.np_dtype_to_tensor_dtype(wanted.dtype))
         reference = wanted.astype(np.float64) if kind in TABLE else wanted
         judgement = judge(array, [reference], None, (kind, kind if kind in TABLE else None), length)
         if not judgement.passed:
