@@ -62,7 +62,8 @@ def optimize(
         disable: ids of rules to leave out, one or several; or of a stage, such as "attention".
         dims: sizes of symbolic dimensions to plan for; the fused model takes all sizes that the model takes.
         target: name of the GPU to plan for, or a profile; the GPU present by default, else the H100.
-        embed: an architecture, such as "sm_90", or several, whose compiled kernels go into the model.
+        embed: an architecture, such as "sm_90", or several, whose compiled kernels go into the model, with PTX of the
+            newest for later GPUs; "compute_80" names the PTX.
         verify: run every fused node against what it replaced, and take back those that fail.
         verify_seconds: that verification may take, 0 for as many as it needs; what it has no time for is left out, and
             the report says so.

@@ -1,5 +1,6 @@
 """Compiled kernels to put into a fused model, so that a deployment needs neither CuPy nor a compiler.
 
+Machine code runs on the GPUs that it was compiled for; PTX, which the driver compiles, on these and on all later ones.
 NVRTC needs no GPU and no driver.  Images come from the cache on disk where they are, and go there.
 """
 
@@ -15,16 +16,18 @@ from onnxfuse.compiling import COMPILING, Progress, Task, compile_all, source_of
 from onnxfuse.errors import KernelError, TargetError
 from onnxfuse.optimised import Tell
 from onnxfuse.rewriting import FusedRegion
-from onnxfuse.runtime.compile import Compiler, KernelSource, architectures, default_compiler
+from onnxfuse.runtime.compile import PTX, Compiler, KernelSource, architectures, default_compiler
 from onnxfuse.wording import option
 
-_SPELLING = re.compile(r"(?:sm_?|compute_?)?(\d{2,3})([af]?)", re.IGNORECASE)
+_SPELLING = re.compile(r"(sm_?|compute_?)?(\d{2,3})([af]?)", re.IGNORECASE)
 
 
 def known_architectures() -> tuple[str, ...]:
-    """What can be embedded, as "sm_90"; from Hopper on also with an "a" for what a GPU of that generation alone has."""
-    return tuple(name for number in architectures() for name in
-                 ((f"sm_{number}", f"sm_{number}a") if number >= 90 else (f"sm_{number}",)))
+    """What can be embedded: machine code, as "sm_90", from Hopper on also with an "a" for what a GPU of that generation
+    alone has; and PTX, as "compute_90"."""
+    code = [name for number in architectures() for name in
+            ((f"sm_{number}", f"sm_{number}a") if number >= 90 else (f"sm_{number}",))]
+    return (*code, *(f"{PTX}{number}" for number in architectures()))
 
 
 def parse_architectures(names: Iterable[str]) -> tuple[str, ...]:
@@ -37,7 +40,7 @@ def parse_architectures(names: Iterable[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for name in names:
         match = _SPELLING.fullmatch(name.strip())
-        spelled = f"sm_{match[1]}{match[2].lower()}" if match else name.strip()
+        spelled = _spelled(match) if match else name.strip()
         if spelled not in known:
             raise TargetError(
                 f"'{name}' is no GPU architecture that kernels can be embedded for.", place=option("embed", name),
@@ -47,12 +50,32 @@ def parse_architectures(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _spelled(match: re.Match[str]) -> str:
+    """One spelling for all that a name may be spelled like."""
+    kind, number, suffix = match.groups()
+    return f"{PTX if kind and kind.lower().startswith('c') else 'sm_'}{number}{suffix.lower()}"
+
+
+def with_ptx(names: Sequence[str]) -> tuple[str, ...]:
+    """Architectures with PTX of the newest among them for GPUs that are later than it, unless PTX is named.
+
+    Args:
+        names: see ``parse_architectures``.
+    """
+    if not names or any(name.startswith(PTX) for name in names):
+        return tuple(names)
+    return (*names, f"{PTX}{max(int(name.removeprefix('sm_').rstrip('af')) for name in names)}")
+
+
 def _instead(spelled: str, match: re.Match[str] | None) -> str:
     """What to name instead: an image runs on every later GPU of its generation."""
     if match is None:
         close = get_close_matches(spelled, known_architectures(), n=1, cutoff=0.7)
         return f"Did you mean '{close[0]}'? " if close else ""
-    number = int(match[1])
+    number = int(match[2])
+    if spelled.startswith(PTX):
+        lower = [known for known in architectures() if known <= number]
+        return f"PTX for '{PTX}{max(lower)}' is compiled for it too. " if lower else ""
     lower = [known for known in architectures() if known // 10 == number // 10 and known <= number]
     return f"Images for 'sm_{max(lower)}' run on it. " if lower else ""
 
@@ -61,7 +84,8 @@ def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Te
     """The regions with an image for each architecture, where they have kernels; equal ones are compiled once.
 
     Args:
-        architectures: see ``parse_architectures``; with none the regions stay as they are.
+        architectures: see ``parse_architectures``; PTX of the newest is added (``with_ptx``).  With none the regions
+            stay as they are.
         tell: told "compiling kernels", the images that are done and those that there will be.
 
     Raises:
@@ -71,7 +95,7 @@ def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Te
     if not architectures:
         return list(regions)
     kernels = [source_of(region.source, region.plan) for region in regions]
-    images = compile_images(kernels, architectures, partial(tell, COMPILING))
+    images = compile_images(kernels, with_ptx(parse_architectures(architectures)), partial(tell, COMPILING))
     return [replace(region, images=entry) for region, entry in zip(regions, images, strict=True)]
 
 

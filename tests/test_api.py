@@ -64,11 +64,11 @@ def test_saving_a_model_from_memory_needs_a_path() -> None:
 def test_embedded_images_are_in_the_model() -> None:
     result = onnxfuse.optimize(parse(CHAIN), embed=["sm_80", "sm_90"], verify=False)
     (node,) = read_fused(result.model)
-    assert node.architectures == ("sm_80", "sm_90")
-    assert result.report.fusions[0].architectures == ("sm_80", "sm_90")
+    assert node.architectures == ("compute_90", "sm_80", "sm_90")
+    assert result.report.fusions[0].architectures == ("compute_90", "sm_80", "sm_90")
     images = [attribute.t.raw_data for attribute in result.model.graph.node[0].attribute
               if attribute.name.startswith("image_")]
-    assert [image[:4] for image in images] == [b"\x7fELF"] * 2
+    assert [image[:4] for image in images] == [b"//\n/", b"\x7fELF", b"\x7fELF"]
 
 
 def test_a_users_rule_is_used() -> None:

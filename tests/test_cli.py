@@ -155,7 +155,10 @@ g (float[batch, 1000] x) => (float[batch, 1000] y) {
     assert result.exit_code == 0, result.output
     (node,) = read_fused(onnx.load(tmp_path / "model.fused.onnx"))
     assert (node.rule, node.tensors) == ("softcap", ("x", "cap"))
-    assert node.architectures == ("sm_80", "sm_90")
+    assert node.architectures == ("compute_90", "sm_80", "sm_90")
+    assert "embedded kernels: sm_80 " in result.output and "kB, PTX for later GPUs\n" in result.output
+    told = json.loads(run("report", tmp_path / "model.fused.onnx", "--json").output)["embedded"]
+    assert told == dict(node.images) and min(told.values()) > 1000
     (step,) = node.plan.variants[0].steps
     assert (step.kernel, step.arguments) == ("softcap", ("i0", "i1", "o0", "i64:i0.n"))
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from fused_models import ADD_ONE, TWICE, add_one, chain
 
-from onnxfuse.embedding import compile_images, embed, known_architectures, parse_architectures
+from onnxfuse.embedding import compile_images, embed, known_architectures, parse_architectures, with_ptx
 from onnxfuse.errors import KernelError, TargetError
 from onnxfuse.rewriting import FusedRegion
 from onnxfuse.runtime.cache import Cache
 from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.nodes import kernel_sources
 
-KNOWN = "sm_75, sm_80, sm_86, sm_89, sm_90, sm_90a, sm_100, sm_100a, sm_120, sm_120a"
+KNOWN = ("sm_75, sm_80, sm_86, sm_89, sm_90, sm_90a, sm_100, sm_100a, sm_120, sm_120a, compute_75, compute_80, "
+         "compute_86, compute_89, compute_90, compute_100, compute_120")
 
 
 @pytest.fixture
@@ -25,14 +26,16 @@ def compiler(tmp_path: Path) -> Compiler:
 
 def test_spellings() -> None:
     names = ["sm_80", "80", "SM90a", "compute_120", " sm_75 ", "sm_80"]
-    assert parse_architectures(names) == ("sm_80", "sm_90a", "sm_120", "sm_75")
+    assert parse_architectures(names) == ("sm_80", "sm_90a", "compute_120", "sm_75")
+    assert parse_architectures(["Compute75", "75"]) == ("compute_75", "sm_75")
     assert parse_architectures([]) == ()
     assert ", ".join(known_architectures()) == KNOWN
 
 
 @pytest.mark.parametrize(("name", "meant"), [
     ("sm_9O", "Did you mean 'sm_90'? "), ("85", "Images for 'sm_80' run on it. "), ("sm_70", ""),
-    ("sm_89a", "Images for 'sm_89' run on it. "),
+    ("sm_89a", "Images for 'sm_89' run on it. "), ("compute_90a", "PTX for 'compute_90' is compiled for it too. "),
+    ("compute_70", ""),
     ("hopper", ""), ("", ""),
 ])
 def test_an_unknown_architecture_is_named_with_the_known_ones(name: str, meant: str) -> None:
@@ -72,12 +75,21 @@ def test_regions_get_the_images_that_the_runtime_looks_for(monkeypatch: pytest.M
     region = FusedRegion("add-one", "pointwise", (), (), (), (), (), fused.plan, fused.source)
     told: list[tuple[str, int, int]] = []
     (got,) = embed([region], ["90"], lambda *entry: told.append(entry))
-    assert told == [("compiling kernels", 1, 1)]
-    assert got == replace(region, images=got.images)
+    assert told == [("compiling kernels", 1, 2), ("compiling kernels", 2, 2)]
+    assert got == replace(region, images=got.images) and list(got.images) == ["sm_90", "compute_90"]
     model = chain(add_one(images=got.images), 2)
     assert kernel_sources(model, "sm_90a") == []
-    assert [source.source for source in kernel_sources(model, "sm_80")] == [ADD_ONE]
+    for other in ("sm_80", "sm_120a"):  # PTX is no machine code, which the compiler here makes for a GPU that it knows
+        assert [source.source for source in kernel_sources(model, other)] == [ADD_ONE]
+    assert kernel_sources(model, "sm_990a") == []
+    assert [source.source for source in kernel_sources(chain(add_one(), 2), "sm_990a")] == [ADD_ONE]
     assert embed([region], [], lambda *entry: told.append(entry)) == [region]
+
+
+def test_ptx_of_the_newest_is_for_gpus_to_come_unless_ptx_is_named() -> None:
+    assert with_ptx(("sm_120a", "sm_75")) == ("sm_120a", "sm_75", "compute_120")
+    assert with_ptx(("sm_90", "compute_80")) == ("sm_90", "compute_80")
+    assert with_ptx(()) == ()
 
 
 def test_nothing_to_embed(compiler: Compiler) -> None:

@@ -65,7 +65,7 @@ def test_a_model_goes_through_both_commands(tmp_path: Path) -> None:
     done = run("export-triton", tmp_path / "model.fused.onnx", "--name", "chain", "--output", tmp_path / "models")
     assert done.exit_code == 0, done.output
     folder = tmp_path / "models" / "chain"
-    assert done.output == f"1 fused node for sm_80, sm_90; written: {folder}\n"
+    assert done.output == f"1 fused node for compute_90, sm_80, sm_90; written: {folder}\n"
     config = read_configuration(folder)
     assert (config.name, config.backend, config.max_batch_size) == ("chain", "onnxruntime", 0)
     assert tensors(config) == {
@@ -76,7 +76,7 @@ def test_a_model_goes_through_both_commands(tmp_path: Path) -> None:
     assert Path(library).read_bytes() == library_path().read_bytes()
     assert ctypes.CDLL(library).RegisterCustomOps
     served = onnx.load(folder / "1" / "model.onnx")
-    assert [node.architectures for node in read_fused(served)] == [("sm_80", "sm_90")]
+    assert [node.architectures for node in read_fused(served)] == [("compute_90", "sm_80", "sm_90")]
     assert sorted(path.name for path in folder.rglob("*")) == ["1", "config.pbtxt", "libonnxfuse.so", "model.onnx"]
 
 

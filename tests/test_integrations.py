@@ -55,7 +55,7 @@ def test_olive_runs_the_example(tmp_path: Path) -> None:
     model = write(tmp_path, CHAIN)
     olive(tmp_path)
     (node,) = read_fused(onnx.load(tmp_path / "fused" / "model.onnx"))
-    assert node.architectures == ("sm_90",)
+    assert node.architectures == ("compute_90", "sm_90")
     assert same_bits(model, tmp_path / "fused" / "model.onnx")
 
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 from fused_models import KERNELS
-from native.stand_in import HEADER, SECTION, image
+from native.stand_in import HEADER, SECTION, image, ptx
 
 from onnxfuse.runtime import library
 from onnxfuse.runtime.compile import architectures, compile_cubin
@@ -18,9 +18,9 @@ CODE = TABLE + 2 * SECTION
 """Where the entry of the first kernel's section stands."""
 
 
-def fault(image: bytes) -> str:
-    """Why the library would not give the image to the driver; "" where it would."""
-    function = library.load().onnxfuse_image_fault
+def fault(image: bytes, name: str = "image") -> str:
+    """Why the library would not give the image, or PTX, to the driver; "" where it would."""
+    function = getattr(library.load(), f"onnxfuse_{name}_fault")
     function.restype, function.argtypes = ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t] * 2
     return library.read_checked(function, image, len(image))
 
@@ -66,6 +66,25 @@ def test_what_is_no_image_is_told_apart(image: bytes, message: str) -> None:
 
 def test_an_image_may_lack_a_last_byte_that_is_zero() -> None:
     assert (fault(IMAGE), fault(IMAGE[:-1])) == ("", "")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (b"", "it does not begin with the directive .version"),
+    (b"//.version 9.0", "it does not begin with the directive .version"),
+    (b"// .version 9.0\n.target sm_90\n.version 9.0\n", "it does not begin with the directive .version"),
+    (IMAGE, "it has a zero byte"),
+    (ptx(90, "add_one") + b"\0", "it has a zero byte"),
+    (ptx(90, "add_one"), ""),
+])
+def test_what_is_no_ptx_is_told_apart(text: bytes, message: str) -> None:
+    assert fault(text, "ptx") == message
+
+
+@pytest.mark.parametrize("architecture", [min(architectures()), max(architectures())])
+def test_what_the_compiler_makes_for_later_gpus_is_ptx(architecture: int) -> None:
+    text = compile_cubin(KERNELS, f"compute_{architecture}")
+    assert fault(text, "ptx") == ""
+    assert f".target sm_{architecture}\n".encode() in text and b".entry plain(" in text
 
 
 @pytest.mark.parametrize("architecture", [min(architectures()), 90, max(architectures())])

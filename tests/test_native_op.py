@@ -100,11 +100,12 @@ def test_the_script_for_the_gpu_rehearses(stand_in: Path) -> None:
     script = NATIVE.parent / "gpu" / "check_runtime.py"
     done = subprocess.run(
         [sys.executable, str(script), "--rehearse", str(stand_in), "--seconds", "0.3",
-         "--only", "sizes", "host_inputs", "scratch", "embedded", "threads", "recorded_runs"],
+         "--only", "sizes", "host_inputs", "scratch", "embedded", "embedded_ptx",
+         "threads", "recorded_runs"],
         capture_output=True, text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 6
+    assert done.stdout.count(" ok ") == 7
 
 
 def test_the_script_for_launches_rehearses(stand_in: Path) -> None:

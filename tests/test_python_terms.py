@@ -50,7 +50,7 @@ def test_a_name_may_stand_alone(call: Callable[..., Any]) -> None:
 def test_an_architecture_and_a_node_may_stand_alone() -> None:
     result = onnxfuse.optimize(parse(CHAIN), embed="sm_90", target="H100", verify=False)
     (node,) = read_fused(result.model)
-    assert node.architectures == ("sm_90",)
+    assert node.architectures == ("compute_90", "sm_90")
     assert not read_fused(onnxfuse.unfuse(result.model, only=node.name))
 
 

@@ -57,7 +57,7 @@ def test_a_kernel_that_does_not_compile_shows_the_log() -> None:
     )
 
 
-@pytest.mark.parametrize("architecture", ["sm_70", "sm_", "90", "compute_90"])
+@pytest.mark.parametrize("architecture", ["sm_70", "sm_", "90", "compute_70", "compute_90a"])
 def test_an_unknown_architecture(architecture: str) -> None:
     with pytest.raises(KernelError) as error:
         compile_cubin(ADD_ONE, architecture)
@@ -287,6 +287,8 @@ def test_nvrtc_through_ctypes_does_what_cupys_binding_does(monkeypatch: pytest.M
     assert direct.getSupportedArchs() == cupys.getSupportedArchs()
     monkeypatch.setattr(compile, "binding", lambda: direct)
     assert compile_cubin(HALVES, "sm_80").rstrip(b"\0") == wanted.rstrip(b"\0")  # CuPy drops the last byte, a zero
+    assert b".target sm_80\n" in compile_cubin(HALVES, "compute_80")
+    assert not compile_cubin(HALVES, "compute_80").endswith(b"\0")
     with pytest.raises(KernelError) as error:
         compile_cubin("nonsense", "sm_80")
     assert str(error.value).startswith(

@@ -38,7 +38,7 @@ def check(folder: Path, told: str) -> None:
     """What the tutorial says came of it."""
     assert "(3, 40, " in told and "{'last_hidden_state': (2, 8, " in told
     nodes = read_fused(onnx.load(folder / "model.fused.onnx", load_external_data=False))
-    assert len(nodes) > 2 and all(node.architectures == ("sm_80", "sm_90") for node in nodes)
+    assert len(nodes) > 2 and all(node.architectures == ("compute_90", "sm_80", "sm_90") for node in nodes)
     assert (folder / "report.html").exists() and (folder / "repository" / "encoder" / "config.pbtxt").exists()
 
 

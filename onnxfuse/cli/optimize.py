@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 @objective_options
 @measurement_options
 @click.option("--embed", metavar="ARCH,...", callback=read_architectures,
-              help="Compile the kernels for these architectures (sm_80,sm_90) and put them into the model.")
+              help="Compile the kernels for these architectures (sm_80,sm_90) and put them into the model, with PTX of "
+                   "the newest for later GPUs.")
 @click.option("--report", "report_file", type=FILE, metavar="FILE.json", help="Write the report as JSON.")
 @click.option("--lock", "lock_file", type=FILE, metavar="FILE",
               help="Write what is fused, by onnxfuse and by ONNX Runtime itself, as YAML: `onnxfuse check MODEL --lock "

@@ -27,7 +27,7 @@ class FusionEntry:
         kernels_before: kernels that ONNX Runtime launches for the original nodes; kernels_after: for the fused one.
         estimated_speedup: predicted GPU time of the original nodes over that of the fused one.
         memory_saved: bytes of tensors that are no longer made.
-        architectures: those with an embedded image.
+        architectures: those with an embedded image, machine code as "sm_90" and PTX as "compute_90".
         measured: GPU time that was measured of it (``planning.evidence.Times``), or None.
         compiled: what the compiler made of its kernel (``planning.spills``), or None where it was not compiled.
         body: the body of an If, a Loop or a Scan that it is in, as "Loop_3/body", or "".
@@ -171,6 +171,7 @@ class Findings:
         warnings: of the rule files and the target; notes: what the plan rests on beside them.
         operators: what each operator costs before and after, the dearest first; remaining: nodes that are alike and
             take most of the time that is left, and why; roofline: what the target can do at most (``costs``).
+        embedded: bytes in the file of all kernels that it embeds, by architecture.
         kernels: the text of each kernel, by the operator type of its nodes; the JSON leaves it out.
     """
 
@@ -203,6 +204,7 @@ class Findings:
     roofline: Mapping[str, float] = field(default_factory=dict)
     kernels: Mapping[str, str] = field(default_factory=dict)
     broken: tuple[BrokenEntry, ...] = ()
+    embedded: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def estimated_speedup(self) -> float:
@@ -229,6 +231,7 @@ def as_json(report: Findings) -> dict[str, Any]:
         "unknown": list(report.unknown),
         "candidates": report.candidates,
         "fusions": [asdict(fusion) for fusion in report.fusions],
+        "embedded": dict(report.embedded),
         "left": [{**asdict(left), "times": len(left.nodes)} for left in report.left],
         "broken": [{**asdict(entry), "seconds": round(entry.seconds, 9)} for entry in report.broken],
         "canonical": dict(report.canonical),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
@@ -73,6 +74,8 @@ def report_of(optimised: Optimised) -> Report:
         operators=by_operator(whole, costs, regions),
         remaining=largest(optimised),
         roofline=roofline(optimised.profile),
+        embedded=embedded_bytes({name: len(image) for name, image in optimised.regions[placed.region].images.items()}
+                                for placed in optimised.rewritten.placed),
         kernels={placed.op: optimised.regions[placed.region].source for placed in optimised.rewritten.placed},
         broken=broken_entries(costs, entries, regions),
     )
@@ -103,6 +106,14 @@ def _fused(optimised: Optimised) -> tuple[list[Region], list[FusionEntry]]:
                           region.figures), counted, reads, optimised.costs.region(counted))
         )
     return regions, entries
+
+
+def embedded_bytes(nodes: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes of embedded kernels by architecture, of those of each fused node."""
+    found: Counter[str] = Counter()
+    for images in nodes:
+        found.update(images)
+    return dict(sorted(found.items()))
 
 
 def sizes_of(model: onnx.ModelProto) -> Sizes:

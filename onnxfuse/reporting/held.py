@@ -32,6 +32,7 @@ from onnxfuse.reporting.gather import (
     biases_of,
     broken_entries,
     costs_before,
+    embedded_bytes,
     entry_of,
     input_sizes,
     name_of,
@@ -148,6 +149,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         **_made(record), assumed=Assumed(record.assumed_target, record.assumed_dims), operators=record.operators,
         remaining=record.remaining, roofline=_roofline(record), kernels=_texts(nodes),
         broken=tuple(BrokenEntry(**vars(entry)) for entry in record.broken),
+        embedded=embedded_bytes(node.images for node in nodes),
     )
 
 
@@ -190,7 +192,8 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
         unknown=ledger.total().unknown, candidates=len(entries), fusions=tuple(entries), refusals=(),
         sizes=sizes_of(loaded.proto), biases=biases_of(loaded.proto), notes=(note,),
         assumed=Assumed(assumed, tuple(name for name in sizes if name in guessed)), kernels=_texts(nodes),
-        broken=broken_entries(costs, entries, regions), operators=by_operator(whole, costs, regions),
+        embedded=embedded_bytes(node.images for node in nodes), broken=broken_entries(costs, entries, regions),
+        operators=by_operator(whole, costs, regions),
         roofline=roofline(profile),
         **({"verification": {"status": "not recorded"}} if record is None else _made(record)),
     )

@@ -78,6 +78,10 @@ def _totals(report: Findings, console: Console) -> None:
         console.print(f"size operands folded: {report.sizes.operands:,}, {count(report.sizes.nodes, 'node')} removed")
     if report.biases:
         console.print(f"biases that fused nodes add: {report.biases:,}")
+    if report.embedded:
+        console.print("embedded kernels: " + ", ".join(
+            f"{escape(name)} {size(count)}{', PTX for later GPUs' * name.startswith('compute_')}"
+            for name, count in sorted(report.embedded.items(), key=lambda one: (one[0].startswith("compute_"), one))))
     if report.unknown:
         names = ", ".join(report.unknown[:3]) + (", ..." if len(report.unknown) > 3 else "")
         console.print(f"{len(report.unknown)} tensors of unknown size count as 0 bytes: {escape(names)}")

@@ -30,7 +30,7 @@ class FusedNode:
         types: element type (as "FLOAT16") and sizes as text, by the function's formal names; sizes None where
             unknown.
         plan, source: launch plan and kernel text.
-        architectures: those with a compiled image, such as "sm_90".
+        images: bytes of its compiled kernels by architecture, as "sm_90"; of PTX by "compute_90".
         body: the body that it is in, or None for the main graph.
         again: inner values that other fused nodes compute too, by their names in the original.
     """
@@ -46,9 +46,14 @@ class FusedNode:
     types: Mapping[str, tuple[str, tuple[str, ...] | None]]
     plan: launch.LaunchPlan
     source: str
-    architectures: tuple[str, ...] = field(default=())
+    images: Mapping[str, int] = field(default_factory=dict)
     body: Body | None = None
     again: tuple[str, ...] = ()
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those with a compiled kernel."""
+        return tuple(self.images)
 
     @property
     def label(self) -> str:
@@ -104,7 +109,8 @@ def _of_graph(graph: onnx.GraphProto, functions: Collection[str], body: Body | N
                 record.types,
                 plan,
                 source,
-                tuple(sorted(name.removeprefix(IMAGE) for name in attributes if name.startswith(IMAGE))),
+                {name.removeprefix(IMAGE): len(attributes[name].t.raw_data)
+                 for name in sorted(attributes) if name.startswith(IMAGE)},
                 body,
                 tuple(record.values[formal].name for formal in record.again if formal in record.values),
             )

@@ -54,6 +54,9 @@ class KernelSource:
     kernels: tuple[str, ...] = ()
 
 
+PTX = "compute_"
+"""What the name of an architecture begins with whose PTX is meant, and not machine code: the compiler's own word."""
+
 _WHOLE = {"sm_90": "sm_90a"}
 """No other GPU runs images for sm_90 than the one that runs those for sm_90a, which has products of four warps."""
 
@@ -69,11 +72,12 @@ def compile_cubin(source: str, architecture: str, options: Sequence[str] = ()) -
 
 
 def compile_told(source: str, architecture: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Machine code of a kernel text, and what the compiler said.  Takes no cache; safe from several threads at once.
+    """Machine code or PTX of a kernel text, and what the compiler said.  Takes no cache; safe from several threads.
 
     Args:
         source: CUDA C++, may hold several kernels.
-        architecture: "sm_90" as "sm_86"; both "sm_90" and "sm_90a" mean all that Hopper has.
+        architecture: "sm_90" as "sm_86"; both "sm_90" and "sm_90a" mean all that Hopper has.  "compute_90" makes PTX,
+            which drivers compile for GPUs from sm_90 on.
         options: options of NVRTC after the standard ones.
 
     Raises:
@@ -92,7 +96,7 @@ def compile_told(source: str, architecture: str, options: Sequence[str] = ()) ->
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, arguments)
-        image: bytes = nvrtc.getCUBIN(program)
+        image: bytes = nvrtc.getPTX(program) if architecture.startswith(PTX) else nvrtc.getCUBIN(program)
         log: str = nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program).strip()
@@ -109,13 +113,27 @@ def check_architecture(architecture: str) -> None:
         KernelError: the compiler does not know it, or there is no compiler.
     """
     nvrtc = binding()
-    match = re.fullmatch(r"sm_(\d+)[af]?", architecture)
     known = nvrtc.getSupportedArchs()
-    if match is None or int(match[1]) not in known:
+    if _number(architecture) not in known:
         raise KernelError(
             "NVRTC {}.{}".format(*nvrtc.getVersion()) + f" cannot compile for '{architecture}'",
             remedy="architectures it knows: " + ", ".join(f"sm_{number}" for number in known),
         )
+
+
+def compiles_for(architecture: str) -> bool:
+    """Whether kernels can be compiled for an architecture here: a compiler may be older than a GPU."""
+    try:
+        check_architecture(architecture)
+    except KernelError:
+        return False
+    return True
+
+
+def _number(architecture: str) -> int | None:
+    """90 of "sm_90", "sm_90a" and "compute_90"; None of what is no architecture."""
+    match = re.fullmatch(rf"sm_(\d+)[af]?|{PTX}(\d+)", architecture)
+    return None if match is None else int(match[1] or match[2])
 
 
 @dataclass

@@ -139,7 +139,8 @@ def record_runs(on: bool = True) -> None:
 def statistics() -> dict[str, Any]:
     """What the library did in this process.
 
-    ``images``: how many kernel images were ``embedded``, ``cached`` and ``compiled``.  ``kernels``: the fused nodes of
+    ``images``: how many kernel images were ``embedded``, ``cached`` and ``compiled``, and how many the driver compiled
+    of embedded ``ptx``.  ``kernels``: the fused nodes of
     the live sessions, each with ``node``, ``op``, ``region``, ``variants`` (their names) and ``runs`` (per variant,
     while ``record_runs`` is on).
     """

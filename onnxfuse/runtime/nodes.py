@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxfuse.bounded import parse_json
-from onnxfuse.runtime.compile import KernelSource
+from onnxfuse.runtime.compile import PTX, KernelSource, compiles_for
 from onnxfuse.runtime.dump import VARIABLE as DUMP
 from onnxfuse.varint import read_varint
 
@@ -53,7 +53,8 @@ def names_needed(nodes: Iterable[onnx.NodeProto]) -> int:
 def kernel_sources(model: str | os.PathLike[str] | bytes | onnx.ModelProto, architecture: str) -> list[KernelSource]:
     """The distinct kernel texts of a model that must be compiled for an architecture ("sm_90a").
 
-    Those with an embedded image need not, unless kernels are dumped.
+    Those with an embedded image need not, unless kernels are dumped; nor those with PTX, which is the driver's to
+    compile, where the compiler here does not know the architecture.
 
     Raises:
         OSError, ValueError: as ``fused_nodes``.
@@ -70,6 +71,8 @@ def sources_of(nodes: Iterable[onnx.NodeProto], architecture: str) -> list[Kerne
             continue
         if _embedded(set(attributes), architecture) and not os.environ.get(DUMP):
             continue
+        if _has_ptx(set(attributes), architecture) and not compiles_for(architecture):
+            continue
         try:
             plan = parse_json(attributes["plan"].s)
             kernels = sorted({step["kernel"] for variant in plan["variants"] for step in variant["steps"]
@@ -85,9 +88,19 @@ def sources_of(nodes: Iterable[onnx.NodeProto], architecture: str) -> list[Kerne
 
 def _embedded(attributes: set[str], architecture: str) -> bool:
     """Whether the native library finds an image among the attributes: native/images.cc has the same rule."""
-    number = int(architecture.removeprefix("sm_").rstrip("af"))
+    number = _number(architecture)
     names = [f"sm_{number}a", *(f"sm_{lower}" for lower in range(number, number // 10 * 10 - 1, -1))]
     return any(f"image_{name}" in attributes for name in names)
+
+
+def _has_ptx(attributes: set[str], architecture: str) -> bool:
+    """Whether there is PTX among the attributes that a driver compiles for an architecture."""
+    return any(f"image_{PTX}{lower}" in attributes for lower in range(_number(architecture), 0, -1))
+
+
+def _number(architecture: str) -> int:
+    """90 of "sm_90a"."""
+    return int(architecture.removeprefix("sm_").rstrip("af"))
 
 
 def _fused(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:

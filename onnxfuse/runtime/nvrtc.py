@@ -172,6 +172,10 @@ class DirectNvrtc:
         """Machine code of a compiled program."""
         return self._output(program, "CUBIN")
 
+    def getPTX(self, program: int) -> bytes:  # noqa: N802 - CuPy's name
+        """PTX of a compiled program."""
+        return self._output(program, "PTX").rstrip(b"\0")
+
     def getProgramLog(self, program: int) -> str:  # noqa: N802 - CuPy's name
         """The compiler's messages."""
         return self._output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from building import ROOT, build
@@ -32,6 +32,7 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 import quantized_models  # noqa: E402
+from native.stand_in import ptx  # noqa: E402
 from onnx import helper  # noqa: E402
 from runtime_sessions import (  # noqa: E402
     IMAGES,
@@ -308,7 +309,16 @@ def quantized() -> str:
 def embedded() -> str:
     """An embedded image runs where CuPy cannot be imported and the cache is empty."""
     names = ("sm_75", "sm_80", "sm_90", "sm_100")
-    images = IMAGES or {name: compile.compile_cubin(make.ADD_ONE, name) for name in names}
+    return _embeds(IMAGES or {name: compile.compile_cubin(make.ADD_ONE, name) for name in names})
+
+
+def embedded_ptx() -> str:
+    """So does PTX of the oldest architecture alone, which the driver compiles."""
+    oldest = "compute_75"
+    return _embeds({oldest: ptx(75, "add_one") if REHEARSAL else compile.compile_cubin(make.ADD_ONE, oldest)})
+
+
+def _embeds(images: Mapping[str, bytes]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(make.chain(make.add_one(images), 3), path)
@@ -390,7 +400,7 @@ def recorded_graph() -> str:
 CHECKS: list[Callable[[], str]] = [
     figures, sizes, host_inputs, scratch, large_shared_memory, dispatch, recorded_runs, recorded_graph,
     watched_dispatch, cuda_graph, cuda_graph_scratch, callback, broken_kernel, host_only_node, quantized, embedded,
-    creation, cold_start, threads,
+    embedded_ptx, creation, cold_start, threads,
 ]
 
 

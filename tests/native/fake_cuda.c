@@ -1,6 +1,8 @@
 /* A stand-in for the CUDA driver whose device memory is host memory and whose kernels are the C functions below.
  * An image is an ELF file that has a section ".text.NAME" for each of its kernels.  As the real driver does, it is read
- * by what stands in it, whole and with no size given, and launches read the arguments that a kernel has. */
+ * by what stands in it, whole and with no size given, and launches read the arguments that a kernel has.  PTX is a text
+ * with ".version", ".target" and a line ".visible .entry NAME(" for each of its kernels; it is compiled for any GPU that
+ * is not older than its target, by a driver that is not older than its version. */
 #include <elf.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -9,7 +11,10 @@
 #include <string.h>
 
 typedef int Result;
-enum { kOk = 0, kInvalidValue = 1, kInvalidImage = 200, kNotFound = 500, kNotReady = 600, kUnsupported = 900 };
+enum {
+  kOk = 0, kInvalidValue = 1, kInvalidImage = 200, kNoBinary = 209, kOldPtx = 222, kNotFound = 500, kNotReady = 600,
+  kUnsupported = 900
+};
 
 const int onnxfuse_host_memory = 1;
 
@@ -104,6 +109,11 @@ static size_t image_size(const char* image) {
   return size;
 }
 static int has_kernel(const char* image, const char* name) {
+  if (memcmp(image, ELFMAG, SELFMAG) != 0) {
+    char entry[200];
+    snprintf(entry, sizeof entry, ".visible .entry %s(", name);
+    return strstr(image, entry) != NULL;
+  }
   Elf64_Ehdr head;
   Elf64_Shdr section, names;
   memcpy(&head, image, sizeof head);
@@ -118,9 +128,16 @@ static int has_kernel(const char* image, const char* name) {
 }
 
 Result cuModuleLoadData(void** module, const void* image) {
-  if (memcmp(image, ELFMAG, SELFMAG) != 0) return kInvalidImage;
+  const int elf = memcmp(image, ELFMAG, SELFMAG) == 0;
+  int version = 0, target = 0;
+  const char* const text = elf ? NULL : strstr(image, ".version ");
+  if (!elf && (text == NULL || sscanf(text, ".version %d.%*d .target sm_%d", &version, &target) != 2)) {
+    return kInvalidImage;
+  }
+  if (version > 9) return kOldPtx;
+  if (target > 10 * fake_major + fake_minor) return kNoBinary;
   if (current == NULL) return 201;
-  const size_t size = image_size(image);
+  const size_t size = elf ? image_size(image) : strlen(image) + 1;
   *module = memcpy(malloc(size), image, size);
   __atomic_add_fetch(&fake_modules, 1, __ATOMIC_SEQ_CST);
   return kOk;
@@ -297,11 +314,13 @@ Result cuEventElapsedTime(float* milliseconds, Event* start, Event* end) {
 }
 Result cuGetErrorName(Result result, const char** text) {
   *text = result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : result == kInvalidImage ? "CUDA_ERROR_INVALID_IMAGE"
-          : result == kNotFound ? "CUDA_ERROR_NOT_FOUND" : NULL;
+          : result == kNotFound ? "CUDA_ERROR_NOT_FOUND"
+          : result == kOldPtx ? "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" : NULL;
   return *text == NULL ? kInvalidValue : kOk;
 }
 Result cuGetErrorString(Result result, const char** text) {
   *text = result == 2 ? "out of memory" : result == kInvalidImage ? "device kernel image is invalid"
-          : result == kNotFound ? "named symbol not found" : NULL;
+          : result == kNotFound ? "named symbol not found"
+          : result == kOldPtx ? "the provided PTX was compiled with an unsupported toolchain." : NULL;
   return *text == NULL ? kInvalidValue : kOk;
 }

@@ -25,6 +25,7 @@ from native.stand_in import (
     plus,
     session,
 )
+from native.stand_in import ptx as ptx_text
 
 
 def embedded() -> None:
@@ -102,6 +103,46 @@ def lower() -> None:
 def older() -> None:
     """Images of an earlier generation are no use."""
     expect("no kernel for Fake GPU" in message("lower"), "an image of sm_89 on sm_90")
+
+
+def ptx() -> None:
+    """Where no machine code fits, neither embedded nor from the compiler, the driver compiles the PTX for the newest
+    architecture that is not after the GPU's."""
+    x = np.arange(4, dtype=np.float32)
+    expect(np.array_equal(session("newer").run(None, {"x": x})[0], x + 3))
+    expect(np.array_equal(session("exact").run(None, {"x": x})[0], x + 1), "machine code goes before PTX")
+    library = ctypes.CDLL(str(LIBRARY))
+    text = ctypes.create_string_buffer(1000)
+    library.onnxfuse_statistics.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    library.onnxfuse_statistics(text, len(text))
+    expect(b'"images":{"embedded":1,"cached":0,"compiled":0,"ptx":1}' in text.value, text.value)
+    where = "onnxfuse: node 'node0' (Region0, add-one): "
+    told = message("newer_torn")
+    expect(told.endswith(f"{where}the embedded image 'image_compute_90' is no PTX that the GPU's driver can be given: "
+                         f"it has a zero byte ({len(ptx_text(90, 'add_one')) + 1} bytes)"), told)
+    told = message("newer_driver")
+    expect(told.endswith(
+        f"{where}the node embeds no machine code for Fake GPU \"40\" (sm_90), and the driver does not compile its PTX: "
+        "could not load a compiled kernel: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (the provided PTX was compiled with an "
+        "unsupported toolchain.); install a newer driver, or write the model with 'onnxfuse optimize --embed sm_90'"),
+        told)
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_char_p] * 4, ctypes.c_int, ctypes.c_void_p)
+    library.onnxfuse_reply_image.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+    library.onnxfuse_reply_error.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    known = []
+
+    @kind
+    def answer(source: bytes, flags: bytes, kernels: bytes, architecture: bytes, device: int, reply: int) -> None:
+        if known:
+            library.onnxfuse_reply_image(reply, IMAGE, len(IMAGE))
+        else:
+            library.onnxfuse_reply_error(reply, b"cannot compile for this GPU")
+
+    library.onnxfuse_set_compile_callback(answer)
+    expect(np.array_equal(session("newer").run(None, {"x": x})[0], x + 3), "a compiler that does not know the GPU")
+    expect("does not compile its PTX" in message("newer_driver"))
+    known.append(True)
+    expect(np.array_equal(session("newer_driver").run(None, {"x": x})[0], x + 1), "the compiler goes before PTX")
 
 
 def torn() -> None:
@@ -319,7 +360,7 @@ def variants() -> None:
     library.onnxfuse_statistics(buffer, 4096)
     text = buffer.value.decode()
     expect(text.count('"variants":["hopper","rest"],"runs":[1,0]') == 2, text)
-    expect('"images":{"embedded":1,"cached":0,"compiled":0}' in text, text)
+    expect('"images":{"embedded":1,"cached":0,"compiled":0,"ptx":0}' in text, text)
 
 
 def alignment() -> None:
@@ -416,6 +457,6 @@ def churn() -> None:
 
 
 SCENARIOS = (
-    embedded, bodies, quantized, undeclared, lower, older, torn, hostile, steering, missing_image, callback, dump,
-    cache, scratch, no_pools, hosts, short_hosts, variants, alignment, places, threads, churn,
+    embedded, bodies, quantized, undeclared, lower, older, ptx, torn, hostile, steering, missing_image, callback,
+    dump, cache, scratch, no_pools, hosts, short_hosts, variants, alignment, places, threads, churn,
 )

@@ -1,5 +1,6 @@
 #include "elf.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -105,6 +106,18 @@ std::string image_fault(std::string_view bytes) {
   const unsigned machine = read<uint16_t>(bytes, 18);
   if (machine != kCuda) return "it is for the machine " + std::to_string(machine) + ", not for NVIDIA GPUs";
   return Elf(bytes).fault();
+}
+
+std::string ptx_fault(std::string_view text) {
+  if (text.find('\0') != std::string_view::npos) return "it has a zero byte";
+  for (size_t at = 0; (at = text.find_first_not_of(" \t\r\n", at)) != std::string_view::npos;) {
+    if (text.substr(at, 2) != "//") {
+      if (text.substr(at, 9) == ".version ") return "";
+      break;
+    }
+    at = std::min(text.find('\n', at), text.size());
+  }
+  return "it does not begin with the directive .version";
 }
 
 }  // namespace onnxfuse

@@ -1,4 +1,4 @@
-// Machine code of a GPU, as far as it can be told without running it.
+// What a driver can be given as kernels, as far as it can be told without running it.
 #pragma once
 
 #include <string>
@@ -11,5 +11,9 @@ namespace onnxfuse {
 //
 // The last byte may be missing where a zero stands there: CuPy drops it, and what the driver is given ends with one.
 std::string image_fault(std::string_view bytes);
+
+// Why the bytes are no PTX, the text that a driver compiles for its GPU, as far as its first directive tells; "" where
+// they are.  The driver is given an address and reads to the first zero, which here is the one behind the text.
+std::string ptx_fault(std::string_view text);
 
 }  // namespace onnxfuse

@@ -19,6 +19,7 @@ namespace {
 
 constexpr char kEntryMagic[] = "onnxfuse image 2\n";
 constexpr off_t kMostBytes = 64 << 20;  // of an entry and of an image; what is longer is none
+constexpr int kLeastCapability = 75;    // onnxfuse/runtime/compile.py: architectures
 
 struct Settings {
   std::mutex mutex;
@@ -26,7 +27,7 @@ struct Settings {
   std::string folder;
   std::string compiler;
   std::atomic<CompileCallback> callback{nullptr};
-  std::atomic<uint64_t> embedded{0}, cached{0}, compiled{0};
+  std::atomic<uint64_t> embedded{0}, cached{0}, compiled{0}, ptx{0};
 };
 
 Settings& settings() {
@@ -116,14 +117,20 @@ std::string lines(const std::vector<std::string>& items) {
   return out;
 }
 
-// `which`: the image, in words.  Throws Error where the driver could not read it without leaving it.
-void check_image(const std::string& image, const std::string& which) {
+// `which`: the image, in words; `kind`: what it should be, which `fault_of` knows.  Throws Error where the driver could
+// not read it without leaving it.
+void check(const std::string& image, const std::string& which, const char* kind,
+           std::string (*fault_of)(std::string_view)) {
   std::string fault;
-  if (image.size() <= kMostBytes) fault = image_fault(image);
+  if (image.size() <= kMostBytes) fault = fault_of(image);
   else fault = "it has more than " + std::to_string(kMostBytes) + " bytes";
   if (fault.empty()) return;
-  throw Error(which + " is no machine code that the GPU's driver can be given: " + fault + " (" +
+  throw Error(which + " is no " + kind + " that the GPU's driver can be given: " + fault + " (" +
               std::to_string(image.size()) + " bytes)");
+}
+
+void check_image(const std::string& image, const std::string& which) {
+  check(image, which, "machine code", image_fault);
 }
 
 std::string embedded_image(const Device& device, const ImageRequest& request) {
@@ -139,6 +146,18 @@ std::string embedded_image(const Device& device, const ImageRequest& request) {
   // Machine code runs on later GPUs of the same major architecture.
   for (int lower = capability; lower >= device.gpu.major * 10; --lower) {
     if (has("sm_" + std::to_string(lower))) return image;
+  }
+  return "";
+}
+
+// The PTX for the newest architecture that is not after the device's, or "": any later GPU runs what it says.
+std::string embedded_ptx(const Device& device, const ImageRequest& request) {
+  std::string text;
+  for (int lower = device.capability(); lower >= kLeastCapability; --lower) {
+    const std::string name = "image_compute_" + std::to_string(lower);
+    if (!request.attribute(name.c_str(), &text)) continue;
+    check(text, "the embedded image '" + name + "'", "PTX", ptx_fault);
+    return text;
   }
   return "";
 }
@@ -204,7 +223,9 @@ std::string compiler_name() {
 
 void set_compile_callback(CompileCallback callback) { settings().callback = callback; }
 
-ImageCounts image_counts() { return {settings().embedded, settings().cached, settings().compiled}; }
+ImageCounts image_counts() {
+  return {settings().embedded, settings().cached, settings().compiled, settings().ptx};
+}
 
 Image find_image(const Device& device, const ImageRequest& request) {
   const CompileCallback callback = settings().callback;
@@ -221,7 +242,18 @@ Image find_image(const Device& device, const ImageRequest& request) {
     ++settings().cached;
     return {image, "cached"};
   }
-  if (callback != nullptr) return compiled_image(device, request, callback);
+  image = embedded_ptx(device, request);
+  if (callback != nullptr) {
+    try {
+      return compiled_image(device, request, callback);
+    } catch (const Error&) {
+      if (image.empty()) throw;  // else the driver does it, of a GPU perhaps that the compiler does not know yet
+    }
+  }
+  if (!image.empty()) {
+    ++settings().ptx;
+    return {image, "embedded PTX", true};
+  }
   const std::string plain = "sm_" + std::to_string(device.capability());
   throw Error("no kernel for " + device.gpu.name + " (" + plain + "): the node embeds none, the cache " +
               (cache_folder().empty() ? "is off" : "'" + visible(cache_folder()) + "' " + (reason.empty() ? "has none" :

@@ -48,20 +48,22 @@ std::string cache_folder();
 std::string compiler_name();
 void set_compile_callback(CompileCallback callback);
 
-// How often each source gave an image, for statistics.
+// How often each source gave an image, for statistics; `ptx`: embedded PTX, which the driver compiled.
 struct ImageCounts {
-  uint64_t embedded, cached, compiled;
+  uint64_t embedded, cached, compiled, ptx;
 };
 ImageCounts image_counts();
 
 struct Image {
   std::string bytes;
-  const char* origin;  // "embedded", "cached" or "compiled"
+  const char* origin;  // "embedded", "cached", "compiled" or "embedded PTX"
+  bool ptx = false;    // whether the driver has to compile it
 };
 
-// An image that runs on the device: embedded, cached or compiled, in this order; while kernels are dumped
-// (ONNXFUSE_DUMP) the compiler is asked first, since only what it makes then has line information.  Throws Error where
-// none can be had.
+// An image that runs on the device: machine code that is embedded, cached or compiled, in this order, and else PTX that
+// is embedded for an earlier architecture, which the driver compiles: code for this very GPU is no worse, and a driver
+// may be older than the compiler that wrote the PTX.  While kernels are dumped (ONNXFUSE_DUMP) the compiler is asked
+// first, since only what it makes then has line information.  Throws Error where none can be had.
 Image find_image(const Device& device, const ImageRequest& request);
 
 }  // namespace onnxfuse

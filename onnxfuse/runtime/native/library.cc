@@ -179,15 +179,15 @@ ONNXFUSE_EXPORT size_t onnxfuse_devices(char* out, size_t size) {
 // Whether runs are counted per node and variant; off at first.
 ONNXFUSE_EXPORT void onnxfuse_set_recording(int on) { set_recording(on != 0); }
 
-// {"images": {"embedded", "cached", "compiled"}, "kernels": [{"node", "op", "region", "variants", "runs"}]} of the
-// live sessions.
+// {"images": {"embedded", "cached", "compiled", "ptx"}, "kernels": [{"node", "op", "region", "variants", "runs"}]} of
+// the live sessions.
 ONNXFUSE_EXPORT size_t onnxfuse_statistics(char* out, size_t size) {
   return give_checked(
       [] {
         const ImageCounts counts = image_counts();
         return "{\"images\":{\"embedded\":" + std::to_string(counts.embedded) +
                ",\"cached\":" + std::to_string(counts.cached) + ",\"compiled\":" + std::to_string(counts.compiled) +
-               "},\"kernels\":" + live_kernels() + "}";
+               ",\"ptx\":" + std::to_string(counts.ptx) + "},\"kernels\":" + live_kernels() + "}";
       },
       out, size);
 }
@@ -202,9 +202,14 @@ ONNXFUSE_EXPORT size_t onnxfuse_evaluate_plan(const char* plan, const char* situ
   return give_checked([&] { return evaluate_plan(plan, situation); }, out, size);
 }
 
-// Why an image would not be given to the driver, "" where it would: see image_fault.  For tests.
+// Why machine code would not be given to the driver, "" where it would: see image_fault.  For tests.
 ONNXFUSE_EXPORT size_t onnxfuse_image_fault(const char* image, size_t length, char* out, size_t size) {
   return give_checked([&] { return image_fault({image, length}); }, out, size);
+}
+
+// The same of PTX: see ptx_fault.
+ONNXFUSE_EXPORT size_t onnxfuse_ptx_fault(const char* text, size_t length, char* out, size_t size) {
+  return give_checked([&] { return ptx_fault({text, length}); }, out, size);
 }
 
 // A JSON text as the library reads it, for tests.

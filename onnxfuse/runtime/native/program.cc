@@ -93,6 +93,18 @@ void check_gpu(const Plan& plan, const Device& device) {
   }
 }
 
+std::shared_ptr<const LoadedModule> load(const Device& device, const Image& image) {
+  try {
+    return std::make_shared<LoadedModule>(device.driver, device.context, image.bytes);
+  } catch (const Error& error) {
+    if (!image.ptx) throw;
+    const std::string plain = "sm_" + std::to_string(device.capability());
+    throw Error("the node embeds no machine code for " + device.gpu.name + " (" + plain +
+                "), and the driver does not compile its PTX: " + error.what() +
+                "; install a newer driver, or write the model with 'onnxfuse optimize --embed " + plain + "'");
+  }
+}
+
 Plan read_plan(const std::string& text, const Device& device) {
   Plan plan = Plan::parse(text);
   plan.specialise(device.capability(), device.gpu.multiprocessors);
@@ -160,7 +172,7 @@ Program::Program(Device* on, const std::string& text, const std::string& source,
     module_ = device.find(key);
     if (module_ == nullptr) {
       const Image image = find_image(device, {source, plan.options, names, attribute});
-      module_ = device.keep(key, std::make_shared<LoadedModule>(driver, device.context, image.bytes));
+      module_ = device.keep(key, load(device, image));
       *origin = image.origin;
     }
   }
