@@ -1,4 +1,4 @@
-"""The C++ program of examples/cpp: built against ONNX Runtime's C++ headers, and run."""
+"""The C++ program of examples/cpp: built against ONNX Runtime's C++ headers, and run; the C# one is run alike."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """What the README and the pages of documentation say to type, run as it stands, in order, on an encoder.
 
 A block with a comment above it needs what the comment says and is run elsewhere: ``gpu`` by tests/gpu/check_docs.py,
-``headers`` by test_deploy_cpp.py, ``install`` and ``torch`` by test_tutorial.py; ``docker`` and ``production`` (a
-program that serves under load) by nobody.  Of the rest a line is left out where its command needs a GPU, or installs.
+``headers`` by test_deploy_cpp.py, ``dotnet`` by test_deploy_csharp.py, ``install`` and ``torch`` by test_tutorial.py;
+``docker`` and ``production`` (a program that serves under load) by nobody.  Of the rest a line is left out where its
+command needs a GPU, or installs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cli_models import ROOT, encoder, run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "rules" / "README.md"]
 
-ELSEWHERE = {"headers", "install", "torch", "docker", "production"}
+ELSEWHERE = {"headers", "dotnet", "install", "torch", "docker", "production"}
 OWN_TESTS = {"tutorial.md", "integrations.md"}
 NOT_OURS = {"make", "pip"}
 GPU_COMMANDS = {"bench", "tune"}

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""The C++ program of examples/cpp and Python on a GPU: the same bits from one model with embedded kernels.
+"""The programs of examples/cpp and examples/csharp and Python on a GPU: the same bits from one model with embedded
+kernels.
 
     ONNXRUNTIME_ROOT=/path/to/onnxruntime-linux-x64-gpu python tests/gpu/check_deploy.py [--rehearse]
 
-The model is an encoder, in float32 and in float16, at two sizes.  The program's process may load no Python, no CuPy and
-no compiler, and its cache of kernels is empty.  Where PTX alone is embedded, which the driver compiles, its answers are
-compared within the tolerances of its types: Python compiles for the very GPU.  ``--rehearse`` runs both on the CPU.
-Exits with 1 where something is wrong, and with 0 where the program cannot be built, saying why.
+The model is an encoder, in float32 and in float16, at two sizes.  A program's process may load no Python, no CuPy and
+no compiler, and its cache of kernels is empty.  Where PTX alone is embedded, which the driver compiles, and in C#, whose
+package may hold another release of ONNX Runtime, answers are compared within the tolerances of their types.
+``--rehearse`` runs all on the CPU.  A program that cannot be built here is left out, saying why.  Exits with 1 where
+something is wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "gpu")]
 
 import cpp_program  # noqa: E402
+import csharp_program  # noqa: E402
 import numpy as np  # noqa: E402
 from cli_models import encoder  # noqa: E402
 
@@ -35,8 +38,9 @@ ALLOWED = {"float32": 1e-3, "float16": 1e-2}
 """How far an element may be off, as a share of the largest, where two compilers made the kernels."""
 
 
-def check(program: Path, dtype: str, kernels: bool, ptx: bool, folder: Path) -> list[str]:
+def check(program: Path, dtype: str, kernels: bool, ptx: bool, exact: bool) -> list[str]:
     """What is wrong with a type."""
+    folder = program.parent
     architecture = "compute_75" if ptx else gpus()[0].architecture if kernels else "sm_90"
     model = folder / f"{dtype}.onnx"
     result = onnxfuse.optimize(encoder(dtype=dtype), dims={"batch": 4, "sequence": 32}, embed=[architecture],
@@ -51,7 +55,7 @@ def check(program: Path, dtype: str, kernels: bool, ptx: bool, folder: Path) -> 
         (found,) = cpp_program.run(program, model, inputs, library_path() if kernels else None).values()
         if found.dtype != wanted.dtype or found.shape != wanted.shape:
             wrong.append(f"{shape}: another type or shape")
-        elif not (kernels and ptx) and found.tobytes() != wanted.tobytes():
+        elif exact and found.tobytes() != wanted.tobytes():
             wrong.append(f"{shape}: the bits differ")
         elif not (error := np.abs(found - wanted).max() / np.abs(wanted).max()) <= ALLOWED[dtype]:
             wrong.append(f"{shape}: off by {error:.1e} of the largest")
@@ -63,17 +67,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true", help="run on the CPU")
     kernels = not parser.parse_args().rehearse
-    if lacking := cpp_program.lacking():
-        print(f"not run: {lacking}")
-        return 0
     failed = 0
-    with TemporaryDirectory() as place:
-        os.environ["ONNXFUSE_CACHE_DIR"] = str(Path(place) / "cache")
-        program = cpp_program.build(Path(place))
-        for dtype, ptx in product(ALLOWED, (False, True)):
-            wrong = check(program, dtype, kernels, ptx, Path(place))
-            print(f"{dtype}, {'PTX' if ptx else 'machine code'}: {'; '.join(wrong) or 'the same'}")
-            failed += bool(wrong)
+    for language, made in (("C++", cpp_program), ("C#", csharp_program)):
+        if lacking := made.lacking():
+            print(f"{language}: not run: {lacking}")
+            continue
+        with TemporaryDirectory() as place:
+            os.environ["ONNXFUSE_CACHE_DIR"] = str(Path(place) / "cache")
+            program = (csharp_program.build(Path(place), csharp_program.GPU_PACKAGE if kernels else
+                                            csharp_program.CPU_PACKAGE)
+                       if made is csharp_program else cpp_program.build(Path(place)))
+            for dtype, ptx in product(ALLOWED, (False, True)):
+                wrong = check(program, dtype, kernels, ptx, made is cpp_program and not (kernels and ptx))
+                print(f"{language}, {dtype}, {'PTX' if ptx else 'machine code'}: {'; '.join(wrong) or 'the same'}")
+                failed += bool(wrong)
     return min(failed, 1)
 
 
