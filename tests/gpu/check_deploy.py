@@ -5,8 +5,8 @@ kernels.
     ONNXRUNTIME_ROOT=/path/to/onnxruntime-linux-x64-gpu python tests/gpu/check_deploy.py [--rehearse]
 
 The model is an encoder, in float32 and in float16, at two sizes.  A program's process may load no Python, no CuPy and
-no compiler, and its cache of kernels is empty.  Where PTX alone is embedded, which the driver compiles, and in C#, whose
-package may hold another release of ONNX Runtime, answers are compared within the tolerances of their types.
+no compiler, and its cache of kernels is empty.  In C#, where the package may hold another release of ONNX Runtime, and
+where PTX alone is embedded, which the driver compiles, answers are compared within the tolerances of their types.
 ``--rehearse`` runs all on the CPU.  A program that cannot be built here is left out, saying why.  Exits with 1 where
 something is wrong.
 """
