@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # Each processor has tests of its own: numpy's threads would only wait for one another, and burn time as they do.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Kernels compiled for the CPU stay from one run to the next, whatever folders tests have the rest kept in.
+os.environ.setdefault("ONNXFUSE_EMULATOR_CACHE", f"{tempfile.gettempdir()}/onnxfuse-emulator-{os.getuid()}")
 
 # The same examples every time; the search for what a failure has in common (Phase.explain) costs more than it tells.
 settings.register_profile(

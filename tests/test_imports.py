@@ -56,8 +56,10 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": {"operators", "graph", "provider", "rules", "planning", "lowering", "rewriting", "runtime",
                   "optimised", "pipeline", "measuring", "tuning"},
     "locking": {"graph", "operators", "optimised", "planning", "provider", "reporting", "rules", "verifying"},
+    "emulator": {"lowering", "runtime", "schedules"},
     "checking": {
-        "operators", "provider", "graph", "rules", "planning", "rewriting", "measuring", "verifying", "pipeline",
+        "operators", "provider", "graph", "rules", "planning", "lowering", "rewriting", "measuring", "verifying",
+        "pipeline", "runtime", "compiling", "emulator",
     },
     "result": {"locking", "optimised", "reporting", "rewriting"},
     "api": {"comparing", "given", "graph", "locking", "measuring", "planning", "rewriting", "measurements", "optimised",

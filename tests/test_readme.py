@@ -105,7 +105,7 @@ def test_folders_are_listed_in_the_order_of_the_data() -> None:
     stages = [folder for folder in folders if (ROOT / "onnxfuse" / folder).is_dir()]
     assert stages == ["graph", "ir", "operators", "provider", "folding", "rules", "planning", "lowering", "schedules",
                       "rewriting", "verifying", "reporting", "locking", "runtime", "measuring", "tuning", "debugging",
-                      "checking", "doctor", "cli"]
+                      "emulator", "checking", "doctor", "cli"]
 
 
 WAYS = {"A new operator": 3, "A rule for a new activation": 3, "A value that is computed again": 3,

@@ -77,6 +77,15 @@ def test_a_source_archive_has_all_that_is_in_the_repository(made: Made) -> None:
     assert missing <= {".gitignore"}
 
 
+def test_a_wheel_has_all_that_the_package_reads(made: Made) -> None:
+    package = ROOT / "onnxfuse"
+    with zipfile.ZipFile(made.wheel) as wheel:
+        held = set(wheel.namelist())
+    wanted = {path.relative_to(ROOT).as_posix() for path in package.rglob("*")
+              if path.is_file() and path.suffix != ".pyc" and path.parent.name != "native"}
+    assert wanted - held == set() and any("emulator/shim/cuda/" in name for name in wanted)
+
+
 def test_a_wheel_is_for_every_python_and_an_old_glibc(made: Made) -> None:
     match = re.fullmatch(r"onnxfuse-[\d.]+-py3-none-manylinux_(\d+)_(\d+)_x86_64\.whl", made.wheel.name)
     assert match is not None, made.wheel.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.checking.compute import MEMORY, SECONDS, CannotRun, compare, example_inputs
+from onnxfuse.checking.kernels import KernelChecks, Tried
 from onnxfuse.checking.reading import read_all
 from onnxfuse.checking.views import check_view
 from onnxfuse.errors import OnnxfuseError
@@ -35,6 +36,7 @@ from onnxfuse.rules import (
     Example,
     ExampleOutcome,
     FuseRule,
+    GrowRule,
     Rule,
     RuleSet,
     RuntimeRule,
@@ -46,6 +48,10 @@ from onnxfuse.rules import (
 )
 from onnxfuse.verifying.bounds import Bounds
 
+NO_EXAMPLE = "nothing was tried: the rule has no example"
+RUNTIME = "nothing was computed: ONNX Runtime itself fuses what the rule describes"
+WRITTEN = "no kernel was run: onnxfuse writes it, and verifies it in every model that it fuses"
+
 
 @dataclass
 class Checked:
@@ -55,12 +61,16 @@ class Checked:
         rules: those of the files that were asked for, in order.
         outcomes: of every example of theirs.
         computed: places of the examples whose fused model was computed and equals the original.
+        kernels: by id of a rule with a kernel of its own, "right" (it was run, and was), "wrong" or "not run".
+        unrun: what was not done, and why, each with the ids of the rules that it is said of.
         warnings: of the rule files.
     """
 
     rules: tuple[Rule, ...]
     outcomes: list[ExampleOutcome]
     computed: frozenset[tuple[str, str]]
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    unrun: tuple[tuple[str, tuple[str, ...]], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -83,18 +93,48 @@ def check_rules(paths: Iterable[Path]) -> Checked:
     wanted_schedules(rules)
     computer = Computer(rules)
     outcomes = check_examples(rules, [rule.id for rule in asked.all], computer)
-    return Checked(asked.all, outcomes, frozenset(computer.computed), asked.warnings)
+    return Checked(asked.all, outcomes, frozenset(computer.computed), _kernels(asked.all, computer.kernels),
+                   _unrun(asked.all, computer), asked.warnings)
+
+
+def _kernels(rules: Sequence[Rule], checks: KernelChecks) -> dict[str, str]:
+    """What became of the kernels that rules bring."""
+    return {rule.id: "wrong" if rule.id in checks.failed else "right" if rule.id in checks.passed else "not run"
+            for rule in rules if _has_kernel(rule)}
+
+
+def _has_kernel(rule: Rule) -> bool:
+    return isinstance(rule, FuseRule) and rule.kernel is not None
+
+
+def _unrun(rules: Sequence[Rule], computer: Computer) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What was not done of each rule, by the reason, in the rules' order."""
+    found: dict[str, list[str]] = {}
+    for rule in rules:
+        reasons = [*computer.unrun.get(rule.id, ()), *computer.kernels.unrun.get(rule.id, ())]
+        if not rule.examples:
+            reasons.append(NO_EXAMPLE)
+        elif isinstance(rule, RuntimeRule):
+            reasons.append(RUNTIME)
+        elif isinstance(rule, FuseRule | GrowRule) and not _has_kernel(rule):
+            reasons.append(WRITTEN)
+        for reason in reasons:
+            found.setdefault(reason, []).append(rule.id)
+    return tuple((reason, tuple(ids)) for reason, ids in found.items())
 
 
 @dataclass
 class Computer:
     """Computes examples; a callback of ``rules.check_examples``.
 
-    ``computed`` gathers the rule and the name of every example that was fused and equals the original.
+    ``computed`` gathers the rule and the name of every example that was fused and equals the original, ``unrun`` why
+    others were not computed, by their rule.
     """
 
     rules: RuleSet
     computed: set[tuple[str, str]] = field(default_factory=set)
+    unrun: dict[str, list[str]] = field(default_factory=dict)
+    kernels: KernelChecks = field(default_factory=KernelChecks)
 
     def __call__(self, model: onnx.ModelProto, rule: Rule, example: Example) -> str | None:
         """A sentence where the example computes something else than before, or cannot be fused; else None."""
@@ -104,6 +144,7 @@ class Computer:
             fault, computed = self._compute(model, graph, rule, example, example_inputs(graph, example))
         except CannotRun as error:
             if error.missing:
+                self._leave(rule, example, f"ONNX Runtime's CPU provider does not run it: {error.reason}")
                 return None
             return f"ONNX Runtime cannot run the example; give it dims or inputs that suit it: {error.reason}"
         except OnnxfuseError as error:
@@ -118,7 +159,10 @@ class Computer:
         if isinstance(rule, RuntimeRule):
             return None, False
         if isinstance(rule, CanonicalRule):
-            return check_view(model, canonicalise(graph, self.rules.canonical), rule.id, inputs)
+            told = check_view(model, canonicalise(graph, self.rules.canonical), rule.id, inputs)
+            if told == (None, False):
+                self._leave(rule, example, "ONNX Runtime's CPU provider does not run what it becomes")
+            return told
         fusions = self._fusions(graph, rule, example)
         if isinstance(fusions, Refusal):
             return f"It matches, and there is no kernel for it ({fusions.code}: {fusions.message}).", False
@@ -126,7 +170,14 @@ class Computer:
             return None, False
         fused = rewrite(model, graph, [region_of(fusion) for fusion in fusions]).model
         onnx.checker.check_model(fused)
-        return compare(model, fused, inputs), True
+        wrong = compare(model, fused, inputs)
+        if wrong is None and _has_kernel(rule):
+            tried = Tried(model, graph, bind(graph, example.dims), inputs)
+            wrong = self.kernels.fault(rule.id, tried, fused)
+        return wrong, True
+
+    def _leave(self, rule: Rule, example: Example, why: str) -> None:
+        self.unrun.setdefault(rule.id, []).append(f"the example {example.name!r} was not computed: {why}")
 
     def _fusions(self, graph: Graph, rule: Rule, example: Example) -> list[Region] | Refusal:
         """What the rule fuses in the example, whether or not that gains anything; for other kinds of rules, what the

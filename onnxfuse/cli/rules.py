@@ -20,6 +20,10 @@ more_rules = click.option("--rules", "paths", type=FILE, multiple=True, metavar=
                           help="Rule file, or folder of them, beside the shipped ones; may repeat.")
 
 
+NAMES = 5
+"""Ids that stand in one line."""
+
+
 @click.group(short_help="List, show and check rules.")
 def rules() -> None:
     """List, show and check rules."""
@@ -70,9 +74,11 @@ def check(paths: tuple[Path, ...], as_data: bool) -> None:
     """Validate rule files, or folders of them, and run their examples.
 
     An example that must match is also fused and computed on the CPU, and compared with the original, but for what
-    ONNX Runtime fuses by itself.  All files are read before one that is wrong ends it.  A rule's own kernel is not
-    compiled or run here; its name, its parameters and the limits of its launch are checked.  The exit code is 1 where
-    a file is wrong or an example does not go as it says.
+    ONNX Runtime fuses by itself.  A kernel of a rule's own is compiled for every GPU generation, and run beside the
+    nodes that it replaces: in an emulator where there is g++, which also finds accesses out of bounds, and on the GPU
+    where there is one.  So check kernels of others only where you would run their programs.  What was not run is said,
+    and why.  All files are read before one that is wrong ends it.  The exit code is 1 where a file is wrong or an
+    example does not go as it says.
 
     \b
     Examples:
@@ -131,6 +137,8 @@ def _outcomes(checked: Checked) -> dict[str, object]:
             }
             for outcome in checked.outcomes
         ],
+        "kernels": dict(checked.kernels),
+        "not_run": [{"reason": reason, "rules": list(ids)} for reason, ids in checked.unrun],
         "failed": len(checked.failed),
     }
 
@@ -139,7 +147,9 @@ def _show_check(checked: Checked) -> None:
     from onnxfuse.reporting.text import count, escape, escape_lines, plain_table
 
     out = console()
-    table = plain_table("rule", "kind", "matched", "refused", "computed", "failed", left=(0, 1), drop=(1,))
+    with_kernel = ["kernel"] if checked.kernels else []
+    table = plain_table("rule", "kind", "matched", "refused", "computed", *with_kernel, "failed",
+                        left=(0, 1), drop=(1,))
     for rule in checked.rules:
         own = [outcome for outcome in checked.outcomes if outcome.rule.id == rule.id]
         good = [outcome for outcome in own if outcome.fault is None]
@@ -148,6 +158,7 @@ def _show_check(checked: Checked) -> None:
             str(sum(outcome.example.refused is None for outcome in good)),
             str(sum(outcome.example.refused is not None for outcome in good)),
             str(sum(name == rule.id for name, _ in checked.computed)),
+            *([checked.kernels.get(rule.id, "")] if with_kernel else []),
             f"[red]{len(own) - len(good)}[/]" if len(own) > len(good) else "0",
         )
     out.print(table)
@@ -156,5 +167,10 @@ def _show_check(checked: Checked) -> None:
     for outcome in checked.failed:
         out.print(f"\n[red]failed:[/] {escape(outcome.rule.id)}, example {escape(repr(outcome.example.name))}")
         out.print(escape_lines(f"{outcome.fault}\n{outcome.example.place}"))
+    if checked.unrun:
+        out.print("\nnot run:")
+    for reason, ids in checked.unrun:
+        more = f" and {len(ids) - NAMES} more" if len(ids) > NAMES else ""
+        out.print(escape_lines(f"  {', '.join(ids[:NAMES])}{more}: {reason}"))
     out.print(f"\n{count(len(checked.rules), 'rule')}, {count(len(checked.outcomes), 'example')}, "
               f"{len(checked.failed)} failed")

@@ -1,24 +1,49 @@
-"""Runs the text of CUDA kernels on the CPU, for tests: a thread is a fibre, and barriers and warp operations are
-where fibres meet.
+"""The library's emulator, and what tests alone ask of it."""
 
-What it finds: wrong results; missing barriers (run with several orders); barriers and warp operations that not all
-threads reach; reads and writes out of bounds; writes to inputs; misaligned vector accesses; shared memory and outputs
-that are not initialised; tiles that nobody waited for, and arrivals that never come; casts of floats that an integer
-cannot hold; arguments that do not fit their parameters; launches past a GPU's limits; endless loops.
+from __future__ import annotations
 
-How it differs from a GPU: fused multiply-adds are two roundings unless written as ``fmaf``; approximate intrinsics
-are exact; subnormals are kept; blocks, or clusters of them, run one after the other. PTX does not compile, so headers
-keep a plain twin behind ``ONNXFUSE_EMULATOR``. Kernels are found by ``extern "C" __global__`` in the text itself, not
-in what a macro makes.
-"""
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from .errors import EmulatorError
-from .machine import Argument, Emulator, Order
-from .memory import Buffer
-from .plan import element_type, run_plan, variants_that_hold
-from .toolchain import prepare
+from onnxfuse.emulator import Argument, Buffer, Emulator, EmulatorError, Order, element_type, run_plan
+from onnxfuse.emulator.kernel_text import for_host
+from onnxfuse.emulator.memory import Array
+from onnxfuse.emulator.plan import Hosts, holds, situate
+from onnxfuse.emulator.toolchain import build, parts
+from onnxfuse.lowering.launch import LaunchPlan
 
 __all__ = [
     "Argument", "Buffer", "Emulator", "EmulatorError", "Order", "element_type", "prepare", "run_plan",
     "variants_that_hold",
 ]
+
+
+def variants_that_hold(
+    plan: LaunchPlan,
+    inputs: Sequence[Array],
+    hosts: Hosts = (),
+    sm: int = 90,
+    misalign: Mapping[int, int] | None = None,
+) -> list[str]:
+    """Names of the variants whose guards hold for these inputs, in the plan's order; arguments as ``run_plan``'s.
+
+    Raises:
+        EmulatorError: a check of the plan does not hold.
+    """
+    situation, _ = situate(plan, inputs, hosts, sm, misalign or {})
+    return [variant.name for variant in plan.variants if holds(variant, situation)]
+
+
+def prepare(sources: Iterable[str], includes: Sequence[Path] = (), workers: int = 2) -> None:
+    """Compile distinct texts, ``workers`` at a time, so that later emulators find them.
+
+    Raises:
+        EmulatorError: one does not compile.
+    """
+    distinct = [*dict.fromkeys(sources)]
+    for source in distinct:
+        parts(for_host(source).text)  # The headers, which threads would each precompile.
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(lambda source: build(source, includes), distinct):
+            pass

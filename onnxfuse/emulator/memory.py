@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import EmulatorError
-from .toolchain import runtime
+from onnxfuse.emulator.errors import EmulatorError
+from onnxfuse.emulator.toolchain import runtime
 
 Array = NDArray[Any]
 

@@ -13,13 +13,12 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from onnxfuse.emulator.errors import EmulatorError
+from onnxfuse.emulator.machine import Argument, Emulator, Order
+from onnxfuse.emulator.memory import CANARY, Array, Buffer, Placement
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.lowering.tensor_map import TYPES, TensorMap
-
-from .errors import EmulatorError
-from .machine import Argument, Emulator, Order
-from .memory import CANARY, Array, Buffer, Placement
 
 Hosts = Sequence["Sequence[int] | Array | None"]
 
@@ -31,22 +30,6 @@ def element_type(dtype: int) -> np.dtype[Any]:
     """The NumPy type of a ``TensorProto.DataType``; ``ml_dtypes.bfloat16`` for bfloat16."""
     kind: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
     return np.dtype(ml_dtypes.bfloat16) if dtype == TensorProto.BFLOAT16 else kind
-
-
-def variants_that_hold(
-    plan: LaunchPlan,
-    inputs: Sequence[Array],
-    hosts: Hosts = (),
-    sm: int = 90,
-    misalign: Mapping[int, int] | None = None,
-) -> list[str]:
-    """Names of the variants whose guards hold for these inputs, in the plan's order; arguments as ``run_plan``'s.
-
-    Raises:
-        EmulatorError: a check of the plan does not hold.
-    """
-    situation, _ = _situate(plan, inputs, hosts, sm, misalign or {})
-    return [variant.name for variant in plan.variants if _holds(variant, situation)]
 
 
 def run_plan(
@@ -79,7 +62,7 @@ def run_plan(
             went wrong, or an element of an output was left unwritten.
     """
     misalign = misalign or {}
-    situation, shapes = _situate(plan, inputs, hosts, sm, misalign)
+    situation, shapes = situate(plan, inputs, hosts, sm, misalign)
     situation.multiprocessors = multiprocessors
     chosen = _choose(plan, situation, variant)
     emulator = Emulator(source, includes)
@@ -98,7 +81,7 @@ def run_plan(
     return outputs
 
 
-def _situate(
+def situate(
     plan: LaunchPlan, inputs: Sequence[Array], hosts: Hosts, sm: int, misalign: Mapping[int, int]
 ) -> tuple[Situation, list[tuple[int, ...]]]:
     """What the plan's atoms mean, and the outputs' shapes."""
@@ -129,14 +112,14 @@ def _placement(array: Array, elements: int) -> Placement:
     return Placement(array.nbytes, elements * array.itemsize)
 
 
-def _holds(variant: Variant, situation: Situation) -> bool:
+def holds(variant: Variant, situation: Situation) -> bool:
     return all(situation.evaluate(guard) for guard in variant.guards)
 
 
 def _choose(plan: LaunchPlan, situation: Situation, wanted: str | int | None) -> Variant:
     if wanted is None:
         for variant in plan.variants:
-            if _holds(variant, situation):
+            if holds(variant, situation):
                 return variant
         raise EmulatorError(f"region {plan.region}: no variant's guards hold")
     named = [v for number, v in enumerate(plan.variants) if wanted in (v.name, number)]

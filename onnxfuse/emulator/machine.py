@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import EmulatorError
-from .memory import Buffer
-from .toolchain import build, runtime
+from onnxfuse.emulator.errors import EmulatorError
+from onnxfuse.emulator.memory import Buffer
+from onnxfuse.emulator.toolchain import build, runtime
 
 Order = Literal["forward", "backward"] | int
 """In which order threads and blocks take turns: by number, from the last, or shuffled by a seed."""

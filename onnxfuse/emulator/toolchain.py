@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from onnxfuse.emulator.errors import EmulatorError
+from onnxfuse.emulator.kernel_text import HostText, for_host
+from onnxfuse.runtime.cache import default_folder, distrusted
 from onnxfuse.schedules.source import header as generated_header
-
-from .errors import EmulatorError
-from .kernel_text import HostText, for_host
 
 HERE = Path(__file__).parent
 COMPILER = os.environ.get("CXX", "g++")
@@ -36,25 +37,46 @@ if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
 
 
 @lru_cache(maxsize=1)
+def compiler_version() -> str:
+    """What the host compiler says of itself.
+
+    Raises:
+        EmulatorError: there is none.
+    """
+    try:
+        return subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise EmulatorError(f"a host C++ compiler is needed, and '{COMPILER}' does not run") from error
+
+
+@lru_cache(maxsize=1)
 def cache_folder() -> Path:
-    """The folder for what this compiler makes of this version of the emulator, wherever that one lies;
-    ``ONNXFUSE_EMULATOR_CACHE`` names its parent, by default one of the user's in the system's temporary folder.
+    """The folder for what this compiler makes of this version of the emulator, wherever that one lies.
+
+    ``ONNXFUSE_EMULATOR_CACHE`` names its parent, by default ``emulator`` in the folder of compiled kernels.  What lies
+    there is loaded as code: where others may write to it, or nothing can be written, this process has a folder of its
+    own.
 
     Raises:
         EmulatorError: there is no host compiler.
     """
-    try:
-        version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise EmulatorError(f"the emulator needs a host C++ compiler: {error}") from error
+    version = compiler_version()
     digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_RUNTIME_FLAGS}".encode())
     for file in sorted([*HERE.glob("shim/**/*"), *HERE.glob("*.cc"), *HERE.glob("*.h")]):
         if file.is_file():
             digest.update(f"{file.relative_to(HERE)} ".encode() + file.read_bytes())
-    parent = os.environ.get("ONNXFUSE_EMULATOR_CACHE") or f"{tempfile.gettempdir()}/onnxfuse-emulator-{os.getuid()}"
-    folder = Path(parent) / digest.hexdigest()[:16]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+    named, kernels = os.environ.get("ONNXFUSE_EMULATOR_CACHE"), default_folder()
+    parent = Path(named) if named else None if kernels is None else kernels / "emulator"
+    if parent is not None:
+        folder = parent / digest.hexdigest()[:16]
+        with suppress(OSError):
+            for each in (parent, folder):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not any(map(distrusted, (parent, folder))) and os.access(folder, os.W_OK):
+                return folder
+    own = tempfile.mkdtemp(prefix="onnxfuse-emulator-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)
 
 
 def _make(target: Path, command: Sequence[str], text: str | None = None) -> None:
@@ -97,7 +119,7 @@ def _header(common: str = "") -> Path:
     return header
 
 
-def _parts(text: str) -> tuple[Path, str]:
+def parts(text: str) -> tuple[Path, str]:
     """The header to compile a text after, and what is left of the text: where it begins as generated ones do, that is
     read once for all of them."""
     common = f'#line 1 "kernel"\n{generated_header()}'
@@ -140,20 +162,6 @@ def build(source: str, includes: Sequence[Path] = ()) -> tuple[Path, HostText]:
         folders = [f"-I{folder}" for folder in (_shim(), *includes)]
         # Without the default libraries, so that the checks' handlers are the runtime's own.
         link = ["-shared", "-nostdlib", "-Wl,-Bsymbolic"]
-        header, text = _parts(host.text)
+        header, text = parts(host.text)
         _make(library, [COMPILER, *_KERNEL_FLAGS, "-include", str(header), *folders, *link], text)
     return library, host
-
-
-def prepare(sources: Iterable[str], includes: Sequence[Path] = (), workers: int = 2) -> None:
-    """Compile distinct texts, ``workers`` at a time, so that later emulators find them.
-
-    Raises:
-        EmulatorError: one does not compile.
-    """
-    distinct = [*dict.fromkeys(sources)]
-    for source in distinct:
-        _parts(for_host(source).text)  # The headers, which threads would each precompile.
-    with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda source: build(source, includes), distinct):
-            pass

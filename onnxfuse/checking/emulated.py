@@ -1,0 +1,58 @@
+"""A kernel runner without a GPU: launch plans in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from onnxfuse.emulator import EmulatorError, run_plan
+from onnxfuse.errors import KernelError
+from onnxfuse.lowering.launch import HOST_INPUTS, LaunchPlan
+from onnxfuse.rewriting import FusedNode
+from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.runner import holding_variants, tensors
+
+Array = NDArray[Any]
+
+MULTIPROCESSORS = 132
+"""Of the GPU that launch plans see: an H100's."""
+
+
+class EmulatedRunner:
+    """Runs kernel text on the CPU: a ``verifying.runner.KernelRunner``.
+
+    Args:
+        sm: the compute capability that launch plans see, as 90.
+    """
+
+    name = "the CPU emulator"
+    providers: Sequence[Any] = CPU
+
+    def __init__(self, sm: int = 90) -> None:
+        self.sm = sm
+
+    def alive(self) -> bool:
+        """See ``KernelRunner``; a launch that went wrong leaves nothing behind."""
+        return True
+
+    def prepare(self, model: onnx.ModelProto) -> None:
+        """See ``KernelRunner``; texts are compiled when they are first run."""
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        """See ``KernelRunner``."""
+        hosts = [feeds.get(f"h{place}") for place in range(HOST_INPUTS)]
+        try:
+            return run_plan(node.plan, node.source, tensors(feeds), hosts, variant, self.sm)
+        except EmulatorError as error:
+            raise KernelError(str(error)) from error
+
+    def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
+        """See ``KernelRunner``: the CPU provider runs the original's nodes."""
+
+    def variants(self, plan: LaunchPlan, feeds: Mapping[str, Array]) -> list[int]:
+        """See ``KernelRunner``; all memory is aligned."""
+        return holding_variants(plan, feeds, self.sm, MULTIPROCESSORS)
