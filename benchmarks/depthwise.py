@@ -35,6 +35,7 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.candidates import makers_of
 from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.planning.identity import Identities
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.refusal import Refusal
 from onnxfuse.tuning import find_timer
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
@@ -158,7 +159,7 @@ def subject_of(plan: Optimised) -> Subject:
     Raises:
         click.ClickException: there is no kernel of it.
     """
-    maker = makers_of(plan.graph, plan.canonical.graph, plan.costs, plan.rules)[plan.graph.place]
+    maker = makers_of(plan.graph, plan.canonical.graph, plan.costs, plan.rules, KnownKernels())[plan.graph.place]
     region = maker.fusion([node for node in maker.view.nodes if node.op != "Constant"], "depthwise")
     if isinstance(region, Refusal):
         raise click.ClickException(region.message)

@@ -3,13 +3,14 @@
 The bias of a convolution or a product is a sum behind it wherever a region that the plan chooses takes that in; all
 others keep their own.  Which these are, planning tells: with all biases apart first, and again with those that found a
 place.  Then values around convolutions may lie channels-last: that form and its plan are taken if they are predicted
-to take less time.
+to take less time.  Only the kernels of the form that is taken are compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, Bias, Paired, paired, separable
@@ -18,10 +19,13 @@ from onnxfuse.graph.binding import Bound, bound, check_sizes
 from onnxfuse.graph.model import Node
 from onnxfuse.measurements import observing
 from onnxfuse.operators import infer
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import measured_cost
 from onnxfuse.planning.cost import STREAMING, CostModel
 from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
+from onnxfuse.planning.spills import Compiled
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
@@ -108,57 +112,134 @@ def _shared(costs: CostModel, names: Iterable[str]) -> CostModel:
     return CostModel(Ledger(ledger.graph, ledger.sizes, ledger.placement, observed), costs.profile, costs.groups)
 
 
-def with_biases_apart(
-    form: Form, forming: Forming, planned: Callable[[Form], Plan], least_gain: float
-) -> tuple[Form, Plan]:
-    """The form in which those biases are apart that fused nodes take in, and its plan.
+@dataclass(frozen=True)
+class Draft:
+    """A form's plan before the compiler is asked.
 
-    Args:
+    Attributes:
+        form: what is planned, in this context; plan: as ``passes.drafted`` made it.
+        told: why biases stay where they were.
+    """
+
+    form: Form
+    context: Context
+    plan: Plan
+    told: tuple[Refusal, ...] = ()
+
+    @cached_property
+    def uncompiled(self) -> Plan:
+        """The whole plan as it is with nothing compiled."""
+        return finished(self.plan, self.context)
+
+    def compiled(self, compiled: Compiled | None) -> Plan:
+        """The whole plan after what the compiler says, where it is asked."""
+        return self.uncompiled if compiled is None else finished(self.plan, self.context.compiling(compiled))
+
+    def seconds(self, plan: Plan) -> float:
+        """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured."""
+        every = (node for graph in self.form.graph.walk() for node in graph.nodes)
+        unfused, _ = self.form.costs.unfused(every)
+        costs = ((measured_cost(region) or region.cost) for region in plan.fusions)
+        return unfused - sum(cost.seconds_saved for cost in costs)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What makes drafts of a model's forms.
+
+    Attributes:
+        forming: makes the forms; context: of a form's plan.
         least_gain: predicted speed-up that a region must pass.
+        biases, layouts: whether biases may stand apart, and values lie otherwise; eager: take a layout also where it
+            is not predicted to take less time, to measure it.
     """
-    biases, told = separable(form.graph, form.costs.groups, forming.convolutions)
-    biases, idle = _wanted(form, biases, least_gain)
-    told += idle
-    for _ in range(MOST_PLANS if biases else 0):
-        tried = forming.apart(form, biases)
-        plan = planned(tried)
-        taken = {value.name for region in plan.fusions for node in region.nodes for value in node.outputs if value}
-        lost = biases.keys() - taken
-        if not lost:
-            return tried, replace(plan, refusals=(*plan.refusals, *told))
-        told += tuple(_kept(form.graph, tried.graph, [name for name in biases if name in lost], plan))
-        biases = {name: bias for name, bias in biases.items() if name in taken}
-        if not biases:
-            break
-    plan = planned(form)
-    return form, replace(plan, refusals=(*plan.refusals, *told))
+
+    forming: Forming
+    context: Callable[[Form], Context]
+    least_gain: float
+    biases: bool = True
+    layouts: bool = True
+    eager: bool = False
+
+    def chosen(self, form: Form, compiled: Compiled | None) -> tuple[Form, Plan]:
+        """The form of a model that is worth most, and its plan.  Where a bias finds no place any more once kernels are
+        compiled, that is decided anew without it.
+
+        Args:
+            form: the model as it stands; compiled: compiles kernels for the GPU to plan for.
+        """
+        kept: set[str] = set()
+        told: tuple[Refusal, ...] = ()
+        for _ in range(MOST_PLANS):
+            draft, plan = self._better(self.with_biases_apart(form, kept, told), compiled)
+            sums = separated_sums(draft.form.loaded.proto)
+            lost = sorted((sums & _results(draft.uncompiled)) - _results(plan))
+            if not lost:
+                break
+            kept.update(lost)
+            told += tuple(_kept(form.graph, draft.form.graph, lost, plan))
+        else:
+            draft, plan = self._better(self.draft(form, told), compiled)
+        return draft.form, replace(plan, refusals=(*plan.refusals, *draft.told))
+
+    def draft(self, form: Form, told: Iterable[Refusal] = ()) -> Draft:
+        """The draft of a form as it stands."""
+        context = self.context(form)
+        return Draft(form, context, drafted(context), tuple(told))
+
+    def with_biases_apart(self, form: Form, kept: Collection[str] = (), why: tuple[Refusal, ...] = ()) -> Draft:
+        """The form in which those biases are apart that fused nodes take in, but for some that are ``kept``, by what
+        their convolutions and products compute, and why."""
+        if not self.biases:
+            return self.draft(form)
+        biases, told = separable(form.graph, form.costs.groups, self.forming.convolutions)
+        biases, idle = _wanted(form, biases, self.least_gain)
+        biases = {name: bias for name, bias in biases.items() if name not in kept}
+        told += (*idle, *why)
+        for _ in range(MOST_PLANS if biases else 0):
+            tried = self.draft(self.forming.apart(form, biases), told)
+            taken = _results(tried.uncompiled)
+            lost = [name for name in biases if name not in taken]
+            if not lost:
+                return tried
+            told += tuple(_kept(form.graph, tried.form.graph, lost, tried.uncompiled))
+            biases = {name: bias for name, bias in biases.items() if name in taken}
+            if not biases:
+                break
+        return self.draft(form, told)
+
+    def _better(self, own: Draft, compiled: Compiled | None) -> tuple[Draft, Plan]:
+        """The form at hand, or that in which values lie channels-last between fused nodes where that is predicted to
+        take less time, with its whole plan.  The other one's kernels are compiled only where the compiler has the
+        prediction changed."""
+        drafts = [own, *self._laid_out(own)]
+        plans = [draft.uncompiled for draft in drafts]
+        done: set[int] = set()
+        while True:
+            best = int(len(drafts) > 1 and (
+                self.eager or drafts[1].seconds(plans[1]) < BETTER * drafts[0].seconds(plans[0])))
+            if best in done:
+                return drafts[best], plans[best]
+            plans[best] = drafts[best].compiled(compiled)
+            done.add(best)
+
+    def _laid_out(self, own: Draft) -> Iterator[Draft]:
+        """The form with values channels-last, where there is one."""
+        if self.layouts and _may_lie_otherwise(own.plan):
+            pairs = paired(own.form.graph, own.form.canonical.graph)
+            if pairs:
+                yield self.draft(self.forming.laid_out(own.form, pairs), own.told)
 
 
-def with_layouts(
-    form: Form, plan: Plan, forming: Forming, planned: Callable[[Form], Plan], *, eager: bool = False
-) -> tuple[Form, Plan]:
-    """The form in which values lie channels-last between fused nodes, and its plan, where that is predicted to take
-    less time than the form and the plan at hand; these elsewhere.
-
-    Args:
-        eager: take it also where it is not, to measure it.
-    """
-    pairs = paired(form.graph, form.canonical.graph)
-    if not pairs:
-        return form, plan
-    tried = forming.laid_out(form, pairs)
-    found = planned(tried)
-    if eager:
-        return tried, found
-    return (tried, found) if seconds(tried, found) < BETTER * seconds(form, plan) else (form, plan)
+def _may_lie_otherwise(plan: Plan) -> bool:
+    """Whether another layout of images may come to something: what gains by it are convolutions that are fused, which
+    are looked at only where something was measured."""
+    return any(node.op == "Conv" for region in plan.with_products for node in region.view)
 
 
-def seconds(form: Form, plan: Plan) -> float:
-    """What one run takes on the GPU: as predicted, but for regions that were measured."""
-    every = (node for graph in form.graph.walk() for node in graph.nodes)
-    unfused, _ = form.costs.unfused(every)
-    costs = ((measured_cost(region) or region.cost) for region in plan.fusions)
-    return unfused - sum(cost.seconds_saved for cost in costs)
+def _results(plan: Plan) -> set[str]:
+    """Names of what the nodes of a plan's regions compute."""
+    return {value.name for region in plan.fusions for node in region.nodes for value in node.outputs if value}
 
 
 def _wanted(form: Form, biases: Mapping[str, Bias], least_gain: float) -> tuple[dict[str, Bias], tuple[Refusal, ...]]:

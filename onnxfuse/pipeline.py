@@ -10,28 +10,28 @@ from typing import Any
 
 import onnx
 
-from onnxfuse.compiling import COMPILING, ReadBack, read_back
+from onnxfuse.compiling import COMPILING, read_back
 from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.folding import BIASES, LAYOUTS
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
-from onnxfuse.forms import Form, Forming, with_biases_apart, with_layouts
+from onnxfuse.forms import Drafting, Form, Forming
 from onnxfuse.graph import LoadedModel, from_proto, load_model
 from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.planning.admission import adds_biases_itself, prefers_channels_last
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
-from onnxfuse.planning.passes import planned
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.region import Region
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import FusedRegion, fold, is_optimised, rewrite
-from onnxfuse.rules import RuleSet, load_rules
+from onnxfuse.rules import load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying.bounds import SECONDS, Bounds
 
@@ -142,27 +142,16 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     folded = loaded if done or SHAPE_ARITHMETIC in rules.disabled else fold(loaded)
     forming = Forming(rules, profile, options.dims, options.run_profile, not options.keeps_biases)
     form = forming.form(folded)
-    more: list[str] = []
-    read, silence = (None, ()) if done or not options.compiles else read_back(profile, partial(tell, COMPILING))
-
-    def plan_of(form: Form) -> Plan:
-        plan, more[:] = _planned(form, rules, read, options)
-        return plan
-
     if done:
-        plan, more[:] = UNCHANGED
-    elif BIASES in rules.disabled:
-        plan = plan_of(form)
+        plan, more = UNCHANGED
     else:
-        form, plan = with_biases_apart(form, forming, plan_of, options.least_gain)
-    if not done and LAYOUTS not in rules.disabled and _may_lie_otherwise(plan, options):
-        form, plan = with_layouts(form, plan, forming, plan_of, eager=options.eager)
+        form, plan, more = _chosen(form, forming, options, tell)
     regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(form.loaded.proto, form.graph, regions)
     costs = form.costs
     optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs, plan,
-                          tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more, *silence),
+                          tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more),
                           objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed,
                           keeps_biases=options.keeps_biases)
     if not options.verify:
@@ -170,19 +159,23 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))
 
 
-def _may_lie_otherwise(plan: Plan, options: Options) -> bool:
-    """Whether another layout of images may come to something: what gains by it are convolutions that are fused, which
-    are looked at only where something was measured."""
-    if options.objective.channels_last:
-        return False  # ONNX Runtime lays them out itself
-    return any(node.op == "Conv" for region in plan.with_products for node in region.view)
+def _chosen(form: Form, forming: Forming, options: Options, tell: Tell) -> tuple[Form, Plan, tuple[str, ...]]:
+    """The form of a model that is rewritten, its plan, and what a user should know of it."""
+    rules, objective = forming.rules, options.objective
+    read, silence = read_back(forming.profile, partial(tell, COMPILING)) if options.compiles else (None, ())
+    kernels = KnownKernels()
+    with opened(options.database, forming.profile) as (found, notes):
 
+        def context(form: Form) -> Context:
+            known = Context(form.canonical.graph, rules, form.costs, objective, options.eager, kernels=kernels)
+            return known.knowing(found)
 
-def _planned(form: Form, rules: RuleSet, read: ReadBack | None, options: Options) -> tuple[Plan, tuple[str, ...]]:
-    """The plan for a form of the model, and what a user should know of it."""
-    with opened(options.database, form.costs.profile) as (found, notes):
-        context = Context(form.canonical.graph, rules, form.costs, options.objective, options.eager)
-        return planned(context.knowing(found, read)), notes
+        # With the objective's channels last, ONNX Runtime lays images out itself.
+        drafting = Drafting(
+            forming, context, options.least_gain, biases=BIASES not in rules.disabled,
+            layouts=LAYOUTS not in rules.disabled and not objective.channels_last, eager=options.eager)
+        form, plan = drafting.chosen(form, read)
+    return form, plan, (*notes, *silence)
 
 
 def load(source: str | Path | onnx.ModelProto | LoadedModel) -> LoadedModel:

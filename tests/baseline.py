@@ -1,6 +1,6 @@
 """What is planned and generated for many models, as text: two states of the code compared byte for byte.
 
-    python tests/baseline.py record FOLDER [--random 500] [--only zoo] [--jobs 2]
+    python tests/baseline.py record FOLDER [--random 500] [--only zoo] [--jobs 2] [--database FILE]
     python tests/baseline.py compare BEFORE AFTER [--plans]
 
 ``record`` plans the zoo's rows, the examples of every rule, models with bodies, quantised ones and random graphs, for
@@ -36,16 +36,26 @@ Make = Callable[[], Any]
 
 def zoo() -> Iterator[tuple[str, Make]]:
     """The zoo's rows, for a large GPU and for a small one."""
+    for target in ("H200", "T4"):
+        yield from rows(target, False)
+
+
+def rows(target: str, database: Any) -> Iterator[tuple[str, Make]]:
+    """The zoo's rows for one GPU."""
     from zoo import all_rows
     from zoo_models import FOLDER, hydrating
 
     from onnxfuse.pipeline import Options, optimise
 
     for row in all_rows():
-        for target in ("H200", "T4"):
-            yield f"{row.name.replace(':', '_')}-{target}", lambda row=row, target=target: optimise(
-                hydrating.hydrate(FOLDER / f"{row.model}.onnx.xz"),
-                Options(dims=row.dims, target=target, verify=False, database=False))
+        yield f"{row.name.replace(':', '_')}-{target}", lambda row=row: optimise(
+            hydrating.hydrate(FOLDER / f"{row.model}.onnx.xz"),
+            Options(dims=row.dims, target=target, verify=False, database=database))
+
+
+def measured() -> Iterator[tuple[str, Make]]:
+    """The zoo's rows as the database of measurements has them planned, where there is one."""
+    return rows("H200", None)
 
 
 def rules() -> Iterator[tuple[str, Make]]:
@@ -83,14 +93,14 @@ def others() -> Iterator[tuple[str, Make]]:
             model(), Options(dims={"batch": 8, "sequence": 128}, target="H200", verify=False, database=False))
 
 
-KINDS = ("zoo", "rules", "others", "random")
+KINDS = ("zoo", "measured", "rules", "others", "random")
 
 
 def subjects(kind: str, count: int) -> Iterator[tuple[str, Make]]:
     """Names of one kind's models, and what plans them."""
     if kind == "random":
         return random_graphs(30_000, count)
-    return {"zoo": zoo, "rules": rules, "others": others}[kind]()
+    return {"zoo": zoo, "measured": measured, "rules": rules, "others": others}[kind]()
 
 
 def described(made: Any) -> str:

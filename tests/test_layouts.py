@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fake_timer import RUNTIME, FakeTimer
 from kernel_harness import parse
 from onnx import numpy_helper
 
-from onnxfuse.errors import ModelError
+from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.folding import paired
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import load_graph
@@ -26,6 +27,7 @@ from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import lay_out, layout_record, unfuse
 from onnxfuse.rewriting.layouts import KEY, put_straight
 from onnxfuse.rules import canonicalise, load_rules
+from onnxfuse.schedules import Kernel
 from onnxfuse.tuning import Timed, TuneOptions, tune
 
 pytestmark = pytest.mark.xdist_group("layouts")  # one database
@@ -161,6 +163,39 @@ def test_it_is_right_everywhere(laid: Optimised, known: Path) -> None:
 
 def test_what_was_measured_slower_does_not(tmp_path: Path) -> None:
     assert layout_record(fuse(tuned(tmp_path / "measurements.sqlite", 60.0)).model) is None
+
+
+class Compiling:
+    """Stands in for the compiler: it takes those texts that ``takes`` does, and says nothing of them."""
+
+    architecture = "sm_90"
+
+    def __init__(self, takes: Callable[[Kernel], bool]) -> None:
+        self.takes, self.asked = takes, set[str]()
+
+    def figures(self, kernels: Sequence[Kernel]) -> list[KernelError | None]:
+        self.asked.update(kernel.source for kernel in kernels)
+        return [None if self.takes(kernel) else KernelError("it is not taken") for kernel in kernels]
+
+    def fuse(self, database: Path, monkeypatch: pytest.MonkeyPatch) -> Optimised:
+        monkeypatch.setattr("onnxfuse.pipeline.read_back", lambda *_: (self, ()))
+        return fuse(database, compile=True)
+
+
+def test_only_the_form_that_is_taken_is_compiled(laid: Optimised, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = Compiling(lambda kernel: True)
+    assert compiling.fuse(known, monkeypatch).model == laid.model
+    assert compiling.asked == {region.source for region in laid.regions}
+
+
+def test_what_does_not_compile_has_the_other_form_taken(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel that the laid out form alone has compiles; then none at all, and biases go back to where they were."""
+    plain = {region.source for region in fuse(known, disable=["layouts"]).regions}
+    found = Compiling(lambda kernel: kernel.source in plain).fuse(known, monkeypatch)
+    assert layout_record(found.model) is None and {region.source for region in found.regions} == plain
+    found = Compiling(lambda kernel: False).fuse(known, monkeypatch)
+    assert found.model == network()
+    assert [refusal.node for refusal in found.refusals if refusal.code == "bias"] == ["Conv -> c"]
 
 
 @pytest.mark.parametrize("options", [

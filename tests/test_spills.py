@@ -88,7 +88,7 @@ def context(optimised: Optimised, **options: object) -> Context:
 
 def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Region | None = None, **options: object
           ) -> Region | Refusal:
-    spills = context(optimised, **options).knowing(None, compiled).spills
+    spills = context(optimised, **options).compiling(compiled).spills
     assert spills is not None
     return spills.revision(fusion or only(optimised))
 
@@ -204,7 +204,7 @@ def test_a_join_that_spills_what_it_saves_comes_apart() -> None:
     apart = optimise(model, Options(verify=False, target="H200", database=False, **options))  # type: ignore[arg-type]
     together = joined(apart.plan, context(apart))
     assert len(together.fusions) < len(apart.plan.fusions)
-    said = {size: joined(apart.plan, context(apart).knowing(None, Said({"together": size})))
+    said = {size: joined(apart.plan, context(apart).compiling(Said({"together": size})))
             for size in (0, 30_000, 1_000_000)}
     assert len(said[0].fusions) == len(together.fusions)
     assert all(f.compiled is not None for f in said[0].fusions if f.kernel.schedule == "together")

@@ -12,12 +12,12 @@ from onnxfuse.graph.sizes import bytes_of, elements_of, shapes_of
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
-from onnxfuse.lowering.structure import structure
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import within_chip
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.grow import escaping, spread
+from onnxfuse.planning.known import KnownKernels, asked_for
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import plan_cost
@@ -43,6 +43,7 @@ class Maker:
         costs: of the model's graph.
         nearby: further sizes to make variants of kernels for.
         wanted: by the id of a rule the one schedule that makes kernels of its regions; all of them do for others.
+        kernels: those known already.
     """
 
     graph: Graph
@@ -50,7 +51,7 @@ class Maker:
     costs: CostModel
     nearby: tuple[Mapping[str, int], ...] = ()
     wanted: Mapping[str, str] = field(default_factory=dict)
-    _kernels: dict[Hashable, Kernel | None] = field(default_factory=dict, repr=False)
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
 
     def lowered(self, members: Collection[Node], outputs: Sequence[Value] | None = None) -> Lowered | Refusal:
         """Nodes of the canonical view as tensors, or why they cannot be.
@@ -102,10 +103,10 @@ class Maker:
         """The region with its kernel, or why no schedule has one: that of the first schedule whose kernel does not read
         too much element by element."""
         request = region.request(self.costs.ledger.sizes, nearby=self.nearby)
-        structured = structure(request.lowered)
+        known = asked_for(request)
         kernel: Kernel | None = None
         for schedule in self._schedules(region.rule):
-            made = self._kernel(schedule, request, structured)
+            made = self._kernel(schedule, request, known)
             if isinstance(made, Kernel):
                 kernel = made
                 if not self._is_scattered(kernel, region):
@@ -135,15 +136,15 @@ class Maker:
         made = asked(SCHEDULES[region.kernel.schedule], request)
         return made if isinstance(made, Kernel) else None
 
-    def _kernel(self, schedule: Schedule, request: Request, structured: Hashable) -> Kernel | Refusal | None:
+    def _kernel(self, schedule: Schedule, request: Request, known: Hashable) -> Kernel | Refusal | None:
         """What a schedule makes of a region; equal regions share it."""
-        key = structured, request.rule, schedule.name
-        if key not in self._kernels:
+        key = known, schedule.name
+        if key not in self.kernels.made:
             made = asked(schedule, request)
             if isinstance(made, Refusal):
                 return made
-            self._kernels[key] = made
-        return self._kernels[key]
+            self.kernels.made[key] = made
+        return self.kernels.made[key]
 
     def custom(self, match: Match) -> Region | Refusal:
         """The region of a match whose rule brings its own kernel."""
@@ -252,15 +253,16 @@ class Maker:
         return Region(originals, tensors, outputs, rule, tuple(members), hosts, inlined)
 
 
-def makers_of(graph: Graph, view: Graph, costs: CostModel, rules: RuleSet) -> dict[Place, Maker]:
-    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it.  They share kernels.
+def makers_of(
+    graph: Graph, view: Graph, costs: CostModel, rules: RuleSet, kernels: KnownKernels
+) -> dict[Place, Maker]:
+    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it.
 
     Raises:
         RuleError: a rule names a schedule that is not there.
     """
-    kernels: dict[Hashable, Kernel | None] = {}
     wanted = wanted_schedules(rules)
-    return {each.place: Maker(each, of_each, costs, wanted=wanted, _kernels=kernels)
+    return {each.place: Maker(each, of_each, costs, wanted=wanted, kernels=kernels)
             for each, of_each in zip(graph.walk(), view.walk(), strict=True)}
 
 

@@ -10,6 +10,7 @@ from onnxfuse.graph.model import Graph, Place
 from onnxfuse.planning.candidates import Maker, makers_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import Evidence, Measured
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.spills import Compiled, Spills
@@ -31,6 +32,7 @@ class Context:
         measured: what measurements make of a fusion, and runtime: microseconds that its nodes took; None where nothing
             was measured.
         spills: what the compiler makes of one; None where nothing is compiled.
+        kernels: those known already, which other forms of the model may share.
     """
 
     view: Graph
@@ -41,6 +43,7 @@ class Context:
     measured: Revision | None = None
     runtime: Callable[[Region], float | None] | None = None
     spills: Spills | None = None
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -50,16 +53,19 @@ class Context:
     @cached_property
     def makers(self) -> dict[Place, Maker]:
         """Makes the fusions of each graph, by place; equal regions of all of them share their kernels."""
-        return makers_of(self.graph, self.view, self.costs, self.rules)
+        return makers_of(self.graph, self.view, self.costs, self.rules, self.kernels)
 
-    def knowing(self, evidence: Evidence | None, compiled: Compiled | None) -> Context:
-        """The same with what was measured on the GPU, and what its compiler makes of kernels."""
+    def knowing(self, evidence: Evidence | None) -> Context:
+        """The same with what was measured on the GPU."""
         # A tuned choice holds near the planned sizes, and would be in the way of variants for others.
         choices = not self.objective.spread
-        known = None if evidence is None else Measured(self.costs, evidence, choices)
+        known = None if evidence is None else Measured(self.costs, evidence, self.kernels, choices)
         return replace(
             self,
             measured=None if known is None else known.revision,
             runtime=None if known is None else known.runtime,
-            spills=None if compiled is None else Spills(self.costs, self.objective, compiled),
         )
+
+    def compiling(self, compiled: Compiled | None) -> Context:
+        """The same with what the GPU's compiler makes of kernels."""
+        return replace(self, spills=None if compiled is None else Spills(self.costs, self.objective, compiled))

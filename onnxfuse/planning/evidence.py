@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Choice, Kernel, make_kernel
@@ -61,16 +62,17 @@ class Measured:
     """What measurements make of fusions.  Kernels of a user's own are not weighed.
 
     Attributes:
-        costs: of the model's graph.
+        costs: of the model's graph; kernels: those known already.
         choices: whether tuned schedules are taken over.
     """
 
     costs: CostModel
     evidence: Evidence
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
     choices: bool = True
 
     def __post_init__(self) -> None:
-        self.identities = Identities(self.costs.ledger.graph, self.costs.ledger.sizes)
+        self.identities = Identities(self.costs.ledger.graph, self.costs.ledger.sizes, self.kernels)
         self.known: dict[tuple[Identity, str, LaunchPlan], tuple[Kernel, Times | None]] = {}
 
     def revision(self, fusion: Region) -> Region | Refusal:

@@ -24,6 +24,7 @@ from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.lowering.arrangement import Arrangement
 from onnxfuse.lowering.lower import lower
 from onnxfuse.planning.admission import Facts
+from onnxfuse.planning.known import KnownKernels, asked_for
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
@@ -58,6 +59,7 @@ class Growth:
     facts: Mapping[Node, Facts]
     rules: RuleSet
     sizes: Mapping[str, int]
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
     refusals: list[Refusal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -199,10 +201,16 @@ class Growth:
         """Why nodes with rows, some of which move the innermost axis, have no kernel that reads well."""
         if members not in self._transposed:
             lowered = lower(sorted(members, key=lambda node: node.index), escaping(set(members)), self.graph)
-            self._transposed[members] = (
-                lowered if isinstance(lowered, Refusal) else refuses_transposing(Request(lowered, sizes=self.sizes))
-            )
+            self._transposed[members] = lowered if isinstance(lowered, Refusal) else self._refused(
+                Request(lowered, sizes=self.sizes))
         return self._transposed[members]
+
+    def _refused(self, request: Request) -> Refusal | None:
+        """Why a region that moves the innermost axis has no kernel that reads well; equal regions are asked once."""
+        key, known = asked_for(request), self.kernels.transposing
+        if key not in known:
+            known[key] = refuses_transposing(request)
+        return known[key]
 
     def _transposes(self, *nodes: Node) -> bool:
         return any(self.facts[node].transposes for node in nodes)

@@ -8,7 +8,7 @@ model, and models of one exporter, share what was measured.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from onnxfuse.graph.sizes import Sizes, shapes_of
 from onnxfuse.lowering.launch import Check
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.structure import structure
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Request, make_kernel
@@ -47,7 +48,7 @@ class Identities:
 
     graph: Graph
     sizes: Sizes
-    _kernels: dict[Hashable, str | None] = field(default_factory=dict, repr=False)
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
 
     def of(self, region: Region) -> Identity | None:
         """What a region with a schedule's kernel is; None for others, where a size is not known, or where it has no
@@ -56,9 +57,9 @@ class Identities:
             return None
         inputs, outputs = (shapes_of(values, self.sizes) for values in (region.tensors, region.outputs))
         key = structure(region.lowered), region.kernel.schedule
-        if key not in self._kernels:
-            self._kernels[key] = _kernel(region.lowered, region.kernel.schedule)
-        kernel = self._kernels[key]
+        if key not in self.kernels.digests:
+            self.kernels.digests[key] = _kernel(region.lowered, region.kernel.schedule)
+        kernel = self.kernels.digests[key]
         if inputs is None or outputs is None or kernel is None:
             return None
         return Identity(kernel, _nodes(region, self.graph), inputs, outputs)

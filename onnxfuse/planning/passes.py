@@ -6,6 +6,9 @@
     recomputed   values computed again where that costs less than to write and read them (``recompute``)
     compiled     kernels that spill run another way (``spills``)
     joined       independent regions in one launch (``horizontal``)
+
+Of the forms of a model that are weighed against one another, only the one that is taken is compiled: all that comes
+before is a ``drafted`` plan.
 """
 
 from __future__ import annotations
@@ -37,18 +40,25 @@ def compiled(plan: Plan, context: Context) -> Plan:
     return revised(plan, context.spills.revision)
 
 
-PASSES: tuple[tuple[str, Pass], ...] = (
-    ("search", searched), ("measurements", measured), ("masks", with_masks),
-    (RECOMPUTE, recomputed), ("spills", compiled),
-    (HORIZONTAL_JOINS, joined),
-)
+Passes = tuple[tuple[str, Pass], ...]
 """By the names under which ``--disable`` leaves a stage out, where it may."""
 
+DRAFTING: Passes = (("search", searched), ("measurements", measured), ("masks", with_masks), (RECOMPUTE, recomputed))
+FINISHING: Passes = (("spills", compiled), (HORIZONTAL_JOINS, joined))
 
-def planned(context: Context) -> Plan:
-    """The plan for a model."""
-    plan = Plan()
-    for name, each in PASSES:
+
+def drafted(context: Context) -> Plan:
+    """The plan for a model before the compiler is asked."""
+    return _passed(DRAFTING, Plan(), context)
+
+
+def finished(plan: Plan, context: Context) -> Plan:
+    """A drafted plan after what the compiler says, where it is asked, and with regions joined."""
+    return _passed(FINISHING, plan, context)
+
+
+def _passed(passes: Passes, plan: Plan, context: Context) -> Plan:
+    for name, each in passes:
         if name not in context.rules.disabled:
             plan = each(plan, context)
     return plan

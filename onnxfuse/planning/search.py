@@ -112,7 +112,7 @@ class _Search:
             for refusal, node in beside_convolutions(view, self.facts):
                 self.refusals.append(refusal)
                 del self.facts[node]
-        self.growth = Growth(view, self.facts, rules, ledger.sizes)
+        self.growth = Growth(view, self.facts, rules, ledger.sizes, maker.kernels)
         self.maker.nearby = tuple(costs.ledger.sizes for costs in nearby.values())
         known = ChainMap(self.facts, self.products)
         self.candidates = CandidatePool(self.maker, objective, known, rules, self.forbidden, nearby)
@@ -194,7 +194,7 @@ class _Search:
         """
         taken = frozenset().union(*fixed)
         rest = {node: facts for node, facts in self.facts.items() if node not in taken and node in self.growth.group}
-        growth = Growth(self.view, rest, self.rules, self.growth.sizes)
+        growth = Growth(self.view, rest, self.rules, self.growth.sizes, self.maker.kernels)
         for members in fixed:
             growth.contraction.contract(members)
         for node in rest:

@@ -230,7 +230,7 @@ def _verdicts(optimised: Optimised, found: Measurements) -> dict[int, str]:
     plan = optimised.plan
     plan = replace(plan, refusals=(), fusions=(*plan.fusions, *plan.with_products))
     context = Context(optimised.canonical.graph, optimised.rules, optimised.costs)
-    after = measured(plan, context.knowing(found, None))
+    after = measured(plan, context.knowing(found))
     reasons = {refusal.node: refusal.message for refusal in after.refusals}
     kept = {fusion.view for fusion in after.fusions}
     return {id(fusion): reasons[fusion.nodes[0].label] for fusion in plan.fusions if fusion.view not in kept}
