@@ -32,7 +32,6 @@ from onnxfuse.ir.scalars import FLOAT, INT8
 from onnxfuse.ir.tensors import Contract, Expand, Input, Permute, Tensor, Window, postorder
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.pull import Constant, Load, Puller, Scalar, Select
-from onnxfuse.lowering.structure import structure
 from onnxfuse.operators import OPERATORS, OperatorClass, flops_of, lowered, record
 from onnxfuse.operators.operands import operand
 from onnxfuse.operators.record import MICROSOFT, VIEW
@@ -129,7 +128,7 @@ def test_contractions_are_einstein_sums(drawn: tuple[str, str, str, Sizes], data
 def key(text: str) -> object:
     """What a region is apart from its operators' names."""
     lowered = region(text).lowered
-    return structure(replace(lowered, program=replace(lowered.program, operators=())))
+    return replace(lowered, program=replace(lowered.program, operators=())).structure
 
 
 PRODUCT = "g (float[M,8] x, float[8,N] w) => (float[M,N] y) { y = MatMul(x, w) }"

@@ -35,7 +35,6 @@ from onnxfuse.graph.sizes import shape_of
 from onnxfuse.ir.contractions import operations
 from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.lowering.lower import Lowered, lower
-from onnxfuse.lowering.structure import structure
 from onnxfuse.operators import OperatorClass, classify, flops_of
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.cost import CostModel
@@ -160,7 +159,7 @@ def test_every_product_has_a_meaning(model: ZooModel) -> None:
             {name: size.evaluate(row.dims) for name, size in lowered.binding.names.items()})
         bias = prod(shape_of(node.outputs[0], row.dims)) if len(node.inputs) > 2 else 0
         assert flops_of(node, row.dims) == counted + bias, node.label
-        distinct_ones.add(structure(lowered))
+        distinct_ones.add(lowered.structure)
     assert 0 < len(distinct_ones) < 0.7 * len(products)
 
 

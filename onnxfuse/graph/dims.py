@@ -177,22 +177,17 @@ def product(sizes: tuple[Dim, ...] | list[Dim]) -> Dim:
 class Dim:
     """A size: an integer, a symbol, or an expression over them.  Immutable and hashable."""
 
-    __slots__ = ("_hash", "_text", "terms")
+    __slots__ = ("_hash", "_text", "terms", "value")
 
-    def __init__(self, terms: Mapping[Monomial, int]) -> None:
-        ordered = terms.items() if len(terms) < 2 else sorted(terms.items(), key=_order)
-        self.terms: dict[Monomial, int] = {m: c for m, c in ordered if c}
+    def __init__(self, terms: Mapping[Monomial, int], *, ordered: bool = False) -> None:
+        """Where they are ``ordered``, terms are taken over as they are, none of them zero."""
+        if not ordered:
+            terms = {m: c for m, c in (terms.items() if len(terms) < 2 else sorted(terms.items(), key=_order)) if c}
+        self.terms: Mapping[Monomial, int] = terms
+        self.value: int | None = None if len(terms) > 1 else terms.get((), None if terms else 0)
+        """The integer that this size is, or None where it depends on a symbol."""
         self._hash: int | None = None
         self._text: str | None = None
-
-    @property
-    def value(self) -> int | None:
-        """The integer that this size is, or None where it depends on a symbol."""
-        if not self.terms:
-            return 0
-        if len(self.terms) == 1 and () in self.terms:
-            return self.terms[()]
-        return None
 
     @property
     def symbols(self) -> frozenset[str]:
@@ -212,13 +207,18 @@ class Dim:
             return self
         if not self.terms:
             return other
+        if other.value is not None:
+            return self._plus(other.value)
+        if self.value is not None:
+            return other._plus(self.value)
         terms = dict(self.terms)
         for monomial, factor in other.terms.items():
             terms[monomial] = terms.get(monomial, 0) + factor
         return Dim(terms)
 
     def __sub__(self, other: DimLike) -> Dim:
-        return self + dim(other) * -1
+        other = dim(other)
+        return self + -other if other.terms else self
 
     def __mul__(self, other: DimLike) -> Dim:
         """The product.
@@ -227,10 +227,10 @@ class Dim:
             SizeTooLargeError: it may have too many terms.
         """
         other = dim(other)
-        if other.value == 1:
-            return self
-        if self.value == 1:
-            return other
+        if other.value is not None:
+            return self._times(other.value)
+        if self.value is not None:
+            return other._times(self.value)
         if len(self.terms) * len(other.terms) > MOST_PRODUCTS:
             raise SizeTooLargeError(f"a product of sizes of {len(self.terms)} and {len(other.terms)} terms")
         terms: dict[Monomial, int] = {}
@@ -260,7 +260,19 @@ class Dim:
         return rest if not rest.terms else _apply("%", rest, other)
 
     def __neg__(self) -> Dim:
-        return self * -1
+        return self._times(-1)
+
+    def _plus(self, number: int) -> Dim:
+        """The size and a number, which is the last of the terms."""
+        terms = dict(self.terms)
+        number += terms.pop((), 0)
+        return Dim({**terms, (): number} if number else terms, ordered=True)
+
+    def _times(self, factor: int) -> Dim:
+        """A multiple, whose terms come in the same order."""
+        if factor == 1:
+            return self
+        return Dim({m: c * factor for m, c in self.terms.items()} if factor else {}, ordered=True)
 
     def _split(self, other: Dim) -> tuple[Dim, Dim]:
         """Sizes (q, r) with ``self == q * other + r``, as much of it in q as provably divides."""
@@ -298,30 +310,20 @@ class Dim:
             return None if rest.terms else quotient
         if not other.terms:
             return None
-        ((divisor, coefficient),) = other.terms.items()
-        terms: dict[Monomial, int] = {}
-        for monomial, factor in self.terms.items():
-            powers = dict(monomial)
-            if factor % coefficient:
-                return None
-            for atom, power in divisor:
-                if powers.get(atom, 0) < power:
-                    return None
-                powers[atom] -= power
-            terms[tuple((atom, power) for atom, power in powers.items() if power)] = factor // coefficient
-        return Dim(terms)
+        (divisor,) = other.terms.items()
+        terms = [_quotient(term, divisor) for term in self.terms.items()]
+        return None if None in terms else Dim(dict(terms))  # type: ignore[arg-type]
 
     def long_division(self, other: Dim) -> tuple[Dim, Dim]:
         """Polynomials (q, r) with ``self == q * other + r``, where no term of r is a multiple of the leading one of
         ``other``, or too many steps would have been needed; r may be negative."""
-        monomial, factor = next(iter(other.terms.items()))
-        lead, whole, rest = Dim({monomial: factor}), dim(0), self
+        lead, whole, rest = next(iter(other.terms.items())), dim(0), self
         for _ in range(4 * len(self.terms) + 4):
-            quotients = (Dim({m: c}).divide(lead) for m, c in rest.terms.items())
-            quotient = next((q for q in quotients if q is not None), None)
+            quotient = next((q for term in rest.terms.items() if (q := _quotient(term, lead)) is not None), None)
             if quotient is None:
                 break
-            whole, rest = whole + quotient, rest - quotient * other
+            part = Dim(dict([quotient]), ordered=True)
+            whole, rest = whole + part, rest - part * other
         return whole, rest
 
     def is_followed(self) -> bool:
@@ -420,6 +422,21 @@ _SYMBOLIC: dict[str, Callable[[Dim, Dim], Dim]] = {
     "max": maximum,
     "bcast": broadcast,
 }
+
+
+def _quotient(term: tuple[Monomial, int], divisor: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
+    """A term divided by another, where that leaves no remainder."""
+    (monomial, factor), (over, coefficient) = term, divisor
+    if factor % coefficient:
+        return None
+    if not over:
+        return monomial, factor // coefficient
+    powers = dict(monomial)
+    for atom, power in over:
+        if powers.get(atom, 0) < power:
+            return None
+        powers[atom] -= power
+    return tuple((atom, power) for atom, power in powers.items() if power), factor // coefficient
 
 
 def _non_negative(monomial: Monomial) -> bool:

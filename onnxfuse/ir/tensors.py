@@ -14,6 +14,7 @@ not fit raise a ValueError: a model may say that they do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Shape
@@ -292,6 +293,11 @@ class Program:
     inputs: tuple[Input, ...]
     outputs: tuple[Tensor, ...]
     operators: tuple[str, ...]
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that outputs are computed from and they themselves, operands first."""
+        return tuple(postorder(self.outputs))
 
 
 def operands(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -160,7 +160,7 @@ class IndexSpace:
             index = merged
 
     def _merge_once(self, index: Dim) -> Dim | None:
-        parts: list[tuple[Monomial, str, Digit, Dim]] = []
+        parts: list[tuple[Monomial, Digit, Dim]] = []
         for monomial, factor in index.terms.items():
             names = [atom.name for atom, power in monomial if power == 1 and self.is_variable(atom.key)]
             if len(names) != 1:
@@ -168,16 +168,13 @@ class IndexSpace:
             digit = self.variable(names[0])
             scale = Dim({monomial: factor}).divide(symbol(names[0]))
             if digit is not None and scale is not None:
-                parts.append((monomial, names[0], digit, scale))
-        for low_monomial, _, low, low_scale in parts:
-            for high_monomial, _, high, high_scale in parts:
-                if (
-                    low.base == high.base
-                    and low.size is not None
-                    and not low.top
-                    and high.step == low.step * low.size
-                    and high_scale == low_scale * low.size
-                ):
+                parts.append((monomial, digit, scale))
+        for low_monomial, low, low_scale in parts:
+            if low.size is None or low.top:
+                continue
+            step, scale = low.step * low.size, low_scale * low.size
+            for high_monomial, high, high_scale in parts:
+                if low.base == high.base and high.step == step and high_scale == scale:
                     rest = Dim({m: c for m, c in index.terms.items() if m not in (low_monomial, high_monomial)})
                     if high.top and low.step == 1:
                         return rest + symbol(low.base) * low_scale

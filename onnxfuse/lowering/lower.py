@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from onnx import TensorProto
 
@@ -12,6 +13,7 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.context import LoweringContext, Unlowerable, declare
 from onnxfuse.ir.tensors import Contract, Input, Program, Size, Slice, Tensor, Window, operands, postorder
 from onnxfuse.lowering.binding import Binding, bind, in_graph_terms, renamed
+from onnxfuse.lowering.structure import Structure
 from onnxfuse.operators import lowering_of
 from onnxfuse.refusal import Refusal
 
@@ -39,6 +41,11 @@ class Lowered:
     sized: tuple[Value, ...]
     inlined: tuple[Value, ...]
     binding: Binding
+
+    @cached_property
+    def structure(self) -> Structure:
+        """What it is apart from where it stands."""
+        return Structure(self.program, self.binding)
 
 
 def lower(

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from onnxfuse.ir.tensors import Tensor, postorder
-from onnxfuse.lowering.lower import Lowered
+from onnxfuse.ir.tensors import Program, Tensor, postorder
+from onnxfuse.lowering.binding import Binding
 
 
-def structure(lowered: Lowered) -> Hashable:
+class Structure:
     """A key that two regions share where their programs, and how their sizes are bound, are the same."""
-    program, binding = lowered.program, lowered.binding
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, program: Program, binding: Binding) -> None:
+        self.parts = _parts(program, binding)
+        self._hash = hash(self.parts)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Structure) and self.parts == other.parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def _parts(program: Program, binding: Binding) -> Hashable:
     number: dict[int, int] = {}
     parts = []
     for tensor in postorder((*program.inputs, *program.outputs)):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import shapes_of
-from onnxfuse.ir.tensors import Reduce, Scan, postorder
+from onnxfuse.ir.tensors import Reduce, Scan
 from onnxfuse.lowering.arrangement import Arrangement, arrangement
 from onnxfuse.lowering.lower import lower
 from onnxfuse.operators import is_contraction, lowering_of
@@ -90,7 +90,7 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     lowered = lower([node], outputs, graph)
     if isinstance(lowered, Refusal):
         return lowered
-    sums = [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Reduce | Scan)]
+    sums = [tensor for tensor in lowered.program.tensors if isinstance(tensor, Reduce | Scan)]
     maxima = any(isinstance(tensor, Reduce) and tensor.kind.startswith("max") for tensor in sums)
     if is_contraction(node):
         return Facts(None, view=False, contracts=True, maxima=maxima)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
@@ -102,11 +102,11 @@ class Maker:
     def with_kernel(self, region: Region) -> Region | Refusal:
         """The region with its kernel, or why no schedule has one: that of the first schedule whose kernel does not read
         too much element by element."""
-        request = region.request(self.costs.ledger.sizes, nearby=self.nearby)
-        known = asked_for(request)
+        request = self.kernels.shared(region.request(self.costs.ledger.sizes, nearby=self.nearby))
+        known = self.kernels.made.setdefault((asked_for(request), request.rule), {})
         kernel: Kernel | None = None
         for schedule in self._schedules(region.rule):
-            made = self._kernel(schedule, request, known)
+            made = _kernel(schedule, request, known)
             if isinstance(made, Kernel):
                 kernel = made
                 if not self._is_scattered(kernel, region):
@@ -135,16 +135,6 @@ class Maker:
         request = replace(region, lowered=lowered).request(self.costs.ledger.sizes, nearby=self.nearby)
         made = asked(SCHEDULES[region.kernel.schedule], request)
         return made if isinstance(made, Kernel) else None
-
-    def _kernel(self, schedule: Schedule, request: Request, known: Hashable) -> Kernel | Refusal | None:
-        """What a schedule makes of a region; equal regions share it."""
-        key = known, schedule.name
-        if key not in self.kernels.made:
-            made = asked(schedule, request)
-            if isinstance(made, Refusal):
-                return made
-            self.kernels.made[key] = made
-        return self.kernels.made[key]
 
     def custom(self, match: Match) -> Region | Refusal:
         """The region of a match whose rule brings its own kernel."""
@@ -251,6 +241,16 @@ class Maker:
             return refusal
         outputs = tuple(values[value.name] for value in written)
         return Region(originals, tensors, outputs, rule, tuple(members), hosts, inlined)
+
+
+def _kernel(schedule: Schedule, request: Request, known: dict[str, Kernel | None]) -> Kernel | Refusal | None:
+    """What a schedule makes of a region; ``known`` is what schedules made of equal ones."""
+    if schedule.name not in known:
+        made = asked(schedule, request)
+        if isinstance(made, Refusal):
+            return made
+        known[schedule.name] = made
+    return known[schedule.name]
 
 
 def makers_of(

@@ -209,7 +209,7 @@ class Growth:
         """Why a region that moves the innermost axis has no kernel that reads well; equal regions are asked once."""
         key, known = asked_for(request), self.kernels.transposing
         if key not in known:
-            known[key] = refuses_transposing(request)
+            known[key] = refuses_transposing(self.kernels.shared(request))
         return known[key]
 
     def _transposes(self, *nodes: Node) -> bool:

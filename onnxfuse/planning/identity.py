@@ -18,7 +18,6 @@ from onnxfuse.graph.model import Graph, Value
 from onnxfuse.graph.sizes import Sizes, shapes_of
 from onnxfuse.lowering.launch import Check
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.structure import structure
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
@@ -56,7 +55,7 @@ class Identities:
         if region.lowered is None:
             return None
         inputs, outputs = (shapes_of(values, self.sizes) for values in (region.tensors, region.outputs))
-        key = structure(region.lowered), region.kernel.schedule
+        key = region.lowered.structure, region.kernel.schedule
         if key not in self.kernels.digests:
             self.kernels.digests[key] = _kernel(region.lowered, region.kernel.schedule)
         kernel = self.kernels.digests[key]

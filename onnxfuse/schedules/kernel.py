@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.scalars import BOOL, TYPES
-from onnxfuse.ir.tensors import Contract, Input, Reduce, Reshape, Scan, postorder
+from onnxfuse.ir.tensors import Contract, Input, Reduce, Reshape, Scan
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Situation, Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
@@ -108,17 +108,17 @@ def alone(kernel: Kernel, situation: Situation) -> Kernel:
 
 def has_reductions(lowered: Lowered) -> bool:
     """Whether a region has reductions, or running totals: its elements are arranged in rows."""
-    return has_scans(lowered) or any(isinstance(tensor, Reduce) for tensor in postorder(lowered.program.outputs))
+    return has_scans(lowered) or any(isinstance(tensor, Reduce) for tensor in lowered.program.tensors)
 
 
 def contractions(lowered: Lowered) -> list[Contract]:
     """The products and convolutions of a region, operands first."""
-    return [tensor for tensor in postorder(lowered.program.outputs) if isinstance(tensor, Contract)]
+    return [tensor for tensor in lowered.program.tensors if isinstance(tensor, Contract)]
 
 
 def has_scans(lowered: Lowered) -> bool:
     """Whether a region has running totals."""
-    return any(isinstance(tensor, Scan) for tensor in postorder(lowered.program.outputs))
+    return any(isinstance(tensor, Scan) for tensor in lowered.program.tensors)
 
 
 def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Variant]) -> LaunchPlan:
@@ -165,7 +165,7 @@ def fits_narrow(lowered: Lowered, rows: bool = True) -> bool:
 
 def _inner_sizes(lowered: Lowered, rows: bool) -> list[Dim]:
     """Elements of what is never in memory, but counted through by a reshape or a reduction."""
-    inner = postorder(lowered.program.outputs)
+    inner = lowered.program.tensors
     counting = (Reshape, Reduce, Scan) if rows else (Reshape, Scan)
     counted = [tensor.operand for tensor in inner if isinstance(tensor, counting)]
     return [product(tensor.shape) for tensor in counted if not isinstance(tensor, Input)]

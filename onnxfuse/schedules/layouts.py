@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.tensors import Map, Permute, Program, Reduce, Reshape, Scan, Tensor, operands, postorder
+from onnxfuse.ir.tensors import Map, Permute, Program, Reduce, Reshape, Scan, Tensor, operands
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 
 
@@ -30,7 +30,7 @@ def output_coordinates(program: Program, space: IndexSpace, place: Dim) -> list[
 def reached(program: Program, space: IndexSpace, start: Mapping[Tensor, Coordinates]) -> dict[int, Coordinates]:
     """Coordinates of the element at hand in every tensor that is reached from those given, by ``id`` of the tensor."""
     users: dict[int, list[Tensor]] = {}
-    for tensor in postorder(program.outputs):
+    for tensor in program.tensors:
         for operand in operands(tensor):
             users.setdefault(id(operand), []).append(tensor)
     found = {id(tensor): coordinates for tensor, coordinates in start.items()}

@@ -16,7 +16,7 @@ from typing import ClassVar
 from onnxfuse.graph.dims import Dim, product, symbol
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.ir.tensors import Input, Permute, Program, Reduce, Scan, Tensor, postorder
+from onnxfuse.ir.tensors import Input, Permute, Program, Reduce, Scan, Tensor
 from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.launch import Variant, expression
@@ -214,7 +214,7 @@ def arranged(request: Request) -> Work | Refusal | None:
     """The rows of a region with reductions, or why they have no kernel; None where it has no reductions."""
     lowered, sizes = request.lowered, request.sizes
     program = lowered.program
-    reductions = [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Reduce | Scan)]
+    reductions = [tensor for tensor in program.tensors if isinstance(tensor, Reduce | Scan)]
     if not reductions:
         return None
     found = arrangement(reductions[0].operand.shape, reductions[0].axes)
@@ -296,7 +296,7 @@ def _is_near(program: Program, pieces: Dim, length: Dim, sizes: Mapping[str, int
 
 
 def _inputs(program: Program) -> list[Tensor]:
-    return [tensor for tensor in postorder(program.outputs) if isinstance(tensor, Input)]
+    return [tensor for tensor in program.tensors if isinstance(tensor, Input)]
 
 
 def _far(place: Dim, space: IndexSpace) -> Dim | None:
@@ -317,7 +317,7 @@ def _planned(size: Dim, sizes: Mapping[str, int]) -> int | None:
 def _places(program: Program, space: IndexSpace, rows: Rows, reduction: Reduce | Scan) -> dict[int, Coordinates]:
     """Coordinates of the element at hand, or of its row, in the tensors that have it, by ``id``; nothing where no axes
     are moved, and all lie as the rows do."""
-    if not any(isinstance(tensor, Permute) for tensor in postorder(program.outputs)):
+    if not any(isinstance(tensor, Permute) for tensor in program.tensors):
         return {}
     shape = reduction.operand.shape
     assert rows.row is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnxfuse.ir.tensors import Reduce, Scan, operands, postorder
+from onnxfuse.ir.tensors import Reduce, Scan, operands
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.schedules.online import joins_maximum
@@ -33,7 +33,7 @@ def is_split(length: int, count: int, across: bool, multiprocessors: int) -> boo
 
 def scans_expected(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected:
     """Of a region with totals at these sizes, on a GPU with so many multiprocessors."""
-    tensors = postorder(lowered.program.outputs)
+    tensors = lowered.program.tensors
     first = next(tensor for tensor in tensors if isinstance(tensor, Reduce | Scan))
     rows = arrangement(first.operand.shape, first.axes).substitute(lowered.binding.names)
     if not (rows.count.symbols | rows.length.symbols) <= sizes.keys():

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from onnxfuse.ir.tensors import Reduce, operands, postorder
+from onnxfuse.ir.tensors import Reduce, operands
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered
@@ -284,7 +284,7 @@ def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: 
     """Kernels that a region will take at these sizes on a GPU with so many multiprocessors, before one is made."""
     depths: dict[int, int] = {}
     first: Reduce | None = None
-    for tensor in postorder(lowered.program.outputs):
+    for tensor in lowered.program.tensors:
         below = max((depths[id(operand)] for operand in operands(tensor)), default=0)
         depths[id(tensor)] = below + (isinstance(tensor, Reduce) and not joins_maximum(tensor))
         first = tensor if first is None and isinstance(tensor, Reduce) else first
