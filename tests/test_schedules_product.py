@@ -12,6 +12,8 @@ import pytest
 from emulator import run_plan, variants_that_hold
 from kernel_harness import Made, arguments, check, compile_all, make, random_inputs, refused
 
+from onnxfuse.compiling import source_of
+from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Choice, Kernel, Request, make_kernel, parse_choice
 from onnxfuse.schedules.source import Source
 
@@ -237,3 +239,13 @@ def test_four_warps_multiply_together_where_the_gpu_can() -> None:
 ])
 def test_what_it_has_no_kernel_for(text: str, message: str) -> None:
     assert refused(text.replace("T[", "float16[")).message == message
+
+
+def test_what_goes_one_by_one_fits_registers() -> None:
+    """All of a tile's elements at once, with a place each in a window with padding, did not, and took the compiler
+    seconds."""
+    text = CONVOLUTIONS["channels last"][0].replace("T[2,9,10,16]", "T[N,64,64,128]").replace("[24,3,3,16]", "[128,3,3,128]")
+    kernel = product(text.replace("T[24]", "T[128]").replace("T[2,5,5,24]", "T[N,32,32,128]")).kernel
+    code = kernel.code.keeping({name for name in kernel.plan.kernels if name.endswith("_s32")})
+    figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), "sm_90")
+    assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]

@@ -22,6 +22,10 @@ HEIGHT = 8
 """Tiles below one another that blocks go through before they go to the right: what these read of both operands stays
 in the second-level cache."""
 
+ONE_BY_ONE = 8
+"""Elements that a thread has on their way at once where none go by vectors.  All of a tile's would be text that takes
+the compiler five times as long as all other variants together, and more registers than a thread has."""
+
 
 class ProductText:
     """Writes the body of a kernel for one shape of tiles."""
@@ -190,7 +194,8 @@ class ProductText:
                     f"const idx {column} = {first[column]} + column;",
                     *unrolled(f"int pass = 0; pass < ({lines} + step - 1) / step; ++pass", [
                         "const int line = thread / lanes + pass * step;",
-                        f"if ({lines} % step && line >= {lines}) break;", *body]),
+                        f"if ({lines} % step && line >= {lines}) break;", *body],
+                        0 if self.shape.vectors else ONE_BY_ONE),
                 ]),
                 "}",
             ]),

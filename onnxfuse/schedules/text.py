@@ -89,9 +89,9 @@ def indented(lines: Iterable[str], depth: int = 1) -> list[str]:
     return [line if line.startswith("#") else "  " * depth + line for line in lines]
 
 
-def unrolled(head: str, body: Iterable[str]) -> list[str]:
-    """A loop that the compiler unrolls."""
-    return ["#pragma unroll", f"for ({head}) {{", *indented(body), "}"]
+def unrolled(head: str, body: Iterable[str], by: int = 0) -> list[str]:
+    """A loop that the compiler unrolls, wholly or by so many."""
+    return [f"#pragma unroll{f' {by}' if by else ''}", f"for ({head}) {{", *indented(body), "}"]
 
 
 class Writer:
