@@ -31,7 +31,14 @@ MOST_SHARED = 227 * 1024
 
 _LOCK = threading.Lock()
 _KINDS = {"s": "a structure", "i": "an integer", "u": "an integer", "f": "a float"}
-_CODES = {signal.SIGFPE: "an integer division by zero", signal.SIGILL: "an illegal instruction"}
+_CODES = {
+    signal.SIGFPE: "an integer division by zero",
+    signal.SIGILL: "an illegal instruction, or a check of alignment, bounds or a cast that does not fail again",
+}
+
+
+class _CheckError(EmulatorError):
+    """A check failed that does not say which."""
 
 
 class _Parameter(ctypes.Structure):
@@ -102,15 +109,19 @@ class Emulator:
         source: CUDA C++ as NVRTC takes it; its kernels are ``extern "C" __global__``.
         includes: folders of the headers that it includes, if any.
         seconds: CPU time after which a launch is given up.
+        telling: whether checks that fail say what they found. Others are run again so where one fails.
 
     Raises:
         EmulatorError: it does not compile; the text is the compiler's.
     """
 
-    def __init__(self, source: str, includes: Sequence[Path] = (), seconds: float = 60.0) -> None:
+    def __init__(
+        self, source: str, includes: Sequence[Path] = (), seconds: float = 60.0, telling: bool = False
+    ) -> None:
         self.seconds = seconds
         self._runtime = runtime()
-        library, host = build(source, includes)
+        self._telling = None if telling else (lambda: Emulator(source, includes, seconds, telling=True))
+        library, host = build(source, includes, telling)
         self._library = ctypes.CDLL(str(library))
         self._shared_alignment = host.shared_alignment
         self._kernels = {name: _Kernel.in_dll(self._library, f"onnxfuse_kernel_{name}") for name in host.kernels}
@@ -174,7 +185,12 @@ class Emulator:
                     values.structure(number, argument.ljust(parameter.size, b"\0"))
                 else:
                     values.numbers[number] = _encode(kernel, number, parameter, argument)
-            self._run(kernel, entry, (grids, blocks, cluster), values, shared, order, buffers)
+            try:
+                self._run(kernel, entry, (grids, blocks, cluster), values, shared, order, buffers)
+            except _CheckError:
+                if self._telling is not None:
+                    self._telling().launch(kernel, grid, block, args, shared, order, cluster)
+                raise
             for array, buffer in arrays:
                 if not buffer.read_only:
                     array[...] = buffer.read(array.dtype, array.shape)
@@ -224,7 +240,8 @@ class Emulator:
                 where += f", thread {tuple(fault.thread)}"
             if fault.line:
                 where += f", line {fault.line}"
-            raise EmulatorError(f"{where}: {self._explain(fault, buffers)}")
+            error = _CheckError if fault.signal == signal.SIGILL else EmulatorError
+            raise error(f"{where}: {self._explain(fault, buffers)}")
         for buffer in buffers:
             try:
                 buffer.check()

@@ -26,7 +26,6 @@ using onnxfuse_emulator::Barrier;
 using onnxfuse_emulator::Index;
 using onnxfuse_emulator::Kernel;
 using onnxfuse_emulator::Later;
-using onnxfuse_emulator::ThreadView;
 using onnxfuse_emulator::Tile;
 using onnxfuse_emulator::Warp;
 using onnxfuse_emulator::token;
@@ -53,7 +52,9 @@ struct Queue {
   unsigned group;           // that is being asked for
 };
 
-struct Thread : ThreadView {
+struct Thread {
+  Index index;
+  unsigned lane;
   Context context;
   int number, rank;
   int block;  // in the cluster
@@ -92,9 +93,11 @@ sigjmp_buf escape;
 pid_t owner;
 Context outside;
 Thread threads[kMostThreads];
+Thread* running;
 int thread_count, block_threads, live;
 int thread_at[kMostThreads];            // by rank
 uint64_t ready[kMostThreads / 64];      // by rank
+unsigned meeting[kMostThreads / 32];    // lanes of each warp that wait at a warp operation
 std::mt19937_64 shuffler;
 char *stacks, *signal_stack;
 char* dynamic_ends[kMostBlocks];
@@ -115,11 +118,12 @@ char* dynamic_of(int block) {
   return dynamic_ends[block] - (launch->shared + alignment - 1) / alignment * alignment;
 }
 void enter(Thread* thread) {
-  onnxfuse_emulator_thread = thread;
+  running = thread;
+  onnxfuse_emulator_thread_index = thread->index;
   onnxfuse_emulator_block_index = block_indices[thread->block];
   onnxfuse_emulator_dynamic_shared = dynamic_of(thread->block);
 }
-Thread& current() { return *static_cast<Thread*>(onnxfuse_emulator_thread); }
+Thread& current() { return *running; }
 
 [[noreturn]] void fail(int line, const char* format, ...) {
   va_list arguments;
@@ -261,6 +265,7 @@ void thread_main() {
 // Gives each lane of a complete warp operation its result.
 void settle(Thread* lanes, const Thread& last) {
   const unsigned mask = last.mask;
+  meeting[last.number / 32] &= ~mask;
   uint64_t all = 0;
   bool first = true;
   for (int lane = 0; lane < 32; ++lane) {
@@ -377,6 +382,7 @@ void run_cluster(size_t cluster) {
     start(thread.context, stacks + n * kStack + kPage, kStack - kPage, thread_main);
   }
   live = thread_count;
+  memset(meeting, 0, sizeof(meeting));
   arrivals.clear();
   shuffle_ranks();
   Thread* first = first_ready();
@@ -398,8 +404,8 @@ void run_cluster(size_t cluster) {
 
 extern "C" {
 
-ThreadView* onnxfuse_emulator_thread;
-Index onnxfuse_emulator_block_index, onnxfuse_emulator_block_size, onnxfuse_emulator_grid_size;
+Index onnxfuse_emulator_thread_index, onnxfuse_emulator_block_index;
+Index onnxfuse_emulator_block_size, onnxfuse_emulator_grid_size;
 void* onnxfuse_emulator_dynamic_shared;
 
 int onnxfuse_emulator_barrier(Barrier kind, int predicate, int line) {
@@ -430,7 +436,9 @@ uint64_t onnxfuse_emulator_warp(Warp kind, unsigned mask, uint64_t value, int op
   self.line = line;
   stop(self, State::warp);
   Thread* lanes = threads + self.number / 32 * 32;
-  bool complete = true;
+  unsigned& met = meeting[self.number / 32];
+  met |= 1u << self.lane;
+  bool complete = (met & mask) == mask;
   for (int lane = 0; lane < 32 && complete; ++lane) {
     if (!(mask >> lane & 1)) continue;
     const Thread& other = lanes[lane];
@@ -628,7 +636,7 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
     const Index where = onnxfuse_emulator_block_index;
     fault->block[0] = where.x, fault->block[1] = where.y, fault->block[2] = where.z;
     if (fault->in_thread) {
-      const Index who = onnxfuse_emulator_thread->index;
+      const Index who = running->index;
       fault->thread[0] = who.x, fault->thread[1] = who.y, fault->thread[2] = who.z;
     }
   }

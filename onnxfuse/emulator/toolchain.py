@@ -31,6 +31,9 @@ _KERNEL_FLAGS = [
     "-fira-algorithm=priority", "-fira-region=one", "-fno-guess-branch-probability",
     "-fsanitize=alignment,bounds,float-cast-overflow", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE",
 ]
+_SILENT = "-fsanitize-undefined-trap-on-error"
+"""A check that fails is an illegal instruction.  To say what it found is a tenth of a text's compilation, for what the
+few launches that fail can be compiled again for."""
 _RUNTIME_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-fno-stack-protector"]
 if os.environ.get("ONNXFUSE_EMULATOR_UCONTEXT"):
     _RUNTIME_FLAGS.append("-DONNXFUSE_UCONTEXT")
@@ -61,7 +64,7 @@ def cache_folder() -> Path:
         EmulatorError: there is no host compiler.
     """
     version = compiler_version()
-    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_RUNTIME_FLAGS}".encode())
+    digest = hashlib.sha256(f"{version} {_KERNEL_FLAGS} {_SILENT} {_RUNTIME_FLAGS}".encode())
     for file in sorted([*HERE.glob("shim/**/*"), *HERE.glob("*.cc"), *HERE.glob("*.h")]):
         if file.is_file():
             digest.update(f"{file.relative_to(HERE)} ".encode() + file.read_bytes())
@@ -115,7 +118,7 @@ def _header(common: str = "") -> Path:
     compiled = header.with_name(f"{header.name}.gch")
     if not compiled.exists():
         header.write_text(f'#include "{_shim() / "emulator.h"}"\n{common}')
-        _make(compiled, [COMPILER, *_KERNEL_FLAGS, f"-I{_shim()}", "-x", "c++-header", str(header)])
+        _make(compiled, [COMPILER, *_KERNEL_FLAGS, _SILENT, f"-I{_shim()}", "-x", "c++-header", str(header)])
     return header
 
 
@@ -143,11 +146,12 @@ def _shim() -> Path:
     return folder
 
 
-def build(source: str, includes: Sequence[Path] = ()) -> tuple[Path, HostText]:
+def build(source: str, includes: Sequence[Path] = (), telling: bool = False) -> tuple[Path, HostText]:
     """The shared library that kernel text becomes, and the text as host g++ saw it.
 
     Args:
         includes: folders of the headers that the text includes, if it includes any.
+        telling: whether a check of alignment, bounds or casts that fails says so; else it is an illegal instruction.
 
     Raises:
         EmulatorError: it does not compile; the text is the compiler's.
@@ -157,11 +161,12 @@ def build(source: str, includes: Sequence[Path] = ()) -> tuple[Path, HostText]:
     for folder in includes:
         for file in sorted(folder.glob("*.[ch]*")):
             digest.update(file.name.encode() + file.read_bytes())
-    library = cache_folder() / f"{digest.hexdigest()[:32]}.so"
+    library = cache_folder() / f"{digest.hexdigest()[:32]}{'-telling' if telling else ''}.so"
     if not library.exists():
         folders = [f"-I{folder}" for folder in (_shim(), *includes)]
         # Without the default libraries, so that the checks' handlers are the runtime's own.
         link = ["-shared", "-nostdlib", "-Wl,-Bsymbolic"]
         header, text = parts(host.text)
-        _make(library, [COMPILER, *_KERNEL_FLAGS, "-include", str(header), *folders, *link], text)
+        checks = [] if telling else [_SILENT]
+        _make(library, [COMPILER, *_KERNEL_FLAGS, *checks, "-include", str(header), *folders, *link], text)
     return library, host

@@ -14,7 +14,7 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
-#define threadIdx (*reinterpret_cast<const uint3*>(&onnxfuse_emulator_thread->index))
+#define threadIdx (*reinterpret_cast<const uint3*>(&onnxfuse_emulator_thread_index))
 #define blockIdx (*reinterpret_cast<const uint3*>(&onnxfuse_emulator_block_index))
 #define blockDim (*reinterpret_cast<const dim3*>(&onnxfuse_emulator_block_size))
 #define gridDim (*reinterpret_cast<const dim3*>(&onnxfuse_emulator_grid_size))

@@ -9,11 +9,6 @@ namespace onnxfuse_emulator {
 struct Index {
   unsigned x, y, z;
 };
-// The part of a thread that kernels see; the runtime appends its own.
-struct ThreadView {
-  Index index;
-  unsigned lane;
-};
 
 enum class Barrier : int { plain, count, all, any, cluster };
 
@@ -49,7 +44,8 @@ struct Kernel {
 }  // namespace onnxfuse_emulator
 
 extern "C" {
-extern onnxfuse_emulator::ThreadView* onnxfuse_emulator_thread;
+// Of the thread that runs; the runtime changes them with it.
+extern onnxfuse_emulator::Index onnxfuse_emulator_thread_index;
 extern onnxfuse_emulator::Index onnxfuse_emulator_block_index;
 extern onnxfuse_emulator::Index onnxfuse_emulator_block_size;
 extern onnxfuse_emulator::Index onnxfuse_emulator_grid_size;
