@@ -27,9 +27,9 @@ demo: .venv/ready
 # to keep what Python compiles.
 test test-lowest test-long: export PYTHONDONTWRITEBYTECODE =
 
-# All three run, so that one look shows everything that is wrong.
-test: .venv-test/ready .venv-oldest/ready
-	@failed=0; $(MAKE) --no-print-directory lint || failed=1; \
+# All three run, so that one look shows everything that is wrong; what waits for packages or a compiler at once.
+test:
+	@failed=0; $(MAKE) --no-print-directory --keep-going -j$(JOBS) .venv-oldest/ready .venv-test/ready lint || failed=1; \
 	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python \
 	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup || failed=1; exit $$failed
 
@@ -70,7 +70,7 @@ fuzz: .venv-test/ready
 		.venv-test/bin/python tests/fuzz/run.py $$subject --seconds $(SECONDS_EACH) --seed $(SEED) --jobs $(JOBS) \
 			--keep build/fuzz || failed=1; done; exit $$failed
 
-lint: .venv-test/ready
+lint: .venv-test/packages
 	.venv-test/bin/ruff check --quiet --output-format concise .
 	.venv-test/bin/mypy
 
@@ -102,20 +102,24 @@ python:
 	.venv/bin/pip install -q --disable-pip-version-check '.$(EXTRA)'
 	touch $@
 
-# The package in place and the tools of the tests, each the release and the very file that the lock names; -lowest has
-# the lowest of every range in setup.cfg.  Of Triton's client the schema of configurations is read alone, so that it
-# comes without what it requires, an older protobuf among it.
-.venv-test/ready .venv-lowest/ready: .venv-%/ready: .ci/%.txt .ci/triton.txt $(SOURCES) | python
+# What the package requires and the tools of the tests, each the release and the very file that the lock names; -lowest
+# has the lowest of every range in setup.cfg.  Of Triton's client the schema of configurations is read alone, so that it
+# comes without what it requires, an older protobuf among it.  Python compiles what is imported, a part of all this.
+.venv-test/packages .venv-lowest/packages: .venv-%/packages: .ci/%.txt .ci/triton.txt | python
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install -q --disable-pip-version-check --require-hashes -r $<
-	$(@D)/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r .ci/triton.txt
+	$(@D)/bin/pip install -q --no-compile --disable-pip-version-check --require-hashes -r $<
+	$(@D)/bin/pip install -q --no-compile --disable-pip-version-check --require-hashes --no-deps -r .ci/triton.txt
+	touch $@
+
+# The package in place.
+.venv-test/ready .venv-lowest/ready: .venv-%/ready: .venv-%/packages $(SOURCES)
 	$(@D)/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # The oldest supported ONNX Runtime, with nothing of onnxfuse; it has wheels for Python 3.10 to 3.13.
 .venv-oldest/ready: .ci/oldest.txt | python
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/pip install -q --disable-pip-version-check --require-hashes -r $<
+	.venv-oldest/bin/pip install -q --no-compile --disable-pip-version-check --require-hashes -r $<
 	touch $@
 
 .venv-olive/ready: PACKAGES := $(OLIVE)

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -39,13 +40,23 @@ class BuildLibrary(build_ext):
         return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extension(self, ext):
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            COMPILER, "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", *HARDENING, *STATIC,
-            "-Wall", "-Wextra", f'-DONNXFUSE_VERSION="{self.distribution.get_version()}"', *ext.sources,
-            "-o", str(target), "-ldl", "-pthread",
-        ]
+        target, parts = Path(self.get_ext_fullpath(ext.name)), Path(self.build_temp, ext.name)
+        for folder in (target.parent, parts):
+            folder.mkdir(parents=True, exist_ok=True)
+        flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", *HARDENING]
+
+        def compiled(source):
+            made = str(parts / f"{Path(source).stem}.o")
+            self.run_compiler(*flags, "-Wall", "-Wextra", f'-DONNXFUSE_VERSION="{self.distribution.get_version()}"',
+                              "-c", source, "-o", made)
+            return made
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compiled, ext.sources))
+        self.run_compiler(*flags, "-shared", *STATIC, *objects, "-o", str(target), "-ldl", "-pthread")
+
+    def run_compiler(self, *words):
+        command = [COMPILER, *words]
         self.announce(" ".join(command), level=2)
         try:
             subprocess.run(command, check=True)
