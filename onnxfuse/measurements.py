@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from onnxfuse.measuring.database import (
     RUNTIME,
     Database,
     Environment,
+    bucket_of,
     find_database,
     shapes_text,
 )
@@ -24,7 +26,7 @@ from onnxfuse.measuring.driver import driver_version
 from onnxfuse.measuring.run_profile import read_run_profile
 from onnxfuse.planning.evidence import Times
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.identity import Identity
+from onnxfuse.planning.identity import Identity, Shape
 from onnxfuse.planning.observed import observe
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.runtime.cache import digest
@@ -52,6 +54,14 @@ class Measurements:
     database: Database
     environment: Environment
     seen_in: tuple[Environment, ...] = ()
+
+    @cached_property
+    def _buckets(self) -> frozenset[str]:
+        return self.database.buckets()
+
+    def knows(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
+        """See ``Evidence``."""
+        return bucket_of(shapes_text(inputs, outputs)) in self._buckets
 
     def choice(self, what: Identity) -> Choice | None:
         """See ``Evidence``."""

@@ -198,6 +198,16 @@ def test_what_does_not_compile_has_the_other_form_taken(known: Path, monkeypatch
     assert [refusal.node for refusal in found.refusals if refusal.code == "bias"] == ["Conv -> c"]
 
 
+def test_what_lies_far_from_what_was_measured_is_not_looked_at(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text is written to tell what was measured of it."""
+    looked: list[str] = []
+    monkeypatch.setattr("onnxfuse.planning.identity._kernel", lambda _, schedule: looked.append(schedule))
+    fuse(known, dims={"b": 64})
+    assert not looked
+    fuse(known)
+    assert looked
+
+
 @pytest.mark.parametrize("options", [
     {"disable": ["layouts"]}, {"provider_options": {"prefer_nhwc": "1"}}])
 def test_it_can_be_left_out(options: dict[str, object], known: Path) -> None:

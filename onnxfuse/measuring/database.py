@@ -271,6 +271,16 @@ class Database:
             f"ON environment = id GROUP BY id ORDER BY max(date) DESC, id DESC LIMIT {ROWS}", ())
         return tuple(map(self._environment, rows))
 
+    def buckets(self) -> frozenset[str]:
+        """The buckets of all shapes at which anything was measured or recorded, in any environment.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        measured = self._rows("SELECT DISTINCT bucket FROM measurements", ())
+        recorded = self._rows("SELECT DISTINCT shapes FROM recordings", ())
+        return frozenset((*(bucket for bucket, in measured), *(bucket_of(str(shapes)) for shapes, in recorded)))
+
     def counts(self) -> tuple[int, int]:
         """How many measurements there are, and how many statistics.
 

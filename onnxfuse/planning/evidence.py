@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.identity import Identities, Identity
+from onnxfuse.planning.identity import Identities, Identity, Shape
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
@@ -42,6 +43,10 @@ class Times:
 
 class Evidence(Protocol):
     """What was measured on the GPU to plan for."""
+
+    def knows(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
+        """Whether anything may be known of a region that reads and writes tensors of these shapes."""
+        ...
 
     def choice(self, what: Identity) -> Choice | None:
         """The best way to run a kernel at these sizes, or near them; None for the schedule's own."""
@@ -83,11 +88,17 @@ class Measured:
 
     def runtime(self, fusion: Region) -> float | None:
         """Microseconds of a region's nodes as the runtime runs them, where that was measured."""
-        what = self.identities.of(fusion)
+        what = self._identity(fusion)
         return None if what is None else self.evidence.runtime(what)
 
+    def _identity(self, fusion: Region) -> Identity | None:
+        """What a region is, None where nothing is known of it: most regions were never measured, and to tell which they
+        are takes a kernel's text."""
+        shapes = self.identities.shapes(fusion)
+        return self.identities.of(fusion) if shapes is not None and self.evidence.knows(*shapes) else None
+
     def _found(self, fusion: Region) -> tuple[Kernel, Times | None]:
-        what = self.identities.of(fusion)
+        what = self._identity(fusion)
         if what is None:
             return fusion.kernel, None
         key = what, fusion.rule, fusion.kernel.plan

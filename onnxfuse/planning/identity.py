@@ -52,16 +52,19 @@ class Identities:
     def of(self, region: Region) -> Identity | None:
         """What a region with a schedule's kernel is; None for others, where a size is not known, or where it has no
         kernel without planned sizes."""
-        if region.lowered is None:
+        shapes = self.shapes(region)
+        if region.lowered is None or shapes is None:
             return None
-        inputs, outputs = (shapes_of(values, self.sizes) for values in (region.tensors, region.outputs))
         key = region.lowered.structure, region.kernel.schedule
         if key not in self.kernels.digests:
             self.kernels.digests[key] = _kernel(region.lowered, region.kernel.schedule)
         kernel = self.kernels.digests[key]
-        if inputs is None or outputs is None or kernel is None:
-            return None
-        return Identity(kernel, _nodes(region, self.graph), inputs, outputs)
+        return None if kernel is None else Identity(kernel, _nodes(region, self.graph), *shapes)
+
+    def shapes(self, region: Region) -> tuple[tuple[Shape, ...], tuple[Shape, ...]] | None:
+        """Shapes of what a region reads and writes; None where a size is not known."""
+        inputs, outputs = (shapes_of(values, self.sizes) for values in (region.tensors, region.outputs))
+        return None if inputs is None or outputs is None else (inputs, outputs)
 
 
 def _kernel(lowered: Lowered, schedule: str) -> str | None:
