@@ -84,7 +84,9 @@ def test_every_kernel_is_verified_on_captured_and_edge_inputs(transformer: Optim
     assert result.summary == f"graph verified, {len(result.nodes)} kernels verified on the CPU emulator"
     assert set(runner.runs) == {node.node for node in result.nodes} == {n.name for n in read_fused(transformer.model)}
     for node in result.nodes:
-        assert {"captured, run 1", "captured, run 2"} <= set(node.inputs)
+        # At further sizes a kernel is judged once, whatever nodes share it.
+        assert {"captured, run 1"} | (set() if node.shared else {"captured, run 2"}) <= set(node.inputs)
+        assert not node.shared or set(node.inputs) == {"captured, run 1"}
         assert node.ratio <= 1
     firsts = [node for node in result.nodes if not node.shared]
     assert len(firsts) == len(kernels(transformer.rewritten))

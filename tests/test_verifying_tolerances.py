@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfuse.verifying.feeds import rounded
 from onnxfuse.verifying.tolerances import Judgement, judge, reduction_factor, replace_unowed, ulp
 
 FLOAT, HALF, BFLOAT, INT, BOOL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64,
@@ -176,3 +178,39 @@ def test_nothing_is_owed_where_float64_alone_has_a_number() -> None:
     assert replace_unowed(got, single, exact, own).tolist() == [2, 7, 7, 7, 7]
     (first, *rest) = replace_unowed(got.astype(ml_dtypes.bfloat16), single, exact, own).astype(np.float64)
     assert first == 2 and rest == [7] * 4
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
+@pytest.mark.parametrize("fault", ["none", "one element", "everywhere", "not finite", "to one side"])
+def test_blocks_are_judged_as_the_whole_is(dtype: int, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = {FLOAT: np.float32, HALF: np.float16, BFLOAT: ml_dtypes.bfloat16}[dtype]
+    exact = samples(300).reshape(15, 20)
+    exact[3] *= 1e-3
+    own, got = (exact * (1 + 2e-3)).astype(kind), exact.astype(kind)
+    sides = [exact]
+    if fault == "one element":
+        got[12, 7] *= kind(1.1)
+    elif fault == "everywhere":
+        got = (exact * 1.004).astype(kind)
+    elif fault == "not finite":
+        exact[2, 3] = own[2, 3] = np.inf
+        own[4, 4] = np.nan
+    elif fault == "to one side":
+        sides.append(exact + np.where(np.arange(20) == 7, 1.0, 0.0))
+        got[12, 7] = sides[1][12, 7]
+    whole = judge(got, sides, own, (dtype, dtype))
+    monkeypatch.setattr("onnxfuse.verifying.blocks.BLOCK", 7)
+    monkeypatch.setattr("onnxfuse.verifying.blocks._AT_ONCE", 2)
+    apart = judge(got, sides, own, (dtype, dtype))
+    assert replace(apart, ratio=0, limit=0) == replace(whole, ratio=0, limit=0)
+    assert (apart.ratio, apart.limit) == pytest.approx((whole.ratio, whole.limit), rel=1e-12)
+
+
+def test_floats_are_rounded_as_numpy_does() -> None:
+    """Every float16, what lies in the middle between two, and what lies beside that."""
+    halves = np.sort(np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float64))
+    halves = halves[np.isfinite(halves)]
+    middle = (halves[1:] + halves[:-1]) / 2
+    for values in (halves, -halves, middle, np.nextafter(middle, 1), np.nextafter(middle, -1)):
+        assert rounded(values, np.dtype(np.float16)).tobytes() == values.astype(np.float16).tobytes()
+    assert rounded(halves, np.dtype(ml_dtypes.bfloat16)).dtype == ml_dtypes.bfloat16

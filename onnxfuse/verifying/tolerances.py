@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfuse.verifying.blocks import over_blocks
+
 Array = NDArray[Any]
 
 
@@ -212,32 +214,142 @@ def _close(
     got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], length: int, nearness: float
 ) -> Judgement:
     """Numbers of float types, in arrays with axes; as ``judge``."""
-    reference, (_, arithmetic) = wanted[0], types
+    (_, arithmetic), shape = types, got.shape
     limits = EXACT if arithmetic is None else TABLE[arithmetic]
-    wide, exact = got.astype(np.float64), reference.astype(np.float64)
-    other = None if own is None else own.astype(np.float64)
-    error, own_error = _error(wide, exact), None if other is None else _error(other, exact)
-    scale = _largest(np.abs(exact))
-    floor = limits.scale * reduction_factor(length) * scale
-    mine = floor if own_error is None else max(floor, limits.own * _largest(own_error))
-    best = _compare(wide, exact, other, types, (mine, nearness))
-    steady = True
-    for side in wanted[1:]:
-        if not (best > 1).any():
+    got, wanted = got.reshape(-1), [array.reshape(-1) for array in wanted]
+    own = None if own is None else own.reshape(-1)
+    reference, spread = wanted[0], None if limits.spread is None else arithmetic
+
+    def extent(part: slice) -> _Extent:
+        return _Extent.of(got[part], reference[part], None if own is None else own[part], spread)
+
+    whole = _Extent.joined(over_blocks(extent, got.size))
+    floor = limits.scale * reduction_factor(length) * whole.scale
+    mine = max(floor, limits.own * whole.own)
+    for sides in range(1, len(wanted) + 1):
+        worst = _farthest(got, wanted[:sides], own, types, (mine, nearness))
+        if not worst.wrong:
             break
-        steady = False
-        best = np.minimum(best, _compare(wide, side.astype(np.float64), other, types, (mine, nearness)))
-    wrong = int(np.count_nonzero(best > 1))
-    ratio = float(best.max(initial=0.0))
-    if arithmetic is not None and limits.spread is not None and not wrong and steady:
-        ratio = max(ratio, _spread(error, own_error, ulp(exact, arithmetic), floor, limits))
-    place = np.unravel_index(int(best.argmax()), best.shape)
-    share = 1 / scale if scale else 1.0
-    worst = _largest(error)
+    ratio, steady = worst.ratio, sides == 1
+    if spread is not None and not worst.wrong and steady:
+        ratio = max(ratio, whole.spread(floor, limits))
+    place = np.unravel_index(worst.place, shape)
+    share = 1 / whole.scale if whole.scale else 1.0
     return Judgement(
-        worst * share, worst * share / ratio if 0 < ratio < np.inf else mine * share, ratio, wrong, got.size,
-        tuple(int(axis) for axis in place), _text(got, place), _text(reference, place), steady,
+        whole.error * share, whole.error * share / ratio if 0 < ratio < np.inf else mine * share, ratio, worst.wrong,
+        got.size, tuple(int(axis) for axis in place), _text(got, worst.place), _text(reference, worst.place), steady,
     )
+
+
+@dataclass(frozen=True)
+class _Farthest:
+    """Of some elements: the largest error over limit and the first place that has it, and how many are wrong."""
+
+    ratio: float
+    place: int
+    wrong: int
+
+
+def _farthest(got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None],
+              common: tuple[float, float]) -> _Farthest:
+    """The same of whole arrays without axes; an element is judged by the one of ``wanted`` that it is nearest to."""
+
+    def block(part: slice) -> _Farthest:
+        wide = got[part].astype(np.float64)
+        other = None if own is None else own[part].astype(np.float64)
+        sides = [_compare(wide, side[part].astype(np.float64), other, types, common) for side in wanted]
+        best = sides[0] if len(sides) == 1 else np.minimum.reduce(sides)
+        place = int(best.argmax())
+        return _Farthest(float(best[place]), part.start + place, int(np.count_nonzero(best > 1)))
+
+    found = over_blocks(block, got.size)
+    worst = max(found, key=lambda each: each.ratio)
+    return replace(worst, wrong=sum(each.wrong for each in found))
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Magnitudes of some elements, of those that are finite.
+
+    Attributes:
+        scale: the largest of the reference; error: of the kernel's errors; own: of the original's own.
+        squares: sums of squares, for ``spread``: of the kernel's errors, of units in the last place, and of the
+            original's own errors.
+        count: elements in these sums.
+    """
+
+    scale: float
+    error: float
+    own: float
+    squares: tuple[_Squares, _Squares, _Squares]
+    count: int
+
+    @classmethod
+    def of(cls, got: Array, reference: Array, own: Array | None, spread: int | None) -> _Extent:
+        """Of these elements.
+
+        Args:
+            spread: the type whose units count; None where no sums of squares are wanted.
+        """
+        exact = reference.astype(np.float64)
+        error = _error(got.astype(np.float64), exact)
+        own_error = None if own is None else _error(own.astype(np.float64), exact)
+        squares, count = (_NONE, _NONE, _NONE), 0
+        if spread is not None:
+            finite = np.isfinite(error) if own_error is None else np.isfinite(error) & np.isfinite(own_error)
+            every = bool(finite.all())
+            parts = (error, ulp(exact, spread), own_error)
+            squares = tuple(  # type: ignore[assignment]
+                _NONE if part is None else _Squares.of(part if every else part[finite]) for part in parts)
+            count = int(finite.sum())
+        return cls(_largest(np.abs(exact)), _largest(error), 0.0 if own_error is None else _largest(own_error),
+                   squares, count)
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Extent]) -> _Extent:
+        """Of all elements of the parts."""
+        squares = tuple(_Squares.joined(each) for each in zip(*(part.squares for part in parts), strict=True))
+        return cls(max(part.scale for part in parts), max(part.error for part in parts),
+                   max(part.own for part in parts), squares,  # type: ignore[arg-type]
+                   sum(part.count for part in parts))
+
+    def spread(self, floor: float, limits: Tolerance) -> float:
+        """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds."""
+        if not self.count:
+            return 0.0
+        error, unit, own = (each.root(self.count) for each in self.squares)
+        limit = max(floor, (limits.spread or 0.0) * unit, limits.own * own)
+        return error / limit if limit else 0.0
+
+
+@dataclass(frozen=True)
+class _Squares:
+    """A sum of squares, in shares of the largest magnitude squared, so that none overflows or vanishes."""
+
+    largest: float
+    sum: float
+
+    @classmethod
+    def of(cls, values: Array) -> _Squares:
+        """Of finite numbers."""
+        largest = float(np.abs(values).max(initial=0.0))
+        if not largest:
+            return _NONE
+        shares = values / largest
+        return cls(largest, float(shares @ shares))
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Squares]) -> _Squares:
+        """The sum of several."""
+        largest = max(part.largest for part in parts)
+        return cls(largest, sum(part.sum * (part.largest / largest) ** 2 for part in parts)) if largest else _NONE
+
+    def root(self, count: int) -> float:
+        """The root of their mean."""
+        return self.largest * sqrt(self.sum / count)
+
+
+_NONE = _Squares(0.0, 0.0)
 
 
 def _compare(
@@ -290,32 +402,6 @@ def _unfinished(
     return result
 
 
-def _spread(error: Array, own: Array | None, unit: Array, floor: float, limits: Tolerance) -> float:
-    """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds.
-
-    Args:
-        error: of the kernel; own: of the original, where known; both not a number where nothing can be said.
-        unit: of the last place, in the type that is computed in.
-    """
-    finite = np.isfinite(error) if own is None else np.isfinite(error) & np.isfinite(own)
-    if not finite.all():
-        error, unit, own = error[finite], unit[finite], None if own is None else own[finite]
-    if not error.size:
-        return 0.0
-    limit = max(floor, (limits.spread or 0.0) * _rms(unit))
-    if own is not None:
-        limit = max(limit, limits.own * _rms(own))
-    return _rms(error) / limit if limit else 0.0
-
-
-def _rms(values: Array) -> float:
-    largest = float(np.abs(values).max(initial=0.0))
-    if not largest:
-        return 0.0
-    scaled = (values / largest).reshape(-1)
-    return largest * sqrt(float(scaled @ scaled) / scaled.size)
-
-
 def _error(values: Array, reference: Array) -> Array:
     """Absolute difference; not a number where either is not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
@@ -332,5 +418,5 @@ def _largest(error: Array) -> float:
     return largest if np.isfinite(largest) else float(error[np.isfinite(error)].max(initial=0.0))
 
 
-def _text(values: Array, place: tuple[Any, ...]) -> str:
+def _text(values: Array, place: tuple[Any, ...] | int) -> str:
     return str(values[place]) if values.dtype.kind in "iub" else f"{float(values[place]):.9g}"

@@ -393,9 +393,8 @@ class _Work:
                     earlier = results.get(node.name)
                     if earlier is not None and earlier.verdict == "failed":
                         continue
-                    if not self.sets and number > 1 and earlier is not None and not verifier.is_first(
-                            node, taken.feeds):
-                        continue  # nothing of it depends on the sizes that changed
+                    if not self.sets and earlier is not None and not verifier.is_first(node, taken.feeds):
+                        continue  # a kernel that was judged at these shapes, on what the first run gave this node too
                     results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
                     if results[node.name].verdict == "failed" and not runner.alive():
                         raise VerificationError(f"the GPU stopped answering when {node.name} ran")
