@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from cli_models import apart
 from click.testing import CliRunner
@@ -27,8 +28,8 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
                               "ways"))
-softmax_passes, attention, depthwise, odd_rows, products = map(
-    importlib.import_module, ("softmax_passes", "attention", "depthwise", "odd_rows", "products"))
+softmax_passes, attention, depthwise, odd_rows, products, optimising = map(
+    importlib.import_module, ("softmax_passes", "attention", "depthwise", "odd_rows", "products", "optimising"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -49,6 +50,7 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
     (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
     (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"),
     (depthwise, "--dry-run"), (products, "--dry-run"), (odd_rows, "--dry-run"), (cold_start, ""),
+    (optimising, "--dry-run"),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
@@ -203,6 +205,22 @@ def test_a_kernel_is_timed_on_sets_of_inputs_in_turn(tmp_path, monkeypatch):
     gpu = FakeGpu()
     assert kernels.time_alone(path, 64, Machine("Fake GPU", CPU, "cpu", 0, gpu), gpu) == (7.0, 1)
     assert [inputs["x"].shape for inputs in bound] == [(64, 4096)] * 4
+
+
+def test_what_optimising_takes_is_told_by_stage(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[8, 64] x) => (float[8, 64] y) '
+        "{ a = Relu(x) b = Tanh(a) y = Mul(b, x) }"), path)
+    (subject,) = optimising.subjects(None, tmp_path, str(tmp_path))
+    assert (subject.name, subject.allowed) == ("model.onnx", 20.0)
+    taken = optimising.optimised(subject, str(tmp_path / "cache"), "H200", False)
+    assert taken.nodes == 1 and taken.summary == "skipped"
+    assert {"reading", "planning", "compiling", "rewriting"} == set(taken.stages)
+    assert sum(taken.stages.values()) == pytest.approx(taken.seconds, abs=0.1)
+    slow = replace(taken, seconds=20.1)
+    text = optimising.show([(subject, dict.fromkeys(optimising.WAYS, each)) for each in (taken, slow)], [])
+    assert text.count("| pass |") == text.count("| FAIL |") == 1
 
 
 def test_cold_start_allowances():

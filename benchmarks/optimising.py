@@ -1,0 +1,143 @@
+"""What `onnxfuse optimize` takes, verification included, and what of that.
+
+    python benchmarks/optimising.py [--rows bert,vit] [--models FOLDER] [--dry-run]
+
+Each model is optimised in a process of its own, with an empty kernel cache, then with the cache that this left, then
+with that and without verification.  No database, and no measurement: their time is an option's.  At most 15 s are
+allowed for a row of the zoo with an empty cache, 20 s for a file of ``--models``, such as those that `make test-models`
+fetches.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from common import RESULTS, ZOO, ApartError, Environment, apart, environment, hydrate, measured_on, table, write_results
+from zoo import choose
+
+from onnxfuse.pipeline import Options, optimise
+
+ALLOWED, ALLOWED_FILES = 15.0, 20.0
+"""Seconds, with an empty cache."""
+
+WAYS = ("empty cache", "warm cache", "without verification")
+
+STAGES = ("reading", "planning", "compiling", "rewriting", "checking", "comparing", "verifying")
+"""What stages begin with, in their order; whatever begins otherwise counts as "else"."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to optimise: a row of the zoo, or a file."""
+
+    name: str
+    path: str
+    dims: Mapping[str, int]
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of one optimisation, of its stages, and what came of it."""
+
+    seconds: float
+    stages: dict[str, float]
+    nodes: int
+    summary: str
+
+
+def optimised(subject: Subject, cache: str, target: str | None, verify: bool) -> Taken:
+    """Optimise in this process, which has optimised none before."""
+    os.environ["ONNXFUSE_CACHE_DIR"] = cache
+    stages: Counter[str] = Counter()
+    start = now = time.perf_counter()
+    stage = STAGES[0]
+
+    def tell(what: str, _done: int, _count: int) -> None:
+        nonlocal now, stage
+        stages[stage] += time.perf_counter() - now
+        now, stage = time.perf_counter(), next((name for name in STAGES if what.startswith(name)), "else")
+
+    options = Options(dims=subject.dims, target=target, verify=verify, compile=True, database=False)
+    done = optimise(subject.path, options, tell)
+    tell("", 0, 0)
+    summary = "skipped" if done.verification is None else done.verification.summary
+    return Taken(time.perf_counter() - start, dict(stages), len(done.rewritten.placed), summary)
+
+
+def subjects(names: str | None, models: Path | None, folder: str) -> Iterator[Subject]:
+    """Rows of the zoo, hydrated into a folder one by one, or the models in a folder of the user's."""
+    if models is not None:
+        for path in sorted(models.rglob("*.onnx")):
+            yield Subject(str(path.relative_to(models)), str(path), {}, ALLOWED_FILES)
+        return
+    for row in choose(names):
+        path = Path(folder) / f"{row.model}.onnx"
+        if not path.exists():
+            path.write_bytes(hydrate().hydrate(ZOO / f"{row.model}.onnx.xz").SerializeToString())
+        yield Subject(row.name, str(path), row.dims, ALLOWED)
+
+
+def measure(subject: Subject, folder: str, target: str | None) -> dict[str, Taken]:
+    """One model, every way."""
+    cache = tempfile.mkdtemp(dir=folder)
+    return {way: apart(optimised, subject, cache, target, way != WAYS[-1]) for way in WAYS}
+
+
+def show(found: Sequence[tuple[Subject, dict[str, Taken]]], errors: Sequence[str]) -> str:
+    """The table."""
+    rows = [[
+        subject.name, str(taken[WAYS[0]].nodes), *(f"{taken[way].seconds:.1f}" for way in WAYS),
+        ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in taken[WAYS[0]].stages.items() if seconds >= 0.05),
+        taken[WAYS[0]].summary, "pass" if taken[WAYS[0]].seconds <= subject.allowed else "FAIL",
+    ] for subject, taken in found]
+    head = ["model", "fused nodes", *(f"{way} s" for way in WAYS), "of the first", "verification", ""]
+    return "\n".join([f"Allowed with an empty cache: {ALLOWED:g} s, {ALLOWED_FILES:g} s for a file of one's own.", "",
+                      table(head, rows), *(f"\n- {error}" for error in errors)])
+
+
+@click.command(help=__doc__.split("\n")[0])
+@click.option("--rows", "names", metavar="NAME,...", help="Rows of the zoo whose names begin so; all by default.")
+@click.option("--models", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="FOLDER",
+              help="All models in a folder, at the sizes that are assumed for them, in place of the zoo.")
+@click.option("--target", help="GPU to plan for; by default the one at hand.")
+@click.option("--dry-run", is_flag=True, help="Where there is no GPU: kernels are not run, and no bar counts.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
+              help="Folder for the results; benchmarks/results by default.")
+def main(names: str | None, models: Path | None, target: str | None, dry_run: bool, out: Path) -> None:
+    where: Environment = apart(environment) if dry_run else measured_on("--dry-run")
+    found: list[tuple[Subject, dict[str, Taken]]] = []
+    errors: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="onnxfuse-optimising-") as folder:
+        for subject in subjects(names, models, folder):
+            try:
+                taken = measure(subject, folder, target or where.gpu)
+            except ApartError as error:
+                errors.append(f"{subject.name}: {str(error).strip().splitlines()[-1]}")
+                click.echo(f"  {errors[-1]}", err=True)
+                continue
+            found.append((subject, taken))
+            click.echo(f"  {subject.name}: {taken[WAYS[0]].seconds:.1f} s", err=True)
+    text = show(found, errors)
+    click.echo(text)
+    if found:
+        content = {"errors": errors, "models": [
+            {"model": subject.name, "allowed": subject.allowed,
+             "taken": {way: asdict(one) for way, one in taken.items()}}
+            for subject, taken in found]}
+        path = write_results(out, "optimising", where, content, text)
+        click.echo(f"written: {path} and .json", err=True)
+    missed = [subject for subject, taken in found if taken[WAYS[0]].seconds > subject.allowed]
+    sys.exit(bool(errors) or (bool(missed) and not dry_run))
+
+
+if __name__ == "__main__":
+    main()
