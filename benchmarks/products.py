@@ -35,9 +35,10 @@ SETS = 3
 
 FOLLOWS = {
     "": "y = Identity(p)", "residual": "s = Add(p, c) y = Add(s, r)",
-    "gelu": "s = Add(p, c) f = Constant <value_float = 1.41421356> () q = CastLike(f, a) h = Div(s, q) e = Erf(h) "
-            "i = Constant <value_float = 1.0> () j = CastLike(i, a) o = Add(e, j) g = Mul(s, o) "
-            "l = Constant <value_float = 0.5> () m = CastLike(l, a) y = Mul(g, m)",
+    # Constants as float16's bits: 1.4142, 1 and 0.5.
+    "gelu": "s = Add(p, c) q = Constant <value = float16 {15784}> () h = Div(s, q) e = Erf(h) "
+            "i = Constant <value = float16 {15360}> () o = Add(e, i) g = Mul(s, o) "
+            "l = Constant <value = float16 {14336}> () y = Mul(g, l)",
 }
 
 
@@ -81,9 +82,10 @@ class Case:
 
 
 def _transformer(name: str, rows: int, width: int, inner: int) -> list[Case]:
-    return [Case(f"{name} projection", rows, width, width), Case(f"{name} up", rows, inner, width),
-            Case(f"{name} up, GELU", rows, inner, width, "gelu"), Case(f"{name} down", rows, width, inner),
-            Case(f"{name} down, residual", rows, width, inner, "residual")]
+    bare = [Case(f"{name} projection", rows, width, width), Case(f"{name} up", rows, inner, width),
+            Case(f"{name} down", rows, width, inner)]
+    return [*bare, *(replace(each, name=f"{each.name}, {follows}", follows=follows.lower()) for each, follows in zip(
+        bare, ("residual", "GELU", "residual"), strict=True))]
 
 
 CASES = (

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 
 from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.attention_shape import PANEL, WARPS, WIDTH
+from onnxfuse.schedules.kernel import moving_loads
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import Parts, Side
@@ -31,7 +33,10 @@ from onnxfuse.schedules.product_shape import (
 )
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import indented, unrolled
+from onnxfuse.schedules.text import indented, pointer, unrolled
+
+LINE = 128
+"""Bytes that come to a cache at once."""
 
 AVAILABLE = "#if defined(OF_WARPGROUP) || defined(ONNXFUSE_EMULATOR)"
 """Where there are such copies and products."""
@@ -177,6 +182,7 @@ class SpecialisedText(ProductText):
             f"for (idx number = {own}; number < tiles; number += {step}) {{",
             *indented([
                 *self._place("number"),
+                *self._prefetched(),
                 "float sums[rows64][columns / 8][4];",
                 "int before = 0;",
                 *begun,
@@ -190,6 +196,33 @@ class SpecialisedText(ProductText):
             ]),
             "}",
         ]
+
+    def _prefetched(self) -> list[str]:
+        """What is read with the results of a warp's rows comes to the second-level cache while they are multiplied."""
+        lines = []
+        for load in self._beside():
+            writer = self._writer(self.lanes)
+            address = pointer(f"i{load.input}", writer.index(load.offset))
+            lines += [
+                f"for (int column = lane / 16 * {LINE // TYPES[load.dtype].size}; column < own_columns; "
+                f"column += {2 * LINE // TYPES[load.dtype].size}) {{",
+                *indented([
+                    f"const idx n = of::imin(first_n + column, (idx){self.extents['n']} - 1);",
+                    *writer.upto(Scope.VECTOR), f"of::prefetch({address});"]),
+                "}",
+            ]
+        if not lines:
+            return []
+        m = f"of::imin(first_m + own_row + i * 64 + lane % 16, (idx){self.extents['m']} - 1)"
+        return unrolled("int i = 0; i < rows64; ++i", [f"const idx m = {m};", *lines])
+
+    def _beside(self) -> list[Load]:
+        """Loads of an element for each result, rows of them where the results' are, such as a residual."""
+        parts, down = self.parts, self.parts.lanes("@m", 1)
+        if parts.puller.gathered:
+            return []
+        return [load for load in moving_loads(parts.results, self.lanes)
+                if self.lanes.stride(load.offset) == 1 and down.moves_place(load.offset) and not load.conditions]
 
     def _summed(self, done: str) -> list[str]:
         """The stages of a tile, one being multiplied while the next is asked for."""
@@ -218,6 +251,8 @@ class SpecialisedText(ProductText):
         laid = "of::laid_at(half * 8 + lane / 4, p * wide + j * 8 + lane % 4 * 2)"
         pair = "sums[piece / pieces][(p * own_columns + piece % pieces * wide) / 8 + j]"
         m, n = self.extents["m"], self.extents["n"]
+        taken = "of::load_laid<width>(own_laid, line, {} * wide + column)"
+        line, row = "const int line = lane / lanes + pass * step;", "const idx row = first_row + line;"
         return [
             f"constexpr int wide = {PIECE} / beside, pieces = own_columns / wide;",
             "#pragma unroll 1",
@@ -239,15 +274,12 @@ class SpecialisedText(ProductText):
                     "}"]),
                 "__syncwarp();",
                 f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(wide / width, 32), step = 32 / lanes;",
+                "constexpr int passes = 16 / step;",
                 "for (int column = lane % lanes * width; column < wide; column += lanes * width) {",
                 *indented([
                     "const idx n = first_column + column;",
                     f"if (n >= {n}) break;",
-                    *unrolled("int pass = 0; pass < 16 / step; ++pass", [
-                        "const int line = lane / lanes + pass * step;",
-                        "const idx m = first_row + line;",
-                        f"if (m >= {m}) break;",
-                        *self._results("of::load_laid<width>(own_laid, line, {} * wide + column)")]),
+                    *self._results([line, row], taken, [line, row]),
                 ]),
                 "}",
             ]),

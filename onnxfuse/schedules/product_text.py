@@ -27,6 +27,10 @@ ONE_BY_ONE = 8
 the compiler five times as long as all other variants together, and more registers than a thread has."""
 
 
+ABREAST = 4
+"""Rows of which a thread computes vectors of results at once."""
+
+
 class ProductText:
     """Writes the body of a kernel for one shape of tiles."""
 
@@ -223,46 +227,53 @@ class ProductText:
 
     def _stored(self) -> list[str]:
         """Lines that store results, vectors of a row at a time."""
+        line = "threadIdx.x / lanes + (first + pass) * step"
         return [
             f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(own_columns / width, threads);",
-            "constexpr int step = threads / lanes;",
+            "constexpr int step = threads / lanes, all = (rows + step - 1) / step;",
+            f"constexpr int passes = all < {ABREAST} ? all : {ABREAST};",
             "for (int column = threadIdx.x % lanes * width; column < own_columns; column += lanes * width) {",
             *indented([
                 "const idx n = first_n + column;",
                 f"if (n >= {self.extents['n']}) break;",
-                "#pragma unroll 4",
-                "for (int pass = 0; pass < (rows + step - 1) / step; ++pass) {",
-                *indented([
-                    "const int line = threadIdx.x / lanes + pass * step;",
-                    "const idx m = first_m + line;",
-                    f"if (line >= rows || m >= {self.extents['m']}) break;",
-                    "const float* const sums_of_row = laid + line * long_row + column;",
-                    *self._results("of::load<width>(sums_of_row + {} * own_columns)"),
-                ]),
+                "#pragma unroll 1",
+                "for (int first = 0; first < all; first += passes) {",
+                *indented(self._results(
+                    ["const idx line = of::imin((int)(" + line + "), rows - 1), row = first_m + line;",
+                     "const float* const sums_of_row = laid + line * long_row + column;"],
+                    "of::load<width>(sums_of_row + {} * own_columns)",
+                    [f"const int line = {line};", "if (line >= rows) break;", "const idx row = first_m + line;"])),
                 "}",
             ]),
             "}",
         ]
 
-    def _results(self, taken: str) -> list[str]:
-        """Lines that store a vector of results; ``taken`` gives the sums of the product that its braces number."""
-        writer, lanes = self._writer(self.lanes), self.lanes
-        computed, stored = [], []
-        for number, (output, result, place) in enumerate(
-                zip(self.parts.lowered.program.outputs, self.parts.results, self.parts.places, strict=True)):
-            kind, value = TYPES[output.dtype], writer.scalar(result)
-            vector = lanes.width > 1
-            target = pointer(f"o{number}", writer.index(place, lane=not vector))
-            if vector:
-                computed.append((f"{kind.compute} y{number}[width];", f"y{number}[v] = {value};"))
-                stored.append(f"of::store({target}, of::pack<{kind.storage}>(y{number}));")
-            else:
-                computed.append(("", f"*({target}) = of::Store<{kind.storage}>::from({value});"))
-        each = [*writer.lines[Scope.LANE], *(line for _, line in computed)]
-        sums = [f"const auto sums{number} = {taken.format(number)};" for number in range(len(self.rights))]
+    def _results(self, begin: Sequence[str], taken: str, end: Sequence[str]) -> list[str]:
+        """Lines that store a vector of results of each pass, of a row of the result if there is such a row.
+
+        ``taken`` gives the sums of the product that its braces number.  All passes are computed before any is stored,
+        and past the last row that one again: without a branch or a store between them the compiler asks for what all of
+        them read before it waits for any of it."""
+        writer, places = self._writer(self.lanes), self._writer(self.lanes)
+        rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
+        kinds = [TYPES[output.dtype] for output in outputs]
+        values = [writer.scalar(result) for result in self.parts.results]
+        targets = [pointer(f"o{number}", places.index(place)) for number, place in enumerate(self.parts.places)]
+        each = [*writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, value in enumerate(values))]
         return [
-            *sums, *writer.upto(Scope.VECTOR), *(line for line, _ in computed if line),
-            *unrolled("int v = 0; v < width; ++v", each), *stored,
+            *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
+            *unrolled("int pass = 0; pass < passes; ++pass", [
+                *begin, f"const idx m = of::imin(row, (idx){rows} - 1);",
+                *(f"const auto sums{number} = {taken.format(number)};" for number in range(len(self.rights))),
+                *writer.upto(Scope.VECTOR),
+                *(f"{kind.compute} y{number}[width];" for number, kind in enumerate(kinds)),
+                *unrolled("int v = 0; v < width; ++v", each),
+                *(f"results{number}[pass] = of::pack<{kind.storage}>(y{number});" for number, kind in enumerate(kinds)),
+            ]),
+            *unrolled("int pass = 0; pass < passes; ++pass", [
+                *end, f"if (row >= {rows}) break;", "const idx m = row;", *places.upto(Scope.VECTOR),
+                *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
+            ]),
         ]
 
 

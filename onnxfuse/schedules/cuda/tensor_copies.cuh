@@ -87,6 +87,12 @@ __device__ __forceinline__ void fetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 #endif
 }
+// Asks for what lies there, to be in the second-level cache when it is read.
+__device__ __forceinline__ void prefetch(const void* pointer) {
+#ifdef OF_WARPGROUP
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(pointer));
+#endif
+}
 // Asks for the tile of a map that begins at these coordinates, the innermost first; zeros outside of the tensor.  Its
 // bytes arrive at `arrivals`.
 template <int rank>
