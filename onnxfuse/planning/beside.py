@@ -111,14 +111,13 @@ class Offer:
 
     def __init__(self, pool: CandidatePool, context: Context, stage: str, *, trusted: bool = True) -> None:
         self.pool, self.context, self.stage, self.trusted = pool, context, stage, trusted
-        self.alone: tuple[frozenset[Node], float] | None = None
+        self.products: Sequence[Node] = ()
         self.taken: set[Members] = set()
         self.refused: dict[Members, tuple[Refusal, RegionCost | None]] = {}
 
     def around(self, beside: Beside) -> None:
         """Weigh the products bare, with as much behind it as there is a kernel for, and with what is before too."""
-        bare, least = frozenset(beside.products), beside.least()
-        self.alone = None if self.trusted else self._measured_alone(bare)
+        self.products, least = beside.products, beside.least()
         whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), least)
         for members in dict.fromkeys((whole, beside.before(whole), least)):
             if members not in self.taken and members not in self.refused:
@@ -151,7 +150,7 @@ class Offer:
         made = with_kernel(region, self.pool, self.context)
         if isinstance(made, Refusal):
             return made
-        cost = measured_cost(made)
+        cost = measured_cost(made, self.pool.maker.costs)
         if not self.trusted:
             return self._beside_alone(made, cost)
         if cost is not None:
@@ -162,31 +161,17 @@ class Offer:
             cost, len(made.nodes), made.label, self.stage) or (made, cost)
 
     def _beside_alone(self, region: Region, cost: RegionCost | None) -> tuple[Region, RegionCost] | Refusal:
-        """The same where measurements alone decide.  What surrounds the products may be a kernel of its own, whose gain
-        is predicted; so it is counted as predicted, and the runtime's products as measured alone."""
-        if cost is None or self.alone is None:
+        """The same where measurements alone decide: of the region, and of the runtime's products by themselves, by
+        which they count in whatever else may become of them."""
+        learned = self.pool.maker.costs.is_learned
+        if cost is None or not all(any(map(learned, node.originals)) for node in self.products):
             return Refusal(
                 UNMEASURED,
                 "this product could be one kernel with what is around it; how fast that is on "
                 f"{self.pool.maker.costs.profile.name} was not measured, and products are fused only where that is "
                 "known to be faster", region.label, region.rule, "run onnxfuse tune on that GPU",
             )
-        nodes, microseconds = self.alone
-        rest, _ = self.pool.maker.costs.unfused(set(region.nodes) - nodes)
-        before = 1e-6 * cost.executions * microseconds + rest
-        # Predictions do not see how the runtime lays convolutions out; of others they say what else competes for them.
-        slides = any(node.op == "Conv" for node in nodes)
-        cost = replace(cost, seconds_before=before if slides else min(cost.seconds_before, before))
         return self.pool.objective.refuses(cost, len(region.nodes), region.label, self.stage) or (region, cost)
-
-    def _measured_alone(self, bare: Members) -> tuple[frozenset[Node], float] | None:
-        """The nodes of the products, and microseconds that the runtime takes for them; None where nobody measured."""
-        region = self.pool.region(bare, self.stage)
-        made = region if isinstance(region, Refusal) else self.pool.maker.with_kernel(region)
-        if isinstance(made, Refusal) or self.context.runtime is None:
-            return None
-        taken = self.context.runtime(made)
-        return None if taken is None else (frozenset(made.nodes), taken)
 
     def _sure(self, region: Region) -> RegionCost:
         """What a region saves whatever becomes of what the runtime fuses with its nodes: the bias of a convolution,

@@ -21,6 +21,7 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
@@ -51,7 +52,9 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
     classes = (MOVES, COMPUTES) if trusted else ()
     for second in ordered(node for node in facts if facts[node].contracts):
         for core in _cores(second, facts):
-            around = [core, *(_with(core, second, _Beside(graph, facts, each)) for each in classes)]
+            each = [_Beside(graph, facts, found) for found in classes]
+            around = [core, *(_behind(core, second, beside) for beside in each),
+                      *(_behind(_before(core, beside), second, beside) for beside in each)]
             _offer(list(dict.fromkeys(around)), pool, context)
 
 
@@ -104,8 +107,8 @@ class _Beside:
             not any(each.op != "Constant" and classify(each, self.graph) in MOVES for each in node.originals))
 
 
-def _with(core: Members, last: Node, beside: _Beside) -> Members:
-    """A region with what only its products read, and what alone reads its result."""
+def _before(core: Members, beside: _Beside) -> Members:
+    """A region with what only its products read."""
     members, reading = set(core), {node for node in core if beside.facts[node].contracts}
     waiting = ordered(reading)
     while waiting:
@@ -116,6 +119,12 @@ def _with(core: Members, last: Node, beside: _Beside) -> Members:
         members |= before
         reading |= before
         waiting = ordered(reading) if before else ()
+    return frozenset(members)
+
+
+def _behind(core: Members, last: Node, beside: _Beside) -> Members:
+    """A region with what alone reads its result, that of ``last``."""
+    members = set(core)
     while (result := last.outputs[0]) is not None and len(result.consumers) == 1 and not result.is_output:
         (last,) = result.consumers
         if last in members or not beside.admits(last) or sum(value is not None for value in last.outputs) != 1:
@@ -163,20 +172,22 @@ def with_kernel(region: Region, pool: CandidatePool, context: Context) -> Region
     return made if context.measured is None else context.measured(made)
 
 
-def measured_cost(region: Region) -> RegionCost | None:
+def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:
     """A region's cost by what was measured; None where that does not say.
 
     What else may become of its nodes is worth what predictions of these say, so that this is too, and only the kernel's
-    own time is the measured one; what the runtime took counts where predictions see no gain.  (A region that was
-    measured slower than the runtime's nodes is none.)
+    own time is the measured one, beside what it leaves of a fusion of the runtime's.  What the runtime took for its
+    nodes counts where nothing was learned of its products and predictions see no gain: measured apart they are without
+    what the runtime fuses with them.  (A region that was measured slower than the runtime's nodes is none.)
     """
     measured, cost = region.measured, region.cost
     if measured is None or measured["runtime_microseconds"] is None:
         return None
-    runs = 1e-6 * cost.executions
-    before, after = (runs * measured[side] for side in ("runtime_microseconds", "microseconds"))
-    return replace(cost, seconds_before=cost.seconds_before if cost.seconds_before > after else before,
-                   seconds_after=after)
+    before, after = (1e-6 * cost.executions * measured[side] for side in ("runtime_microseconds", "microseconds"))
+    left = max(cost.seconds_after - cost.executions * costs.kernel_seconds(region), 0.0)
+    if cost.seconds_before <= after + left and not any(map(costs.is_learned, region.nodes)):
+        return replace(cost, seconds_before=before + left, seconds_after=after + left)
+    return replace(cost, seconds_after=after + left)
 
 
 def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
@@ -184,7 +195,7 @@ def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Regi
     made = with_kernel(region, pool, context)
     if isinstance(made, Refusal):
         return made
-    cost = measured_cost(made)
+    cost = measured_cost(made, pool.maker.costs)
     if cost is not None:
         return made, cost
     attends = any(pool.facts[node].contracts and pool.facts[node].maxima for node in made.view)

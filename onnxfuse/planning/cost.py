@@ -121,6 +121,17 @@ class CostModel:
         self.groups = groups_of(ledger.graph) if groups is None else tuple(groups)
         self._group = {node: group for group in self.groups for node in group.nodes}
         self._seconds: dict[frozenset[Node], float] = {}
+        self._alone: dict[Node, float] = {}
+
+    def learn(self, node: Node, seconds: float) -> None:
+        """What the runtime takes for one run of a product or a convolution by itself, as measured: its own bias and
+        whatever the runtime lays out for it among it.  Before anything that holds it is weighed."""
+        self._alone[node] = seconds
+        self._seconds = {unit: known for unit, known in self._seconds.items() if node not in unit}
+
+    def is_learned(self, node: Node) -> bool:
+        """Whether it was measured what the runtime takes for a node by itself."""
+        return node in self._alone
 
     def seconds(
         self, traffic: KernelTraffic, dtype: int | None = None, efficiency: float = STREAMING, again: int = 0,
@@ -144,7 +155,7 @@ class CostModel:
         return first + more * self.profile.floor_us * 1e-6 + traffic.scratch / self.profile.bandwidth
 
     def group_seconds(self, nodes: frozenset[Node]) -> float:
-        """Time of nodes that ONNX Runtime runs as one kernel, or of one node: observed, else predicted."""
+        """Time of nodes that ONNX Runtime runs as one kernel, or of one node: observed, else measured or predicted."""
         if nodes not in self._seconds:
             found = [self.ledger.observed[node].seconds for node in nodes if node in self.ledger.observed]
             seen = [seconds for seconds in found if seconds is not None]
@@ -165,7 +176,9 @@ class CostModel:
             if len(nodes) == 1:
                 once = self._summed(node, once, counted)
             bias = biased(nodes)
-            once += 0.0 if bias is None else self.bias_seconds(bias)
+            added = 0.0 if bias is None else self.bias_seconds(bias)
+            alone = [self._alone[node] for node in nodes if node in self._alone]
+            once = alone[0] if alone and len(nodes) == 1 else max([once, *alone]) + added
             self._seconds[nodes] = once * self.ledger.executions(nodes)
         return self._seconds[nodes]
 

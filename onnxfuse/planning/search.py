@@ -21,6 +21,7 @@ from onnxfuse.graph.binding import asked_of, bind
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.admission import Facts, beside_convolutions, node_facts
+from onnxfuse.planning.alone import learn_products
 from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
@@ -118,6 +119,7 @@ class _Search:
         self.candidates = CandidatePool(self.maker, objective, known, rules, self.forbidden, nearby)
 
     def plan(self) -> Plan:
+        learn_products(self.maker, self.products, self.context)
         self._seed()
         groups = self._grown(self.growth)
         self._offer_overlapping()
