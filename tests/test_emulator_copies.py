@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulator import Emulator, EmulatorError, Order, run_plan
+from emulator import EmulatorError, Order, run_plan
 from onnx import TensorProto
 from reference import Array
 
@@ -71,45 +71,6 @@ def test_faults_of_arrivals(old: str, new: str, message: str) -> None:
     assert old in COPY
     with pytest.raises(EmulatorError) as error:
         copied(COPY.replace(old, new), (0, 0))
-    assert message in str(error.value)
-
-
-CLUSTER = "".join(map(header, ("onnxfuse", "mma", "warpgroup", "tensor_copies"))) + """
-extern "C" __global__ void pairs(int* out) {
-  extern __shared__ __align__(1024) unsigned char held[];
-  int* const own = reinterpret_cast<int*>(held);
-  of::Arrivals* const here = reinterpret_cast<of::Arrivals*>(held + 16);
-  own[0] = blockIdx.x;
-  if (threadIdx.x == 0) of::count_arrivals(here, 2), of::arrivals_counted();
-  of::meet_cluster();
-  if (threadIdx.x < 2) of::arrive_at(here, threadIdx.x);
-  of::wait_for(here, 0);
-  __syncthreads();
-  if (threadIdx.x == 0) out[blockIdx.x] = own[0];
-  of::meet_cluster();
-}
-"""
-
-
-@pytest.mark.parametrize("order", ["forward", "backward", 1])
-def test_blocks_of_a_cluster_run_together(order: Order) -> None:
-    """Each with its own shared memory and index, waiting for what the other does."""
-    out = np.full(6, -1, np.int32)
-    Emulator(CLUSTER).launch("pairs", 6, 32, [out], 24, order, 2)
-    np.testing.assert_array_equal(out, np.arange(6))
-
-
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ("  of::meet_cluster();\n  if (threadIdx.x < 2)", "  __syncthreads();\n  if (threadIdx.x < 2)",
-     "no arrivals are counted at this address"),
-    ("arrive_at(here, threadIdx.x)", "arrive_at(here, 1 + threadIdx.x)", "a cluster has no block 2"),
-    ("  of::wait_for(here, 0);", "  if (blockIdx.x % 2) return;\n  of::wait_for(here, 0); of::arrive_at(here, 1);",
-     "block 1 of the cluster has ended"),
-])
-def test_faults_of_clusters(old: str, new: str, message: str) -> None:
-    assert old in CLUSTER
-    with pytest.raises(EmulatorError) as error:
-        Emulator(CLUSTER.replace(old, new)).launch("pairs", 2, 32, [np.zeros(2, np.int32)], 24, "backward", 2)
     assert message in str(error.value)
 
 

@@ -60,7 +60,6 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
-        ("cluster", ctypes.c_uint),
         ("shared", ctypes.c_uint64),
         ("shared_alignment", ctypes.c_uint64),
         ("static_begin", ctypes.c_void_p),
@@ -142,7 +141,6 @@ class Emulator:
         args: Sequence[Argument],
         shared: int = 0,
         order: Order = "forward",
-        cluster: int = 1,
     ) -> None:
         """Run a kernel to its end.
 
@@ -155,7 +153,6 @@ class Emulator:
                 parameter's size, a Python number takes it.
             shared: dynamic shared memory in bytes.
             order: see ``Order``.
-            cluster: blocks of a cluster, neighbours along the first axis.
 
         Raises:
             EmulatorError: the launch does not fit the kernel or a GPU, or a thread did something wrong.
@@ -165,7 +162,6 @@ class Emulator:
         entry = self._kernels[kernel]
         grids, blocks = _three(grid), _three(block)
         self._check_sizes(kernel, entry, grids, blocks, shared)
-        self._check_cluster(kernel, grids, blocks, cluster)
         if len(args) != entry.count:
             raise EmulatorError(f"kernel {kernel} has {entry.count} parameters, not {len(args)}")
         with ExitStack() as stack:
@@ -186,10 +182,10 @@ class Emulator:
                 else:
                     values.numbers[number] = _encode(kernel, number, parameter, argument)
             try:
-                self._run(kernel, entry, (grids, blocks, cluster), values, shared, order, buffers)
+                self._run(kernel, entry, grids, blocks, values, shared, order, buffers)
             except _CheckError:
                 if self._telling is not None:
-                    self._telling().launch(kernel, grid, block, args, shared, order, cluster)
+                    self._telling().launch(kernel, grid, block, args, shared, order)
                 raise
             for array, buffer in arrays:
                 if not buffer.read_only:
@@ -208,19 +204,12 @@ class Emulator:
         if not 0 <= shared <= MOST_SHARED:
             raise EmulatorError(f"kernel {kernel} cannot have {shared} bytes of dynamic shared memory")
 
-    def _check_cluster(self, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], cluster: int) -> None:
-        threads = block[0] * block[1] * block[2]
-        if cluster != 1 and (grid[0] % cluster or threads % 32 or cluster * threads > MOST_THREADS
-                             or self._static[0] != self._static[1]):
-            raise EmulatorError(
-                f"kernel {kernel} cannot have grid {grid} in clusters of {cluster} blocks of {threads} threads, which "
-                f"are emulated of {MOST_THREADS} threads at most, without static shared memory")
-
     def _run(
         self,
         kernel: str,
         entry: _Kernel,
-        sizes: tuple[tuple[int, ...], tuple[int, ...], int],
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
         values: _Values,
         shared: int,
         order: Order,
@@ -228,7 +217,7 @@ class Emulator:
     ) -> None:
         orders = {"forward": 0, "backward": 1}
         launch = _Launch(
-            ctypes.pointer(entry), values.pointers, *sizes, shared, self._shared_alignment, *self._static,
+            ctypes.pointer(entry), values.pointers, grid, block, shared, self._shared_alignment, *self._static,
             orders[order] if isinstance(order, str) else 2, order if isinstance(order, int) else 0, self.seconds,
         )
         fault = _Fault()

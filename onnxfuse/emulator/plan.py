@@ -158,8 +158,7 @@ def _run(
             size = situation.evaluate(text)
             buffers[f"t{number}"] = stack.enter_context(Buffer(f"scratch t{number}", size, _SCRATCH_POISON))
         for step in variant.steps:
-            cluster = [] if isinstance(step, LibraryCall) else [situation.evaluate(size) for size in step.cluster or ()]
-            if isinstance(step, LibraryCall) or step.dependent or any(size != 1 for size in cluster[1:]):
+            if isinstance(step, LibraryCall) or step.extended:
                 raise EmulatorError(f"region {plan.region}: a step asks for what is not emulated: {step}")
             grid = [situation.evaluate(size) for size in step.grid]
             if 0 in grid:
@@ -168,8 +167,7 @@ def _run(
             arguments = [
                 _encoded(plan.maps[int(text[1:])], buffers, situation) if text.startswith("m") else
                 _argument(text, buffers, situation) for text in step.arguments]
-            shared = situation.evaluate(step.shared)
-            emulator.launch(step.kernel, grid, block, arguments, shared, order, cluster[0] if cluster else 1)
+            emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order)
         return [
             buffers[f"o{number}"].read(kind, shape)
             for number, (kind, shape) in enumerate(zip(types, shapes, strict=True))

@@ -32,8 +32,7 @@ using onnxfuse_emulator::token;
 
 namespace {
 
-constexpr int kMostThreads = 1024;         // of a cluster
-constexpr int kMostBlocks = 8;
+constexpr int kMostThreads = 1024;
 constexpr size_t kPage = 4096;
 constexpr size_t kStack = 64 * 1024;       // of one thread, its guard page included
 constexpr size_t kDynamic = 256 * 1024;    // more than any GPU has
@@ -57,7 +56,6 @@ struct Thread {
   unsigned lane;
   Context context;
   int number, rank;
-  int block;  // in the cluster
   State state;
   Barrier barrier;
   Warp warp;
@@ -72,7 +70,7 @@ struct Thread {
 struct Launch {
   const Kernel* kernel;
   void** arguments;
-  unsigned grid[3], block[3], cluster;
+  unsigned grid[3], block[3];
   uint64_t shared, shared_alignment;
   char *static_begin, *static_end;
   int order;  // 0 forward, 1 backward, 2 shuffled by seed
@@ -94,14 +92,12 @@ pid_t owner;
 Context outside;
 Thread threads[kMostThreads];
 Thread* running;
-int thread_count, block_threads, live;
+int thread_count, live;
 int thread_at[kMostThreads];            // by rank
 uint64_t ready[kMostThreads / 64];      // by rank
 unsigned meeting[kMostThreads / 32];    // lanes of each warp that wait at a warp operation
 std::mt19937_64 shuffler;
-char *stacks, *signal_stack;
-char* dynamic_ends[kMostBlocks];
-Index block_indices[kMostBlocks];
+char *stacks, *dynamic_end, *signal_stack;
 std::vector<void**>* dynamic_variables;
 std::map<void*, Arrivals> arrivals;  // of the block
 
@@ -113,15 +109,9 @@ void stop(Thread& thread, State state) {
   thread.state = state;
   ready[thread.rank / 64] &= ~(1ull << thread.rank % 64);
 }
-char* dynamic_of(int block) {
-  const size_t alignment = launch->shared_alignment;
-  return dynamic_ends[block] - (launch->shared + alignment - 1) / alignment * alignment;
-}
 void enter(Thread* thread) {
   running = thread;
   onnxfuse_emulator_thread_index = thread->index;
-  onnxfuse_emulator_block_index = block_indices[thread->block];
-  onnxfuse_emulator_dynamic_shared = dynamic_of(thread->block);
 }
 Thread& current() { return *running; }
 
@@ -173,7 +163,7 @@ void describe(const Thread& thread, char* text, size_t size) {
   }
   const Thread* a = nullptr;
   for (int n = 0; n < thread_count; ++n) {
-    if (threads[n].state != State::barrier || (a && a->block != threads[n].block)) continue;
+    if (threads[n].state != State::barrier) continue;
     if (!a) a = &threads[n];
     if (threads[n].line == a->line && threads[n].barrier == a->barrier) continue;
     describe(*a, first, sizeof(first));
@@ -197,39 +187,23 @@ void shuffle_ranks() {
   }
 }
 
-// Whether all living threads of these are at one barrier, which is of a cluster or is not; they may go on then.
-bool release_barrier(int begin, int end, bool cluster) {
+void release_barrier() {
   const Thread* first = nullptr;
-  int counted = 0, living = 0;
-  for (int n = begin; n < end; ++n) {
+  int counted = 0;
+  for (int n = 0; n < thread_count; ++n) {
     const Thread& thread = threads[n];
     if (thread.state == State::ended) continue;
-    if (thread.state != State::barrier) return false;
+    if (thread.state != State::barrier) stuck();
     if (!first) first = &thread;
-    if (thread.line != first->line || thread.barrier != first->barrier) {
-      if (!cluster) stuck();
-      return false;
-    }
+    if (thread.line != first->line || thread.barrier != first->barrier) stuck();
     counted += thread.operand != 0;
-    ++living;
   }
-  if (!first || (first->barrier == Barrier::cluster) != cluster) return false;
-  const uint64_t result = first->barrier == Barrier::all ? counted == living : first->barrier == Barrier::any ? counted > 0 : counted;
-  for (int n = begin; n < end; ++n) {
+  const uint64_t result = first->barrier == Barrier::all ? counted == live : first->barrier == Barrier::any ? counted > 0 : counted;
+  for (int n = 0; n < thread_count; ++n) {
     if (threads[n].state == State::ended) continue;
     threads[n].result = result;
     threads[n].state = State::ready;
   }
-  return true;
-}
-
-// Nobody can run: those at barriers that are complete may go on.
-void release_barriers() {
-  bool released = release_barrier(0, thread_count, true);
-  for (int begin = 0; begin < thread_count && !released; begin += block_threads) {
-    released = release_barrier(begin, begin + block_threads, false);
-  }
-  if (!released) stuck();
   shuffle_ranks();
 }
 
@@ -246,7 +220,7 @@ void yield() {
   if (live == 0) change(self.context, outside);
   Thread* next = first_ready();
   if (!next) {
-    release_barriers();
+    release_barrier();
     next = first_ready();
   }
   if (next == &self) return;
@@ -346,35 +320,27 @@ char* reserve(size_t size) {
 
 bool prepare() {
   if (stacks) return true;
-  char* dynamic = reserve(kMostBlocks * (kDynamic + kPage) + kPage);
+  char* dynamic = reserve(kDynamic + 2 * kPage);
   signal_stack = reserve(16 * kPage);
   char* memory = reserve(kMostThreads * kStack);
   if (!dynamic || !signal_stack || !memory) return false;
+  dynamic_end = dynamic + kPage + kDynamic;
   mprotect(dynamic, kPage, PROT_NONE);
-  for (int block = 0; block < kMostBlocks; ++block) {
-    dynamic_ends[block] = dynamic + (block + 1) * (kDynamic + kPage);
-    mprotect(dynamic_ends[block], kPage, PROT_NONE);
-  }
+  mprotect(dynamic_end, kPage, PROT_NONE);
   for (int n = 0; n < kMostThreads; ++n) mprotect(memory + n * kStack, kPage, PROT_NONE);
   stacks = memory;
   return true;
 }
 
-// Blocks that run together, neighbours along the first axis.
-void run_cluster(size_t cluster) {
+void run_block(size_t block) {
   const Index grid = onnxfuse_emulator_grid_size, size = onnxfuse_emulator_block_size;
+  onnxfuse_emulator_block_index = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
+                                   static_cast<unsigned>(block / grid.x / grid.y)};
   memset(launch->static_begin, kPoison, launch->static_end - launch->static_begin);
-  for (unsigned rank = 0; rank < launch->cluster; ++rank) {
-    const size_t block = cluster * launch->cluster + rank;
-    block_indices[rank] = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
-                           static_cast<unsigned>(block / grid.x / grid.y)};
-    memset(dynamic_of(static_cast<int>(rank)), kPoison, launch->shared);
-  }
+  memset(onnxfuse_emulator_dynamic_shared, kPoison, launch->shared);
   for (int n = 0; n < thread_count; ++n) {
     Thread& thread = threads[n];
-    const unsigned own = static_cast<unsigned>(n % block_threads);
-    thread.block = n / block_threads;
-    thread.index = {own % size.x, own / size.x % size.y, own / size.x / size.y};
+    thread.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
     thread.lane = n % 32;
     thread.number = n;
     thread.state = State::ready;
@@ -393,10 +359,8 @@ void run_cluster(size_t cluster) {
   for (const auto& [barrier, what] : arrivals) {
     if (!what.coming.empty()) fail(0, "a tile is still coming when the block ends");
   }
-  for (int rank = 0; rank < static_cast<int>(launch->cluster); ++rank) {
-    for (char* end = dynamic_of(rank) + launch->shared; end < dynamic_ends[rank]; ++end) {
-      if (static_cast<unsigned char>(*end) != kCanary) fail(0, "a write past the end of the %lu bytes of dynamic shared memory", static_cast<unsigned long>(launch->shared));
-    }
+  for (char* end = static_cast<char*>(onnxfuse_emulator_dynamic_shared) + launch->shared; end < dynamic_end; ++end) {
+    if (static_cast<unsigned char>(*end) != kCanary) fail(0, "a write past the end of the %lu bytes of dynamic shared memory", static_cast<unsigned long>(launch->shared));
   }
 }
 
@@ -414,10 +378,6 @@ int onnxfuse_emulator_barrier(Barrier kind, int predicate, int line) {
   self.operand = predicate;
   self.line = line;
   stop(self, State::barrier);
-  const int begin = self.block * block_threads;
-  if (launch->cluster > 1 && kind != Barrier::cluster && release_barrier(begin, begin + block_threads, false)) {
-    shuffle_ranks();  // before the other blocks get as far
-  }
   yield();
   return static_cast<int>(self.result);
 }
@@ -479,13 +439,6 @@ void onnxfuse_emulator_arrive(void* barrier, int bytes, int line) {
   what.bytes += bytes;
   end_phase(what);
   wake(barrier);
-}
-void* onnxfuse_emulator_of_block(void* own, int rank, int line) {
-  if (rank < 0 || rank >= static_cast<int>(launch->cluster)) fail(line, "a cluster has no block %d", rank);
-  bool lives = false;
-  for (int n = 0; n < block_threads; ++n) lives |= threads[rank * block_threads + n].state != State::ended;
-  if (!lives) fail(line, "block %d of the cluster has ended", rank);
-  return dynamic_of(rank) + (static_cast<char*>(own) - dynamic_of(current().block));
 }
 void onnxfuse_emulator_arrived(void* barrier, int parity, int line) {
   Thread& self = current();
@@ -584,12 +537,10 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
   owner = static_cast<pid_t>(syscall(SYS_gettid));
   onnxfuse_emulator_grid_size = {what->grid[0], what->grid[1], what->grid[2]};
   onnxfuse_emulator_block_size = {what->block[0], what->block[1], what->block[2]};
-  block_threads = static_cast<int>(what->block[0] * what->block[1] * what->block[2]);
-  thread_count = block_threads * static_cast<int>(what->cluster);
-  onnxfuse_emulator_dynamic_shared = dynamic_of(0);
-  for (int rank = 0; rank < static_cast<int>(what->cluster); ++rank) {
-    memset(dynamic_of(rank), kCanary, static_cast<size_t>(dynamic_ends[rank] - dynamic_of(rank)));
-  }
+  thread_count = static_cast<int>(what->block[0] * what->block[1] * what->block[2]);
+  const size_t rounded = (what->shared + what->shared_alignment - 1) / what->shared_alignment * what->shared_alignment;
+  onnxfuse_emulator_dynamic_shared = dynamic_end - rounded;
+  memset(dynamic_end - rounded, kCanary, rounded);
   if (dynamic_variables) {
     for (void** variable : *dynamic_variables) *variable = onnxfuse_emulator_dynamic_shared;
   }
@@ -619,7 +570,7 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
 
   const int failed = sigsetjmp(escape, 1);
   if (!failed) {
-    const size_t blocks = static_cast<size_t>(what->grid[0]) * what->grid[1] * what->grid[2] / what->cluster;
+    const size_t blocks = static_cast<size_t>(what->grid[0]) * what->grid[1] * what->grid[2];
     shuffler.seed(what->seed);
     // A step that shares no factor with the number of blocks visits each once.
     size_t step = what->order == 1 ? blocks - 1 : 1, block = what->order == 1 ? blocks - 1 : 0;
@@ -629,7 +580,7 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
       block = shuffler() % blocks;
     }
     for (size_t done = 0; done < blocks; ++done) {
-      run_cluster(block);
+      run_block(block);
       block = (block + step) % blocks;
     }
   } else {
@@ -650,7 +601,7 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
 // Where an address lies that a fault names: 's' a stack's guard page, 'd' around dynamic shared memory, 0 elsewhere.
 char onnxfuse_emulator_place(const char* address) {
   if (stacks && address >= stacks && address < stacks + kMostThreads * kStack) return 's';
-  if (stacks && address >= dynamic_ends[0] - kDynamic - kPage && address < dynamic_ends[kMostBlocks - 1] + kPage) return 'd';
+  if (dynamic_end && address >= dynamic_end - kDynamic - kPage && address < dynamic_end + kPage) return 'd';
   return '\0';
 }
 

@@ -22,7 +22,7 @@ from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention_shape import HOPPER, PANEL, WIDTH
+from onnxfuse.schedules.attention_shape import HOPPER, PANEL
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.product_maps import Mapped, mapped
@@ -54,10 +54,6 @@ the caches is multiplied so much less often)."""
 SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8}
 """The same of blocks with a warp that copies, which go through so many tiles at a time."""
 
-CLUSTERS = (1,)
-"""Blocks of a cluster that share right tiles: with two the kernels are right in the tests' emulator, and until they ran
-on a GPU, where one that waits for ever would end no measurement, tuning does not try them."""
-
 MOST_TILES = 3
 """Of these those that are worth a measurement: which are expected to take least."""
 
@@ -79,8 +75,7 @@ class Product(Schedule):
 
     name = "product"
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
-    optional = MappingProxyType({
-        "turns": "one copies, tiles at a time {turns}", "blocks": "{blocks} blocks share right operands"})
+    optional = MappingProxyType({"turns": "one copies, tiles at a time {turns}"})
     efficiency = 0.6
 
     def runs(self, does: Does) -> bool:
@@ -175,22 +170,16 @@ class _Work:
 
     def _specialised(self) -> list[Shape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
-        fitting = [tile for tile in SPECIALISED if self._maps(tile[1])]
+        beside = len(self.parts.rights)
+        fitting = [tile for tile in SPECIALISED
+                   if self.mapped and not (self.mapped[1].across and tile[1] // beside % PANEL)]
         ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], SPECIALISED[tile]))[:MOST_TILES]
         shapes: list[Shape] = []
         for rows, columns, turns in ranked:
             least = SpecialisedShape(rows, columns, 1, turns=turns)
             one = replace(least, stages=2).shared - least.shared
-            shape = replace(least, stages=1 + (MOST_SHARED - least.shared) // one)
-            below = -(-self._planned(self.parts.rows) // rows)
-            shapes += [replace(shape, blocks=blocks) for blocks in CLUSTERS
-                       if blocks <= below and self._maps(columns // blocks)]
+            shapes.append(replace(least, stages=1 + (MOST_SHARED - least.shared) // one))
         return shapes
-
-    def _maps(self, columns: int) -> bool:
-        """Whether tensor maps copy tiles with so many columns of all right operands."""
-        own_columns = columns // len(self.parts.rights)
-        return bool(self.mapped) and own_columns % (PANEL if self.mapped[1].across else WIDTH) == 0
 
     def _ranked(self) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
@@ -233,7 +222,7 @@ class _Work:
     def _add_specialised(self, shape: SpecialisedShape, guards: tuple[str, ...]) -> None:
         """A variant with tensor maps."""
         symbols, first, beside = self.lowered.binding.symbols, len(self.maps), len(self.parts.rights)
-        heights = (shape.rows, *[shape.columns // beside // shape.blocks] * beside)
+        heights = (shape.rows, *[shape.columns // beside] * beside)
         self.maps += [operand.map(rows, symbols) for operand, rows in zip(self.mapped, heights, strict=True)]
         taken = tuple(
             Parameter("const __grid_constant__ of::TensorMap", f"m{place}", f"m{place}", "const of::TensorMap&")
@@ -242,19 +231,14 @@ class _Work:
         parameters = (*self.signature.parameters(body.sizes), *taken)
         function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)
         needed = (guard for operand in self.mapped for guard in operand.guards(symbols))
-        most = "sms" if shape.blocks == 1 else f"sms {shape.blocks} // 1 max {shape.blocks} *"
-        step = self._step(function, shape, f"{self._tiles(shape, shape.blocks)} {most} min")
-        if shape.blocks > 1:
-            step = replace(step, cluster=(str(shape.blocks), "1", "1"))
         self.variants.append(Variant(
-            Product().words(shape.choice), (step,),
+            Product().words(shape.choice), (self._step(function, shape, f"{self._tiles(shape)} sms min"),),
             tuple(dict.fromkeys((*guards, *needed, *self.stored, *_fitting(shape))))))
 
-    def _tiles(self, shape: Shape, blocks: int = 1) -> str:
-        """How many there are; below one another a multiple of so many."""
+    def _tiles(self, shape: Shape) -> str:
+        """How many there are."""
         own_columns = shape.columns // len(self.parts.rights)
-        below = f"{self.rows} {shape.rows} ceil" + (f" {blocks} ceil {blocks} *" if blocks > 1 else "")
-        return f"{below} {self.columns} {own_columns} ceil * {self.batch} *"
+        return f"{self.rows} {shape.rows} ceil {self.columns} {own_columns} ceil * {self.batch} *"
 
     def _step(self, function: Function, shape: Shape, blocks: str) -> Step:
         """A launch of so many blocks of a new kernel."""

@@ -84,24 +84,21 @@ class Shape:
 @dataclass(frozen=True)
 class SpecialisedShape(Shape):
     """A block of which one warp copies by tensor maps and two groups of four multiply: so many tiles at a time
-    (``turns``), one that they share or one each; so many blocks (``blocks``, 1 or 2), with tiles below one another,
-    share what they copy of the right operand."""
+    (``turns``), one that they share or one each."""
 
     together: bool = True
     turns: int = 1
-    blocks: int = 1
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}x{self.blocks}"
+        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}"
 
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        shared = {"blocks": self.blocks} if self.blocks > 1 else {}
-        return Choice.of("product", rows=self.rows, columns=self.columns, stages=self.stages, group=WARPS,
-                         turns=self.turns, **shared)
+        return Choice.of(
+            "product", rows=self.rows, columns=self.columns, stages=self.stages, group=WARPS, turns=self.turns)
 
     @property
     def warps(self) -> int:

@@ -6,9 +6,6 @@ turns a tile each, so that one stores results while the other multiplies ("Effic
 documentation calls these cooperative and ping-pong).  A stage has two barriers: that it is there, and that it was
 multiplied.  These tell only even from odd, so that whoever waits must know of the time before: by turns, a group begins
 when the other has met all stages of its tile.
-
-Two blocks of a cluster may have tiles below one another: each copies half of the right tile to both, and fills a stage
-when those of both that multiply are done with it.
 """
 
 from __future__ import annotations
@@ -53,16 +50,11 @@ class SpecialisedText(ProductText):
         sides = [Side(scalar, "@n" if place else "@m", operand.across, results, WIDTH, copied=True)
                  for place, (scalar, operand) in enumerate(zip(scalars, operands, strict=True))]
         super().__init__(parts, sides, results, shape, sizes)
-        self.operands, self.first = operands, first
-        self.apart, self.paired, self.blocks = shape.turns > 1, shape.blocks > 1, shape.blocks
+        self.operands, self.first, self.apart = operands, first, shape.turns > 1
 
     def text(self) -> Body:
         """All of it."""
-        lines = [
-            *self._constants(), self._tiles(self.blocks), *self._begun(),
-            "if (group == groups) {", *indented(self._copying()), "} else {", *indented(self._multiplying()), "}",
-            *(["// The other block arrives here while it multiplies.", "of::meet_cluster();"] if self.paired else []),
-        ]
+        lines = [*self._constants(), self._tiles(), *self._begun(), *self._copying(), *self._multiplying()]
         return Body("\n".join([AVAILABLE, *indented(lines), "#endif", ""]), frozenset(self.sizes.used))
 
     def _constants(self) -> list[str]:
@@ -89,7 +81,7 @@ class SpecialisedText(ProductText):
     def _begun(self) -> list[str]:
         """Barriers, and what all warps know."""
         batch, k = self.extents["b"], self.extents["k"]
-        users = WARPS * (1 if self.apart else GROUPS) * self.blocks
+        users = WARPS * (1 if self.apart else GROUPS)
         return [
             f"const idx tiles = below * beyond * {batch}, steps = ({k} + depth - 1) / depth;",
             "if (threadIdx.x == 0) {",
@@ -101,7 +93,7 @@ class SpecialisedText(ProductText):
               if self.apart else []),
             "  of::arrivals_counted();",
             "}",
-            "of::meet_cluster();" if self.paired else "__syncthreads();",
+            "__syncthreads();",
         ]
 
     # ---- The warp that copies. ----
@@ -115,11 +107,11 @@ class SpecialisedText(ProductText):
             copies += self._copied(place, operand, batch)
         maps = [f"of::fetch_map(m{self.first + place});" for place in range(len(self.operands))]
         return [
-            f"of::give_registers<{COPYING_REGISTERS}>();",
-            f"if (threadIdx.x == groups * {32 * WARPS}) {{",
+            "if (group == groups) {",
             *indented([
+                f"of::give_registers<{COPYING_REGISTERS}>();",
+                f"if (threadIdx.x != groups * {32 * WARPS}) return;",
                 *maps,
-                *(["const int block = blockIdx.x % 2;"] if self.paired else []),
                 "int turn = 0, phase = 0;",
                 "for (idx number = (idx)blockIdx.x; number < tiles; number += (idx)gridDim.x) {",
                 *indented([
@@ -136,36 +128,31 @@ class SpecialisedText(ProductText):
                     "}",
                 ]),
                 "}",
+                "return;",
             ]),
             "}",
         ]
 
     def _copied(self, place: int, operand: Mapped, batch: Sequence[str]) -> list[str]:
-        """Panels of an operand's tile: one of all that is summed over, or, across, one of every 64 rows; of a right one
-        that two blocks share its own half."""
-        loop, wide = ("n", "own_columns") if place else ("m", "rows")
+        """Panels of an operand's tile: one of all that is summed over, or, across, one of every 64 rows."""
+        loop = "n" if place else "m"
         tile = (f"right_tiles + turn * columns * depth + {place - 1} * own_columns * depth" if place else
                 "left_tiles + turn * rows * depth")
-        halved = self.paired and place > 0
-        copy = "copy_tile_to_both" if halved else "copy_tile"
-        own = f"{wide} / 2" if halved else wide
-        begin = f"const int begin = block * ({own}){' + panel' if operand.across else ''};" if halved else (
-            f"const int begin = {'panel' if operand.across else '0'};")
-        at = ["start", f"first_{loop} + begin"]
-        coordinates = ", ".join(f"(int)({one})" for one in (*(reversed(at) if operand.across else at), *batch))
-        body = [begin, f"const int at[] = {{{coordinates}}};",
-                f"of::{copy}({tile} + begin * {PANEL}, m{self.first + place}, here + turn, at);"]
-        if operand.across:
-            return unrolled(f"int panel = 0; panel < {own}; panel += {PANEL}", body)
-        return ["{", *indented(body), "}"]
+        at = [f"first_{loop} + panel", "start"] if operand.across else ["start", f"first_{loop}"]
+        coordinates = ", ".join(f"(int)({one})" for one in (*at, *batch))
+        asked = (f"const int at[] = {{{coordinates}}};", "of::copy_tile({}, "
+                 f"m{self.first + place}, here + turn, at);")
+        if not operand.across:
+            return ["{", *indented([asked[0], asked[1].format(tile)]), "}"]
+        wide = "own_columns" if place else "rows"
+        return unrolled(f"int panel = 0; panel < {wide}; panel += {PANEL}", [
+            asked[0], asked[1].format(f"{tile} + panel * depth")])
 
     # ---- The groups that multiply. ----
 
     def _multiplying(self) -> list[str]:
         own = "(idx)blockIdx.x + group * (idx)gridDim.x" if self.apart else "(idx)blockIdx.x"
         step = "groups * (idx)gridDim.x" if self.apart else "(idx)gridDim.x"
-        done = ("if ({0}lane < 2) of::arrive_at(multiplied + before, lane);" if self.paired else
-                "if ({0}lane == 0) of::arrive(multiplied + before);")
         begun = ["// The other group has met all stages of its tile.",
                  "of::wait_for(allowed + group, allowing);", "allowing ^= 1;"] if self.apart else []
         met = ["__syncwarp();", "if (lane == 0) of::arrive(allowed + (group ^ 1));"] if self.apart else []
@@ -186,11 +173,11 @@ class SpecialisedText(ProductText):
                 "float sums[rows64][columns / 8][4];",
                 "int before = 0;",
                 *begun,
-                *self._summed(done.format("start > 0 && ")),
+                *self._summed(),
                 *met,
                 "of::products_done<0>();",
                 *unrolled("int i = 0; i < rows64; ++i", ["of::hold(sums[i]);"]),
-                done.format(""),
+                "if (lane == 0) of::arrive(multiplied + before);",
                 *passed,
                 *self._stored(),
             ]),
@@ -224,7 +211,7 @@ class SpecialisedText(ProductText):
         return [load for load in moving_loads(parts.results, self.lanes)
                 if self.lanes.stride(load.offset) == 1 and down.moves_place(load.offset) and not load.conditions]
 
-    def _summed(self, done: str) -> list[str]:
+    def _summed(self) -> list[str]:
         """The stages of a tile, one being multiplied while the next is asked for."""
         flags = f"{_flag(self.left)}, {_flag(self.rights[0])}"
         return [
@@ -239,7 +226,7 @@ class SpecialisedText(ProductText):
                 "of::products_asked();",
                 "// This stage is being multiplied; that before it may be filled.",
                 "of::products_done<1>();",
-                done,
+                "if (start > 0 && lane == 0) of::arrive(multiplied + before);",
                 "before = turn;",
                 "if (++turn == stages) turn = 0, phase ^= 1;",
             ]),

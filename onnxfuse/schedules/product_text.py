@@ -89,12 +89,10 @@ class ProductText:
             given='"l"(left), "l"(right), "r"(more)', operands=f"%{{0}}, %{{1}}, more, 1, 1, {across}", more="%{2}")
         return ["struct Tensor {", *indented(lines), "};"]
 
-    def _tiles(self, blocks: int = 1) -> str:
-        """How many tiles there are; below one another a multiple of so many."""
-        below, n = f"({self.extents['m']} + rows - 1) / rows", self.extents["n"]
-        if blocks > 1:
-            below = f"({below} + {blocks - 1}) / {blocks} * {blocks}"
-        return f"const idx below = {below}, beyond = ({n} + own_columns - 1) / own_columns;"
+    def _tiles(self) -> str:
+        """How many tiles there are."""
+        m, n = self.extents["m"], self.extents["n"]
+        return f"const idx below = ({m} + rows - 1) / rows, beyond = ({n} + own_columns - 1) / own_columns;"
 
     def _place(self, number: str) -> list[str]:
         """Which tile has a number."""

@@ -10,7 +10,7 @@ struct Index {
   unsigned x, y, z;
 };
 
-enum class Barrier : int { plain, count, all, any, cluster };
+enum class Barrier : int { plain, count, all, any };
 
 enum class Warp : int {
   sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all,
@@ -64,8 +64,6 @@ void onnxfuse_emulator_register_dynamic(void** variable);
 // A barrier in shared memory: a phase is over when `count` arrivals and all bytes that are expected have come.
 void onnxfuse_emulator_arrivals(void* barrier, int count, int line);
 void onnxfuse_emulator_arrive(void* barrier, int bytes, int line);
-// Where another block of the cluster has what this one has there, in dynamic shared memory.
-void* onnxfuse_emulator_of_block(void* own, int rank, int line);
 // Until the phase of this parity is over.
 void onnxfuse_emulator_arrived(void* barrier, int parity, int line);
 // Asks for a tile, which is poison until the barrier that its bytes come to is waited for.

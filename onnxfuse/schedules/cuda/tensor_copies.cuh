@@ -39,27 +39,7 @@ __device__ __forceinline__ void arrive(Arrivals* arrivals) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(arrivals)) : "memory");
 #endif
 }
-// The same at the barrier of a block of the cluster that lies where this one does.  It orders nothing but what the block's
-// own threads do: to order more would have each wait for all its writes.
-__device__ __forceinline__ void arrive_at(Arrivals* arrivals, int block) {
-#if defined(ONNXFUSE_EMULATOR)
-  onnxfuse_emulator_arrive(onnxfuse_emulator_of_block(arrivals, block, __builtin_LINE()), 0, __builtin_LINE());
-#elif defined(OF_WARPGROUP)
-  asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-               "mbarrier.arrive.shared::cluster.b64 _, [there];}"
-               :: "r"(shared_address(arrivals)), "r"(block) : "memory");
-#endif
-}
-// All threads of the cluster that have not ended meet; arrivals that are counted are so for all.
-__device__ __forceinline__ void meet_cluster() {
-#if defined(ONNXFUSE_EMULATOR)
-  onnxfuse_emulator_barrier(onnxfuse_emulator::Barrier::cluster, 0, __builtin_LINE());
-#elif defined(OF_WARPGROUP)
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-// The same at a barrier of this block, and so many bytes are to come.
+// The same, and so many bytes are to come.
 __device__ __forceinline__ void arrive_before(Arrivals* arrivals, int bytes) {
 #if defined(ONNXFUSE_EMULATOR)
   onnxfuse_emulator_arrive(arrivals, bytes, __builtin_LINE());
@@ -117,39 +97,6 @@ __device__ __forceinline__ void copy_tile(void* to, const TensorMap& map, Arriva
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
                  :: "r"(address), "l"(&map), "r"(barrier), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
                  : "memory");
-#endif
-}
-
-// The same for two blocks of a cluster, to the same places of both.
-template <int rank>
-__device__ __forceinline__ void copy_tile_to_both(void* to, const TensorMap& map, Arrivals* arrivals,
-                                                  const int (&at)[rank]) {
-#if defined(ONNXFUSE_EMULATOR)
-  for (int block = 0; block < 2; ++block)
-    onnxfuse_emulator_copy_tile(
-        onnxfuse_emulator_of_block(to, block, __builtin_LINE()), &map, at, rank,
-        static_cast<Arrivals*>(onnxfuse_emulator_of_block(arrivals, block, __builtin_LINE())), __builtin_LINE());
-#elif defined(OF_WARPGROUP)
-  const unsigned address = shared_address(to), barrier = shared_address(arrivals);
-  const unsigned short both = 3;
-  if constexpr (rank == 2)
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%4, %5}], [%2], %3;"
-                 :: "r"(address), "l"(&map), "r"(barrier), "h"(both), "r"(at[0]), "r"(at[1]) : "memory");
-  else if constexpr (rank == 3)
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%4, %5, %6}], [%2], %3;"
-                 :: "r"(address), "l"(&map), "r"(barrier), "h"(both), "r"(at[0]), "r"(at[1]), "r"(at[2]) : "memory");
-  else if constexpr (rank == 4)
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-                 :: "r"(address), "l"(&map), "r"(barrier), "h"(both), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
-                 : "memory");
-  else
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
-                 :: "r"(address), "l"(&map), "r"(barrier), "h"(both), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
-                    "r"(at[4]) : "memory");
 #endif
 }
 
