@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 from emulated import EmulatedRunner, FaultyRunner
-from fake_timer import RUNTIME, FakeTimer
+from fake_timer import RUNTIME, FakeTimer, PricedTimer
 from kernel_harness import parse
 
 import onnxfuse
@@ -171,6 +171,17 @@ def test_it_competes_with_a_kernel_of_the_softmax_by_its_own_time_alone(tmp_path
     database = tmp_path / "measurements.sqlite"
     tuned(timer, database)
     assert attentions(fuse(database=database, dims={"B": 8, "S": 128}, target="H100"))
+
+
+def test_it_competes_with_its_own_products_by_the_same_measure(tmp_path: Path) -> None:
+    """What the runtime takes for a product counts as measured in both, though predictions see far less."""
+    timer = PricedTimer({("MatMul",): 50.0}, {"attention": 30.0, "product": 12.0, "pointwise": 2.0, "rows": 2.0})
+    database = tmp_path / "measurements.sqlite"
+    tuned(timer, database)
+    made = fuse(database=database, dims={"B": 8, "S": 128}, target="H100")
+    (attention,) = [fusion for fusion in made.plan.fusions if fusion.rule == "attention"]
+    before, _ = made.costs.unfused(attention.nodes)
+    assert before > 2 * 50e-6
 
 
 @pytest.fixture

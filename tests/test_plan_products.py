@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
 from emulated import EmulatedRunner, FaultyRunner
-from fake_timer import RUNTIME, FakeTimer
+from fake_timer import RUNTIME, FakeTimer, PricedTimer
 from kernel_harness import parse
 
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import unfuse
-from onnxfuse.tuning import Timed, TuneOptions, tune
+from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify
 
 DIMS = {"M": 128, "N": 2}
@@ -142,14 +141,17 @@ def test_what_is_around_it_may_be_quick_by_itself(tmp_path: Path) -> None:
         assert len(held(fuse(model, database=database, target="H100"), chosen=True)) == chosen
 
 
-class PricedTimer(FakeTimer):
-    """Says what the runtime takes for the nodes of these operators; all kernels take as long as each other."""
 
-    def __init__(self, runtime: dict[tuple[str, ...], float], kernel: float) -> None:
-        super().__init__(lambda name: kernel)
-        self.runtime = runtime
+NORM = """g (float16[8,512,768] a, float16[768,768] b, float16[768] c, float16[8,512,768] r, float16[768] s) =>
+  (float16[8,512,768] y) { p = MatMul(a, b) u = Add(p, c) v = Add(u, r) y = LayerNormalization<axis = -1>(v, s, c) }"""
 
-    def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
-        timed = super().time(model, fused=fused)
-        operators = tuple(node.op_type for node in model.graph.node)
-        return timed if fused else replace(timed, microseconds=self.runtime.get(operators, 50.0))
+
+@pytest.mark.parametrize(("text", "chosen"), [
+    (NORM, 0), (NORM.replace("LayerNormalization<axis = -1>(v, s, c)", "Identity(v)"), 1)])
+def test_what_it_leaves_of_a_fusion_of_the_runtimes_counts(text: str, chosen: int, tmp_path: Path) -> None:
+    """The runtime runs a residual and the norm behind it as one, and the norm alone badly."""
+    timer = PricedTimer({("MatMul",): 30.0, ("MatMul", "Add", "Add"): 100.0}, 28.0)
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        tune(parse(text), timer, kept, TuneOptions(stages=("products",)))
+    made = fuse(parse(text), database=tmp_path / "measurements.sqlite", target="H100")
+    assert len(held(made, chosen=True)) == chosen
