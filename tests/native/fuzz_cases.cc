@@ -271,6 +271,18 @@ std::string situation(Random& random, const std::vector<std::vector<Input>>& run
   return "{\"sm\":" + std::string(random.once_in(2) ? "90" : "75") + ",\"sms\":132,\"runs\":[" + out + "]}";
 }
 
+// PTX of a plan's kernels, as far as the library and the stand-in look at one.
+std::string ptx_of(const Tree& plan) {
+  std::string out = "//\n// Generated\n\n.version 9.0\n.target sm_80\n";
+  for (const Tree& variant : plan.member("variants").items) {
+    for (const Tree& step : variant.member("steps").items) {
+      if (std::count(step.keys.begin(), step.keys.end(), "kernel") == 0) continue;
+      out += ".visible .entry " + step.member("kernel").text + "(\n";
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Tree Tree::parse(const std::string& text) { return Parser(text).value(); }
@@ -334,6 +346,13 @@ Case make(const std::vector<Seed>& seeds, uint64_t number) {
   if (random.once_in(8)) out.failing = 1 + static_cast<long>(random.below(random.once_in(4) ? 2000 : 100));
   if (random.once_in(30)) out.map_error = 2;
   if (random.once_in(30)) out.product_error = 15;
+  if (on_image && random.once_in(5)) {
+    static const std::string kNames[] = {"image_compute_75", "image_compute_80", "image_compute_90",
+                                         "image_compute_100"};
+    out.image_name = random.of(kNames);
+    if (!random.once_in(10)) out.image = ptx_of(seed.plan);
+    if (random.once_in(2)) mutate_bytes(random, &out.image);
+  }
   return out;
 }
 
