@@ -98,7 +98,7 @@ def test_the_library_exports_its_entries_and_nothing_else() -> None:
     names = {line.split()[-1].split("@")[0] for line in listed.stdout.splitlines() if line.split()[-2] == "T"}
     assert names == {
         "RegisterCustomOps", "onnxfuse_cache_key", "onnxfuse_devices", "onnxfuse_evaluate_plan",
-        "onnxfuse_expect_names", "onnxfuse_get_cache", "onnxfuse_image_fault",
+        "onnxfuse_expect_names", "onnxfuse_get_cache", "onnxfuse_image_fault", "onnxfuse_ptx_fault",
         "onnxfuse_read_json", "onnxfuse_reply_error", "onnxfuse_reply_image", "onnxfuse_set_cache",
         "onnxfuse_set_compile_callback", "onnxfuse_set_recording", "onnxfuse_statistics", "onnxfuse_version",
         "onnxfuse_write_statistics",
