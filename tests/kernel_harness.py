@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -14,10 +14,12 @@ from onnx import TensorProto, numpy_helper
 from reference import FLOATS, Array, difference, element_types, evaluate, numpy_type
 
 from onnxfuse.graph import Graph, Value
+from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered, hosts, lower
 from onnxfuse.operators import load_graph
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, Request, make_kernel
+from onnxfuse.schedules.source import Given
 
 NAMES = {
     "float": TensorProto.FLOAT,
@@ -39,6 +41,7 @@ SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS = SIGNED + UNSIGNED
 
+KERNEL = re.compile(r'extern "C" (__global__ void __launch_bounds__\([^)]*\)\s+(\w+)\()')
 SHAPE, QUOTED = re.compile(r"\b(?:b?float|double|u?int|bool)\d*\[[^\]]*\]"), re.compile(r'"([^"]*)"')
 
 
@@ -125,6 +128,16 @@ def refused(text: str, opset: int = 20) -> Refusal:
     made = attempt(parse(text, opset))
     assert isinstance(made, Refusal)
     return made
+
+
+def only(made: Made, variants: Sequence[Variant]) -> Made:
+    """The kernel with these variants alone. Of the others' kernels the compiler reads every line and makes no code,
+    which is most of its work."""
+    assert variants, [each.name for each in made.kernel.plan.variants]
+    launched = {step.kernel for variant in variants for step in variant.steps}
+    source = KERNEL.sub(lambda found: found[0] if found[2] in launched else f"static {found[1]}", made.kernel.source)
+    plan = replace(made.kernel.plan, variants=tuple(variants))
+    return replace(made, kernel=replace(made.kernel, plan=plan, code=Given(source)))
 
 
 def compile_all(made: Sequence[Made]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulator import run_plan, variants_that_hold
-from kernel_harness import Made, arguments, failures, make, random_inputs
+from kernel_harness import Made, arguments, failures, make, only, random_inputs
 from reference import evaluate
 
 SOFTMAX = "g (T[B,L] x) => (T[B,L] y) { y = Softmax(x) }"
@@ -28,12 +28,13 @@ def made(text: str, kind: str, **planned: int) -> Made:
 
 def of_variants(one: Made, inputs: dict[str, np.ndarray], word: str, order: str | int = "forward") -> list[np.ndarray]:
     """What the variants with a word in their names give, those for longer rows too."""
-    given, plan = arguments(one, inputs), one.kernel.plan
-    plan = replace(plan, variants=tuple(
-        replace(each, guards=tuple(guard for guard in each.guards if "<" not in guard)) for each in plan.variants))
-    names = [name for name in variants_that_hold(plan, given, []) if word in name]
+    given = arguments(one, inputs)
+    kernel = only(one, [
+        replace(each, guards=tuple(guard for guard in each.guards if "<" not in guard))
+        for each in one.kernel.plan.variants if word in each.name]).kernel
+    names = variants_that_hold(kernel.plan, given, [])
     assert names
-    return [run_plan(plan, one.kernel.source, given, variant=name, order=order)[0] for name in names]
+    return [run_plan(kernel.plan, kernel.source, given, variant=name, order=order)[0] for name in names]
 
 
 WAYS = [

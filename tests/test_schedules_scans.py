@@ -19,6 +19,7 @@ from kernel_harness import (
     compile_all,
     failures,
     make,
+    only,
     parse,
     random_inputs,
     refused,
@@ -169,8 +170,7 @@ def of_any_length(made: Made, word: str = "split") -> Made:
     plan = made.kernel.plan
     variants = tuple(replace(each, guards=tuple(guard for guard in each.guards if "sms" not in guard and (
         f"{LONG_ROW} " not in guard and f"{LONG_COLUMN} " not in guard))) for each in plan.variants if word in each.name)
-    assert variants
-    return replace(made, kernel=replace(made.kernel, plan=replace(plan, variants=variants)))
+    return only(made, variants)
 
 
 @pytest.mark.parametrize("kind", ["float16", "int64"])

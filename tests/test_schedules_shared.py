@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulator import run_plan, variants_that_hold
-from kernel_harness import Made, arguments, check, failures, make, parse, random_inputs
+from kernel_harness import Made, arguments, check, failures, make, only, parse, random_inputs
 from reference import FLOATS
 from test_schedules_online import rows_of_edges
 
@@ -43,7 +43,7 @@ def kept(text: str, kind: str, planned: Mapping[str, int] = PLANNED) -> Made:
         assert isinstance(found, Kernel) and found.choice == told[0]
         kernel = found
     variants = tuple(each for each in kernel.plan.variants if SHARED in each.name)
-    return replace(made, kernel=replace(kernel, plan=replace(kernel.plan, variants=variants)))
+    return only(replace(made, kernel=kernel), variants)
 
 
 def run(made: Made, *lengths: int) -> None:
