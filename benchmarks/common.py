@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from onnxfuse.optimised import Optimised
     from onnxfuse.schedules import Kernel
     from onnxfuse.tuning.subjects import Subject
 
@@ -117,7 +116,7 @@ def entry(kernel: Kernel) -> str:
 
 
 @contextmanager
-def timing(subject: Subject, plan: Optimised) -> Iterator[Callable[[Kernel | None], float]]:
+def timing(subject: Subject) -> Iterator[Callable[[Kernel | None], float]]:
     """What tells the microseconds of a kernel of a region on the GPU at hand, or, for None, of ONNX Runtime on the same
     nodes.
 
@@ -128,7 +127,7 @@ def timing(subject: Subject, plan: Optimised) -> Iterator[Callable[[Kernel | Non
     from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
 
     body = runtime_model(subject)
-    with tuning.find_timer().bench(feeds_of(body, subject, plan.ledger.sizes), weights_of(body)) as bench:
+    with tuning.find_timer().bench(feeds_of(body, subject), weights_of(body)) as bench:
         def time_of(kernel: Kernel | None) -> float:
             model = body if kernel is None else kernel_model(body, subject, kernel)
             return bench.time(model, fused=kernel is not None).microseconds

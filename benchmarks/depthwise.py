@@ -172,7 +172,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, disable=("biases",)))
     subject = subject_of(plan)
-    kernels = {entry(kernel): kernel for kernel in subject.kernels(plan.ledger.sizes).values()}
+    kernels = {entry(kernel): kernel for kernel in subject.kernels.values()}
     predicted = 1e6 * plan.costs.kernel_seconds(subject.fusion)
     times: dict[str, float | None] = dict.fromkeys(kernels)
     errors: dict[str, float | str] = {}
@@ -181,7 +181,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     timer = find_timer()
     timer.compile([source_of(kernel.source, kernel.plan) for kernel in kernels.values()])
     body = runtime_model(subject)
-    with timer.bench(feeds_of(body, subject, plan.ledger.sizes), weights_of(body)) as bench:
+    with timer.bench(feeds_of(body, subject), weights_of(body)) as bench:
         own = bench.time(body, fused=False)
         largest = {name: max(float(np.abs(array.astype(np.float32)).max()), 1e-6)
                    for name, array in own.outputs.items()}

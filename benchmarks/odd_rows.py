@@ -118,15 +118,15 @@ def measure(norm: str, kind: str, shape: tuple[int, int], profile: Profile, dry_
                     1e6 * nbytes / profile.bandwidth)
     if dry_run:
         return result
-    with timing(subject, plan) as time_of:
+    with timing(subject) as time_of:
         times = {entry(kernel): time_of(kernel) for kernel in found}
         best = min(times, key=times.__getitem__)
         again = time_of(reading_again(subject, sizes)) if shape[1] >= LONG_ODD_ROW else None
         result = replace(
             result, kernel=best, own=times[best], again=again, elements=time_of(elements), ways=times)
-    longer, whole = planned(norm, kind, (shape[0], -(-shape[1] // 8) * 8), profile)
-    with timing(whole, longer) as time_of:
-        divided = make_kernel(whole.fusion.request(dict(longer.ledger.sizes), None), whole.fusion.kernel.schedule)
+    _, whole = planned(norm, kind, (shape[0], -(-shape[1] // 8) * 8), profile)
+    with timing(whole) as time_of:
+        divided = make_kernel(whole.fusion.request(whole.sizes, None), whole.fusion.kernel.schedule)
         assert isinstance(divided, Kernel), divided
         return replace(result, divided=time_of(divided))
 

@@ -117,7 +117,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "product"]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return Result(**vars(timed(case, subject, plan, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return Result(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 
 
 def torch_times(cases: Sequence[Case]) -> list[float]:

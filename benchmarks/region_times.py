@@ -17,7 +17,6 @@ from onnx import ModelProto, parser
 
 from onnxfuse import tuning
 from onnxfuse.compiling import source_of
-from onnxfuse.optimised import Optimised
 from onnxfuse.tuning.subjects import Subject
 
 Case = TypeVar("Case")
@@ -54,14 +53,14 @@ def graph(text: str) -> ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
 
 
-def timed(case: Case, subject: Subject, plan: Optimised, predicted: float, dry_run: bool) -> Result[Case]:
+def timed(case: Case, subject: Subject, predicted: float, dry_run: bool) -> Result[Case]:
     """All ways to run a region, timed; ``predicted``: seconds."""
-    kernels = {entry(kernel): kernel for kernel in subject.kernels(plan.ledger.sizes).values()}
+    kernels = {entry(kernel): kernel for kernel in subject.kernels.values()}
     times: dict[str, float | None] = dict.fromkeys(kernels)
     runtime = None
     if not dry_run:
         tuning.find_timer().compile([source_of(kernel.source, kernel.plan) for kernel in kernels.values()])
-        with timing(subject, plan) as time_of:
+        with timing(subject) as time_of:
             times = {name: time_of(kernel) for name, kernel in kernels.items()}
             runtime = time_of(None)
     return Result(case, predicted * 1e6, runtime, times)

@@ -95,7 +95,7 @@ def measure(shape: tuple[int, ...], axis: int, kind: str, profile: Profile, dry_
     assert (one.phases, two.phases) == (2, 3)
     if dry_run:
         return Result(name, entry(kept or one))
-    with timing(subject, plan) as time_of:
+    with timing(subject) as time_of:
         return Result(name, entry(kept or one), time_of(kept) if kept else None, time_of(one), time_of(two))
 
 

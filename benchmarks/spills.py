@@ -112,10 +112,10 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     reading, kernels = ReadBack(profile.architecture), [subject.fusion.kernel]
     times: list[float | None] = [None]
     if _figures(reading, kernels)[0].spilled_bytes:
-        kernels = list(subject.kernels(plain.ledger.sizes).values())
+        kernels = list(subject.kernels.values())
         times = [None] * len(kernels)
         if not dry_run:
-            with timing(subject, plain) as time_of:
+            with timing(subject) as time_of:
                 times = [time_of(each) for each in kernels]
     ways = [Way(entry(kernel), found.registers, found.spilled_bytes, microseconds)
             for kernel, found, microseconds in zip(kernels, _figures(reading, kernels), times, strict=True)]

@@ -107,7 +107,7 @@ def measure(case: str, text: str, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed."""
     plan = optimise(graph(text), Options(target=profile, least_gain=0.0, verify=False, database=False))
     (subject,), _ = subjects_of(plan)
-    return Result(**vars(timed(case, subject, plan, subject.fusion.cost.seconds_after, dry_run)))
+    return Result(**vars(timed(case, subject, subject.fusion.cost.seconds_after, dry_run)))
 
 
 def show(found: list[Result]) -> tuple[str, bool]:

@@ -296,7 +296,7 @@ def test_models_of_regions_compute_what_the_region_does() -> None:
     kinds = set()
     for subject in subjects:
         body = runtime_model(subject)
-        feeds = feeds_of(body, subject, optimised.ledger.sizes)
+        feeds = feeds_of(body, subject)
         session = onnxruntime.InferenceSession(body.SerializeToString(), providers=["CPUExecutionProvider"])
         wanted = session.run(None, feeds)
         weights = weights_of(body)

@@ -84,8 +84,8 @@ def weights_of(body: onnx.ModelProto) -> dict[str, Array]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in body.graph.initializer}
 
 
-def feeds_of(body: onnx.ModelProto, subject: Subject, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """An array for each input: what the sizes imply for those that decide sizes, random numbers for others."""
+def feeds_of(body: onnx.ModelProto, subject: Subject, seed: int = 0) -> dict[str, Array]:
+    """An array for each input: what the planned sizes imply for those that decide sizes, random numbers for others."""
     generator = np.random.default_rng(seed)
     values = build_graph(body).values
     feeds: dict[str, Array] = {}
@@ -95,7 +95,7 @@ def feeds_of(body: onnx.ModelProto, subject: Subject, sizes: Mapping[str, int], 
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
         if info.name.startswith("h"):
             elements = subject.fusion.hosts[int(info.name[1:])].elements or ()
-            feeds[info.name] = np.array([size.evaluate(sizes) for size in elements], dtype).reshape(shape)
+            feeds[info.name] = np.array([size.evaluate(subject.sizes) for size in elements], dtype).reshape(shape)
         else:
             feeds[info.name] = _drawn(values[info.name], shape, dtype, generator)
     return feeds

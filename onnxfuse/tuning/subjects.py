@@ -47,17 +47,23 @@ class Subject:
         """Ways to run it, the schedule's own choice (``DEFAULT``) first."""
         return {DEFAULT: None, **{str(choice): choice for choice in self.fusion.kernel.choices}}
 
-    def kernel(self, candidate: str, sizes: Mapping[str, int]) -> Kernel | None:
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes of the plan's symbols."""
+        return self.source.ledger.sizes
+
+    def kernel(self, candidate: str) -> Kernel | None:
         """Its kernel of a candidate; None where there is none after all."""
         own, choice = self.fusion.kernel, self.candidates[candidate]
         if choice is None:
             return own
-        made = make_kernel(self.fusion.request(sizes, choice), own.schedule)
+        made = make_kernel(self.fusion.request(self.sizes, choice), own.schedule)
         return made if isinstance(made, Kernel) and made.choice == choice else None
 
-    def kernels(self, sizes: Mapping[str, int]) -> dict[str, Kernel]:
+    @property
+    def kernels(self) -> dict[str, Kernel]:
         """Its kernels by candidate."""
-        made = {name: self.kernel(name, sizes) for name in self.candidates}
+        made = {name: self.kernel(name) for name in self.candidates}
         return {name: kernel for name, kernel in made.items() if kernel is not None}
 
 

@@ -51,7 +51,6 @@ class State:
         self.body: onnx.ModelProto | None = None
         self.right: Mapping[str, Array] | None = None
         self.failed = False
-        self._sizes = subject.source.ledger.sizes
         self._situation = situation_of(subject.fusion, subject.source.costs)
         self._kernels: dict[str, Kernel] = {}
         self._dropped: set[str] = set()
@@ -105,7 +104,7 @@ class State:
         """A candidate's kernel with nothing in it but what runs here; None, and the candidate is dropped, where that is
         another candidate's, as where this GPU has not what it asks for."""
         if name not in self._kernels and name not in self._dropped:
-            made = self.subject.kernel(name, self._sizes)
+            made = self.subject.kernel(name)
             if made is not None and self._situation is not None:
                 made = alone(made, self._situation)
             if made is None or any(map(made.runs_like, self._kernels.values())):
@@ -150,7 +149,7 @@ class Work:
         """Measure a state's next candidates."""
         names = state.next
         body = state.body = state.body or runtime_model(state.subject)
-        feeds = feeds_of(body, state.subject, state.subject.source.ledger.sizes)
+        feeds = feeds_of(body, state.subject)
         with self._timer.bench(feeds, weights_of(body)) as bench:
             if DEFAULT in state.rows and names != [RUNTIME]:
                 names = [DEFAULT, *names] if state.right is None else names
