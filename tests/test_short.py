@@ -14,9 +14,6 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES_OF_A_FUNCTION, LINES_OF_A_FILE, PARAMETERS = 40, 500, 6
 
-LONG = {("schedules/reduction.py", "_vectorised"): 48}
-"""Functions that are longer yet, with the lines that they have; they may not grow."""
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -47,15 +44,8 @@ def is_command(function: Function) -> bool:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_functions_and_files_are_short(path: Path) -> None:
-    name, text = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LINES_OF_A_FILE
     for function in functions(ast.parse(text)):
-        assert lines(function) <= LONG.get((name, function.name), LINES_OF_A_FUNCTION), function.name
+        assert lines(function) <= LINES_OF_A_FUNCTION, function.name
         assert is_command(function) or len(placed(function)) <= PARAMETERS, function.name
-
-
-def test_what_is_long_is_there() -> None:
-    """An entry of ``LONG`` goes when its function was taken apart."""
-    found = {(path.relative_to(PACKAGE).as_posix(), function.name): lines(function)
-             for path in MODULES for function in functions(ast.parse(path.read_text(encoding="utf-8")))}
-    assert all(found.get(each, 0) > LINES_OF_A_FUNCTION for each in LONG)

@@ -390,6 +390,10 @@ class Dim:
             total += factor
         return total
 
+    def known(self, values: Mapping[str, int]) -> int | None:
+        """The integer that this size is for given symbols, None where one has no value."""
+        return self.evaluate(values) if self.symbols <= values.keys() else None
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             return self.value == other

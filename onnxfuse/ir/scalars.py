@@ -73,6 +73,9 @@ TYPES: dict[int, ScalarType] = {
 }
 """Element types that kernels can hold; others (strings, complex numbers, 4- and 8-bit floats) are refused."""
 
+NARROW = frozenset(dtype for dtype, kind in TYPES.items() if kind.is_narrow)
+"""Floats of 16 bits: those of products that there are kernels for."""
+
 
 def limits(dtype: int) -> tuple[float, float] | tuple[int, int]:
     """The lowest and the highest number of an element type; infinity is none."""

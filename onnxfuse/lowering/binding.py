@@ -30,6 +30,15 @@ class Binding:
     stand_ins: dict[Dim, str]
     names: dict[str, Dim] = field(default_factory=dict)
 
+    def planned(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """What the symbols that were renamed are at sizes of the graph's, as far as these are known."""
+        found = {name: size.known(sizes) for name, size in self.names.items()}
+        return {name: number for name, number in found.items() if number is not None}
+
+    def at(self, size: Dim, sizes: Mapping[str, int]) -> int | None:
+        """What a size is at sizes of the graph's, None where these do not tell."""
+        return size.substitute(self.names).known(sizes)
+
 
 def bind(inputs: Sequence[Tensor], hosts: Sequence[Sequence[Dim]] = ()) -> Binding:
     """Bind the symbols of the inputs' shapes, and of the contents of operands in host memory."""

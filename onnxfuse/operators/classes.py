@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.ir.scalars import NARROW
 from onnxfuse.operators.record import CANONICAL, MICROSOFT, OperatorClass, operator_of
 
 
@@ -47,7 +47,7 @@ def in_training(node: Node) -> bool:
 
 def is_narrow(value: Value | None) -> bool:
     """Whether a value is of 16-bit floats."""
-    return value is not None and value.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    return value is not None and value.dtype in NARROW
 
 
 def slides(node: Node) -> bool:

@@ -297,7 +297,7 @@ class CostModel:
     def read_again(self, region: Region) -> int:
         """Bytes that a region's kernel reads more than once; 0 where a size is not known."""
         again, sizes = region.read_again, self.ledger.sizes
-        return again.evaluate(sizes) if again.symbols <= sizes.keys() else 0
+        return again.known(sizes) or 0
 
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node], again: int = 0) -> float:
         """``again``: bytes that are read more than once."""

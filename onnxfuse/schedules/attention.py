@@ -257,9 +257,7 @@ def _together(request: Request, parts: Parts, work: _Work) -> Shape | None:
 
 def _planned(parts: Parts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
     """Rows, batches and keys at these sizes, as far as they are known."""
-    names = parts.lowered.binding.names
-    found = (size.substitute(names) for size in (parts.rows, parts.batch, parts.length))
-    return tuple(size.evaluate(sizes) if size.symbols <= sizes.keys() else None for size in found)
+    return tuple(parts.lowered.binding.at(size, sizes) for size in (parts.rows, parts.batch, parts.length))
 
 
 def _is_split(request: Request, parts: Parts, shape: Shape) -> bool:
@@ -277,8 +275,7 @@ def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str,
     space, puller, lowered = parts.puller.space, parts.puller, parts.lowered
     guards: list[str] = []
     made = []
-    planned = {name: size.evaluate(sizes) for name, size in lowered.binding.names.items()
-               if size.symbols <= sizes.keys()}
+    planned = lowered.binding.planned(sizes)
     vectors = True
     sides = ((parts.queries, "@d", parts.depth), (parts.keys, "@d", parts.depth), (parts.values, "@n", parts.columns))
     for scalar, base, extent in sides:

@@ -105,8 +105,7 @@ class _Work:
 
     def __init__(self, request: Request, parts: Parts) -> None:
         self.request, self.parts, self.lowered = request, parts, request.lowered
-        planned = {name: size.evaluate(request.sizes) for name, size in self.lowered.binding.names.items()
-                   if size.symbols <= request.sizes.keys()}
+        planned = self.lowered.binding.planned(request.sizes)
         self.signature = Signature(self.lowered)
         self.batch, self.rows, self.columns = (
             expression(size, self.lowered.binding.symbols) for size in (parts.batch, parts.rows, parts.columns))
@@ -205,8 +204,8 @@ class _Work:
 
     def _planned(self, size: Dim) -> int:
         """A size as it is planned to be; large where that is not known."""
-        size, sizes = size.substitute(self.lowered.binding.names), self.request.sizes
-        return size.evaluate(sizes) if size.symbols <= sizes.keys() else UNKNOWN
+        found = self.lowered.binding.at(size, self.request.sizes)
+        return UNKNOWN if found is None else found
 
     def _add(self, shape: Shape, guards: tuple[str, ...]) -> None:
         """A variant."""

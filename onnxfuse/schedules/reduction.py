@@ -227,8 +227,7 @@ def arranged(request: Request) -> Work | Refusal | None:
     places = _places(program, space, rows, reductions[0])
     step = None if has_scans(lowered) else _step(program, places, space)
     pieces = None if step is None else length.divide(step)
-    if step is not None and pieces is not None and _is_near(program, pieces, length.substitute(lowered.binding.names),
-                                                            sizes):
+    if step is not None and pieces is not None and _is_near(program, pieces, lowered.binding.at(length, sizes)):
         # Of what is added in any order, neighbours in memory come one after the other.
         within, piece = space.delinear(element, (step, pieces))
         element = piece * step + within
@@ -241,14 +240,10 @@ def arranged(request: Request) -> Work | Refusal | None:
         return stopped.refusal
     if any(isinstance(scalar, Reduced | Scanned) for scalar in walk(puller.gathered.values())):
         return Refusal("reduced-index", "a tensor is indexed by what a reduction of the same region gives")
-    names = lowered.binding.names
-    own, *others = (
-        (_planned(length.substitute(names), each), _planned(count.substitute(names), each))
-        for each in (sizes, *request.nearby)
-    )
-    planned = {name: size.evaluate(sizes) for name, size in names.items() if size.symbols <= sizes.keys()}
-    return _vectorised(
-        lowered, (puller, found), outputs, Extent(count, length, *own, request.choice, tuple(others)), planned)
+    binding = lowered.binding
+    own, *others = ((binding.at(length, each), binding.at(count, each)) for each in (sizes, *request.nearby))
+    extent = Extent(count, length, *own, request.choice, tuple(others))
+    return _vectorised(lowered, (puller, found), outputs, extent, binding.planned(sizes))
 
 
 def _output(
@@ -287,11 +282,10 @@ def _step(program: Program, places: Mapping[int, Coordinates], space: IndexSpace
     return most if count and 2 * count >= len(steps) else None
 
 
-def _is_near(program: Program, pieces: Dim, length: Dim, sizes: Mapping[str, int]) -> bool:
-    """Whether rows of so many pieces may be read across them: what lies side by side fills sectors, or rows are so
-    short that registers hold them, and what is read beside them is still in the L2."""
+def _is_near(program: Program, pieces: Dim, planned: int | None) -> bool:
+    """Whether rows of so many pieces may be read across them: what lies side by side fills sectors, or rows are
+    ``planned`` to be so short that registers hold them, and what is read beside them is still in the L2."""
     smallest = min(TYPES[tensor.dtype].size for tensor in (*_inputs(program), *program.outputs))
-    planned = _planned(length, sizes)
     return smallest * (pieces.value or 1) >= SECTOR_BYTES or (planned is not None and planned <= MOST_IN_PIECES)
 
 
@@ -307,11 +301,6 @@ def _far(place: Dim, space: IndexSpace) -> Dim | None:
         if digit is not None and digit.base == "@e" and digit.step != 1:
             return digit.step
     return None
-
-
-def _planned(size: Dim, sizes: Mapping[str, int]) -> int | None:
-    """The number that a size is planned to be."""
-    return size.evaluate(sizes) if size.symbols <= sizes.keys() else None
 
 
 def _places(program: Program, space: IndexSpace, rows: Rows, reduction: Reduce | Scan) -> dict[int, Coordinates]:
@@ -362,48 +351,61 @@ def _vectorised(
 ) -> Work:
     """``rows``: what pulls them, and how they are arranged; ``planned``: sizes by the text's symbols."""
     puller, found = rows
-    roots = [output.scalar for output in outputs]
-
-    def moving(base: str) -> list[Load]:
-        return moving_loads([*roots, *puller.gathered.values()], Lanes(puller.space, puller, base, "@row", 1))
-
-    way = _way(outputs, [*dict.fromkeys([*moving("@e"), *moving("@row")])], puller, found)
+    moving = {base: _moving(outputs, puller, base) for base in ("@e", "@row")}
+    way = _way(outputs, [*dict.fromkeys([*moving["@e"], *moving["@row"]])], puller, found)
     outputs = [replace(output, staged=output.index in way.outputs) for output in outputs]
     base = "@row" if way.across else "@e"
     wide = [output for output in outputs if (output.whole or way.across) and not output.staged]
-    # How many neighbours there are: vectors divide them.
-    inner = extent.length
-    if inner != 1 and way.across is found.across:
-        inner = found.inner
-    elif inner != 1 and way.across:
-        inner = extent.count
-
-    def lanes_of(width: int) -> Lanes:
-        return Lanes(puller.space, puller, base, "@row", width)
-
-    candidates = {width: lanes_of(width) for width in (1, 2, 4, 8)}
-    loads = [load for load in moving(base) if load not in way.staged]
-    possible = {width: lanes for width, lanes in candidates.items() if width == 1 or _stores(wide, lanes)}
-    if way.staged or way.outputs:
-        for width in possible:
-            candidates[width].rely_on_loads(loads)
-        # What is transposed is read in whole sectors; elements one by one between them were not measured.
-        whole = [load for load in loads if is_vector(load, candidates[1])]
-        possible = {width: lanes for width, lanes in possible.items()
-                    if divides(lanes, planned) and all(is_vector(load, lanes) for load in whole)}
+    loads = [load for load in moving[base] if load not in way.staged]
     dtypes = [output.dtype for output in wide if output.whole] + [load.dtype for load in (*loads, *way.staged)]
-    lanes = lanes_of(widest(possible, dtypes, inner))
+    candidates = {width: Lanes(puller.space, puller, base, "@row", width) for width in (1, 2, 4, 8)}
+    possible, inner = _possible(candidates, way, wide, loads, planned), _neighbours(extent, found, way)
+    lanes = Lanes(puller.space, puller, base, "@row", widest(possible, dtypes, inner))
     lanes.rely_on_size(inner)
     lanes.rely_on_vectors(output.place for output in wide)
     lanes.rely_on_loads(loads)
-    along = Lanes(puller.space, puller, "@e", "@row", 1) if way.across else lanes
-    sizes = Sizes(Signature(lowered).sizes)
-    count, length = map(Writer(lanes, sizes).size, (extent.count, extent.length))
-    frame = Frame(Phases(outputs, along), Phases(outputs, along, streams=True), lanes, sizes.names, count, length,
-                  frozenset(sizes.used))
+    frame = _frame(lowered, outputs, extent, lanes, way)
     vectors, scattered = tuple(_vectors(wide, loads, lanes)), scattered_inputs(loads, candidates)
     work = Work(lowered, puller, extent, way, lanes, frame, narrow_guards(lowered), vectors, scattered, planned)
     return work if way.across or found.across else replace(work, peeled=_peeled(work, wide, loads, dtypes))
+
+
+def _moving(outputs: Sequence[Output], puller: Puller, base: str) -> list[Load]:
+    """Loads from places that change along a base."""
+    roots = [*(output.scalar for output in outputs), *puller.gathered.values()]
+    return moving_loads(roots, Lanes(puller.space, puller, base, "@row", 1))
+
+
+def _neighbours(extent: Extent, found: Arrangement, way: Way) -> Dim:
+    """How many neighbours there are: vectors divide them."""
+    if extent.length != 1 and way.across is found.across:
+        return found.inner
+    return extent.count if extent.length != 1 and way.across else extent.length
+
+
+def _possible(
+    candidates: Mapping[int, Lanes], way: Way, outputs: Sequence[Output], loads: Sequence[Load],
+    planned: Mapping[str, int],
+) -> dict[int, Lanes]:
+    """Widths by which outputs can be written, and what is transposed be read as well."""
+    possible = {width: lanes for width, lanes in candidates.items() if width == 1 or _stores(outputs, lanes)}
+    if not way.staged and not way.outputs:
+        return possible
+    for lanes in possible.values():
+        lanes.rely_on_loads(loads)
+    # What is transposed is read in whole sectors; elements one by one between them were not measured.
+    whole = [load for load in loads if is_vector(load, candidates[1])]
+    return {width: lanes for width, lanes in possible.items()
+            if divides(lanes, planned) and all(is_vector(load, lanes) for load in whole)}
+
+
+def _frame(lowered: Lowered, outputs: list[Output], extent: Extent, lanes: Lanes, way: Way) -> Frame:
+    """What the texts need."""
+    along = Lanes(lanes.space, lanes.puller, "@e", "@row", 1) if way.across else lanes
+    sizes = Sizes(Signature(lowered).sizes)
+    count, length = map(Writer(lanes, sizes).size, (extent.count, extent.length))
+    return Frame(Phases(outputs, along), Phases(outputs, along, streams=True), lanes, sizes.names, count, length,
+                 frozenset(sizes.used))
 
 
 def _peeled(work: Work, outputs: Sequence[Output], loads: Sequence[Load], dtypes: Sequence[int]) -> Work | None:

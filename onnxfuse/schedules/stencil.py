@@ -171,8 +171,7 @@ def _sides(parts: Parts, sizes: Mapping[str, int]) -> _Sides:
     """How images and results are moved at these sizes."""
     lowered, (_, _, x) = parts.lowered, parts.axes
     program, space, puller = lowered.program, parts.puller.space, parts.puller
-    planned = {name: size.evaluate(sizes) for name, size in lowered.binding.names.items()
-               if size.symbols <= sizes.keys()}
+    planned = lowered.binding.planned(sizes)
     read = moving_loads(parts.loads, Lanes(space, puller, "@q", "", 1))
     more = moving_loads([*parts.results, *puller.gathered.values()], Lanes(space, puller, "@L", "", 1))
     loads = widest(WIDTHS, [load.dtype for load in read])
@@ -197,15 +196,15 @@ def _sides(parts: Parts, sizes: Mapping[str, int]) -> _Sides:
     row_stores = _within(parts, x.count, stores, sizes)
     rows = [f"{expression(size, lowered.binding.symbols)} {width} % 0 =="
             for size, width in ((x.extent, row_loads), (x.count, row_stores)) if size.multiple_of() % width]
-    counts = tuple(parts.planned(axis.count, sizes) for axis in parts.axes)
-    plan = Planned(parts.axes, counts, parts.planned(parts.planes, sizes), parts.planes.multiple_of(), parts.features,
+    *counts, planes = (lowered.binding.at(size, sizes) for size in (*(axis.count for axis in parts.axes), parts.planes))
+    plan = Planned(parts.axes, tuple(counts), planes, parts.planes.multiple_of(), parts.features,
                    loads, stores, row_loads, row_stores)
     return _Sides(image, results, guards, (*guards, *rows), plan)
 
 
 def _within(parts: Parts, size: Dim, width: int, sizes: Mapping[str, int]) -> int:
     """The widest vectors, up to a width, that a row of a size is made of."""
-    known = parts.planned(size, sizes)
+    known = parts.lowered.binding.at(size, sizes)
     multiple = size.multiple_of() if known is None else known
     return next(each for each in reversed(WIDTHS) if each <= width and (
         multiple % each == 0 or (known is None and size.value is None)))

@@ -8,7 +8,6 @@ convolution has fewer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
@@ -86,11 +85,6 @@ class Parts:
     def loads(self) -> list[Scalar]:
         """What is read to fill a tile."""
         return [self.image, *self.puller.gathered.values()]
-
-    def planned(self, size: Dim, sizes: Mapping[str, int]) -> int | None:
-        """A size of the region at the graph's sizes, as far as these are known."""
-        size = size.substitute(self.lowered.binding.names)
-        return size.evaluate(sizes) if size.symbols <= sizes.keys() else None
 
 
 @dataclass(frozen=True)

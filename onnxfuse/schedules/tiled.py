@@ -133,8 +133,7 @@ class Tiled(Schedule):
         total = elements(lowered)
         if isinstance(total, Refusal):
             return total
-        named = lowered.binding.names
-        planned = {name: size.evaluate(sizes) for name, size in named.items() if size.symbols <= sizes.keys()}
+        planned = lowered.binding.planned(sizes)
         try:
             axes = _axes(lowered, total, planned)
             if isinstance(axes, Refusal):
@@ -160,7 +159,7 @@ def _axes(lowered: Lowered, total: Dim, planned: Mapping[str, int]) -> Axes | Re
     for offset, tensor in moved:
         found = _runs_along(offset, space, total) if is_scattered(offset, lanes) else None
         if found is not None:
-            size = TYPES[tensor.dtype].size * (_number(product(tensor.shape), planned) or 1)
+            size = TYPES[tensor.dtype].size * (product(tensor.shape).known(planned) or 1)
             weights[found.inner] = weights.get(found.inner, 0) + size
             lengths.setdefault(found.inner, []).append(found.length)
     if not weights:
@@ -184,11 +183,6 @@ def _runs_along(offset: Dim, space: IndexSpace, total: Dim) -> Axes | None:
         if length is not None and total.divide(digit.step * length) is not None:
             return Axes(digit.step, length)
     return None
-
-
-def _number(size: Dim, planned: Mapping[str, int]) -> int | None:
-    """The number that a size is planned to be."""
-    return size.evaluate(planned) if size.symbols <= planned.keys() else None
 
 
 class _Tiling:
@@ -222,10 +216,10 @@ class _Tiling:
 
     def _is_short(self, load: Load) -> bool:
         """Whether a staged input is read in pieces shorter than a sector, with more than they hold between them."""
-        length, stride = _number(self.extents[1], self.planned), self.across.stride(load.offset)
+        length, stride = self.extents[1].known(self.planned), self.across.stride(load.offset)
         if length is None or length * TYPES[load.dtype].size >= SECTOR_BYTES:
             return False
-        step = _number(stride, self.planned) if stride is not None else None
+        step = stride.known(self.planned) if stride is not None else None
         return step is None or step > 2 * length
 
     def _targets(self) -> list[Target]:
@@ -334,7 +328,7 @@ class _Tiling:
 
     def _alternatives(self, own: Shape) -> list[Shape]:
         """Tiles that may be quicker than the schedule's own for the planned sizes."""
-        if own.bits > 32 or any(_number(extent, self.planned) is None for extent in self.extents):
+        if own.bits > 32 or any(extent.known(self.planned) is None for extent in self.extents):
             return []
         found = [self._tile(own.tall, own.width, 32, larger, wider) for larger in (-1, 0, 1) for wider in (-1, 0, 1)]
         found += [
@@ -359,7 +353,7 @@ class _Tiling:
         while places * sum(types) > STAGED_BYTES and places > 256:
             places //= 2
         places = _shifted(places, larger)
-        outer, length, inner = (_power_from(_number(extent, self.planned), places) for extent in self.extents)
+        outer, length, inner = (_power_from(extent.known(self.planned), places) for extent in self.extents)
         columns = _shifted(1 << (places.bit_length() // 2), wider)
         columns = max(min(columns, inner), width)
         rows = max(min(places // columns, length), tall)

@@ -14,6 +14,7 @@ import onnx
 from onnxfuse.errors import KernelError, MeasurementError, RuntimeLibraryError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.order import all_nodes
+from onnxfuse.ir.scalars import NARROW
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.optimised import Tell, silent
@@ -25,9 +26,6 @@ from onnxfuse.tuning.timer import find_timer
 from onnxfuse.tuning.tune import Tuned, TuneOptions, tune
 
 _STAGES = (ATTENTION, PRODUCTS)
-
-_NARROW = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-"""Types whose products there are kernels for."""
 
 
 def measure_products(
@@ -85,5 +83,5 @@ def _may_hold(model: onnx.ModelProto) -> bool:
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in model.graph.input}
     types |= {attribute.i for node in nodes for attribute in node.attribute if attribute.name == "to"}
-    return not types.isdisjoint(_NARROW) and any(
+    return not types.isdisjoint(NARROW) and any(
         record is not None and record.kind is OperatorClass.HEAVY for record in records)
