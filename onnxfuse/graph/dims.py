@@ -180,8 +180,7 @@ class Dim:
     __slots__ = ("_hash", "_text", "terms", "value")
 
     def __init__(self, terms: Mapping[Monomial, int], *, ordered: bool = False) -> None:
-        """Where they are ``ordered``, terms are taken over as they are, none of them zero."""
-        if not ordered:
+        if not ordered:  # else they are taken over as they are, none of them zero
             terms = {m: c for m, c in (terms.items() if len(terms) < 2 else sorted(terms.items(), key=_order)) if c}
         self.terms: Mapping[Monomial, int] = terms
         self.value: int | None = None if len(terms) > 1 else terms.get((), None if terms else 0)
@@ -263,13 +262,11 @@ class Dim:
         return self._times(-1)
 
     def _plus(self, number: int) -> Dim:
-        """The size and a number, which is the last of the terms."""
         terms = dict(self.terms)
         number += terms.pop((), 0)
-        return Dim({**terms, (): number} if number else terms, ordered=True)
+        return Dim({**terms, (): number} if number else terms, ordered=True)  # a number is the last of the terms
 
     def _times(self, factor: int) -> Dim:
-        """A multiple, whose terms come in the same order."""
         if factor == 1:
             return self
         return Dim({m: c * factor for m, c in self.terms.items()} if factor else {}, ordered=True)
@@ -310,8 +307,7 @@ class Dim:
             return None if rest.terms else quotient
         if not other.terms:
             return None
-        (divisor,) = other.terms.items()
-        terms = [_quotient(term, divisor) for term in self.terms.items()]
+        terms = [_quotient(term, *other.terms.items()) for term in self.terms.items()]
         return None if None in terms else Dim(dict(terms))  # type: ignore[arg-type]
 
     def long_division(self, other: Dim) -> tuple[Dim, Dim]:
@@ -433,8 +429,6 @@ def _quotient(term: tuple[Monomial, int], divisor: tuple[Monomial, int]) -> tupl
     (monomial, factor), (over, coefficient) = term, divisor
     if factor % coefficient:
         return None
-    if not over:
-        return monomial, factor // coefficient
     powers = dict(monomial)
     for atom, power in over:
         if powers.get(atom, 0) < power:

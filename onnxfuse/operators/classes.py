@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.ir.scalars import NARROW
+from onnxfuse.ir.scalars import NARROW as NARROW
 from onnxfuse.operators.record import CANONICAL, MICROSOFT, OperatorClass, operator_of
 
 

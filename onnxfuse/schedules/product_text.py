@@ -169,22 +169,8 @@ class ProductText:
             (loop, "k", own, "depth", f"of::place<{rows}>({offset} + line, column)"))
         first = {"k": "start", loop: f"first_{loop}"}
         inside = f"{line} < {self.extents[line]} && {column} < {self.extents[column]}"
-        body = [f"const idx {line} = {first[line]} + line;", f"T* const to = {tile} + {at};"]
-        if side.copied and side.width == 8:
-            assert isinstance(side.scalar, Load)
-            conditions = [writer.condition(condition)[0] for condition in side.scalar.conditions]
-            allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
-            address = pointer(f"i{side.scalar.input}", writer.index(side.scalar.offset))
-            body += [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
-        else:
-            value = writer.scalar(side.scalar)
-            inner = writer.lines[Scope.LANE]
-            body += [
-                "of::Vector<T, width> vector = {};", f"if ({inside}) {{",
-                *indented([*writer.upto(Scope.VECTOR), "float x[width];",
-                           *unrolled("int v = 0; v < width; ++v", [*inner, f"x[v] = {value};"]),
-                           "vector = of::pack<T>(x);"]),
-                "}", "of::store(to, vector);"]
+        body = [f"const idx {line} = {first[line]} + line;", f"T* const to = {tile} + {at};",
+                *_vector(side, writer, inside)]
         return [
             "{",
             *indented([
@@ -273,6 +259,24 @@ class ProductText:
                 *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
             ]),
         ]
+
+
+def _vector(side: Side, writer: Writer, inside: str) -> list[str]:
+    """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``."""
+    if side.copied and side.width == 8:
+        assert isinstance(side.scalar, Load)
+        conditions = [writer.condition(condition)[0] for condition in side.scalar.conditions]
+        allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
+        address = pointer(f"i{side.scalar.input}", writer.index(side.scalar.offset))
+        return [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
+    value = writer.scalar(side.scalar)
+    inner = writer.lines[Scope.LANE]
+    return [
+        "of::Vector<T, width> vector = {};", f"if ({inside}) {{",
+        *indented([*writer.upto(Scope.VECTOR), "float x[width];",
+                   *unrolled("int v = 0; v < width; ++v", [*inner, f"x[v] = {value};"]),
+                   "vector = of::pack<T>(x);"]),
+        "}", "of::store(to, vector);"]
 
 
 def _flag(side: Side) -> str:
