@@ -180,9 +180,10 @@ def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:
     nodes counts where nothing was learned of its products and predictions see no gain: measured apart they are without
     what the runtime fuses with them.  (A region that was measured slower than the runtime's nodes is none.)
     """
-    measured, cost = region.measured, region.cost
+    measured = region.measured
     if measured is None or measured["runtime_microseconds"] is None:
         return None
+    cost = costs.region(region)
     before, after = (1e-6 * cost.executions * measured[side] for side in ("runtime_microseconds", "microseconds"))
     left = max(cost.seconds_after - cost.executions * costs.kernel_seconds(region), 0.0)
     if cost.seconds_before <= after + left and not any(map(costs.is_learned, region.nodes)):
