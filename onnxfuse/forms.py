@@ -139,9 +139,7 @@ class Draft:
         """What one run takes on the GPU by a whole plan: as predicted, but for regions that were measured."""
         every = (node for graph in self.form.graph.walk() for node in graph.nodes)
         unfused, _ = self.form.costs.unfused(every)
-        weighed = {region.view for region in plan.with_products}  # by what was measured, already
-        costs = (region.cost if region.view in weighed else measured_cost(region, self.form.costs) or region.cost
-                 for region in plan.fusions)
+        costs = (measured_cost(region, self.form.costs) or region.cost for region in plan.fusions)
         return unfused - sum(cost.seconds_saved for cost in costs)
 
 

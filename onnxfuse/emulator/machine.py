@@ -101,6 +101,28 @@ class _Values:
         self.pointers[number] = start
 
 
+def _passed(
+    kernel: str, entry: _Kernel, args: Sequence[Argument], values: _Values, stack: ExitStack
+) -> tuple[list[Buffer], list[tuple[NDArray[Any], Buffer]]]:
+    """Put arguments among the values; gives the buffers of all pointers, and those of arrays with these."""
+    buffers: list[Buffer] = []
+    arrays: list[tuple[NDArray[Any], Buffer]] = []
+    for number, argument in enumerate(args):
+        parameter = entry.parameters[number]
+        if isinstance(argument, np.ndarray):
+            buffer = stack.enter_context(Buffer(f"argument {number}", argument.nbytes, None))
+            buffer.write(argument, parameter.read_only or not argument.flags.writeable)
+            arrays.append((argument, buffer))
+            argument = buffer
+        if isinstance(argument, Buffer):
+            buffers.append(argument)
+        if isinstance(argument, bytes) and parameter.kind == b"s" and len(argument) <= parameter.size:
+            values.structure(number, argument.ljust(parameter.size, b"\0"))
+        else:
+            values.numbers[number] = _encode(kernel, number, parameter, argument)
+    return buffers, arrays
+
+
 class Emulator:
     """The kernels of a text, compiled for the CPU.
 
@@ -166,23 +188,9 @@ class Emulator:
             raise EmulatorError(f"kernel {kernel} has {entry.count} parameters, not {len(args)}")
         with ExitStack() as stack:
             values = _Values(entry.count)
-            buffers: list[Buffer] = []
-            arrays: list[tuple[NDArray[Any], Buffer]] = []
-            for number, argument in enumerate(args):
-                parameter = entry.parameters[number]
-                if isinstance(argument, np.ndarray):
-                    buffer = stack.enter_context(Buffer(f"argument {number}", argument.nbytes, None))
-                    buffer.write(argument, parameter.read_only or not argument.flags.writeable)
-                    arrays.append((argument, buffer))
-                    argument = buffer
-                if isinstance(argument, Buffer):
-                    buffers.append(argument)
-                if isinstance(argument, bytes) and parameter.kind == b"s" and len(argument) <= parameter.size:
-                    values.structure(number, argument.ljust(parameter.size, b"\0"))
-                else:
-                    values.numbers[number] = _encode(kernel, number, parameter, argument)
+            buffers, arrays = _passed(kernel, entry, args, values, stack)
             try:
-                self._run(kernel, entry, grids, blocks, values, shared, order, buffers)
+                self._run(kernel, entry, grids, blocks, values, shared=shared, order=order, buffers=buffers)
             except _CheckError:
                 if self._telling is not None:
                     self._telling().launch(kernel, grid, block, args, shared, order)
@@ -211,6 +219,7 @@ class Emulator:
         grid: tuple[int, ...],
         block: tuple[int, ...],
         values: _Values,
+        *,
         shared: int,
         order: Order,
         buffers: list[Buffer],

@@ -39,6 +39,7 @@ def run_plan(
     hosts: Hosts = (),
     variant: str | int | None = None,
     sm: int = 90,
+    *,
     order: Order = "forward",
     misalign: Mapping[int, int] | None = None,
     includes: Sequence[Path] = (),
@@ -66,11 +67,12 @@ def run_plan(
     situation.multiprocessors = multiprocessors
     chosen = _choose(plan, situation, variant)
     emulator = Emulator(source, includes)
-    outputs = _run(plan, emulator, inputs, situation, shapes, chosen, order, misalign, CANARY)
+    outputs = _run(plan, emulator, inputs, situation, shapes, chosen, order=order, misalign=misalign, poison=CANARY)
     suspicious = [_poisoned(output, CANARY) for output in outputs]
     if any(mask.any() for mask in suspicious):
         # A value may look like the poison; what was never written looks like another poison too.
-        again = _run(plan, emulator, inputs, situation, shapes, chosen, order, misalign, _SECOND_POISON)
+        again = _run(plan, emulator, inputs, situation, shapes, chosen, order=order, misalign=misalign,
+                     poison=_SECOND_POISON)
         for number, (mask, output) in enumerate(zip(suspicious, again, strict=True)):
             unwritten = np.argwhere(mask & _poisoned(output, _SECOND_POISON))
             if len(unwritten):
@@ -138,6 +140,7 @@ def _run(
     situation: Situation,
     shapes: Sequence[tuple[int, ...]],
     variant: Variant,
+    *,
     order: Order,
     misalign: Mapping[int, int],
     poison: int,
