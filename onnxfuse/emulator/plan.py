@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,13 @@ def run_plan(
     situation, shapes = situate(plan, inputs, hosts, sm, misalign)
     situation.multiprocessors = multiprocessors
     chosen = _choose(plan, situation, variant)
-    emulator = Emulator(source, includes)
-    outputs = _run(plan, emulator, inputs, situation, shapes, chosen, order=order, misalign=misalign, poison=CANARY)
+    run = partial(_run, plan, Emulator(source, includes), inputs, situation, shapes, chosen, order=order,
+                  misalign=misalign)
+    outputs = run(poison=CANARY)
     suspicious = [_poisoned(output, CANARY) for output in outputs]
     if any(mask.any() for mask in suspicious):
         # A value may look like the poison; what was never written looks like another poison too.
-        again = _run(plan, emulator, inputs, situation, shapes, chosen, order=order, misalign=misalign,
-                     poison=_SECOND_POISON)
-        for number, (mask, output) in enumerate(zip(suspicious, again, strict=True)):
+        for number, (mask, output) in enumerate(zip(suspicious, run(poison=_SECOND_POISON), strict=True)):
             unwritten = np.argwhere(mask & _poisoned(output, _SECOND_POISON))
             if len(unwritten):
                 raise EmulatorError(
