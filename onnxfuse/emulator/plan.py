@@ -78,8 +78,7 @@ def run_plan(
             if len(unwritten):
                 raise EmulatorError(
                     f"region {plan.region}, variant {chosen.name}: {len(unwritten)} of {output.size} elements of "
-                    f"output {number} were not written, the first at {tuple(map(int, unwritten[0]))}"
-                )
+                    f"output {number} were not written, the first at {tuple(map(int, unwritten[0]))}")
     return outputs
 
 
