@@ -170,10 +170,8 @@ def _run(
                 _encoded(plan.maps[int(text[1:])], buffers, situation) if text.startswith("m") else
                 _argument(text, buffers, situation) for text in step.arguments]
             emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order)
-        return [
-            buffers[f"o{number}"].read(kind, shape)
-            for number, (kind, shape) in enumerate(zip(types, shapes, strict=True))
-        ]
+        return [buffers[f"o{number}"].read(kind, shape)
+                for number, (kind, shape) in enumerate(zip(types, shapes, strict=True))]
 
 
 def _argument(text: str, buffers: Mapping[str, Buffer], situation: Situation) -> Argument:
