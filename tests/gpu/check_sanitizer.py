@@ -1,7 +1,7 @@
 """Generated kernels under NVIDIA's compute-sanitizer: those of two zoo models and of random graphs.
 
     python tests/gpu/check_sanitizer.py [--models bert_base_fp16:3:37,unet_fp16:1] [--graphs 40] [--seed 0]
-        [--tools memcheck,racecheck,initcheck,synccheck] [--emulate | --dry-run]
+        [--cases] [--tools memcheck,racecheck,initcheck,synccheck] [--emulate | --dry-run]
 
 Models are planned for the sizes of their rows and for the small, odd ones at which all kernels run.  Each distinct
 kernel runs in every variant whose guards hold, on tensors whose memory is as large as they are and not a byte larger,
@@ -13,6 +13,7 @@ anything, or a launch failed.  ``--emulate`` runs the same launches in the tests
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import pickle
 import re
@@ -34,8 +35,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from common import find_tool  # noqa: E402
+from driver import encoded, launched  # noqa: E402
+from region_cases import cases  # noqa: E402
 
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant  # noqa: E402
+from onnxfuse.lowering.tensor_map import TensorMap  # noqa: E402
 
 MODELS = "bert_base_fp16:3:37,unet_fp16:1"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -177,6 +181,15 @@ def graph_jobs(count: int, seed: int, most: int, target: str | None) -> Iterator
             yield from jobs_of(f"graph {number}", optimised, bind(optimised.graph, sizes), values)
 
 
+def case_jobs(target: str | None) -> Iterator[Job | str]:
+    """Kernels of products, attention and stencils, in every way to run them."""
+    for name, way, region, kernel in cases(target or "H100"):
+        inputs = [filled(value.dtype, tuple(size.value for size in value.shape), place)
+                  for place, value in enumerate(region.tensors)]
+        hosts = tuple(_contents(value, {}, {}) for value in region.hosts)
+        yield Job(f"{name}, {way}", kernel.source, kernel.plan.to_json(), tuple(inputs), hosts)
+
+
 def distinct(jobs: Sequence[Job]) -> list[Job]:
     """One job for each kernel text and set of shapes."""
     found: dict[Any, Job] = {}
@@ -241,7 +254,7 @@ def run_all(folder: Path) -> int:
 
 def run_job(job: Job, kernels: Mapping[str, Any], sm: int, multiprocessors: int) -> int:
     """Every variant that holds, on aligned memory and not; how many kernels were launched."""
-    launched = 0
+    count = 0
     for aligned in (True, False):
         inputs = [Tensor.holding(array, 0 if aligned else array.itemsize % ALIGNMENT) for array in job.inputs]
         plan, situation = job.situation([tensor.address for tensor in inputs], (), sm, multiprocessors)
@@ -256,10 +269,10 @@ def run_job(job: Job, kernels: Mapping[str, Any], sm: int, multiprocessors: int)
                    for place, tensor in enumerate(tensors)}
         for variant in holding(plan, situation):
             for step in variant.steps:
-                launched += launch(step, situation, buffers, kernels[step.kernel])
+                count += launch(step, situation, buffers, plan.maps, kernels[step.kernel])
             if not aligned:
                 break
-    return launched
+    return count
 
 
 def holding(plan: LaunchPlan, situation: Situation) -> list[Variant]:
@@ -267,25 +280,27 @@ def holding(plan: LaunchPlan, situation: Situation) -> list[Variant]:
     return [one for one in plan.variants if all(situation.evaluate(guard) for guard in one.guards)]
 
 
-def launch(step: Step, situation: Situation, buffers: Mapping[str, Tensor], kernel: Any) -> int:
+def launch(
+    step: Step, situation: Situation, buffers: Mapping[str, Tensor], maps: Sequence[TensorMap], kernel: Any
+) -> int:
     """Launch one step and wait for it; 0 where its grid is empty."""
-    import cupy as cp
-
     grid, block = (tuple(situation.evaluate(size) for size in sizes) for sizes in (step.grid, step.block))
     if 0 in grid:
         return 0
+    addresses = {name: tensor.address for name, tensor in buffers.items()}
     arguments: list[Any] = []
     for text in step.arguments:
         kind, colon, size = text.partition(":")
         if colon:
-            arguments.append((np.int32 if kind == "i32" else np.int64)(situation.evaluate(size)))
+            arguments.append((ctypes.c_int32 if kind == "i32" else ctypes.c_int64)(situation.evaluate(size)))
+        elif text in addresses:
+            arguments.append(ctypes.c_uint64(addresses[text]))
         else:
-            arguments.append(np.uint64(buffers[text].address))
+            arguments.append(encoded(maps[int(text[1:])], addresses, situation))
     shared = situation.evaluate(step.shared)
     if shared + kernel.shared_size_bytes > 48 << 10:
         kernel.max_dynamic_shared_size_bytes = shared
-    kernel(grid, block, tuple(arguments), shared_mem=shared)
-    cp.cuda.runtime.deviceSynchronize()
+    launched(kernel.kernel.ptr, grid, block, shared, arguments)
     return 1
 
 
@@ -379,6 +394,7 @@ def main() -> int:
     parser.add_argument("--models", default=MODELS, help="zoo models and sizes to run at; empty for none")
     parser.add_argument("--graphs", type=int, default=40, help="random graphs; 40 by default")
     parser.add_argument("--most", type=int, default=25, help="nodes of a random graph, about; 25 by default")
+    parser.add_argument("--cases", action="store_true", help="every way to run products, attention and stencils too")
     parser.add_argument("--seed", type=int, default=0, help="of the random graphs")
     parser.add_argument("--tools", default=",".join(TOOLS), help="of compute-sanitizer; all four by default")
     parser.add_argument("--target", help="GPU to plan for; by default the one at hand")
@@ -402,7 +418,8 @@ def main() -> int:
     start = time.perf_counter()
     models = [name for name in given.models.split(",") if name]
     jobs, skipped = collect([lambda: model_jobs(models, given.target),
-                             lambda: graph_jobs(given.graphs, given.seed, given.most, given.target)])
+                             lambda: graph_jobs(given.graphs, given.seed, given.most, given.target),
+                             lambda: case_jobs(given.target) if given.cases else iter(())])
     kernels = len({job.source for job in jobs})
     print(f"{kernels} kernels, {len(jobs)} with their shapes, planned in {time.perf_counter() - start:.0f} s",
           flush=True)

@@ -1,0 +1,39 @@
+"""Regions with products: their kernels are in no plan before something was measured, and run here in every way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.region import Region
+from onnxfuse.schedules import Kernel
+from onnxfuse.tuning.subjects import subjects_of
+
+CASES = {
+    "a product, bias and GELU": """g (T[197,136] a, T[136,264] b, T[264] c) => (T[197,264] y)
+        { p = MatMul(a, b) s = Add(p, c) y = Gelu(s) }""",
+    "heads": """g (T[3,65,64] a, T[64,96] b, T[96] c) => (T[3,6,65,16] y) <int64[4] h = {0,0,6,16}>
+        { p = MatMul(a, b) q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }""",
+    "a gate": """g (T[130,72] a, T[72,200] b, T[72,200] c) => (T[130,200] y)
+        { u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }""",
+    "a residual, no vectors": """g (T[33,31] a, T[31,65] b, T[33,65] r) => (T[33,65] y)
+        { p = MatMul(a, b) y = Add(p, r) }""",
+    "a convolution": """g (T[2,16,19,17] x, T[24,16,3,3] w, T[24] b) => (T[2,24,19,17] y)
+        { c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c) }""",
+    "a depthwise convolution": """g (T[2,24,31,33] x, T[24,1,5,5] w, T[24] b) => (T[2,24,31,33] y)
+        { c = Conv<group = 24, pads = [2,2,2,2]>(x, w, b) y = Relu(c) }""",
+    "attention": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v, T[2,1,1,97] m) => (T[2,3,65,40] y)
+        { s = MatMul(q, k) t = Add(s, m) p = Softmax(t) y = MatMul(p, v) }""",
+}
+
+
+def cases(target: str) -> Iterator[tuple[str, str, Region, Kernel]]:
+    """Each case's regions, and their kernels by the ways to run them on a GPU."""
+    for name, text in CASES.items():
+        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text.replace("T[", "float16[")}')
+        plan = optimise(model, Options(target=target, verify=False, database=False, eager=True))
+        for subject in subjects_of(plan)[0]:
+            for way, kernel in subject.kernels.items():
+                yield name, way, subject.fusion, kernel
