@@ -7,9 +7,9 @@ that are not initialised; tiles that nobody waited for, and arrivals that never 
 cannot hold; arguments that do not fit their parameters; launches past a GPU's limits; endless loops.
 
 How it differs from a GPU: fused multiply-adds are two roundings unless written as ``fmaf``; approximate intrinsics
-are exact; subnormals are kept; blocks run one after the other. PTX does not compile, so headers
-keep a plain twin behind ``ONNXFUSE_EMULATOR``. Kernels are found by ``extern "C" __global__`` in the text itself, not
-in what a macro makes.
+are exact; subnormals are kept; blocks run one after the other. PTX does not compile, so headers keep a plain twin
+behind ``ONNXFUSE_EMULATOR``. Kernels are found by ``extern "C" __global__`` in the text itself, not in what a macro
+makes.
 """
 
 from onnxfuse.emulator.errors import EmulatorError

@@ -111,13 +111,12 @@ class Offer:
 
     def __init__(self, pool: CandidatePool, context: Context, stage: str, *, trusted: bool = True) -> None:
         self.pool, self.context, self.stage, self.trusted = pool, context, stage, trusted
-        self.products: Sequence[Node] = ()
         self.taken: set[Members] = set()
         self.refused: dict[Members, tuple[Refusal, RegionCost | None]] = {}
 
     def around(self, beside: Beside) -> None:
         """Weigh the products bare, with as much behind it as there is a kernel for, and with what is before too."""
-        self.products, least = beside.products, beside.least()
+        least = beside.least()
         whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), least)
         for members in dict.fromkeys((whole, beside.before(whole), least)):
             if members not in self.taken and members not in self.refused:
@@ -164,7 +163,8 @@ class Offer:
         """The same where measurements alone decide: of the region, and of the runtime's products by themselves, by
         which they count in whatever else may become of them."""
         learned = self.pool.maker.costs.is_learned
-        if cost is None or not all(any(map(learned, node.originals)) for node in self.products):
+        products = [node for node in region.view if self.pool.facts[node].contracts]
+        if cost is None or not all(any(map(learned, node.originals)) for node in products):
             return Refusal(
                 UNMEASURED,
                 "this product could be one kernel with what is around it; how fast that is on "

@@ -3,18 +3,23 @@
     operands ─ views ─ product ─ bias, activation, gate, residual ─▶
 
 How long a product takes is known less well than how long bytes do, and the runtime's library is hard to beat: such a
-region is taken where it was measured faster than the runtime's own nodes, and offered where that may be known.
+region is taken where it was measured faster than the runtime's own nodes, and offered where that may be known.  What
+the runtime takes for a product alone is learned before anything is weighed: so it counts the same in all regions that
+may hold the product, an attention's too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators.classes import is_narrow, slides
+from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
+from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.region import Region
 from onnxfuse.planning.weighing import CandidatePool, ordered
 
 STAGE = "products"
@@ -22,6 +27,20 @@ STAGE = "products"
 
 MOST_BETWEEN = 6
 """Nodes between two products and what their results meet in."""
+
+
+def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) -> None:
+    """Tell the cost model of those nodes of a graph's view that are a product or a convolution and were measured."""
+    if context.runtime is None:
+        return
+    for node in facts:
+        made = maker.fusion({node}, STAGE) if facts[node].contracts and not facts[node].maxima else None
+        if not isinstance(made, Region):
+            continue
+        own = [each for each in made.nodes if each.op != "Constant"]
+        taken = context.runtime(made) if len(own) == 1 else None
+        if taken is not None:
+            maker.costs.learn(own[0], 1e-6 * taken)
 
 
 def offer_products(pool: CandidatePool, context: Context) -> None:

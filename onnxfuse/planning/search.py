@@ -21,7 +21,6 @@ from onnxfuse.graph.binding import asked_of, bind
 from onnxfuse.graph.bodies import is_idle
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.planning.admission import Facts, beside_convolutions, node_facts
-from onnxfuse.planning.alone import learn_products
 from onnxfuse.planning.borders import Borders
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
@@ -35,7 +34,7 @@ from onnxfuse.planning.legality import check_nodes, is_convex
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, SearchSpace
 from onnxfuse.planning.products import STAGE as PRODUCTS
-from onnxfuse.planning.products import offer_products
+from onnxfuse.planning.products import learn_products, offer_products
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.traffic import Ledger

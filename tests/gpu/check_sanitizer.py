@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -40,6 +40,7 @@ from region_cases import cases  # noqa: E402
 
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant  # noqa: E402
 from onnxfuse.lowering.tensor_map import TensorMap  # noqa: E402
+from onnxfuse.rewriting import FusedRegion  # noqa: E402
 
 MODELS = "bert_base_fp16:3:37,unet_fp16:1"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -89,16 +90,16 @@ class Job:
 # ---- What is run. ----
 
 
-def jobs_of(name: str, optimised: Any, sizes: Mapping[str, int],
+def jobs_of(name: str, regions: Iterable[FusedRegion], sizes: Mapping[str, int],
             arrays: Mapping[str, Array]) -> Iterator[Job | str]:
-    """The kernels of a fused model, or what keeps one from being run.
+    """The kernels of fused regions, or what keeps one from being run.
 
     Args:
         sizes: of symbols, at which they run; arrays: contents of tensors by name, as far as they are known.
     """
     from onnxfuse.graph.sizes import shape_of
 
-    for region in optimised.regions:
+    for region in regions:
         inputs = []
         for value in region.tensors:
             shape = shape_of(value, sizes)
@@ -156,7 +157,7 @@ def model_jobs(names: Sequence[str], target: str | None) -> Iterator[Job | str]:
             path.write_bytes(hydrate().hydrate(ZOO / f"{row.model}.onnx.xz").SerializeToString())
             for planned in (row, Row(row.model, usual, row.inputs)):
                 optimised = optimise(path, Options(dims=planned.dims, target=target, verify=False, compile=True))
-                yield from jobs_of(f"{name} as planned for {planned.name}", optimised,
+                yield from jobs_of(f"{name} as planned for {planned.name}", optimised.regions,
                                    bind(optimised.graph, row.dims), {})
 
 
@@ -178,16 +179,13 @@ def graph_jobs(count: int, seed: int, most: int, target: str | None) -> Iterator
         for sizes in (graph.sizes, {name: LARGE[name] for name in graph.sizes}) if graph.sizes else ({},):
             values = constants | {name: np.asarray(array).astype(numpy_type(types[name])) for name, array
                                   in evaluate(graph.model, graph.arrays(sizes)).items() if name in types}
-            yield from jobs_of(f"graph {number}", optimised, bind(optimised.graph, sizes), values)
+            yield from jobs_of(f"graph {number}", optimised.regions, bind(optimised.graph, sizes), values)
 
 
 def case_jobs(target: str | None) -> Iterator[Job | str]:
     """Kernels of products, attention and stencils, in every way to run them."""
-    for name, way, region, kernel in cases(target or "H100"):
-        inputs = [filled(value.dtype, tuple(size.value for size in value.shape), place)
-                  for place, value in enumerate(region.tensors)]
-        hosts = tuple(_contents(value, {}, {}) for value in region.hosts)
-        yield Job(f"{name}, {way}", kernel.source, kernel.plan.to_json(), tuple(inputs), hosts)
+    for name, region in cases(target or "H100"):
+        yield from jobs_of(name, [region], {}, {})
 
 
 def distinct(jobs: Sequence[Job]) -> list[Job]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import onnx
 
-from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.region import Region
-from onnxfuse.schedules import Kernel
+from onnxfuse.pipeline import Options, optimise, region_of
+from onnxfuse.rewriting import FusedRegion
 from onnxfuse.tuning.subjects import subjects_of
 
 CASES = {
@@ -29,11 +29,11 @@ CASES = {
 }
 
 
-def cases(target: str) -> Iterator[tuple[str, str, Region, Kernel]]:
-    """Each case's regions, and their kernels by the ways to run them on a GPU."""
+def cases(target: str) -> Iterator[tuple[str, FusedRegion]]:
+    """The regions of each case with each of their kernels for a GPU, by the case and the way to run it."""
     for name, text in CASES.items():
         model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text.replace("T[", "float16[")}')
         plan = optimise(model, Options(target=target, verify=False, database=False, eager=True))
         for subject in subjects_of(plan)[0]:
             for way, kernel in subject.kernels.items():
-                yield name, way, subject.fusion, kernel
+                yield f"{name}, {way}", region_of(replace(subject.fusion, made=kernel))

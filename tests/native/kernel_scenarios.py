@@ -27,6 +27,15 @@ from native.stand_in import (
 )
 from native.stand_in import ptx as ptx_text
 
+ASKED = ctypes.CFUNCTYPE(None, *[ctypes.c_char_p] * 4, ctypes.c_int, ctypes.c_void_p)
+"""A callback that the library asks for an image."""
+
+
+def declare_replies(library: ctypes.CDLL) -> None:
+    """Say what the library's entries take by which such a callback answers."""
+    library.onnxfuse_reply_image.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+    library.onnxfuse_reply_error.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+
 
 def embedded() -> None:
     """An embedded image runs with nothing but the library; empty tensors launch nothing."""
@@ -126,12 +135,10 @@ def ptx() -> None:
         "could not load a compiled kernel: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (the provided PTX was compiled with an "
         "unsupported toolchain.); install a newer driver, or write the model with 'onnxfuse optimize --embed sm_90'"),
         told)
-    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_char_p] * 4, ctypes.c_int, ctypes.c_void_p)
-    library.onnxfuse_reply_image.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-    library.onnxfuse_reply_error.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    declare_replies(library)
     known = []
 
-    @kind
+    @ASKED
     def answer(source: bytes, flags: bytes, kernels: bytes, architecture: bytes, device: int, reply: int) -> None:
         if known:
             library.onnxfuse_reply_image(reply, IMAGE, len(IMAGE))
@@ -201,21 +208,19 @@ def missing_image() -> None:
 def callback() -> None:
     """The callback is asked once for a kernel, and its answer or its error reaches the session."""
     library = ctypes.CDLL(str(LIBRARY))
-    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_char_p] * 4, ctypes.c_int, ctypes.c_void_p)
-    library.onnxfuse_reply_image.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-    library.onnxfuse_reply_error.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    declare_replies(library)
     asked = []
 
-    @kind
+    @ASKED
     def answer(source: bytes, flags: bytes, kernels: bytes, architecture: bytes, device: int, reply: int) -> None:
         asked.append((b"add_one(const float* x" in source, flags, kernels, architecture, device))
         library.onnxfuse_reply_image(reply, IMAGE, len(IMAGE))
 
-    @kind
+    @ASKED
     def refuse(source: bytes, flags: bytes, kernels: bytes, architecture: bytes, device: int, reply: int) -> None:
         library.onnxfuse_reply_error(reply, b"the compiler's log")
 
-    @kind
+    @ASKED
     def silent(source: bytes, flags: bytes, kernels: bytes, architecture: bytes, device: int, reply: int) -> None:
         return
 
@@ -236,11 +241,10 @@ def dump() -> None:
     x = np.arange(4, dtype=np.float32)
     expect(np.array_equal(session("one").run(None, {"x": x})[0], x + 1))
     library = ctypes.CDLL(str(LIBRARY))
-    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_char_p] * 4, ctypes.c_int, ctypes.c_void_p)
-    library.onnxfuse_reply_image.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+    declare_replies(library)
     asked = []
 
-    @kind
+    @ASKED
     def answer(source: bytes, flags: bytes, kernels: bytes, architecture: bytes, device: int, reply: int) -> None:
         asked.append(kernels)
         library.onnxfuse_reply_image(reply, IMAGE, len(IMAGE))
