@@ -15,7 +15,7 @@ DIMS := --dim batch=8 --dim sequence=128
 OLIVE := torch 'olive-ai>=0.13,<0.14' requests
 OPTIMUM := torch 'optimum-onnx>=0.1,<0.2'
 
-.PHONY: demo test test-long test-lowest test-models test-integrations test-docs test-mutants test-gpu fuzz lint bench lock dist clean python
+.PHONY: demo test test-long test-lowest test-models test-integrations test-docs test-pythons test-mutants test-gpu fuzz lint bench lock dist clean python
 
 demo: .venv/ready
 	mkdir -p $(OUT)
@@ -59,6 +59,11 @@ test-integrations: .venv-test/ready .venv-olive/ready .venv-optimum/ready
 # The tutorial's commands in order, in fresh environments with the wheel and with the source archive; fetches PyTorch.
 test-docs: .venv-test/ready dist
 	ONNXFUSE_DIST=$(CURDIR)/dist .venv-test/bin/python -m pytest --slow tests/test_tutorial.py
+
+# The wheel with all that it requires on every Python here that setup.cfg names, none of them with a compiler; fetches
+# 1 GB for each, once.
+test-pythons: .venv-test/ready
+	.venv-test/bin/python -m pytest --slow -rs tests/test_wheel.py
 
 # Whether the tests would notice: some 300 faults planted one by one.
 test-mutants: .venv-test/ready

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import email
 import email.message
+import json
 import os
 import re
 import shutil
@@ -27,6 +29,11 @@ BUILT = ROOT / "onnxfuse" / "runtime" / "libonnxfuse.so"
 
 NEWEST_GLIBC = (2, 35)
 """Of the oldest systems that a wheel built where the tests run is to work on: Ubuntu 22.04, Debian 12."""
+
+SETTINGS = configparser.ConfigParser()
+SETTINGS.read(ROOT / "setup.cfg")
+PYTHONS = re.findall(r"Python :: (3\.\d+)", SETTINGS["metadata"]["classifiers"])
+"""Releases of Python that the metadata names."""
 
 
 def run(*words: object, folder: Path, **environment: str) -> str:
@@ -107,9 +114,7 @@ def test_the_metadata_says_who_may_use_it_where(made: Made) -> None:
     with zipfile.ZipFile(made.wheel) as wheel:
         (place,) = (name for name in wheel.namelist() if name.endswith(f"/licenses/{metadata['License-File']}"))
         assert wheel.read(place) == (ROOT / "LICENSE").read_bytes()
-    pythons = [name.rsplit(" ", 1)[1] for name in metadata.get_all("Classifier", [])
-               if name.startswith("Programming Language :: Python :: 3.")]
-    assert pythons and all(name in SpecifierSet(metadata["Requires-Python"]) for name in pythons)
+    assert PYTHONS and all(name in SpecifierSet(metadata["Requires-Python"]) for name in PYTHONS)
 
 
 def test_the_description_links_to_nothing_that_an_index_lacks(made: Made) -> None:
@@ -133,24 +138,60 @@ def test_links_lead_to_the_sources_where_these_have_a_home(tmp_path: Path, url: 
     assert str(told).strip() == f"{first} [c](https://c.example) [d](mailto:d@e.example)"
 
 
+def interpreter(version: str) -> Path | None:
+    """A Python of a release such as "3.12" that makes environments: on the path, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{version}.*/bin/python3")
+    for found in (shutil.which(f"python{version}"), *sorted(pyenv)):
+        # What is on the path may be pyenv's word that it has this Python, and that another one is meant.
+        if found is not None and subprocess.run(
+                [found, "-c", f"import sys, venv; assert sys.version.startswith('{version}.')"], capture_output=True,
+                check=False).returncode == 0:
+            return Path(found)
+    return None
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For commands that find nothing but what they are given, a compiler least of all."""
+    nothing = folder / "nothing"
+    nothing.mkdir()
+    return {"PATH": str(nothing), "PYTHONPATH": "", "ONNXFUSE_CACHE_DIR": str(folder / "cache"), "NO_COLOR": "1"}
+
+
+def check_installed(made: Made, folder: Path, bare: dict[str, str]) -> None:
+    """The package of the environment ``folder / "venv"`` is the wheel's, finds all that it uses, and fuses."""
+    python, command = (folder / "venv" / "bin" / name for name in ("python", "onnxfuse"))
+    place = run(python, "-c", "import onnxfuse; print(onnxfuse.library_path())", folder=folder, **bare).strip()
+    assert Path(place).is_relative_to(folder / "venv")
+    assert made.metadata()["Version"] in run(command, "--version", folder=folder, **bare)
+    found = json.loads(run(command, "doctor", "--json", folder=folder, **bare))
+    assert found["ok"] and all(part["state"] != "broken" for part in found["parts"])
+    run(command, "optimize", write(folder, CHAIN), "--dim", "batch=64", "--target", "H200", "--embed", "sm_90",
+        folder=folder, **bare)
+    assert b"\x7fELF" in (folder / "model.fused.onnx").read_bytes()
+
+
 def test_the_wheel_installs_and_fuses_without_a_compiler(made: Made, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", symlinks=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    nothing = tmp_path / "nothing"
-    nothing.mkdir()
-    bare = {"PATH": str(nothing), "PYTHONPATH": "", "ONNXFUSE_CACHE_DIR": str(tmp_path / "cache"), "NO_COLOR": "1"}
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-deps", made.wheel,
-        folder=tmp_path, **bare)
+    bare = environment(tmp_path)
+    run(sys.executable, "-m", "pip", "--python", tmp_path / "venv" / "bin" / "python", "install", "-q", "--no-index",
+        "--no-deps", made.wheel, folder=tmp_path, **bare)
     # What it requires is in the tests' own environment, where onnxfuse is this checkout, by a .pth file.
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     for package in Path(sysconfig.get_path("purelib")).iterdir():
         if "onnxfuse" not in package.name and package.suffix != ".pth":
             (site / package.name).symlink_to(package)
+    check_installed(made, tmp_path, bare)
 
-    place = run(python, "-c", "import onnxfuse; print(onnxfuse.library_path())", folder=tmp_path, **bare).strip()
-    assert Path(place).is_relative_to(site)
-    assert made.metadata()["Version"] in run(tmp_path / "venv" / "bin" / "onnxfuse", "--version", folder=tmp_path,
-                                             **bare)
-    run(python, "-m", "onnxfuse", "optimize", write(tmp_path, CHAIN), "--dim", "batch=64", "--target", "H200",
-        "--embed", "sm_90", folder=tmp_path, **bare)
-    assert b"\x7fELF" in (tmp_path / "model.fused.onnx").read_bytes()
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_wheel_installs_with_all_that_it_requires(made: Made, tmp_path: Path, version: str) -> None:
+    """From the index, as a user's machine has it; ``make test-pythons``."""
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    run(python, "-m", "venv", tmp_path / "venv", "--without-pip", folder=tmp_path)
+    bare = environment(tmp_path)
+    run(sys.executable, "-m", "pip", "--python", tmp_path / "venv" / "bin" / "python", "install", "-q",
+        "--only-binary", ":all:", made.wheel, folder=tmp_path, **bare)
+    check_installed(made, tmp_path, bare)
