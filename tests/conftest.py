@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -51,6 +53,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def orders(pytestconfig: pytest.Config) -> int:
     """In how many ways a model is written down."""
     return int(pytestconfig.getoption("--orders"))
+
+
+@pytest.fixture(scope="module")
+def few_ways() -> Iterator[None]:
+    """Tuning tries a kernel as its schedule would run it and in one other way: for tests of what follows from times."""
+    from onnxfuse.tuning.subjects import Subject  # here, so that the process that only hands tests out need not
+
+    every = Subject.candidates.func
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Subject, "candidates", property(lambda subject: dict(islice(every(subject).items(), 2))))
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -30,7 +30,7 @@ from onnxfuse.rules import canonicalise, load_rules
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning import Timed, TuneOptions, tune
 
-pytestmark = pytest.mark.xdist_group("layouts")  # one database
+pytestmark = [pytest.mark.xdist_group("layouts"), pytest.mark.usefixtures("few_ways")]  # one database
 
 NETWORK = """g (float16[b,3,17,13] x) => (float16[b,24] y, float16[b,16,17,13] z) {
  s = Conv <pads=[1,1,1,1]> (x, w0) a = Relu(s)

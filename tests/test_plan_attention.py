@@ -22,6 +22,8 @@ from onnxfuse.verifying import verify
 
 tune_module = importlib.import_module("onnxfuse.tuning.tune")
 
+pytestmark = pytest.mark.usefixtures("few_ways")
+
 HEADS = """
 g (float16[B,S,768] x, float16[B,1,1,S] mask,
    float16[768,768] wq, float16[768,768] wk, float16[768,768] wv, float16[768] b)

@@ -18,6 +18,8 @@ from onnxfuse.rewriting import unfuse
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import verify
 
+pytestmark = pytest.mark.usefixtures("few_ways")
+
 DIMS = {"N": 32, "H": 112, "W": 112}
 
 Z = "T[N, 16, H, W] z, T[N, 16, 1, 1] q"

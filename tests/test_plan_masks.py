@@ -24,6 +24,8 @@ from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.verifying import hidden, reference, verify
 from onnxfuse.verifying.evaluate import Evaluator
 
+pytestmark = pytest.mark.usefixtures("few_ways")
+
 LAYER = """
   q{n} = MatMul(x{n}, w) qr{n} = Reshape(q{n}, heads) qt{n} = Transpose<perm = [0,2,1,3]>(qr{n})
   kt{n} = Transpose<perm = [0,2,3,1]>(qr{n}) s{n} = MatMul(qt{n}, kt{n}) d{n} = Div(s{n}, f) m{n} = Add(d{n}, mask)

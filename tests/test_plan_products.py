@@ -19,6 +19,8 @@ from onnxfuse.verifying import verify
 
 DIMS = {"M": 128, "N": 2}
 
+pytestmark = pytest.mark.usefixtures("few_ways")
+
 OFFERED = {
     "bias and activation": (
         "g (T[M,64] a, T[64,72] b, T[72] c) => (T[M,72] y) { p = MatMul(a, b) s = Add(p, c) y = Relu(s) }",

@@ -33,6 +33,8 @@ from onnxfuse.rewriting import InvariantError, read_fused, rewrite, unfuse
 from onnxfuse.tuning import Timed, TuneOptions, tune
 from onnxfuse.verifying import verify
 
+pytestmark = pytest.mark.usefixtures("few_ways")
+
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
 SMALL = {"N": 2, "H": 7, "W": 5}

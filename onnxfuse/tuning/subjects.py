@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from onnxfuse.measurements import text_of
 from onnxfuse.measuring.database import DEFAULT
@@ -42,7 +43,7 @@ class Subject:
         """Its first node."""
         return self.fusion.nodes[0].label
 
-    @property
+    @cached_property
     def candidates(self) -> dict[str, Choice | None]:
         """Ways to run it, the schedule's own choice (``DEFAULT``) first."""
         return {DEFAULT: None, **{str(choice): choice for choice in self.fusion.kernel.choices}}
