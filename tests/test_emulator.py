@@ -232,6 +232,11 @@ def test_misaligned_vector_access_is_found(access: str) -> None:
             "if (threadIdx.x > 30) y[threadIdx.x] = __shfl_sync(0xffffu, x[threadIdx.x], 1);",
             "lane 31 takes part in a warp operation whose mask 0000ffff does not name it",
         ),
+        (
+            "const float one[1] = {0}, two[2] = {0, 0}; "
+            "y[threadIdx.x] = *(threadIdx.x % 2 ? onnxfuse_emulator_lanes(one, 1) : onnxfuse_emulator_lanes(two, 1));",
+            "line 1: lanes share different things",
+        ),
     ],
 )
 def test_a_meeting_that_not_all_reach_is_an_error(body: str, message: str) -> None:
@@ -365,7 +370,7 @@ def test_warp_operations() -> None:
     source = """
     extern "C" __global__ void k(const int* x, int* y) {
       const int t = threadIdx.x, v = x[t];
-      int* out = y + 12 * t;
+      int* out = y + 13 * t;
       out[0] = __shfl_sync(~0u, v, t + 3, 8);
       out[1] = __shfl_up_sync(~0u, v, 2, 8);
       out[2] = __shfl_down_sync(~0u, v, 2, 8);
@@ -378,16 +383,19 @@ def test_warp_operations() -> None:
       out[9] = __reduce_max_sync(~0u, unsigned(v));
       out[10] = __syncthreads_count(v % 2);
       out[11] = int(__shfl_sync(~0u, (long long)v << 40, 9) >> 40);
+      const int both[2] = {v, -v};
+      const int* const all = onnxfuse_emulator_lanes(both, 0);
+      out[12] = all[(t + 5) % 32 * 2 + 1];
     }
     """
     x = np.random.default_rng(1).permutation(32).astype(np.int32)
-    y = np.zeros((32, 12), np.int32)
+    y = np.zeros((32, 13), np.int32)
     t = np.arange(32)
     in_eight = t % 8
     expected = [
         x[t // 8 * 8 + (t + 3) % 8], np.where(in_eight >= 2, x[t - 2], x), np.where(in_eight < 6, x[(t + 2) % 32], x),
         x[t ^ 5], np.full(32, sum(1 << i for i in t if x[i] % 3 == 0), np.uint32).view(np.int32), 1, 1, x.sum(), -31,
-        31, 16, x[9],
+        31, 16, x[9], -x[(t + 5) % 32],
     ]
     for order in ORDERS:
         Emulator(source).launch("k", 1, 32, [x, y], order=order)

@@ -96,6 +96,7 @@ int thread_count, live;
 int thread_at[kMostThreads];            // by rank
 uint64_t ready[kMostThreads / 64];      // by rank
 unsigned meeting[kMostThreads / 32];    // lanes of each warp that wait at a warp operation
+std::vector<char> shared[kMostThreads / 32];  // what the lanes of each warp had when they met to share it
 std::mt19937_64 shuffler;
 char *stacks, *dynamic_end, *signal_stack;
 std::vector<void**>* dynamic_variables;
@@ -236,10 +237,24 @@ void thread_main() {
   abort();
 }
 
+// Gives each lane what all of them have, each as many bytes as the last one.
+void share(Thread* lanes, const Thread& last) {
+  std::vector<char>& all = shared[last.number / 32];
+  const size_t size = static_cast<size_t>(last.operand);
+  all.resize(32 * size);
+  for (int lane = 0; lane < 32; ++lane) {
+    if (lanes[lane].operand != last.operand) fail(last.line, "lanes share different things");
+    memcpy(all.data() + lane * size, reinterpret_cast<const void*>(lanes[lane].value), size);
+    lanes[lane].result = reinterpret_cast<uint64_t>(all.data());
+    set_ready(lanes[lane]);
+  }
+}
+
 // Gives each lane of a complete warp operation its result.
 void settle(Thread* lanes, const Thread& last) {
   const unsigned mask = last.mask;
   meeting[last.number / 32] &= ~mask;
+  if (last.warp == Warp::share) return share(lanes, last);
   uint64_t all = 0;
   bool first = true;
   for (int lane = 0; lane < 32; ++lane) {

@@ -14,7 +14,7 @@ enum class Barrier : int { plain, count, all, any };
 
 enum class Warp : int {
   sync, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all,
-  add_signed, min_signed, max_signed, min_unsigned, max_unsigned, bit_and, bit_or, bit_xor,
+  add_signed, min_signed, max_signed, min_unsigned, max_unsigned, bit_and, bit_or, bit_xor, share,
 };
 
 enum class Later : int { copies, products };

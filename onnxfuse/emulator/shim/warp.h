@@ -66,3 +66,10 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE())
   onnxfuse_emulator_warp(onnxfuse_emulator::Warp::sync, mask, 0, 0, 32, line);
 }
 inline unsigned __activemask() { return onnxfuse_emulator_live_lanes(); }
+
+// What all lanes have, lane by lane, until they meet so again: what takes a shuffle for each number meets once.
+template <typename T, int count>
+const T* onnxfuse_emulator_lanes(const T (&own)[count], int line) {
+  return reinterpret_cast<const T*>(onnxfuse_emulator_warp(
+      onnxfuse_emulator::Warp::share, 0xffffffffu, reinterpret_cast<uint64_t>(own), sizeof(own), 32, line));
+}

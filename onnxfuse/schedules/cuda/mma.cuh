@@ -27,26 +27,44 @@ template <typename T> __device__ __forceinline__ unsigned pair_of(float first, f
   return reinterpret_cast<const unsigned&>(packed);
 }
 
-// Each lane's four sums from registers of the lanes that hold its rows and its columns.
+// What each lane of a warp holds, for all of them to read.
+template <typename T, int count> struct Lanes {
+#if defined(ONNXFUSE_EMULATOR)
+  const T* all;
+  explicit Lanes(const T (&own)[count], int line = __builtin_LINE()) : all(onnxfuse_emulator_lanes(own, line)) {}
+  T of(int lane, int i) const { return all[lane * count + i]; }
+#else
+  const T (&own)[count];
+  __device__ __forceinline__ explicit Lanes(const T (&own)[count]) : own(own) {}
+  __device__ __forceinline__ T of(int lane, int i) const { return __shfl_sync(0xffffffffu, own[i], lane); }
+#endif
+};
+
+// Each lane's four sums from what the lanes have that hold its rows and its columns.
 template <typename T>
 __device__ __forceinline__ void plain_mma(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+  const unsigned pairs[6] = {left[0], left[1], left[2], left[3], low, high};
+  float own[12];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) own[2 * i] = first_of<T>(pairs[i]), own[2 * i + 1] = second_of<T>(pairs[i]);
+  const Lanes<float, 12> lanes(own);
   const int lane = threadIdx.x % 32, row = lane / 4 * 4, column = lane % 4 * 8;
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
-    unsigned rows[4], columns[2][2];
+    float rows[8], columns[2][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) rows[i] = __shfl_sync(0xffffffffu, left[i], row + t);
+    for (int i = 0; i < 8; ++i) rows[i] = lanes.of(row + t, i);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      columns[j][0] = __shfl_sync(0xffffffffu, low, column + 4 * j + t);
-      columns[j][1] = __shfl_sync(0xffffffffu, high, column + 4 * j + t);
-    }
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) columns[j][i] = lanes.of(column + 4 * j + t, 8 + i);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const unsigned a = rows[i / 2 + 2 * half], b = columns[i % 2][half];
-        sums[i] += first_of<T>(a) * first_of<T>(b) + second_of<T>(a) * second_of<T>(b);
+        const float* const a = rows + 2 * (i / 2 + 2 * half);
+        const float* const b = columns[i % 2] + 2 * half;
+        sums[i] += a[0] * b[0] + a[1] * b[1];
       }
   }
 }
@@ -86,17 +104,18 @@ template <bool transposed, typename T>
 __device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const T* row) {
 #if defined(ONNXFUSE_EMULATOR) || __CUDA_ARCH__ < 750
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const unsigned long long own = reinterpret_cast<unsigned long long>(row);
+  const unsigned long long own[1] = {reinterpret_cast<unsigned long long>(row)};
+  const Lanes<unsigned long long, 1> lanes(own);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (transposed) {
-      const T* const first = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, own, 8 * i + 2 * t));
-      const T* const second = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, own, 8 * i + 2 * t + 1));
+      const T* const first = reinterpret_cast<const T*>(lanes.of(8 * i + 2 * t, 0));
+      const T* const second = reinterpret_cast<const T*>(lanes.of(8 * i + 2 * t + 1, 0));
       Vector<T, 2> both;
       both.at[0] = first[g], both.at[1] = second[g];
       pairs[i] = reinterpret_cast<const unsigned&>(both);
     } else {
-      const T* const from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, own, 8 * i + g));
+      const T* const from = reinterpret_cast<const T*>(lanes.of(8 * i + g, 0));
       pairs[i] = *reinterpret_cast<const unsigned*>(from + 2 * t);
     }
   }
