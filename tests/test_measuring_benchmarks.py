@@ -28,8 +28,9 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
                               "ways"))
-softmax_passes, attention, depthwise, odd_rows, products, optimising = map(
-    importlib.import_module, ("softmax_passes", "attention", "depthwise", "odd_rows", "products", "optimising"))
+softmax_passes, attention, claims, depthwise, odd_rows, products, optimising = map(
+    importlib.import_module,
+    ("softmax_passes", "attention", "claims", "depthwise", "odd_rows", "products", "optimising"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -50,7 +51,7 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
     (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
     (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"),
     (depthwise, "--dry-run"), (products, "--dry-run"), (odd_rows, "--dry-run"), (cold_start, ""),
-    (optimising, "--dry-run"),
+    (optimising, "--dry-run"), (claims, "--dry-run"),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
@@ -567,3 +568,14 @@ def test_depthwise_convolutions_that_are_timed_are_one_kernel() -> None:
     assert not depthwise.show([replace(timed, floor=9.0)])[1]
     text, passes = depthwise.show([replace(timed, errors={"a": "it did not run", "b": 0.0})])
     assert not passes and text.endswith(", a: it did not run")
+
+
+def test_claims_are_of_blocks_that_fuse():
+    case = claims.Case(claims.CLAIMS[3], 2, 8)
+    model = case.model()
+    assert [info.name for info in model.graph.input] == ["x"]
+    assert claims.flops(model) == 2 * 2 * 16 * 768 * 3072
+    found = claims.measure(case, find_profile("H200"), 0.0, dry_run=True)
+    timed = replace(found, times=(0.4, 0.3, 0.2), kernels=(9, 6, 2), peaks=(2**20, 2**20, None), floor=0.1)
+    text, passes = claims.show([found, timed, replace(timed, times=(0.8, 0.3, 0.2))])
+    assert passes and "refuted" in text and "reproduced" in text and "9 → 6 → 2" in text and "1 → 1 → -" in text
