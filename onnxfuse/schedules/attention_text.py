@@ -8,7 +8,8 @@ different banks.  While a tile of keys is multiplied, the values come; while the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from functools import cached_property
 
 from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
@@ -36,6 +37,16 @@ def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
     """The body of the kernel, over the template's ``warps``, ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and
     ``idx``: ``wide`` is the width of vectors."""
     return AttentionText(parts, sizes).text()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Lines that make scores of a row's sums: those once a row, the types and names of the constants in them, and those
+    for each pair of sums."""
+
+    outer: list[str]
+    constants: list[tuple[str, str]]
+    inner: list[str]
 
 
 class AttentionText:
@@ -115,6 +126,7 @@ class AttentionText:
             "float most[tiles][2], total[tiles][2] = {};",
             "#pragma unroll",
             "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
+            *self._kept(),
         ])
 
     def seen(self) -> list[str]:
@@ -249,35 +261,52 @@ class AttentionText:
             "}",
         ])
 
+    @cached_property
+    def _unmasked(self) -> Scores:
+        """Scores of keys that need no comparison of places."""
+        return self._scores(self.parts.softmax.score if self.visible is None else self.visible.score)
+
+    def _kept(self) -> list[str]:
+        """Lines that compute before the loop what these have in common, row by row."""
+        known = self._unmasked
+        if not known.constants:
+            return []
+        return [
+            *(f"{kind} kept_{name}[tiles][2];" for kind, name in known.constants),
+            *each_row([self._row(), *known.outer,
+                       *(f"kept_{name}[i][half] = {name};" for _, name in known.constants)]),
+        ]
+
+    def _row(self) -> str:
+        """The line that says which query a row is of."""
+        return f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({self.extents['m']} - 1));"
+
     def scored(self, last: Sequence[str]) -> list[str]:
         """Lines from products to powers, row by row, and ``last``, which may scale what was summed up by ``scale``."""
-        length, rows = self.extents["k"], self.extents["m"]
-        score, visible = self.parts.softmax.score, self.visible
+        length, score, visible = self.extents["k"], self.parts.softmax.score, self.visible
+        kept = [f"const {kind} {name} = kept_{name}[i][half];" for kind, name in self._unmasked.constants]
         if visible is None:
-            outer, whole = self._scores(score)
-            _, cut = self._scores(score, "0", length)
-            ways = [*outer, f"if (start + keys <= {length}) {{", *indented(whole), "} else {", *indented(cut), "}"]
+            clear = f"start + keys <= {length}"
+            other = [*kept, *_each_score(self._scores(score, "0", length).inner)]
         else:
-            hiding = ["long long from, to;", "seen(m, m, true, from, to);",
-                      *chain(*self._scores(visible.score, "from", "to"))]
-            all_of_them = list(chain(*self._scores(score, "0", length)))
-            whole = indented(chain(*self._scores(visible.score)))
-            ways = ["if (start >= clear && start + keys <= clear_end) {", *whole, "} else {"]
+            clear = "start >= clear && start + keys <= clear_end"
+            hiding = ["long long from, to;", "seen(m, m, true, from, to);", *kept,
+                      *_each_score(self._scores(visible.score, "from", "to").inner)]
+            all_of_them = self._scores(score, "0", length)
+            other = every = [*all_of_them.outer, *_each_score(all_of_them.inner)]
             if visible.least is None:
-                ways += indented(hiding)
-            elif not self.narrows:
-                ways += indented(all_of_them)
-            else:
-                ways += indented(["if (!everything) {", *indented(hiding), "} else {", *indented(all_of_them), "}"])
-            ways.append("}")
-        return each_row([
-            f"const idx m = of::imin(first + own + i * 16 + half * 8 + group, (idx)({rows} - 1));", *ways,
-            *_POWERS, *last,
-        ])
+                other = hiding
+            elif self.narrows:
+                other = ["if (!everything) {", *indented(hiding), "} else {", *indented(every), "}"]
+        # What the keys of a tile have for all rows is read once for those of a thread.
+        whole = _each_score(each_row([self._row(), *kept, *inner])) if (inner := self._unmasked.inner) else []
+        return [
+            f"if ({clear}) {{", *indented(whole), "} else {", *indented(each_row([self._row(), *other])), "}",
+            *each_row([*_POWERS, *last]),
+        ]
 
-    def _scores(self, score: Scalar, begin: str = "", end: str = "") -> tuple[list[str], list[str]]:
-        """Lines once a row, and the loop over a thread's scores of it; those of keys outside of ``begin`` to ``end``,
-        where that is asked for, are of none."""
+    def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:
+        """Scores; those of keys outside of ``begin`` to ``end``, where that is asked for, are of none."""
         assert self.parts.along_keys is not None
         at = "scores[i][n][half * 2 + part + v]"
         writer = self._writer(self.parts.along_keys, lambda scalar: at if isinstance(scalar, Contracted) else None)
@@ -293,9 +322,9 @@ class AttentionText:
         if end:
             outside = " || ".join([*below, f"k + v >= {end}"])
             vector += unrolled("int v = 0; v < pair; ++v", [f"if ({outside}) {at} = -OF_INFINITY;"])
-        outer = writer.upto(Scope.ROW)
-        inner = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int part = 0; part < 2; part += pair", vector))
-        return outer, inner if vector else []
+        outer, known = writer.upto(Scope.ROW), writer.known_upto(Scope.ROW)
+        assert len(outer) == len(known)
+        return Scores(outer, known, vector)
 
     # ---- After it. ----
 
@@ -426,6 +455,12 @@ _SUMS = (
     "  }",
     "}",
 )
+
+
+def _each_score(body: Sequence[str]) -> list[str]:
+    """A loop over the pairs of scores of a tile that a thread has of a row."""
+    loops = unrolled("int n = 0; n < keys / 8; ++n", unrolled("int part = 0; part < 2; part += pair", body))
+    return loops if body else []
 
 
 def each_row(body: Iterable[str]) -> list[str]:

@@ -115,6 +115,7 @@ class Writer:
         self.hook = hook
         self.lines: dict[Scope, list[str]] = {scope: [] for scope in Scope}
         self.names: dict[Scope, dict[object, str]] = {scope: {} for scope in Scope}
+        self.constants: dict[Scope, list[tuple[str, str]]] = {scope: [] for scope in Scope}  # types and names
         self._taken: dict[str, Scope] = {}
         self._next: dict[str, int] = {}
         self._scopes: dict[Scalar, Scope] = {}
@@ -128,6 +129,7 @@ class Writer:
             if inner >= scope:
                 self.lines[inner] = []
                 self.names[inner] = {}
+                self.constants[inner] = []
         self._taken = {name: where for name, where in self._taken.items() if where < scope}
         self._next = {}
         return lines
@@ -151,6 +153,7 @@ class Writer:
         name = self.fresh(word, scope)
         self.names[scope][key] = name
         self.lines[scope].append(f"const {kind} {name} = {text};")
+        self.constants[scope].append((kind, name))
         return name
 
     def size(self, size: Dim) -> str:
@@ -307,6 +310,10 @@ class Writer:
     def upto(self, last: Scope) -> list[str]:
         """Lines of all scopes from the outermost to this one."""
         return [line for scope in Scope if scope <= last for line in self.lines[scope]]
+
+    def known_upto(self, last: Scope) -> list[tuple[str, str]]:
+        """Types and names of the constants in these lines."""
+        return [constant for scope in Scope if scope <= last for constant in self.constants[scope]]
 
     def outside(self) -> list[str]:
         """Close the scopes that are around a loop over a row's elements, but for their names."""
