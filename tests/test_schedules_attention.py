@@ -35,6 +35,8 @@ SPELLINGS = {
                                      "{ a = Div(q, f) c = Div(k, f) t = Transpose<perm = [0,2,1]>(c) s = MatMul(a, t) p = Softmax(s) w = Mul(v, f) y = MatMul(p, w) }",
     "a softmax in float32": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, float[S,K] bias) => (T[N,S,16] y) "
                             "{ s = MatMul(q, k) f = Cast<to = 1>(s) b = Add(f, bias) p = Softmax(b) c = CastLike(p, v) y = MatMul(c, v) }",
+    "segments of queries and keys": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, int64[S,1] a, int64[1,K] b, T[S,1] w) => (T[N,S,16] y) <T far = {-9}> "
+                                    "{ s = MatMul(q, k) d = Add(s, w) m = Equal(a, b) o = Where(m, w, far) c = Add(d, o) p = Softmax(c) y = MatMul(p, v) }",
     "a boolean mask": "g (T[N,S,16] q, T[N,16,K] k, T[N,K,16] v, bool[N,1,K] m) => (T[N,S,16] y) <T none = {-60000}> "
                       "{ s = MatMul(q, k) c = Where(m, s, none) p = Softmax(c) y = MatMul(p, v) }",
     "a soft cap and a bias of the heads": "g (T[B,2,S,16] q, T[B,2,16,K] k, T[B,2,K,16] v, T[1,2,S,K] r) => (T[B,2,S,16] y) <T cap = {30}> "
