@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 
 from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, Bias, Paired, paired, separable
-from onnxfuse.graph import Graph, LoadedModel, build_graph
+from onnxfuse.graph import Graph, LoadedModel
 from onnxfuse.graph.binding import Bound, bound, check_sizes
 from onnxfuse.graph.model import Node
 from onnxfuse.measurements import observing
-from onnxfuse.operators import infer
+from onnxfuse.operators import load_graph
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import measured_cost
 from onnxfuse.planning.cost import STREAMING, CostModel
@@ -76,7 +76,7 @@ class Forming:
 
     def form(self, loaded: LoadedModel) -> Form:
         """A model as it stands."""
-        graph = infer(build_graph(loaded))
+        graph = load_graph(loaded)
         canonical = canonicalise(graph, self.rules.canonical)
         sizes = bound(graph, self.dims)
         doubts = check_sizes(graph, sizes.sizes, self.dims)

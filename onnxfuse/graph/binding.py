@@ -61,9 +61,9 @@ def bound(graph: Graph, dims: Mapping[str, int]) -> Bound:
 
     Raises:
         ModelError: ``dims`` names no symbol of the graph, or a size below zero, or sizes with which a tensor would have
-            one below zero.
+            one below zero, or two for symbols that are one.
     """
-    symbols = _symbols(graph)
+    symbols, dims = _symbols(graph), renamed(graph, dims)
     for name, size in dims.items():
         if name not in symbols:
             raise ModelError(
@@ -95,6 +95,24 @@ def bound(graph: Graph, dims: Mapping[str, int]) -> Bound:
             if name not in dims:
                 sizes[name] = before.evaluate(sizes)
     return Bound(sizes, notes, tuple(name for name in _of_inputs(graph) if name not in dims and name not in shared))
+
+
+def renamed(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
+    """Sizes by the graph's symbols, of which some stand for several of the file's.
+
+    Raises:
+        ModelError: two sizes for one symbol.
+    """
+    found: dict[str, int] = {}
+    for name, size in dims.items():
+        own = graph.same.get(name, name)
+        if found.setdefault(own, size) != size:
+            other = next(each for each in dims if graph.same.get(each, each) == own)
+            raise ModelError(
+                f"The model needs '{other}' and '{name}' to be equal, not {dims[other]} and {size}.",
+                place=_given(other, name, dims=dims), remedy="Give both the same size, or one of them.", usage=True,
+            )
+    return found
 
 
 def _raised(follows: tuple[Derived, ...], sizes: Mapping[str, int], name: str, size: int) -> str:
@@ -138,7 +156,7 @@ def check_sizes(graph: Graph, sizes: Mapping[str, int], dims: Mapping[str, int],
     Raises:
         ModelError: sizes that the user gave do not fit the model.
     """
-    asked = asked_of(graph)
+    asked, dims = asked_of(graph), renamed(graph, dims)
     # What the file alone says of a size may be wrong, and what follows from it too.
     stated = {name for each in graph.assumptions if each.taken.symbols.isdisjoint(each.instead.symbols)
               for name in each.taken.symbols}

@@ -217,6 +217,7 @@ class Graph:
         owner: the node of the graph around that runs it; None for the main graph.
         bodies: graphs of the bodies in it, those of one node beside one another, in the order of their nodes.
         first: of symbols that a body's carried values have of their own, the sizes before its first run.
+        same: by symbol of the file's the one in its place, which it has to be equal to.
     """
 
     nodes: tuple[Node, ...]
@@ -231,6 +232,7 @@ class Graph:
     owner: Node | None = None
     bodies: tuple[Graph, ...] = ()
     first: Mapping[str, Dim] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:

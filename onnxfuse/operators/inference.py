@@ -27,6 +27,7 @@ from onnxfuse.graph.dims import MOST_PRODUCTS, Dim, dim
 from onnxfuse.graph.inference import left_out
 from onnxfuse.graph.load import LoadedModel, from_proto, load_model
 from onnxfuse.graph.model import Assumption, Demand, Graph, Node, Value
+from onnxfuse.graph.unify import equal_symbols, unify
 from onnxfuse.operators.fused import DOMAIN, fused_node
 from onnxfuse.operators.record import operator_of
 
@@ -58,7 +59,8 @@ def infer(graph: Graph) -> Graph:
 
 
 def load_graph(model: str | Path | onnx.ModelProto | LoadedModel) -> Graph:
-    """Load, build and infer: the graph of a model file, or of a model in memory.
+    """Load, build and infer: the graph of a model file, or of a model in memory.  Symbols that operators need to be
+    equal are one.
 
     Raises:
         ModelError: the file holds no valid ONNX model.
@@ -68,7 +70,13 @@ def load_graph(model: str | Path | onnx.ModelProto | LoadedModel) -> Graph:
         model = from_proto(model)
     elif not isinstance(model, LoadedModel):
         model = load_model(model)
-    return infer(build_graph(model))
+    graph, same = infer(build_graph(model)), dict[str, str]()
+    while found := equal_symbols(graph):
+        same = {name: found.get(other, other) for name, other in same.items()} | found
+        built = build_graph(model)
+        unify(built, same)
+        graph = infer(built)
+    return replace(graph, same=same)
 
 
 def output_types(node: Node, graph: Graph) -> list[Type]:

@@ -61,7 +61,7 @@ MANY_BLOCKS = 2
 TEMPLATE = ("warps", "tiles", "keys", "depth", "columns", "wide")
 
 SPLIT_BLOCKS = 4
-"""Blocks a multiprocessor that chunks of keys are to be enough for."""
+"""Blocks a multiprocessor that chunks of keys are to be enough for; so many of one warp are to be split no further."""
 
 MOST_CHUNKS = 64
 """Chunks at most: each costs the second kernel a row of sums."""
@@ -203,7 +203,8 @@ class _Work:
         steps = [entry.step(f"{blocks} {chunks} *", shared=str(shape.shared(self.depth, self.columns))),
                  join.step(f"{self.batch} {self.rows} * 4 ceil")]
         hides = SplitText(self.parts, self.signature.sizes).narrows
-        guards = (*needed, f"{blocks} 2 * sms <=", f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))
+        few = f"{blocks} 2 * sms {_held(shape)} * <="
+        guards = (*needed, few, f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))
         self.variants.append(Variant(f"{_words(shape, hides)}, keys split", tuple(steps), guards))
 
     def _settings(self, shape: Shape) -> tuple[int, ...]:
@@ -260,11 +261,17 @@ def _planned(parts: Parts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
     return tuple(parts.lowered.binding.at(size, sizes) for size in (parts.rows, parts.batch, parts.length))
 
 
+def _held(shape: Shape) -> int:
+    """Blocks that keep a multiprocessor as busy as one with all warps does."""
+    return max(1, SPLIT_BLOCKS // shape.warps)
+
+
 def _is_split(request: Request, parts: Parts, shape: Shape) -> bool:
     """Whether there may be few blocks and many keys: of the planned sizes it is not known that there are not."""
     for sizes in (request.sizes, *request.nearby):
         rows, batch, keys = _planned(parts, sizes)
-        few = rows is None or batch is None or 2 * -(-rows // shape.rows) * batch <= MULTIPROCESSORS
+        few = rows is None or batch is None or 2 * -(-rows // shape.rows) * batch <= (
+            MULTIPROCESSORS * _held(shape))
         if few and (keys is None or keys >= LEAST_KEYS):
             return True
     return False

@@ -16,7 +16,7 @@ from onnxfuse.ir.tensors import Contract, Reduce, postorder
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.lower import Lowered
-from onnxfuse.lowering.pull import Apply, Constant, Puller, Reduced, Rows, Scalar, indices
+from onnxfuse.lowering.pull import Apply, Constant, Load, Puller, Reduced, Rows, Scalar, indices
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_visible import Visible, visible_keys
 from onnxfuse.schedules.kernel import walk
@@ -65,6 +65,7 @@ class Parts:
         lowered: the region; puller: pulled its elements.
         batch, rows, length, columns, depth: extents of the loops; ``length`` is the number of keys.
         queries, keys, values: their elements, at (b, m, d), (b, k, d) and (b, k, n).
+        factor: what sums are multiplied by in place of the keys, so that these are copied as they lie.
         softmax: of the scores; visible: the keys that a query sees by its place, where some are masked so.
         result: the output's element at (b, m, n), over the second product's sum; place: where it lies.
         accesses: how queries, keys and values are read; along_keys, along_columns: lanes of a pair of scores, and of
@@ -84,6 +85,7 @@ class Parts:
     softmax: Softmax
     result: Scalar
     place: Dim
+    factor: float = 1.0
     visible: Visible | None = None
     accesses: tuple[Access, ...] = ()
     along_keys: Lanes | None = None
@@ -221,11 +223,24 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 
     if out is None:
         return _refused("what follows the second product changes the number of its elements")
     result = puller.element(output, out)
-    depth = product(scores.summed)
+    depth, (queries, (keys, factor)) = product(scores.summed), (sides[0], _factored(sides[1]))
     return Parts(
-        lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, *sides, operands[1],
-        softmax, result, space.linear(out, output.shape), visible_keys(softmax.score, puller),
+        lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, queries, keys, operands[1],
+        softmax, result, space.linear(out, output.shape), factor, visible_keys(softmax.score, puller),
     )
+
+
+def _factored(scalar: Scalar) -> tuple[Scalar, float]:
+    """What lies in memory, and the number that it is multiplied by, where that is all there is: exporters scale queries
+    and keys by the root of a scale each."""
+    whole = bare(scalar)
+    if isinstance(whole, Apply) and whole.function in ("mul", "div"):
+        one, other = map(bare, whole.operands)
+        if isinstance(one, Constant) and whole.function == "mul":
+            one, other = other, one
+        if isinstance(one, Load) and isinstance(other, Constant) and math.isfinite(other.number) and other.number:
+            return one, float(other.number) if whole.function == "mul" else 1 / float(other.number)
+    return scalar, 1.0
 
 
 def _sides(scores: Contract, puller: Puller) -> tuple[Scalar, Scalar] | Refusal:

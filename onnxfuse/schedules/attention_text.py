@@ -309,7 +309,8 @@ class AttentionText:
         """Scores; those of keys outside of ``begin`` to ``end``, where that is asked for, are of none."""
         assert self.parts.along_keys is not None
         at = "scores[i][n][half * 2 + part + v]"
-        writer = self._writer(self.parts.along_keys, lambda scalar: at if isinstance(scalar, Contracted) else None)
+        own = at if self.parts.factor == 1.0 else f"({at} * {literal(self.parts.factor, FLOAT)})"
+        writer = self._writer(self.parts.along_keys, lambda scalar: own if isinstance(scalar, Contracted) else None)
         value = writer.scalar(score)
         below = [f"k + v < {begin}"] if begin not in ("", "0") else []
         lane = [*writer.lines[Scope.LANE], f"{at} = {value};"] if value != at else []
