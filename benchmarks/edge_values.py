@@ -361,7 +361,7 @@ def casts() -> Iterator[Case]:
 
 
 def reductions() -> Iterator[Case]:
-    """Over rows, columns and all; and pools over all of an image."""
+    """Over rows, columns and all; and pools over an image, and over its windows."""
     for operator, kind in product(REDUCTIONS, (*FLOATS, *INTEGERS)):
         for form, repeat in list(LONG.items())[:2]:
             yield Case(operator, f"rows {form}".strip(), [[row_operands(kind, repeat), integers(-1)]], kind)
@@ -371,6 +371,10 @@ def reductions() -> Iterator[Case]:
     for operator, kind in product(("GlobalMaxPool", "GlobalAveragePool"), FLOATS):
         image = operand(kind, [[[entry[:2], entry[2:]] for entry in rows(kind)]])
         yield Case(operator, "", [[image]], kind)
+    for operator, kind, pads in product(("MaxPool", "AveragePool"), FLOATS, (0, 1)):
+        image = operand(kind, [[[entry[:2], entry[2:]] for entry in rows(kind)]])
+        yield Case(operator, "padded" * pads, [[image]], kind,
+                   attributes={"kernel_shape": [2, 2], "pads": [pads] * 4})
 
 
 def totals() -> Iterator[Case]:

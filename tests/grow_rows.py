@@ -105,6 +105,19 @@ def per_image(b: Builder, name: str) -> Known | None:
     return b.add(name, [b.moderate(x)], shape, bound, **({} if name == "GlobalAveragePool" else {"p": 1 + b.flip()}))
 
 
+@grows("MaxPool", "AveragePool")
+def windows(b: Builder, name: str) -> Known | None:
+    """As many as there are elements, or half as many along the first axis of pixels."""
+    x = b.choose(lambda v: v.dtype == b.kind and len(v.shape) >= 3)
+    if x is None:
+        return None
+    count, first = len(x.shape) - 2, x.shape[2].value
+    stride = 1 if first is None else 1 + b.flip()
+    shape = x.shape if first is None else (*x.shape[:2], dim((first - 1) // stride + 1), *x.shape[3:])
+    return b.add(name, [b.moderate(x)], shape, x.bound, exact=x.exact and name == "MaxPool",
+                 kernel_shape=[3] * count, pads=[1] * (2 * count), strides=[stride, *[1] * (count - 1)])
+
+
 @grows(
     "com.microsoft.SkipLayerNormalization",
     "com.microsoft.SkipSimplifiedLayerNormalization",

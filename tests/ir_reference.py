@@ -25,6 +25,7 @@ from onnxfuse.ir.tensors import (
     Iota,
     Map,
     Permute,
+    Pool,
     Reduce,
     Reshape,
     Scan,
@@ -161,6 +162,9 @@ def _made(tensor: Tensor, values: Mapping[int, _Value], inputs: Sequence[Array],
                 places = number(start) + step * np.arange(shape[axis])
                 assert not places.size or (places.min() >= 0 and places.max() < array.shape[axis])
                 array = array.take(places, axis)
+        case Pool():
+            array = _pooled(tensor, array, [number(start) for start in tensor.starts], shape)
+            return _Value(array, (tensor.kind == "max" and source.exact) or not TYPES[tensor.dtype].is_narrow)
         case Window():
             array = _windows(tensor, array, [number(start) for start in tensor.starts], shape)
         case _:
@@ -212,6 +216,22 @@ def _running(tensor: Scan, array: Array) -> Array:
         at = tuple(slice(place, place + 1) if axis == tensor.axis else slice(None) for axis in range(array.ndim))
         before, total = total, total + array[at]
         result[at] = before if tensor.exclusive else total
+    return result
+
+
+def _pooled(tensor: Pool, array: Array, starts: Sequence[int], shape: Sequence[int]) -> Array:
+    """Window by window, of what lies in the operand."""
+    least = 0 if tensor.kind == "sum" else -np.inf if tensor.dtype in FLOATS else np.iinfo(array.dtype).min
+    result = np.full(shape, least, array.dtype)
+    for window in np.ndindex(*(shape[axis] for axis in tensor.axes)):
+        taken, at = array, [slice(None)] * array.ndim
+        for axis, place, size, start, stride, dilation in zip(
+                tensor.axes, window, tensor.sizes, starts, tensor.strides, tensor.dilations, strict=True):
+            index = start + place * stride + dilation * np.arange(size)
+            taken = taken.take(index[(index >= 0) & (index < array.shape[axis])], axis)
+            at[axis] = slice(place, place + 1)
+        if taken.size:
+            result[tuple(at)] = REDUCTIONS[tensor.kind](taken, axis=tensor.axes, keepdims=True)
     return result
 
 

@@ -33,7 +33,7 @@ NORMS: Mapping[str, tuple[int, str]] = {
     "operator": (17, "y{i} = LayerNormalization <axis = -1> (s{i}, w, b)"),
     "chain": (13, CHAIN.replace("{axes}", "<axes = [-1]> (s{i})").replace("{inner}", "<axes = [-1]> (q{i})")),
     "axes as an input": (18, CHAIN.replace("{axes}", "(s{i}, last)").replace("{inner}", "(q{i}, last)")),
-    "pooled": (17, "h{i} = MaxPool <kernel_shape = [1]> (s{i})\n y{i} = LayerNormalization <axis = -1> (h{i}, w, b)"),
+    "pooled": (17, "h{i} = LpPool <kernel_shape = [1]> (s{i})\n y{i} = LayerNormalization <axis = -1> (h{i}, w, b)"),
     "mean-variance": (13, "n{i} = MeanVarianceNormalization <axes = [-1]> (s{i})\n g{i} = Mul(n{i}, w)\n"
                           " y{i} = Add(g{i}, b)"),
 }

@@ -86,6 +86,7 @@ EXACT = JUMPING | {
     "Resize",
     "OneHot",
     "GlobalMaxPool",
+    "MaxPool",
     "DepthToSpace",
     "SpaceToDepth",
     "ConstantOfShape",

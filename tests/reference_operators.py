@@ -340,6 +340,43 @@ def _global_pool(kind: str) -> Callable:
     return pool
 
 
+def _pool(kind: str) -> Callable:
+    """Window by window, as the standard numbers them: those that begin behind the data and its padding are none."""
+
+    def sides(attributes: Mapping, axis: int, size: int, count: int) -> tuple[int, int, int]:
+        kernel, stride = attributes["kernel_shape"][axis], (attributes.get("strides") or [1] * count)[axis]
+        reach = (kernel - 1) * (attributes.get("dilations") or [1] * count)[axis] + 1
+        automatic = attributes.get("auto_pad", b"NOTSET").decode()
+        if automatic.startswith("SAME"):
+            windows = -(-size // stride)
+            padding = max((windows - 1) * stride + reach - size, 0)
+            before = padding // 2 if automatic == "SAME_UPPER" else -(-padding // 2)
+            return windows, before, padding - before
+        before, behind = (0, 0) if automatic == "VALID" else (
+            (attributes.get("pads") or [0] * 2 * count)[place] for place in (axis, axis + count))
+        starts = range(-before, size + behind, stride)
+        ends = size + behind + (stride - 1 if attributes.get("ceil_mode", 0) else 0)
+        return sum(start + reach <= ends and start < size for start in starts), before, behind
+
+    def pool(attributes: Mapping, opset: int, x: Array) -> Array:
+        count = x.ndim - 2
+        strides, dilations = (attributes.get(name) or [1] * count for name in ("strides", "dilations"))
+        placed = [sides(attributes, axis, x.shape[2 + axis], count) for axis in range(count)]
+        result = np.empty((*x.shape[:2], *(windows for windows, _, _ in placed)), x.dtype)
+        for window in np.ndindex(result.shape[2:]):
+            picked = [strides[axis] * window[axis] - placed[axis][1] + dilations[axis] * np.arange(size)
+                      for axis, size in enumerate(attributes["kernel_shape"])]
+            padded = np.prod([((index >= -before) & (index < size + behind)).sum() for index, size, (_, before, behind)
+                              in zip(picked, x.shape[2:], placed, strict=True)])
+            inside = [index[(index >= 0) & (index < size)] for index, size in zip(picked, x.shape[2:], strict=True)]
+            taken, axes = x[np.ix_(range(x.shape[0]), range(x.shape[1]), *inside)], tuple(range(2, x.ndim))
+            counted = padded if attributes.get("count_include_pad", 0) else np.prod(taken.shape[2:])
+            result[(..., *window)] = taken.max(axes) if kind == "max" else taken.sum(axes) / counted
+        return result
+
+    return pool
+
+
 def _one_hot(attributes: Mapping, opset: int, indices: Array, depth: Array, values: Array) -> Array:
     count, axis = int(np.ravel(depth)[0]), attributes.get("axis", -1)
     found = np.expand_dims(indices.astype(np.int64), axis)
@@ -409,6 +446,8 @@ OWN: dict[tuple[str, str], Callable] = {
     ("", "GlobalAveragePool"): _global_pool("average"),
     ("", "GlobalMaxPool"): _global_pool("max"),
     ("", "GlobalLpPool"): _global_pool("power"),
+    ("", "MaxPool"): _pool("max"),
+    ("", "AveragePool"): _pool("average"),
     ("", "QuantizeLinear"): _quantize,
     ("", "DequantizeLinear"): _dequantize,
     (MICROSOFT, "QuantizeLinear"): _quantize,

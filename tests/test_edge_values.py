@@ -44,9 +44,9 @@ MOVING = frozenset({
 """Operators whose results are elements of their operands, or bits of them, whatever these are; CastLike is a Cast, and
 of a Scatter's sums and extrema test_lowering_values tells."""
 
-UNMEASURED = frozenset({"CumSum"})
-"""Operators that compute, with cases in benchmarks/edge_values.py that wait for a GPU; test_schedules_scans tells of
-their edge values what the standard says."""
+UNMEASURED = frozenset({"CumSum", "MaxPool", "AveragePool"})
+"""Operators that compute, with cases in benchmarks/edge_values.py that wait for a GPU; test_schedules_scans
+and test_schedules_pooling tell of their edge values what the standard says."""
 
 
 def operands(case: Case, run: int) -> list[Array]:

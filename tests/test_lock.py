@@ -472,7 +472,7 @@ def test_an_edge_that_is_cut(lock: Lock) -> None:
         (f"Add -> s{place}", f"LayerNormalization -> y{place}") for place in range(3)]
     assert all(each.stopped.words.startswith("its nodes are no longer in one kernel: the region of Add -> c")
                for each in result.lost)
-    assert [why.message for why in result.lost[0].stopped.because] == ["it reads MaxPool -> h0, and not Add -> s0"]
+    assert [why.message for why in result.lost[0].stopped.because] == ["it reads LpPool -> h0, and not Add -> s0"]
 
 
 # What is lost: ONNX Runtime's own fusions

@@ -352,6 +352,8 @@ CASES: tuple[Case, ...] = (
     Case("global pools", "g (T[N,3,5,7] x) => (T[N,3,1,1] a, T[N,3,1,1] b, T[N,3,1,1] c, T[N,3,1,1] d) "
          "{ a = GlobalAveragePool(x) b = GlobalMaxPool(x) c = GlobalLpPool(x) d = GlobalLpPool<p=1>(x) }",
          ("float", "float16", "double"), opset=22, length=35),
+    Case("pools", "g (T[N,3,5,7] x) => (T[N,3,5,4] a, T[N,3,4,6] b) { a = MaxPool<kernel_shape=[3,2], strides=[1,2], pads=[1,0,1,1]>(x) "
+         "b = AveragePool<kernel_shape=[2,2]>(x) }", ("float", "float16", "double"), opset=22, length=6),
     Case("global pool of one axis", "g (T[N,3,33] x) => (T[N,3,33] y) { a = GlobalAveragePool(x) y = Sub(x, a) }", length=33),
     Case("lp norm", "g (T[N,33] x) => (T[N,33] a, T[N,33] b) { a = LpNormalization(x) b = LpNormalization<p=1>(x) }",
          ("float", "double", "float16"), length=33, opset=22),

@@ -51,6 +51,20 @@ def test_layer_normalization_of_rows_of_one_large_number(opset: int, axis: int, 
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_the_maximum_of_windows(kind: str) -> None:
+    """NaN where one is in a window, -infinity where nothing else is; padding is neither."""
+    model = parse(f"g ({kind}[1,1,4,4] x) => ({kind}[1,1,5,5] y) {{ "
+                  "y = MaxPool <kernel_shape = [2,2], pads = [1,1,1,1]> (x) }")
+    x = np.full((1, 1, 4, 4), -np.inf)
+    x[0, 0, 0], x[0, 0, 3, 3] = [1, 2, np.nan, -3], -5
+    wanted = np.full((1, 1, 5, 5), -np.inf)
+    wanted[0, 0, :2] = [1, 2, np.nan, np.nan, -3]
+    wanted[0, 0, 3:, 3:] = -5
+    (found,) = Evaluator(model).run({"x": x.astype(np.float64 if kind == "double" else np.float32)})
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
 @pytest.mark.parametrize("op", ["Max", "Min"])
 def test_extrema_of_short_integers(op: str, kind: str) -> None:

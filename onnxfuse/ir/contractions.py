@@ -14,7 +14,20 @@ from dataclasses import dataclass
 from onnxfuse.graph.dims import Dim, broadcast, dim, minimum, product
 from onnxfuse.ir.context import accumulate, declare, expand, reshape, total
 from onnxfuse.ir.scalars import FLOAT, INT32, TYPES
-from onnxfuse.ir.tensors import Contract, Input, Permute, Reduce, Scan, Slice, Take, Tensor, Window, operands, postorder
+from onnxfuse.ir.tensors import (
+    Contract,
+    Input,
+    Permute,
+    Pool,
+    Reduce,
+    Scan,
+    Slice,
+    Take,
+    Tensor,
+    Window,
+    operands,
+    postorder,
+)
 
 Labels = Sequence[str]
 """Names of axes, one each; a text is one of single letters."""
@@ -208,7 +221,8 @@ def _read(tensor: Tensor) -> dict[Input, Dim]:
         single = all(read.single for read in below)
         if isinstance(each, Slice | Take) and single:
             counts = {source: minimum(count, product(each.shape)) for source, count in counts.items()}
-        found[id(each)] = _Read(counts, single and len(below) < 2 and not isinstance(each, Reduce | Scan | Contract))
+        found[id(each)] = _Read(counts, single and len(below) < 2 and not isinstance(
+            each, Reduce | Scan | Pool | Contract))
     return found[id(tensor)].counts
 
 

@@ -88,6 +88,11 @@ def limits(dtype: int) -> tuple[float, float] | tuple[int, int]:
     return -values * signed, values - 1
 
 
+def lowest(dtype: int) -> float | int:
+    """What no element of a type is below: -infinity where there is one."""
+    return float("-inf") if TYPES[dtype].is_floating else limits(dtype)[0]
+
+
 class Sort(Enum):
     """How a function treats rounding; see the module's text."""
 
@@ -124,8 +129,8 @@ FUNCTIONS: dict[str, Function] = {
     "mod": Function(None, "of::modulo({0}, {1})", Sort.JUMPING),
     "fmod": Function("of::fmod({0}, {1})", "of::remainder_of_integers({0}, {1})", Sort.JUMPING),
     "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})"),
-    "min": Function("of::min({0}, {1})", "{0} < {1} ? {0} : {1}", Sort.CHOOSING),
-    "max": Function("of::max({0}, {1})", "{0} > {1} ? {0} : {1}", Sort.CHOOSING),
+    "min": Function("of::Min::of({0}, {1})", "{0} < {1} ? {0} : {1}", Sort.CHOOSING),
+    "max": Function("of::Max::of({0}, {1})", "{0} > {1} ? {0} : {1}", Sort.CHOOSING),
     "at_least": Function("{0} < {1} ? {1} : {0}", "{0} < {1} ? {1} : {0}", Sort.CHOOSING),
     "at_most": Function("{0} > {1} ? {1} : {0}", "{0} > {1} ? {1} : {0}", Sort.CHOOSING),
     "neg": Function("-{0}", "-{0}", Sort.CHOOSING),

@@ -4,8 +4,8 @@ A region of the graph becomes tensors over its inputs.  Elementwise work is ``Ma
 ``Reduce``, running totals along an axis are ``Scan``, and everything that only moves elements is a view with an index
 map: reading an element of a view means reading an element of its operand somewhere else, which costs nothing until a
 schedule decides where.  What a matrix product, an attention's scores or a convolution sums up is a ``Contract``, a
-convolution's over a ``Window``.  A schedule turns the DAG into loops and scalars; the IR itself says nothing about
-threads.
+convolution's over a ``Window``; the maximum, or the sum, of each window by itself is a ``Pool``.  A schedule turns the
+DAG into loops and scalars; the IR itself says nothing about threads.
 
 Shapes are sizes over the graph's symbols (``graph.dims``); a ``Map`` broadcasts as NumPy does.  Ranks and axes that do
 not fit raise a ValueError: a model may say that they do.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd, prod
 
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Shape
@@ -214,6 +215,45 @@ class Window(Tensor):
 
 
 @dataclass(frozen=True, eq=False)
+class Pool(Tensor):
+    """``kind`` ("max" or "sum") of each window that slides over ``axes`` of the operand.
+
+    Along these axes place p takes in ``starts + p * strides + q * dilations`` for each q below ``sizes``; what lies
+    before or behind the operand does not count: a window that lies there altogether gives -infinity, the lowest integer
+    or 0.
+    """
+
+    kind: str
+    operand: Tensor
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    starts: tuple[Dim, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self._require(
+            self.rank == self.operand.rank, self.has(*self.axes), list(self.axes) == sorted(set(self.axes)),
+            len(self.axes) == len(self.sizes) == len(self.starts) == len(self.strides) == len(self.dilations),
+        )
+        if any(step < 1 for step in (*self.sizes, *self.strides, *self.dilations)):
+            raise ValueError("a Pool whose windows, strides or dilations are less than one")
+        _agree(self, *((self.shape[axis], self.operand.shape[axis]) for axis in range(self.rank)
+                       if axis not in self.axes))
+
+    @property
+    def taps(self) -> int:
+        """Elements of a window."""
+        return prod(self.sizes)
+
+    @property
+    def overlap(self) -> int:
+        """Windows that an element is in, at most."""
+        return prod(-(-size * gcd(stride, dilation) // stride) for size, stride, dilation in zip(
+            self.sizes, self.strides, self.dilations, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
 class Contract(Tensor):
     """Sums of products of two operands: a matrix product, a batch of them, a convolution over a ``Window``.
 
@@ -307,7 +347,7 @@ def operands(tensor: Tensor) -> tuple[Tensor, ...]:
             return tensor.operands
         case Take():
             return (tensor.operand, tensor.indices)
-        case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Window():
+        case Reduce() | Scan() | Reshape() | Permute() | Expand() | Slice() | Window() | Pool():
             return (tensor.operand,)
     return ()
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.ir.context import LoweringContext, Unlowerable, declare
-from onnxfuse.ir.tensors import Contract, Input, Program, Size, Slice, Tensor, Window, operands, postorder
+from onnxfuse.ir.tensors import Contract, Input, Pool, Program, Size, Slice, Tensor, Window, operands, postorder
 from onnxfuse.lowering.binding import Binding, bind, in_graph_terms, renamed
 from onnxfuse.lowering.structure import Structure
 from onnxfuse.operators import lowering_of
@@ -100,7 +100,7 @@ def _check_sizes(context: LoweringContext, outputs: Sequence[Value], binding: Bi
         sizes = tensor.shape
         if isinstance(tensor, Size):
             sizes += (tensor.size,)
-        elif isinstance(tensor, Slice | Window):
+        elif isinstance(tensor, Slice | Window | Pool):
             sizes += tensor.starts
         elif isinstance(tensor, Contract):
             sizes += tensor.summed

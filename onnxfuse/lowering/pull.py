@@ -3,10 +3,10 @@
 ``Puller.element(tensor, coordinates)`` follows the DAG backwards from an element that is wanted.  A map pulls its
 operands at the same place (at 0 where they are broadcast), a view pulls its operand elsewhere, an input becomes a
 load at an offset.  Where a concatenation decides between operands, the loads of each carry the condition under which
-they may be made; so do the loads of a window that reaches past its operand.  A reduction becomes a ``Reduced``, which
-the row schedule computes once a row; a scan becomes a ``Scanned``, which is one an element and takes the whole row.
-A contraction has no elements by themselves: a schedule that computes one of its sums at a time has that as a
-``Contracted``.
+they may be made; so do the loads of a window that reaches past its operand.  A pooling becomes an expression over all
+elements of its window.  A reduction becomes a ``Reduced``, which the row schedule computes once a row; a scan becomes a
+``Scanned``, which is one an element and takes the whole row.  A contraction has no elements by themselves: a schedule
+that computes one of its sums at a time has that as a ``Contracted``.
 
 Expressions are shared: pulling the same element twice gives the same object.
 """
@@ -14,11 +14,12 @@ Expressions are shared: pulling the same element twice gives the same object.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product as combined
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
 from onnxfuse.graph.model import Shape
 from onnxfuse.ir.context import Unlowerable, like
-from onnxfuse.ir.scalars import FUNCTIONS, INT32, INT64, TYPES, Sort
+from onnxfuse.ir.scalars import FUNCTIONS, INT32, INT64, TYPES, Sort, lowest
 from onnxfuse.ir.tensors import (
     Concat,
     Contract,
@@ -29,6 +30,7 @@ from onnxfuse.ir.tensors import (
     Map,
     Number,
     Permute,
+    Pool,
     Reduce,
     Reshape,
     Scan,
@@ -208,17 +210,17 @@ class Puller:
             case Expand():
                 return self.element(tensor.operand, self._broadcast(at, tensor.shape, tensor.operand.shape), conditions)
             case Slice():
-                moved = [
-                    start + coordinate * step
-                    for start, coordinate, step in zip(tensor.starts, at, tensor.steps, strict=True)
-                ]
-                return self.element(tensor.operand, tuple(moved), conditions)
+                moved = tuple(start + coordinate * step
+                              for start, coordinate, step in zip(tensor.starts, at, tensor.steps, strict=True))
+                return self.element(tensor.operand, moved, conditions)
             case Concat():
                 return self._concat(tensor, at, conditions)
             case Take():
                 return self._take(tensor, at, conditions)
             case Window():
                 return self._window(tensor, at, conditions)
+            case Pool():
+                return self._pool(tensor, at, conditions)
             case Contract():
                 return self._contract(tensor, at)
         raise AssertionError(tensor)
@@ -369,7 +371,8 @@ class Puller:
         return self.element(tensor.operand, moved, (*conditions, inside))
 
     def _window(self, tensor: Window, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
-        moved, inside = [], []
+        moved: list[Dim] = []
+        inside: list[Condition] = []
         slides = dict(zip(tensor.axes, zip(tensor.starts, tensor.strides, tensor.dilations, strict=True), strict=True))
         for axis, size in enumerate(tensor.operand.shape):
             place = tensor.place_of(axis)
@@ -377,9 +380,7 @@ class Puller:
             if axis in slides:
                 start, stride, dilation = slides[axis]
                 index = start + index * stride + at[place + 1] * dilation
-                below, past = self.space.may_leave(index, size)
-                if below or past:
-                    inside.append(Condition(index, dim(0) if below else None, size if past else None))
+                inside += self._inside(index, size)
             moved.append(index)
         value = self.element(tensor.operand, tuple(moved), (*conditions, *inside))
         if isinstance(value, Load):
@@ -388,6 +389,34 @@ class Puller:
         for condition in inside:
             value = self._share(Select(tensor.dtype, value.exact, condition, (value, zero)))
         return value
+
+    def _inside(self, index: Dim, size: Dim) -> list[Condition]:
+        """The condition under which an index is of an axis, where it may be past either end."""
+        below, past = self.space.may_leave(index, size)
+        return [Condition(index, dim(0) if below else None, size if past else None)] if below or past else []
+
+    def _pool(self, tensor: Pool, at: Coordinates, conditions: tuple[Condition, ...]) -> Scalar:
+        """All elements of a window side by side, and what they amount to by pairs, so that few wait for others."""
+        neutral = self._share(Constant(tensor.dtype, True, lowest(tensor.dtype) if tensor.kind == "max" else like(
+            0, tensor).number))
+        function, found = {"max": "max", "sum": "add"}[tensor.kind], []
+        for window in combined(*map(range, tensor.sizes)):
+            moved = list(at)
+            inside: list[Condition] = []
+            for axis, tap, start, stride, dilation in zip(
+                    tensor.axes, window, tensor.starts, tensor.strides, tensor.dilations, strict=True):
+                moved[axis] = start + at[axis] * stride + tap * dilation
+                inside += self._inside(moved[axis], tensor.operand.shape[axis])
+            value = self.element(tensor.operand, tuple(moved), (*conditions, *inside))
+            # A sum takes a load as it is: it is zero where it is not made.
+            for condition in () if tensor.kind == "sum" and isinstance(value, Load) else inside:
+                value = self._share(Select(tensor.dtype, value.exact, condition, (value, neutral)))
+            found.append(value)
+        while len(found) > 1:
+            pairs = [self.apply(function, tensor.dtype, *found[place:place + 2]) for place in range(
+                0, len(found) - 1, 2)]
+            found = [*pairs, *found[2 * len(pairs):]]
+        return found[0]
 
     def _share(self, scalar: Scalar) -> Scalar:
         fields = (_key(name, content) for name, content in vars(scalar).items())

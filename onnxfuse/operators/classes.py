@@ -58,6 +58,12 @@ def slides(node: Node) -> bool:
     return weights is not None and len(weights) > 2 and weights[1] == 1 and groups != 1
 
 
+def pools(node: Node) -> bool:
+    """Whether a node takes the maximum, or the mean, of windows."""
+    found = operator_of(node)
+    return found is not None and found.kind is OperatorClass.POOLING
+
+
 def moves_innermost(node: Node) -> bool:
     """Whether a node is a Transpose that moves the innermost axis, those of size one apart."""
     if node.op != "Transpose" or node.domain:

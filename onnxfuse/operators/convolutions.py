@@ -10,8 +10,9 @@ from onnxfuse.graph.model import Node, Shape
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import elements, per_output, sizes_of, uncounted
 from onnxfuse.operators.convolving import conv, conv_integer, conv_transpose, qlinear_conv
+from onnxfuse.operators.pooling import average_pool, max_pool
 from onnxfuse.operators.products import INT32
-from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, define
+from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, POOLING, RuntimeKernel, define
 
 
 def window_length(size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool) -> Dim:
@@ -172,7 +173,11 @@ define("NhwcConv", "NhwcFusedConv", domain=MICROSOFT, kind=HEAVY, types=nhwc_con
 define("ConvTranspose", kind=HEAVY, types=conv_transpose_types, lowering=conv_transpose,
        arithmetic=_conv_transpose_arithmetic)
 define("DeformConv", "CausalConvWithState", kind=HEAVY, arithmetic=uncounted)
-define("MaxPool", "AveragePool", "LpPool", kind=OPAQUE, types=pool_types, arithmetic=_pool_arithmetic)
+define("MaxPool", kind=POOLING, types=pool_types, lowering=max_pool, arithmetic=_pool_arithmetic,
+       runtime=RuntimeKernel.POOLING)
+define("AveragePool", kind=POOLING, types=pool_types, lowering=average_pool, arithmetic=_pool_arithmetic,
+       runtime=RuntimeKernel.POOLING)
+define("LpPool", kind=OPAQUE, types=pool_types, arithmetic=_pool_arithmetic)
 define("GridSample", kind=OPAQUE, types=grid_sample_types)
 define("GridSample", domain=MICROSOFT, kind=OPAQUE, types=grid_sample_types)
 define("RoiAlign", kind=OPAQUE, types=roi_align_types)

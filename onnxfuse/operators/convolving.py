@@ -67,7 +67,7 @@ def convolved(source: Tensor, weight: Tensor, node: Node, context: LoweringConte
     spatial = range(_spatial(source, weight))
     channels, groups = weight.shape[1], integer_attribute(node, "group", 1)
     features = _per_group(weight.shape[0], groups)
-    slides = _slides(node, source.shape[2:], weight.shape[2:], result_shape(node, context)[2:])
+    slides = slides_of(node, source.shape[2:], weight.shape[2:], result_shape(node, context)[2:])
     sliding = [axis for axis in spatial if not slides[axis].is_plain(source.shape[2 + axis])]
     kernel, inner = [weight.shape[2 + axis] for axis in sliding], [f"k{axis}" for axis in sliding]
     outer = [f"o{axis}" for axis in spatial]
@@ -101,7 +101,7 @@ def _grouped(source: Tensor, axis: int, groups: int, share: Dim) -> Tensor:
     return source if groups == 1 else parted(source, axis, dim(groups), share)
 
 
-def _slides(node: Node, sizes: Shape, kernel: Shape, counts: Shape) -> list[Slide]:
+def slides_of(node: Node, sizes: Shape, kernel: Shape, counts: Shape) -> list[Slide]:
     """How the window slides along each spatial axis."""
     strides, dilations, pads = _steps(node, "strides", len(sizes)), _steps(node, "dilations", len(sizes)), _pads(node)
     automatic = node.attributes.get("auto_pad", "NOTSET")

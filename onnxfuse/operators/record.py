@@ -39,17 +39,19 @@ class OperatorClass(IntEnum):
     """Each result element comes from a row, a channel or all of an operand: sums, norms, softmax."""
     SCAN = 4
     """Each result element comes from those before it along an axis: running totals."""
-    HEAVY = 5
+    POOLING = 5
+    """Each result element comes from a window of an operand: its maximum or its mean."""
+    HEAVY = 6
     """Matrix products, convolutions, attention and recurrent layers: arithmetic, not bytes, is what they cost."""
-    SHAPE = 6
+    SHAPE = 7
     """Reads its operand's sizes and none of its elements."""
-    OPAQUE = 7
+    OPAQUE = 8
     """Everything else."""
 
 
-POINTWISE, VIEW, REDUCTION, SCAN, HEAVY, SHAPE, OPAQUE = (
-    OperatorClass.POINTWISE, OperatorClass.VIEW, OperatorClass.REDUCTION, OperatorClass.SCAN, OperatorClass.HEAVY,
-    OperatorClass.SHAPE, OperatorClass.OPAQUE)
+POINTWISE, VIEW, REDUCTION, SCAN, POOLING, HEAVY, SHAPE, OPAQUE = (
+    OperatorClass.POINTWISE, OperatorClass.VIEW, OperatorClass.REDUCTION, OperatorClass.SCAN, OperatorClass.POOLING,
+    OperatorClass.HEAVY, OperatorClass.SHAPE, OperatorClass.OPAQUE)
 
 
 class RuntimeKernel(Enum):
@@ -63,6 +65,7 @@ class RuntimeKernel(Enum):
     SOFTMAX = "softmax"
     NORM = "norm"
     REDUCTION = "reduction"
+    POOLING = "pooling"
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,15 @@ class Operator:
 
 
 __all__ = [
-    "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "POINTWISE", "REDUCTION", "SCAN", "SHAPE", "VIEW",
-    "Lowering", "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "is_contraction", "lowered",
+    "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "POINTWISE", "POOLING", "REDUCTION", "SCAN", "SHAPE",
+    "VIEW", "Lowering", "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "is_contraction", "lowered",
     "lowering_of", "operator_of",
 ]
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
 """Every record by domain and name."""
 
-_COUNTED = (POINTWISE, REDUCTION, SCAN, HEAVY)
+_COUNTED = (POINTWISE, REDUCTION, SCAN, POOLING, HEAVY)
 
 
 def define(

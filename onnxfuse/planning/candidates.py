@@ -26,6 +26,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.rules import Match, RuleSet
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, Schedule, asked
 from onnxfuse.schedules.kernel import has_reductions
+from onnxfuse.schedules.pooling import refusal_of as pooling_refusal
 
 SCATTERED_SHARE = 0.1
 """Share of a region's bytes that may be read element by element from far apart."""
@@ -87,7 +88,7 @@ class Maker:
         expected = next((each for each in told if each is not None), None)
         if expected is None:
             return Refusal("no-schedule", "no schedule has kernels for such a region", ordered[0].label, rule)
-        refusal = None if has_reductions(lowered) else spread(members, outputs)
+        refusal = pooling_refusal(lowered) or (None if has_reductions(lowered) else spread(members, outputs))
         if refusal is not None:
             return replace(refusal, rule=rule)
         region = self._bound(ordered, rule, lowered.tensors, outputs, names)

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.operators import OperatorClass, classify
-from onnxfuse.operators.classes import is_undone, moves_innermost, slides, undoes
+from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.region import Region, RegionCost, united
@@ -306,8 +306,10 @@ class CostModel:
             does |= DOES.get(classify(node, self.ledger.graph), Does(0))
         if any(map(slides, nodes)):
             does |= Does.SLIDES
+        if any(map(pools, nodes)):
+            does |= Does.POOLS
         schedule = running(does)
-        if Does.SLIDES in does:
+        if does & (Does.SLIDES | Does.POOLS):
             flops = round(counted.flops / schedule.arithmetic)
             counted = replace(counted, product=False, flops=flops)
         elif Does.CONTRACTS in does:

@@ -15,7 +15,7 @@ different sizes share a launch and little else, so groups that they make are joi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from onnxfuse.graph.dims import Dim, product
@@ -23,12 +23,14 @@ from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import bytes_of
 from onnxfuse.lowering.arrangement import Arrangement
 from onnxfuse.lowering.lower import lower
+from onnxfuse.operators.classes import pools
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.known import KnownKernels, asked_for
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
 from onnxfuse.schedules import Request
+from onnxfuse.schedules.pooling import refusal_of
 from onnxfuse.schedules.transposed import refuses_transposing
 
 _Edge = tuple[int, int, Node, Node, Value]
@@ -185,6 +187,7 @@ class Growth:
         outputs = escaping(members)
         alike = alike or rows is not None or transposes
         refusal = _domain(outputs, rows, label) if alike else spread(members, outputs)
+        refusal = refusal or self._pooling(members, label)
         if refusal is not None or rows is None or not (transposes or any(
                 self.facts[node].leaves or self.facts[node].returns for node in members)):
             return refusal
@@ -196,6 +199,14 @@ class Growth:
             label,
             remedy="keep the innermost axis in place",
         )
+
+    def _pooling(self, members: set[Node], label: str) -> Refusal | None:
+        """Why nodes with windows among them are better apart."""
+        if not any(map(pools, members)):
+            return None
+        lowered = lower(sorted(members, key=lambda node: node.index), escaping(members), self.graph)
+        found = lowered if isinstance(lowered, Refusal) else refusal_of(lowered)
+        return found and replace(found, node=found.node or label)
 
     def _transposing(self, members: frozenset[Node]) -> Refusal | None:
         """Why nodes with rows, some of which move the innermost axis, have no kernel that reads well."""

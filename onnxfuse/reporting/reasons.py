@@ -21,6 +21,7 @@ from onnxfuse.rules import CanonicalRule, FuseRule, Rule, prohibitions
 
 JOINS = frozenset({
     "two-rules", "growth", "region-size", "reduction-structure", "iteration-shape", "not-convex", "scattered-access",
+    "pool-structure",
 })
 """Codes of refusals to join two groups along an edge; they name the node that computes the value on it."""
 

@@ -1,5 +1,5 @@
 """Classes of operators, as rules name them: pointwise, broadcast, view, reduction, scan,
-activation.
+pooling, activation.
 
 The classes are those of ``onnxfuse.operators.classes``, asked by name; operators of the internal view are added.
 """
@@ -32,6 +32,7 @@ def _by_name() -> dict[str, frozenset[OperatorKey]]:
         "view": frozenset(found[OperatorClass.VIEW]) - _BROADCAST,
         "reduction": frozenset(found[OperatorClass.REDUCTION]),
         "scan": frozenset(found.get(OperatorClass.SCAN, ())),
+        "pooling": frozenset(found.get(OperatorClass.POOLING, ())),
         "activation": frozenset(key for key, record in OPERATORS.items() if record.activation),
     }
 

@@ -1,6 +1,7 @@
 """Schedules: a lowered region to one kernel.
 
 pointwise.py   maps and views
+pooling.py     maxima and means of windows, as the pointwise schedule runs them
 rows.py        reductions over the last axes, with maps around them; rows_text.py its text, streaming.py of long rows
 columns.py     reductions over other axes
 transposed.py  reductions between tensors that lie along the rows and others across; transposed_text.py its text
@@ -33,6 +34,7 @@ from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.kernel import USER, Kernel, alone, named
 from onnxfuse.schedules.pointwise import Pointwise
+from onnxfuse.schedules.pooling import Pooling
 from onnxfuse.schedules.product import Product
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.scans import Scans
@@ -46,8 +48,8 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Stencil(), Attention(), Product(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pointwise(),
-        Tiled())
+        Stencil(), Attention(), Product(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(),
+        Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

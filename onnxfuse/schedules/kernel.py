@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, dim, product, symbol
 from onnxfuse.ir.scalars import BOOL, TYPES
-from onnxfuse.ir.tensors import Contract, Input, Reduce, Reshape, Scan
+from onnxfuse.ir.tensors import Contract, Input, Pool, Reduce, Reshape, Scan
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Situation, Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar, children
@@ -114,6 +115,11 @@ def has_reductions(lowered: Lowered) -> bool:
 def contractions(lowered: Lowered) -> list[Contract]:
     """The products and convolutions of a region, operands first."""
     return [tensor for tensor in lowered.program.tensors if isinstance(tensor, Contract)]
+
+
+def pools(lowered: Lowered) -> list[Pool]:
+    """The windows of a region whose elements' maximum, or sum, is taken, operands first."""
+    return [tensor for tensor in lowered.program.tensors if isinstance(tensor, Pool)]
 
 
 def has_scans(lowered: Lowered) -> bool:
@@ -248,8 +254,12 @@ def widest(widths: Iterable[int], dtypes: Iterable[int], extent: Dim | None = No
 
 
 def scattered_inputs(loads: Iterable[Load], lanes_of: dict[int, Lanes]) -> tuple[int, ...]:
-    """Inputs that neighbouring elements read far apart."""
-    return tuple(sorted({load.input for load in loads if is_scattered(load.offset, lanes_of[2])}))
+    """Inputs that neighbouring elements read far apart; not those of which as many loads lie side by side as a step is
+    wide, as windows read them."""
+    lanes = lanes_of[2]
+    apart = Counter((load.input, _usual_step(load.offset, lanes)) for load in loads if is_scattered(load.offset, lanes))
+    return tuple(sorted({place for (place, step), count in apart.items() if step.value is None or abs(
+        step.value) > count}))
 
 
 def is_scattered(offset: Dim, lanes: Lanes) -> bool:

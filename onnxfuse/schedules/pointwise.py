@@ -10,8 +10,8 @@ own: those of the first come first.  So no vector lies in two outputs, and an em
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from onnxfuse.graph.dims import Dim, dim, minimum, product
@@ -31,6 +31,7 @@ from onnxfuse.schedules.kernel import (
     make_plan,
     moving_loads,
     narrow_guards,
+    pools,
     scattered_inputs,
     vector_guards,
     widest,
@@ -65,18 +66,24 @@ class Pointwise(Schedule):
         return None if has_reductions(lowered) else Expected(1, read_again(lowered))
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
-        """The kernel of any region without reductions."""
-        return None if has_reductions(request.lowered) else _kernel(request)
+        """The kernel of any region without reductions and windows."""
+        lowered = request.lowered
+        return None if has_reductions(lowered) or pools(lowered) else kernel_of(request, self.name, _width)
 
 
-def _kernel(request: Request) -> Kernel | Refusal:
+def _width(loops: Sequence[Loop], puller: Puller) -> int:
+    return widest((1, 2, 4, 8), [dtype for loop in loops for dtype in loop.dtypes])
+
+
+def kernel_of(request: Request, schedule: str, width_of: Callable[[Sequence[Loop], Puller], int]) -> Kernel | Refusal:
+    """A kernel in the name of a schedule, with vectors of so many elements as are told of its loops."""
     lowered, rule, sizes = request.lowered, request.rule, request.sizes
     puller = Puller(IndexSpace())
     try:
         loops = _loops(lowered, puller)
     except Unlowerable as stopped:
         return stopped.refusal
-    width = widest((1, 2, 4, 8), [dtype for loop in loops for dtype in loop.dtypes])
+    width = width_of(loops, puller)
     signature = Signature(lowered)
     lanes, names = [loop.lanes(puller, width) for loop in loops], Sizes(signature.sizes)
     texts = [_Text.of(loop, each, lowered, names) for loop, each in zip(loops, lanes, strict=True)]
@@ -88,10 +95,11 @@ def _kernel(request: Request) -> Kernel | Refusal:
                            for guard in vector_guards(lowered, each, loop.vectors(lowered, each)))
     counts, variants = [expression(loop.total, lowered.binding.symbols) for loop in loops], []
     total = reduce(lambda a, b: a + b, (loop.total for loop in loops))
-    offered = _offered(width, total.substitute(lowered.binding.names), sizes) if fits_narrow(lowered) else {}
+    own = Shape(THREADS, width, 1 if width > 1 or schedule == Pointwise.name else SINGLE, schedule=schedule)
+    offered = _offered(own, total.substitute(lowered.binding.names), sizes) if fits_narrow(lowered) else {}
     choice, first = told(request.choice, offered)
     odd = any(each.multiples for each in lanes)
-    for shape, guards in _shapes(lowered, width, tuple(needed), first, odd):
+    for shape, guards in _shapes(lowered, own, tuple(needed), first, odd):
         entry = whole.entry(shape.name, (shape.width, shape.block, shape.vectors), shape.bits, shape.block)
         entries.append(entry)
         grid = " ".join([f"{count} {shape.elements} ceil" for count in counts] + ["+"] * (len(counts) - 1))
@@ -101,11 +109,11 @@ def _kernel(request: Request) -> Kernel | Refusal:
     source = Source(("onnxfuse",), comment, (*functions, whole), tuple(entries))
     scattered = {place for loop in loops
                  for place in scattered_inputs(loop.loads, {2: loop.lanes(puller, 2)})}
-    return Kernel("pointwise", source, plan, tuple(sorted(scattered)), choice, tuple(offered))
+    return Kernel(schedule, source, plan, tuple(sorted(scattered)), choice, tuple(offered))
 
 
 @dataclass(frozen=True)
-class _Loop:
+class Loop:
     """Outputs with equally many elements.
 
     Attributes:
@@ -135,14 +143,14 @@ class _Loop:
         ]
 
 
-def _loops(lowered: Lowered, puller: Puller) -> list[_Loop]:
+def _loops(lowered: Lowered, puller: Puller) -> list[Loop]:
     """A loop for each number of elements that outputs have, in the outputs' order.
 
     Raises:
         Unlowerable: an element cannot be had by itself.
     """
     outputs = lowered.program.outputs
-    loops: list[_Loop] = []
+    loops: list[Loop] = []
     for total in dict.fromkeys(product(output.shape) for output in outputs):
         base = f"@L{len(loops) or ''}"
         place = puller.space.base(base, total)
@@ -152,7 +160,7 @@ def _loops(lowered: Lowered, puller: Puller) -> list[_Loop]:
         # An index read from memory may be another loop's: it does not move along this one.
         loads = tuple(moving_loads([*roots, *puller.gathered.values()], Lanes(puller.space, puller, base, "", 1)))
         dtypes = (*(outputs[index].dtype for index in places), *(load.dtype for load in loads))
-        loops.append(_Loop(base, total, places, roots, loads, dtypes))
+        loops.append(Loop(base, total, places, roots, loads, dtypes))
     return loops
 
 
@@ -177,18 +185,21 @@ def read_again(lowered: Lowered) -> Dim:
 
 @dataclass(frozen=True)
 class Shape:
-    """Threads of a block, vectors of ``width`` elements that each of them computes, and bits of an index."""
+    """Threads of a block, vectors of ``width`` elements that each of them computes, bits of an index, and the schedule
+    that it is of."""
 
     block: int
     width: int
     vectors: int
     bits: int = 32
+    schedule: str = Pointwise.name
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
         several = f"_x{self.vectors}" if self.vectors > 1 else ""
-        return f"pointwise_w{self.width}{several}_{self.bits}" + (f"_b{self.block}" if self.block != THREADS else "")
+        block = f"_b{self.block}" if self.block != THREADS else ""
+        return f"{self.schedule}_w{self.width}{several}_{self.bits}{block}"
 
     @property
     def words(self) -> str:
@@ -198,7 +209,7 @@ class Shape:
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of("pointwise", block=self.block, width=self.width, vectors=self.vectors)
+        return Choice.of(self.schedule, block=self.block, width=self.width, vectors=self.vectors)
 
     @property
     def elements(self) -> int:
@@ -206,26 +217,23 @@ class Shape:
         return self.block * self.width * self.vectors
 
 
-def _offered(width: int, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, Shape]:
+def _offered(own: Shape, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, Shape]:
     """What may be quicker than the schedule's own choice for so many elements."""
     if not total.symbols <= sizes.keys():
         return {}
     elements = total.evaluate(sizes)
-    found = (Shape(block, lanes, vectors)
-             for lanes in (width, width // 2) if lanes for vectors in VECTORS for block in BLOCKS)
-    return {
-        shape.choice: shape
-        for shape in found if shape.elements < 2 * elements and shape != Shape(THREADS, width, 1)
-    }
+    found = (replace(own, block=block, width=lanes, vectors=vectors)
+             for lanes in (own.width, own.width // 2) if lanes for vectors in VECTORS for block in BLOCKS)
+    return {shape.choice: shape for shape in found if shape.elements < 2 * elements and shape != own}
 
 
 def _shapes(
-    lowered: Lowered, width: int, needed: tuple[str, ...], first: Shape | None, odd: bool
+    lowered: Lowered, own: Shape, needed: tuple[str, ...], first: Shape | None, odd: bool
 ) -> Iterator[tuple[Shape, tuple[str, ...]]]:
     """What to launch, and under which guards; the last runs anything.
 
     Args:
-        needed: guards of vectors; first: what is told.
+        own: the schedule's choice; needed: guards of vectors; first: what is told.
         odd: whether sizes of a run may admit no vectors.
     """
     if fits_narrow(lowered):
@@ -233,10 +241,10 @@ def _shapes(
         wide = narrow + needed
         if first is not None:
             yield first, wide if first.width > 1 else narrow
-        yield Shape(THREADS, width, 1), wide
-        if odd:
-            yield Shape(THREADS, 1, SINGLE), narrow
-    yield Shape(THREADS, 1, 1, bits=64), ()
+        yield own, wide
+        if odd and own.width > 1:
+            yield replace(own, width=1, vectors=SINGLE), narrow
+    yield replace(own, width=1, vectors=1, bits=64), ()
 
 
 @dataclass(frozen=True)
@@ -250,7 +258,7 @@ class _Text:
     whole: bool
 
     @classmethod
-    def of(cls, loop: _Loop, lanes: Lanes, lowered: Lowered, sizes: Sizes) -> _Text:
+    def of(cls, loop: Loop, lanes: Lanes, lowered: Lowered, sizes: Sizes) -> _Text:
         """The text of a loop; ``sizes`` notes what it uses."""
         place, outputs = loop.base.removeprefix("@"), lowered.program.outputs
         stores = [Store(index, outputs[index].dtype, root, f"o{index} + {place}")

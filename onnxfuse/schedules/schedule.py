@@ -32,6 +32,8 @@ class Does(Flag):
     CONTRACTS = auto()
     SLIDES = auto()
     """They sum up windows of each channel by itself: a depthwise convolution."""
+    POOLS = auto()
+    """They take the maximum, or the mean, of windows."""
 
 
 @dataclass(frozen=True, eq=False)

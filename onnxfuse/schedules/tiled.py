@@ -33,6 +33,7 @@ from onnxfuse.schedules.kernel import (
     make_plan,
     moving_loads,
     narrow_guards,
+    pools,
     staging_lanes,
     vector_guards,
     widest,
@@ -128,7 +129,7 @@ class Tiled(Schedule):
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region whose tensors lie along two axes."""
         lowered, sizes = request.lowered, request.sizes
-        if has_reductions(lowered):
+        if has_reductions(lowered) or pools(lowered):
             return None
         total = elements(lowered)
         if isinstance(total, Refusal):

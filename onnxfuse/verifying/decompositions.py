@@ -5,7 +5,8 @@ Here the operators that the CPU provider computes otherwise are spelled out, so 
 must:
 
     Cast to an integer       NaN and what is out of range as the GPU converts them
-    ReduceMax and ReduceMin  NaN where one is in the row; so do GlobalMaxPool and ReduceLogSumExp
+    ReduceMax and ReduceMin  NaN where one is in the row; so do MaxPool, GlobalMaxPool and ReduceLogSumExp
+    MaxPool                  -infinity where a window holds nothing else
     ReduceLogSumExp          the extremum of a row where that is infinite; Erf: NaN of NaN; PRelu: no product where the
                              operand is positive; BitShift: 0 by the width or more (ONNX Runtime before 1.27)
     Max and Min              of integers of 8 and 16 bits, which not every release has
@@ -198,6 +199,18 @@ def _global_max_pool(site: _Site) -> bool:
     return True
 
 
+def _max_pool(site: _Site) -> bool:
+    """The largest of the numbers, where a window has one: the pool takes the lowest for one of -infinity alone."""
+    if site.kind not in _WIDE or any(site.node.output[1:]):
+        return False
+    step, value, none = site.to.step, site.node.input[0], site.number(float("-inf"))
+    known = step("Where", step("IsNaN", value), none, value)
+    above = step("Where", step("Less", none, known), site.number(1.0), site.number(0.0))
+    some = step("Less", site.number(0.5), site.again(above))
+    _guarded(site, step("Where", some, site.again(known), none), site.again(_unknown(site, value)))
+    return True
+
+
 def _log_softmax(site: _Site) -> bool:
     if site.kind not in _WIDE:
         return False
@@ -371,6 +384,7 @@ def _group_normalization(site: _Site) -> bool:
 _WAYS: Mapping[tuple[str, str], Callable[[_Site], bool]] = {
     ("", "Cast"): _cast, ("", "CastLike"): _cast, ("", "ReduceMax"): _row_known, ("", "ReduceMin"): _row_known,
     ("", "ReduceLogSumExp"): _log_sum_exp, ("", "GlobalMaxPool"): _global_max_pool, ("", "LogSoftmax"): _log_softmax,
+    ("", "MaxPool"): _max_pool,
     ("", "Sign"): _sign, ("", "Clip"): _clip, ("", "QuantizeLinear"): _quantize, ("", "Pow"): _power,
     ("", "Div"): _divide, ("", "Mod"): _modulo, ("", "ReduceSum"): _sum,
     ("", "ReduceProd"): _saturated, ("", "Erf"): _erf, ("", "PRelu"): _prelu, ("", "BitShift"): _shift,
