@@ -129,7 +129,7 @@ FUNCTIONS: dict[str, Function] = {
     "mod": Function(None, "of::modulo({0}, {1})", Sort.JUMPING),
     "fmod": Function("of::fmod({0}, {1})", "of::remainder_of_integers({0}, {1})", Sort.JUMPING),
     "pow": Function("of::pow({0}, {1})", "of::ipow({0}, {1})"),
-    "min": Function("of::Min::of({0}, {1})", "{0} < {1} ? {0} : {1}", Sort.CHOOSING),
+    "min": Function("of::min({0}, {1})", "{0} < {1} ? {0} : {1}", Sort.CHOOSING),
     "max": Function("of::Max::of({0}, {1})", "{0} > {1} ? {0} : {1}", Sort.CHOOSING),
     "at_least": Function("{0} < {1} ? {1} : {0}", "{0} < {1} ? {1} : {0}", Sort.CHOOSING),
     "at_most": Function("{0} > {1} ? {1} : {0}", "{0} > {1} ? {1} : {0}", Sort.CHOOSING),

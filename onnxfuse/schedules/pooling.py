@@ -36,8 +36,8 @@ MOST_BEFORE = 24
 """Functions, of one instruction or two, that are computed of an element for all windows that it is in."""
 
 
-MOST_BYTES = 512
-"""Of all vectors of a thread: half of its registers."""
+MOST_BYTES = 256
+"""Of all vectors of a thread: a quarter of its registers, so that a multiprocessor holds several blocks."""
 
 
 class Pooling(Pointwise):

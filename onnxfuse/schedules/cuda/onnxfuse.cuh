@@ -177,8 +177,9 @@ __device__ __forceinline__ double fmod(double a, double b) { return ::fmod(a, b)
 __device__ __forceinline__ float pow(float a, float b) { return ::powf(a, b); }
 __device__ __forceinline__ double pow(double a, double b) { return ::pow(a, b); }
 
-// The larger number; NaN where either is NaN.
+// The larger and the smaller number; NaN where either is NaN.
 template <typename T, typename U> __device__ __forceinline__ T max(T a, U b) { return a > (T)b || a != a ? a : (T)b; }
+template <typename T, typename U> __device__ __forceinline__ T min(T a, U b) { return a < (T)b || a != a ? a : (T)b; }
 
 // ---- Integers. ----
 
