@@ -36,6 +36,7 @@ from onnxfuse.schedules.product_parts import (
     side_of,
     single,
 )
+from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, shapes_of
 from onnxfuse.schedules.product_shape import DEPTH, Shape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
@@ -75,7 +76,8 @@ class Product(Schedule):
 
     name = "product"
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
-    optional = MappingProxyType({"turns": "one copies, tiles at a time {turns}"})
+    optional = MappingProxyType({
+        "turns": "one copies, tiles at a time {turns}", "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
 
     def runs(self, does: Does) -> bool:
@@ -114,6 +116,7 @@ class _Work:
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
         self.mapped = self._mapped([mapped(parts, scalar, loop) for scalar, loop in operands])
         self.lanes, self.stored = result_lanes(parts, planned)
+        self.patch = patch_of(contractions(self.lowered)[0], parts)
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
         self.functions: dict[str, Function] = {}
@@ -137,21 +140,25 @@ class _Work:
     def kernel(self) -> Kernel:
         """All of it."""
         lowered, request = self.lowered, self.request
-        own = self._own()
-        offered = {shape.choice: shape for shape in self._offered()}
+        patched = self._patched()
+        own = patched[0] if patched else self._own()
+        offered = {shape.choice: shape for shape in (*patched, *self._offered())}
         choice, first = told(request.choice, offered)
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
             for shape in dict.fromkeys(each for each in (first, own, replace(own, together=False)) if each is not None):
                 if isinstance(shape, SpecialisedShape):
                     self._add_specialised(shape, narrow)
+                elif isinstance(shape, PatchShape):
+                    self._add_patched(shape, narrow)
                 else:
                     self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
             self._add(LEAST, narrow)
         self._add(replace(LEAST, bits=64), ())
         plan = replace(make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps))
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-        headers = ("onnxfuse", "mma", "warpgroup", *(["tensor_copies"] if self.maps else []))
+        headers = ("onnxfuse", "mma", "warpgroup", *(["tensor_copies"] if self.maps else []),
+                   *(["patch"] if patched else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         others = tuple(each for each, shape in offered.items() if shape != own)
         return Kernel("product", source, plan, (), choice, others, heavy=True)
@@ -179,6 +186,13 @@ class _Work:
             one = replace(least, stages=2).shared - least.shared
             shapes.append(replace(least, stages=1 + (MOST_SHARED - least.shared) // one))
         return shapes
+
+    def _patched(self) -> list[PatchShape]:
+        """Tiles of a convolution of few channels, where its windows are not read by vectors."""
+        if self.patch is None or self.vectors[0].width > 1:
+            return []
+        return [shape for shape in shapes_of(self.patch, self._planned(self.parts.columns))
+                if shape.shared <= MOST_SHARED]
 
     def _ranked(self) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
@@ -233,6 +247,20 @@ class _Work:
         self.variants.append(Variant(
             Product().words(shape.choice), (self._step(function, shape, f"{self._tiles(shape)} sms min"),),
             tuple(dict.fromkeys((*guards, *needed, *self.stored, *_fitting(shape))))))
+
+    def _add_patched(self, shape: PatchShape, guards: tuple[str, ...]) -> None:
+        """A variant whose blocks go through tiles of windows, as many blocks as the GPU has room for."""
+        assert self.patch is not None
+        body = PatchText(self.parts, self.patch, self.lanes, shape, self.signature.sizes).text()
+        function = self.functions[shape.name] = Function(
+            f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
+        counts, symbols = (self.patch.y.count, self.patch.x.count, self.patch.images), self.lowered.binding.symbols
+        y, x, images = (expression(size, symbols) for size in counts)
+        blocks = f"{y} {shape.rows // shape.wide} ceil {x} {shape.wide} ceil * {images} * sms {shape.beside} * min"
+        entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
+        self.entries.append(entry)
+        step = entry.step(blocks, f"{self.columns} {shape.columns} ceil", str(shape.shared))
+        self.variants.append(Variant(Product().words(shape.choice), (step,), (*guards, *self.stored, *_fitting(shape))))
 
     def _tiles(self, shape: Shape) -> str:
         """How many there are."""

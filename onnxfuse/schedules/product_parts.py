@@ -52,7 +52,7 @@ class Parts:
         batch, rows, columns, depth: extents of the loops.
         left, rights: the operands' elements.
         results: of the outputs at (b, m, n), over the products' sums; places: where these lie.
-        neighbours: whether results that are neighbours along n are so in memory.
+        swapped: whether the left operand is the right one of the contractions.
     """
 
     lowered: Lowered
@@ -65,6 +65,7 @@ class Parts:
     rights: tuple[Scalar, ...]
     results: tuple[Scalar, ...]
     places: tuple[Dim, ...]
+    swapped: bool = False
 
     @property
     def neighbours(self) -> bool:
@@ -123,7 +124,8 @@ def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> Pa
     results = tuple(puller.element(output, out) for output, out in outputs.items())
     places = tuple(space.linear(out, output.shape) for output, out in outputs.items())
     return Parts(
-        lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights, results, places)
+        lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights, results, places,
+        swapped)
 
 
 def _outputs(

@@ -1,0 +1,305 @@
+"""Convolutions of few channels: a block has the piece of the image that its windows see in shared memory.
+
+Where an image has three channels, no vector of them is to be had, and element by element each window's would be asked
+for as often as windows overlap, with where it lies worked out anew.  So a block brings the piece of the image below its
+windows once, and its warps read the left operand of their products there, by a table of how far each element of a
+window lies behind its first.  Weights stay for all tiles that a block goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Contract, Window
+from onnxfuse.lowering.pull import Scalar
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.product_parts import Parts, single
+from onnxfuse.schedules.product_shape import FLOATS, Shape
+from onnxfuse.schedules.product_text import ProductText
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import indented, unrolled
+
+ROWS, WARPS = 128, 4
+"""Windows of a tile, 32 for each warp."""
+
+MOST_DEPTH = 512
+"""Elements of a window, at most: weights of all of them are in shared memory."""
+
+MOST_PATCH = 24 * 1024
+"""Bytes of the piece of an image, at most."""
+
+WIDE, BROAD = (16, 32), (32, 64, 128)
+"""Windows of a tile side by side, and its columns."""
+
+STRIPE = 8
+"""Elements by which a row of weights is longer than it is, so that rows lie in different banks."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A spatial axis: of the image's ``extent``, ``count`` windows of ``taps`` elements."""
+
+    extent: Dim
+    count: Dim
+    taps: int = 1
+    start: Dim = dim(0)  # noqa: RUF009
+    stride: int = 1
+    dilation: int = 1
+
+    def span(self, places: int) -> int:
+        """Elements under so many neighbouring windows."""
+        return (places - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A convolution of few channels.
+
+    Attributes:
+        image: its element at (``@image``, ``@c``, ``@y``, ``@x``); images, channels: how many.
+        y, x: the spatial axes, y of one place where there is one.
+        order: what the summed loops are, outermost first: of "c", "y" and "x".
+        last: whether neighbouring channels lie side by side.
+    """
+
+    image: Scalar
+    images: Dim
+    channels: int
+    y: Axis
+    x: Axis
+    order: tuple[str, ...]
+    last: bool
+
+    @property
+    def depth(self) -> int:
+        """Elements of a window."""
+        return self.channels * self.y.taps * self.x.taps
+
+
+@dataclass(frozen=True)
+class PatchShape(Shape):
+    """A block whose tile of 128 windows is ``wide`` of them broad, by so many columns, over a patch."""
+
+    wide: int = 16
+    patch: int = 0
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return f"product_patch_{self.rows // self.wide}x{self.wide}x{self.columns}"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("product", rows=self.rows, columns=self.columns, stages=1, group=1, wide=self.wide)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return WARPS
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: weights, the patch, each warp's 16 rows of sums, offsets."""
+        return _sixteenths(2 * self.columns * (self.depth + STRIPE)) + _sixteenths(2 * self.patch) + (
+            4 * WARPS * 16 * (self.columns + FLOATS) + 4 * self.depth)
+
+    @property
+    def beside(self) -> int:
+        """Blocks that a multiprocessor is to hold at least."""
+        return 4 if self.columns <= 64 else 2
+
+
+def _sixteenths(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def patch_of(contract: Contract, parts: Parts) -> Patch | None:
+    """A product as a convolution of few channels whose results have their channels last; None where it is none."""
+    side = int(parts.swapped)
+    windowed = contract.operands[side]
+    if not isinstance(windowed, Window) or contract.batch or len(parts.rights) != 1 or not parts.neighbours:
+        return None
+    image, loops = windowed.operand, contract.axes[side]
+    inner = [axis for axis in range(image.rank) if axis not in windowed.axes]
+    summed = [axis for axis in inner if loops[windowed.place_of(axis)] >= contract.rank]
+    lone = [axis for axis in inner if axis not in summed]
+    if len(summed) != 1 or len(lone) != 1 or not 1 <= len(windowed.axes) <= 2:
+        return None
+    rows = contract.columns if side else contract.rows
+    places = [loops[windowed.place_of(axis)] for axis in windowed.axes]
+    if rows != (loops[windowed.place_of(lone[0])], *places):
+        return None
+    sizes = {axis: windowed.shape[windowed.place_of(axis) + 1].value for axis in windowed.axes}
+    channels = image.shape[summed[0]].value
+    if channels is None or None in sizes.values():
+        return None
+    axes = [Axis(image.shape[axis], windowed.shape[windowed.place_of(axis)], sizes[axis] or 0, windowed.starts[place],
+                 windowed.strides[place], windowed.dilations[place]) for place, axis in enumerate(windowed.axes)]
+    y, x = axes if len(axes) == 2 else (Axis(dim(1), dim(1)), axes[0])
+    names = {loops[windowed.place_of(summed[0])]: "c", **{
+        loops[windowed.place_of(axis) + 1]: name for axis, name in zip(windowed.axes, "yx"[-len(axes):], strict=True)}}
+    order = tuple(names[loop] for loop in range(contract.rank, len(contract.loops)))
+    at = {lone[0]: ("@image", image.shape[lone[0]]), summed[0]: ("@c", image.shape[summed[0]]), **{
+        axis: (f"@{name}", image.shape[axis]) for axis, name in zip(windowed.axes, "yx"[-len(axes):], strict=True)}}
+    space = parts.puller.space
+    coordinates = tuple(space.base(*at[axis]) for axis in range(image.rank))
+    found = Patch(parts.puller.element(image, coordinates), image.shape[lone[0]], channels, y, x, order,
+                  summed[0] == image.rank - 1)
+    return found if 0 < found.depth <= MOST_DEPTH else None
+
+
+def shapes_of(patch: Patch, columns: int) -> list[PatchShape]:
+    """Tiles that may be quickest for so many columns; those first of as many as there are."""
+    depth = -(-patch.depth // 16) * 16
+    found = []
+    for broad in sorted(BROAD, key=lambda broad: (-(-columns // broad) * broad, broad != 64)):
+        for wide in WIDE:
+            size = patch.channels * patch.y.span(ROWS // wide) * patch.x.span(wide)
+            if (broad == BROAD[0] or broad < 2 * columns) and 2 * size <= MOST_PATCH:
+                found.append(PatchShape(ROWS, broad, 1, wide=wide, patch=size, depth=depth))
+    return found
+
+
+class PatchText(ProductText):
+    """Writes the body of a kernel."""
+
+    def __init__(
+        self, parts: Parts, patch: Patch, results: Lanes, shape: PatchShape, sizes: Mapping[str, str]
+    ) -> None:
+        sides = [single(parts, parts.left, "@m"), single(parts, parts.rights[0], "@n")]
+        super().__init__(parts, sides, results, shape, sizes)
+        self.patch, self.tile = patch, shape
+
+    def text(self) -> Body:
+        """All of it."""
+        y, x = self.patch.y, self.patch.x
+        size = self._writer(self.lanes).size
+        lines = [
+            *self._constants(), *self._weights(), *self._offsets(),
+            f"const idx across = ({size(x.count)} + wide - 1) / wide, down = ({size(y.count)} + high - 1) / high;",
+            f"const idx tiles = across * down * {size(self.patch.images)};",
+            "for (idx number = (idx)blockIdx.x; number < tiles; number += (idx)gridDim.x) {",
+            *indented([
+                "const idx first_x = number % across * wide, first_y = number / across % down * high;",
+                "const idx image = number / across / down;",
+                "// Everybody is done with the piece before, and weights and offsets are there.",
+                "__syncthreads();",
+                *self._filled_patch(),
+                "__syncthreads();",
+                "float sums[2][columns / 8][4] = {};",
+                f"of::multiply_patch<T, wide, {y.stride}, {x.stride}, line, {self.patch.depth}, pitch>("
+                "sums, patch, offsets, weights, warp * 32);",
+                *self._stored_tile(),
+            ]),
+            "}",
+        ]
+        return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
+
+    def _constants(self) -> list[str]:
+        shape, patch = self.tile, self.patch
+        high = shape.rows // shape.wide
+        return [
+            f"using T = {TYPES[self.parts.left.dtype].storage};",
+            f"constexpr int wide = {shape.wide}, high = {high}, columns = {shape.columns}, threads = {32 * WARPS};",
+            f"constexpr int depth = {shape.depth}, pitch = depth + {STRIPE}, channels = {patch.channels};",
+            f"constexpr int line = {patch.x.span(shape.wide)}, lines = {patch.y.span(high)};",
+            f"constexpr int own_columns = columns, long_row = columns + {FLOATS};",
+            "extern __shared__ __align__(16) unsigned char of_dynamic[];",
+            "T* const weights = reinterpret_cast<T*>(of_dynamic);",
+            f"T* const patch = weights + {_sixteenths(2 * shape.columns * (shape.depth + STRIPE)) // 2};",
+            f"float* const laid = reinterpret_cast<float*>(patch + {_sixteenths(2 * shape.patch) // 2});",
+            f"int* const offsets = reinterpret_cast<int*>(laid + {WARPS * 16} * long_row);",
+            "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
+            "const idx first_n = (idx)blockIdx.y * columns;",
+        ]
+
+    def _weights(self) -> list[str]:
+        """Fill the weights of the block's columns, zeros behind a window's elements."""
+        (side,) = self.rights
+        writer = self._writer(side.lanes)
+        value = writer.scalar(side.scalar)
+        return [
+            "#pragma unroll 4",
+            "for (int item = threadIdx.x; item < columns * depth; item += threads) {",
+            *indented([
+                "constexpr int v = 0, width = 1;", "const idx k = item % depth, n = first_n + item / depth;",
+                "float x[1] = {};",
+                f"if (n < {self.extents['n']} && k < {self.patch.depth}) {{",
+                *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"x[v] = {value};"]), "}",
+                "of::store(weights + item / depth * pitch + item % depth, of::pack<T>(x));",
+            ]),
+            "}",
+        ]
+
+    def _offsets(self) -> list[str]:
+        """Fill the table of how far elements of a window lie behind its first."""
+        patch, terms, step = self.patch, [], 1
+        sizes = {"c": patch.channels, "y": patch.y.taps, "x": patch.x.taps}
+        apart = {"c": "lines * line", "y": f"{patch.y.dilation} * line", "x": f"{patch.x.dilation}"}
+        for name in reversed(patch.order):
+            terms.append(f"k / {step} % {sizes[name]} * ({apart[name]})")
+            step *= sizes[name]
+        return [f"for (int k = threadIdx.x; k < depth; k += threads) offsets[k] = {' + '.join(terms)};"]
+
+    def _filled_patch(self) -> list[str]:
+        """Fill the piece of the image, zeros around it; neighbouring threads read what lies side by side."""
+        patch, writer = self.patch, self._writer(self.parts.lanes("@k", 1))
+        value = writer.scalar(patch.image)
+        y, x = patch.y, patch.x
+        split = ("c = item % channels, px = item / channels % line, py = item / (channels * line)" if patch.last else
+                 "px = item % line, py = item / line % lines, c = item / (line * lines)")
+        size = writer.size
+        return [
+            "#pragma unroll 4",
+            "for (int item = threadIdx.x; item < channels * lines * line; item += threads) {",
+            *indented([
+                "constexpr int v = 0, width = 1;", f"const int {split};",
+                f"const idx y = first_y * {y.stride} + {size(y.start)} + py;",
+                f"const idx x = first_x * {x.stride} + {size(x.start)} + px;",
+                "float value[1] = {};",
+                f"if (y >= 0 && y < {size(y.extent)} && x >= 0 && x < {size(x.extent)}) {{",
+                *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"value[v] = {value};"]), "}",
+                "of::store(patch + (c * lines + py) * line + px, of::pack<T>(value));",
+            ]),
+            "}",
+        ]
+
+    def _stored_tile(self) -> list[str]:
+        """16 windows of a warp, of one line, after the other: their sums as rows in its shared memory, from there
+        results."""
+        m = self.extents["m"]
+        y, x = (self._writer(self.lanes).size(axis.count) for axis in (self.patch.y, self.patch.x))
+        begin = [
+            "const int piece = lane / lanes + (first + pass) * step, window = warp * 32 + i * 16 + piece;",
+            "const idx oy = first_y + window / wide, ox = first_x + window % wide;",
+            f"const idx row = piece < 16 && oy < {y} && ox < {x} ? (image * {y} + oy) * {x} + ox : (idx){m};",
+        ]
+        return unrolled("int i = 0; i < 2; ++i", [
+            "__syncwarp();",
+            "float* const own_laid = laid + warp * 16 * long_row;",
+            *unrolled("int c = 0; c < columns / 8; ++c", unrolled("int half = 0; half < 2; ++half", [
+                "of::Vector<float, 2> pair;",
+                "pair.at[0] = sums[i][c][half * 2], pair.at[1] = sums[i][c][half * 2 + 1];",
+                "of::store(own_laid + (half * 8 + lane / 4) * long_row + c * 8 + lane % 4 * 2, pair);"])),
+            "__syncwarp();",
+            f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(columns / width, 32), step = 32 / lanes;",
+            "constexpr int all = 16 / step, passes = all < 4 ? all : 4;",
+            "for (int column = lane % lanes * width; column < columns; column += lanes * width) {",
+            *indented([
+                "const idx n = first_n + column;",
+                f"if (n >= {self.extents['n']}) break;",
+                "#pragma unroll 1",
+                "for (int first = 0; first < all; first += passes) {",
+                *indented(self._results(
+                    [*begin, "const float* const sums_of_row = own_laid + piece * long_row + column;"],
+                    "of::load<width>(sums_of_row + {} * own_columns)", begin)),
+                "}",
+            ]),
+            "}",
+        ])

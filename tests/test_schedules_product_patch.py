@@ -1,0 +1,95 @@
+"""Convolutions of few channels over a piece of the image: every form of windows, tiles that images do not fill, choices."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_harness import Made, check, make, only, random_inputs
+
+from onnxfuse.compiling import source_of
+from onnxfuse.runtime.compile import default_compiler
+from onnxfuse.schedules import Kernel, Request, make_kernel
+
+LAST = "y = Transpose<perm = [0,2,3,1]>"
+STEM = ("g (T[2,3,30,37] x, T[40,3,7,7] w, T[40] b) => (T[2,15,19,40] y) "
+        f"{{ c = Conv<pads = [3,3,3,3], strides = [2,2]>(x, w, b) r = Relu(c) {LAST}(r) }}")
+
+CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "stem": (STEM, {}),
+    "channels last": ("g (T[2,17,21,3] t, T[24,3,3,3] w) => (T[2,17,21,24] y) { x = Transpose<perm = [0,3,1,2]>(t) "
+                      f"c = Conv<pads = [1,1,1,1]>(x, w) {LAST}(c) }}", {}),
+    "any size, dilated, uneven": (
+        "g (T[N,2,H,W] x, T[72,2,5,3] w) => (T[N,P,Q,72] y) "
+        f"{{ c = Conv<pads = [4,0,1,2], dilations = [2,1], strides = [1,2]>(x, w) {LAST}(c) }}",
+        {"N": 3, "H": 11, "W": 14, "P": 8, "Q": 7}),
+    "one axis, computed, a residual": (
+        "g (T[2,6,L] x, T[20,6,9] w, T[2,P,20] z) => (T[2,P,20] y) { s = Sigmoid(x) c = Conv<strides = [2]>(s, w) "
+        "t = Transpose<perm = [0,2,1]>(c) y = Add(t, z) }", {"L": 301, "P": 147}),
+    "no vectors of results": ("g (T[1,3,9,40] x, T[13,3,4,4] w) => (T[1,2,13,13] y) "
+                              f"{{ c = Conv<strides = [3,3]>(x, w) {LAST}(c) }}", {}),
+}
+
+
+def patched(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> Made:
+    """The kernel, with the variant that reads a piece of the image alone."""
+    made = make(text.replace("T[", f"{kind}["), planned=planned)
+    assert made.kernel.plan.variants[0].steps[0].kernel.startswith("product_patch_")
+    return only(made, [replace(made.kernel.plan.variants[0], guards=())])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_windows(case: str) -> None:
+    text, sizes = CASES[case]
+    for kind in ("float16", "bfloat16") if case == "stem" else ("float16",):
+        made = patched(text, kind, sizes)
+        check(made, random_inputs(made, sizes), length=150, misalign=False)
+
+
+def test_blocks_in_any_order_go_through_many_tiles() -> None:
+    """Nobody fills the piece of an image while another still reads the one before."""
+    made = patched(STEM)
+    for order in ("backward", 3):
+        check(made, random_inputs(made, {}), length=150, misalign=False, orders=[order], multiprocessors=1)
+
+
+def test_what_is_infinite_shows_in_its_windows_alone() -> None:
+    """What fills up a window's last 16 elements is zero, whatever lies there."""
+    made = patched(STEM)
+    inputs = random_inputs(made, {})
+    inputs["x"][0, 0, 0, [0, 21]], inputs["x"][1, 2, 29, 36] = np.inf, np.nan
+    check(made, inputs, length=150, misalign=False)
+
+
+def test_every_choice() -> None:
+    made = make(STEM.replace("T[", "float16[").replace("40", "136"))
+    choices = [choice for choice in made.kernel.choices if "wide" in dict(choice.settings)]
+    assert len(choices) == 5
+    for choice in choices:
+        kernel = make_kernel(Request(made.lowered, "test", {}, choice), "product")
+        assert isinstance(kernel, Kernel) and kernel.choice == choice
+        one = only(replace(made, kernel=kernel), kernel.plan.variants[:1])
+        check(one, random_inputs(made, {}), length=150, misalign=False)
+
+
+@pytest.mark.parametrize("text", [
+    STEM.replace("[2,3,", "[2,8,").replace("[40,3,", "[40,8,").replace("T[2,8,30,37] x", "T[2,30,37,8] t").replace(
+        "{ c", "{ x = Transpose<perm = [0,3,1,2]>(t) c"),
+    STEM.replace(f"{LAST}(r)", "y = Neg(r)").replace("2,15,19,40", "2,40,15,19"),
+    STEM.replace("7,7", "15,15").replace("15,19,40", "11,15,40")], ids=["vectors", "channels first", "large windows"])
+def test_where_nothing_is_read_so(text: str) -> None:
+    made = make(text.replace("T[", "float16["))
+    assert not any("patch" in each.steps[0].kernel for each in made.kernel.plan.variants)
+
+
+def test_it_fits_registers() -> None:
+    kernel = make(STEM.replace("T[", "float16[").replace("30,37", "224,224").replace("15,19", "112,112")).kernel
+    assert isinstance(kernel, Kernel)
+    names = {name for name in kernel.plan.kernels if "patch" in name}
+    code = kernel.code.keeping(names)  # type: ignore[union-attr]
+    figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), "sm_90")
+    assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]
