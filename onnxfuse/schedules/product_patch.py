@@ -155,10 +155,10 @@ def patch_of(contract: Contract, parts: Parts) -> Patch | None:
 
 
 def shapes_of(patch: Patch, columns: int) -> list[PatchShape]:
-    """Tiles that may be quickest for so many columns; those first of as many as there are."""
+    """Tiles that may be quickest for so many columns, those first that bring a piece of the image the fewest times."""
     depth = -(-patch.depth // 16) * 16
     found = []
-    for broad in sorted(BROAD, key=lambda broad: (-(-columns // broad) * broad, broad != 64)):
+    for broad in sorted(BROAD, key=lambda broad: -(-columns // broad)):
         for wide in WIDE:
             size = patch.channels * patch.y.span(ROWS // wide) * patch.x.span(wide)
             if (broad == BROAD[0] or broad < 2 * columns) and 2 * size <= MOST_PATCH:
