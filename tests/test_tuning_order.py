@@ -49,8 +49,16 @@ def test_what_can_hardly_be_taken_comes_last() -> None:
     assert urgency(beaten, [replace(part, best=60.0)]) == urgency(beaten, ())
     assert urgency(replace(REGION, best=80.0), ())[0] == LAST
     bare = Known(count=48, predicted=40.0, products=True, bare=True)
-    assert urgency(bare, ())[0] == LAST and urgency(replace(bare, held=True), ())[0] == FIRST
+    assert urgency(bare, ())[0] == LAST and urgency(replace(bare, holder=1.0), ())[0] == FIRST
     assert urgency(replace(bare, opened=True, runtime=40.0), ())[0] == LAST
+
+
+def test_what_another_region_holds_waits_for_it() -> None:
+    """But for what the library takes for a product, which is asked for with the region that it is judged by."""
+    whole, other = (Known(count=2, predicted=time, products=True) for time in (50.0, 30.0))
+    part = Known(count=2, predicted=40.0, products=True, holder=100.0)
+    ranked = [whole, replace(part, predicted=10.0, bare=True), other, part, replace(REGION, opened=True)]
+    assert sorted(ranked, key=lambda known: urgency(known, ()), reverse=True) == ranked
 
 
 class Order(FakeTimer):

@@ -1,7 +1,8 @@
 """What to measure next, so that a budget buys the most: a search over all of a model's regions at once.
 
-First come the runtime's nodes and the schedule's own choice of every region, those that take longest first: that tells
-what is worth fusing.  Then come other ways to run kernels, where they could save the model the most time.
+First come the runtime's nodes and the schedule's own choice of every region that no other holds, those that take
+longest first, and with each what the library takes for its product: that tells what is worth fusing.  Then come the
+regions within these, and last other ways to run kernels, where they could save the model the most time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ HOPE, HOPE_OF_PRODUCTS = 0.1, 0.3
 """Share of a kernel's time that the best of all ways to run it may save; that of kernels with products
 (benchmarks/results, tune and zoo-products)."""
 
-FIRST, FURTHER, LAST = 2, 1, 0
-"""Ranks: what is not known at all; what may change the plan or the kernel; what will hardly."""
+FIRST, WITHIN, FURTHER, LAST = 3, 2, 1, 0
+"""Ranks: what is not known at all; the same of what another region holds; what may change the plan or the kernel; what
+will hardly."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Known:
         predicted: what the runtime's nodes are predicted to take; runtime: what they do; best: what the best way to run
             the kernel does; None where that was not measured.
         opened: whether the first round is over for it; tried: how many ways were measured.
-        products: whether the kernel has products; bare: whether it has nothing else; held: whether another region has
-            all that it has, and more.
+        products: whether the kernel has products; bare: whether it has nothing else.
+        holder: the most that the model's time is of a region that has all that this one has, and more; 0 where there is
+            none.
     """
 
     count: int
@@ -38,7 +41,7 @@ class Known:
     tried: int = 0
     products: bool = False
     bare: bool = False
-    held: bool = False
+    holder: float = 0.0
 
     @property
     def before(self) -> float:
@@ -59,8 +62,10 @@ def urgency(known: Known, parts: Iterable[Known]) -> tuple[int, float]:
     library's; what the library takes must be known where there is a region with more around it.
     """
     time = known.count * known.before
+    if not known.opened and known.bare:  # a region around it is judged by what the library takes
+        return (FIRST if known.holder else LAST), max(time, known.holder)
     if not known.opened:
-        return (LAST if known.bare and not known.held else FIRST), time
+        return (WITHIN if known.holder else FIRST), time
     if known.best is None:
         return LAST, time
     hope = (HOPE_OF_PRODUCTS if known.products else HOPE) * known.best

@@ -59,12 +59,18 @@ class State:
         self._first = labels_of(fusion)
         self._products, self._bare = products > 0, fusion.rule == PRODUCTS and products == len(self._first)
         self._parts: list[State] = []
-        self._held = False
+        self._holder = 0.0
 
     def relate(self, states: Sequence[State]) -> None:
-        """Find the regions of which it has all nodes and more, and whether there is one that has its own so."""
+        """Find the regions of which it has all nodes and more, and the longest of those that have its own so."""
         self._parts = [other for other in states if other.is_part(self)]
-        self._held = any(map(self.is_part, states))
+        self._holder = max((other.time for other in states if self.is_part(other)), default=0.0)
+
+    @property
+    def time(self) -> float:
+        """What the model's nodes that it stands for are predicted to take, in microseconds."""
+        cost = self.subject.fusion.cost
+        return 1e6 * self.subject.count * cost.seconds_before / (cost.executions or 1.0)
 
     def is_part(self, other: State) -> bool:
         """Whether another region has all its nodes and more."""
@@ -93,7 +99,7 @@ class State:
         ways = [microseconds for name, microseconds in right.items() if name != RUNTIME]
         opened = RUNTIME in self.rows and (self._bare or DEFAULT in self.rows)
         return Known(self.subject.count, 1e6 * cost.seconds_before / (cost.executions or 1.0), right.get(RUNTIME),
-                     min(ways, default=None), opened, len(ways), self._products, self._bare, self._held)
+                     min(ways, default=None), opened, len(ways), self._products, self._bare, self._holder)
 
     @property
     def urgency(self) -> tuple[int, float]:
