@@ -40,7 +40,7 @@ class Writer:
         return self.node("DequantizeLinear", [self.node("QuantizeLinear", [x, *step], domain), *step], domain)
 
     def pool(self, x: str) -> str:
-        """MaxPool, which no fused node takes in, and in front of which ONNX Runtime moves the rounding behind it."""
+        """MaxPool, in front of which ONNX Runtime moves the rounding behind it."""
         return self.node("MaxPool", [x], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
 
     def swish(self, x: str) -> str:

@@ -12,7 +12,7 @@ from onnxfuse.operators.arithmetic import elements, per_output, sizes_of, uncoun
 from onnxfuse.operators.convolving import conv, conv_integer, conv_transpose, qlinear_conv
 from onnxfuse.operators.pooling import average_pool, max_pool
 from onnxfuse.operators.products import INT32
-from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, POOLING, RuntimeKernel, define
+from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, POOLING, define
 
 
 def window_length(size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool) -> Dim:
@@ -173,10 +173,8 @@ define("NhwcConv", "NhwcFusedConv", domain=MICROSOFT, kind=HEAVY, types=nhwc_con
 define("ConvTranspose", kind=HEAVY, types=conv_transpose_types, lowering=conv_transpose,
        arithmetic=_conv_transpose_arithmetic)
 define("DeformConv", "CausalConvWithState", kind=HEAVY, arithmetic=uncounted)
-define("MaxPool", kind=POOLING, types=pool_types, lowering=max_pool, arithmetic=_pool_arithmetic,
-       runtime=RuntimeKernel.POOLING)
-define("AveragePool", kind=POOLING, types=pool_types, lowering=average_pool, arithmetic=_pool_arithmetic,
-       runtime=RuntimeKernel.POOLING)
+define("MaxPool", kind=POOLING, types=pool_types, lowering=max_pool, arithmetic=_pool_arithmetic)
+define("AveragePool", kind=POOLING, types=pool_types, lowering=average_pool, arithmetic=_pool_arithmetic)
 define("LpPool", kind=OPAQUE, types=pool_types, arithmetic=_pool_arithmetic)
 define("GridSample", kind=OPAQUE, types=grid_sample_types)
 define("GridSample", domain=MICROSOFT, kind=OPAQUE, types=grid_sample_types)

@@ -65,7 +65,6 @@ class RuntimeKernel(Enum):
     SOFTMAX = "softmax"
     NORM = "norm"
     REDUCTION = "reduction"
-    POOLING = "pooling"
 
 
 @dataclass(frozen=True)

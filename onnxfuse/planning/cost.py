@@ -309,7 +309,10 @@ class CostModel:
         if any(map(pools, nodes)):
             does |= Does.POOLS
         schedule = running(does)
-        if does & (Does.SLIDES | Does.POOLS):
+        if Does.POOLS in does:
+            taps = sum(self.ledger.node(node).flops for node in nodes if pools(node))
+            counted = replace(counted, flops=counted.flops + round(taps * (1 / schedule.arithmetic - 1)))
+        elif Does.SLIDES in does:
             flops = round(counted.flops / schedule.arithmetic)
             counted = replace(counted, product=False, flops=flops)
         elif Does.CONTRACTS in does:

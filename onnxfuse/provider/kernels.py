@@ -14,7 +14,7 @@ from typing import NamedTuple
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.operators import flops_of, operator_of
-from onnxfuse.operators.classes import is_narrow, slides
+from onnxfuse.operators.classes import is_narrow, pools, slides
 from onnxfuse.operators.record import RuntimeKernel
 from onnxfuse.provider.removed import source
 
@@ -27,9 +27,6 @@ NORM = 0.2
 SKIP_NORM = 0.85
 SOFTMAX = 0.5
 REDUCTION = 0.3
-POOLING = 0.25
-"""cuDNN's pooling_fw_4d_kernel: 88 us for what moves 64 MB, 3 x 3 windows two apart; three of a detector's take 36."""
-
 BIAS_GELU = 0.57
 
 NARROW_CURVE = 0.36
@@ -51,6 +48,10 @@ DEPTHWISE, WIDE_DEPTHWISE, DEPTHWISE_PRODUCTS = 0.25, 0.4, 0.125
 """Depthwise convolutions, of elements of two bytes and of four: what moves them, and products as a share of what the
 float32 cores could make, whichever takes longer.  cuDNN has conv2d_c1_k1_nchw_shmem_tiling for those of two: 18 of a
 ConvNeXt's take 0.89 ms, 16 of an EfficientNet's 0.46.  Of those of four nothing was measured."""
+
+TAPS = 0.0115
+"""Elements of windows that pooling looks at, as a share of what the float32 cores could make.  cuDNN has
+pooling_fw_4d_kernel: 88 us for 58 million of a ResNet-50's (64 MB), 12 for 10 million of a detector's (2 MB)."""
 
 ADDITIONS = 0.064
 """Additions of a CumSum, as a share of what the float32 cores could make: an element adds up all those before it, and
@@ -97,8 +98,6 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
         return SOFTMAX
     if RuntimeKernel.REDUCTION in kernels:
         return REDUCTION
-    if RuntimeKernel.POOLING in kernels:
-        return POOLING
     if RuntimeKernel.GELU in kernels and len(nodes) > 1:
         return BIAS_GELU
     if sliding := [node for node in nodes if slides(node)]:
@@ -132,9 +131,11 @@ def biased(nodes: Collection[Node]) -> Biased | None:
 
 def extra_arithmetic(node: Node, sizes: Mapping[str, int]) -> int:
     """Operations of the float32 cores that would take as long as what ONNX Runtime's kernel does beyond moving its
-    tensors: for the totals of a CumSum, half the axis for every element; for a depthwise convolution, its products."""
-    if slides(node):
-        return round((flops_of(node, sizes) or 0) * (1 / DEPTHWISE_PRODUCTS - 1))
+    tensors: for the totals of a CumSum, half the axis for every element; for a depthwise convolution, its products; for
+    pooling, the elements of windows."""
+    for takes, share in ((slides, DEPTHWISE_PRODUCTS), (pools, TAPS)):
+        if takes(node):
+            return round((flops_of(node, sizes) or 0) * (1 / share - 1))
     if node.domain or node.op != "CumSum":
         return 0
     data, axis = node.inputs[:2]

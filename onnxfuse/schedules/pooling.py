@@ -41,7 +41,8 @@ MOST_BYTES = 256
 
 
 class Pooling(Pointwise):
-    """Windows without rows; shares not measured: what lies in several windows comes from the caches again."""
+    """Windows without rows; shares not measured: what lies in several windows comes from the caches again, and each of
+    its elements is converted, compared, and chosen where padding is near."""
 
     name = "pooling"
     efficiency = 0.6
