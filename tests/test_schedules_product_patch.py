@@ -86,10 +86,11 @@ def test_where_nothing_is_read_so(text: str) -> None:
     assert not any("patch" in each.steps[0].kernel for each in made.kernel.plan.variants)
 
 
-def test_it_fits_registers() -> None:
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_it_fits_registers(architecture: str) -> None:
     kernel = make(STEM.replace("T[", "float16[").replace("30,37", "224,224").replace("15,19", "112,112")).kernel
     assert isinstance(kernel, Kernel)
     names = {name for name in kernel.plan.kernels if "patch" in name}
     code = kernel.code.keeping(names)  # type: ignore[union-attr]
-    figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), "sm_90")
+    figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
     assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]

@@ -48,9 +48,9 @@ __device__ __forceinline__ void multiply_patch(float (&sums)[2][columns8][4], co
       }
     }
   };
-  constexpr int left = depth % 16;
+  constexpr int left = depth % 16, at_once = columns8 > 4 ? 1 : 2;  // as registers hold
   unsigned own[2][4];
-#pragma unroll 2
+#pragma unroll at_once
   for (int start = 0; start + 16 <= depth; start += 16) {
     pairs_of<true>(own, first, offsets + start, 16);
     multiply(own, start);
