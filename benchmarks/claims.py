@@ -62,7 +62,7 @@ def _head(name: str, perm: str) -> str:
 
 
 CLAIMS = (
-    Claim("queries, keys and values", 2.0, 3.0,
+    Claim("projections", 2.0, 3.0,
           "(float16[<B>,<S>,<W>] x, "
           + ", ".join(f"float16[<W>,<W>] w_{name}, float16[<W>] w_b{name}" for name in "qkv")
           + ") => (float16[<B>,<H>,<S>,<D>] q, float16[<B>,<H>,<D>,<S>] k, float16[<B>,<H>,<S>,<D>] v) "
@@ -74,7 +74,7 @@ CLAIMS = (
           "{ root = Constant <value = float16 {18432}> () joined = Constant <value = int64[3] {<B>, <S>, <W>}> () "
           "s = MatMul(q, k) t = Div(s, root) u = Add(t, mask) p = Softmax <axis = -1> (u) c = MatMul(p, v) "
           "d = Transpose <perm = [0,2,1,3]> (c) y = Reshape(d, joined) }"),
-    Claim("what follows attention", 1.5, 2.0,
+    Claim("what follows", 1.5, 2.0,
           "(float16[<B>,<S>,<W>] x, float16[<B>,<S>,<W>] r, float16[<W>,<W>] w, float16[<W>] w_b, float16[<W>] w_g, "
           "float16[<W>] w_c) => (float16[<B>,<S>,<W>] y) "
           "{ two = Constant <value = float16 {16384}> () eps = Constant <value = float16 {168}> () "
