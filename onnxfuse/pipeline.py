@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxfuse.collecting import seldom
 from onnxfuse.compiling import COMPILING, read_back
 from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
@@ -125,7 +126,8 @@ def optimise(
     tell("reading", 0, 0)
     loaded = load(source)
     try:
-        return _optimised(loaded, options, tell)
+        with seldom():
+            return _optimised(loaded, options, tell)
     except OnnxfuseError:
         raise
     except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -83,6 +84,27 @@ def test_progress_is_told() -> None:
     onnxfuse.optimize(parse(CHAIN), embed=["sm_90"], tell=lambda stage, done, of: told.append(stage))
     stages = list(dict.fromkeys(told))
     assert stages[:4] == ["reading", "planning", "compiling kernels", "rewriting"]
+
+
+def test_the_collector_of_cycles_keeps_its_pace() -> None:
+    """It is slow while a model is planned, and afterwards, also after an error, as it was; a slower one stays."""
+    at: dict[str, int] = {}
+
+    def tell(stage: str, _done: int, _of: int) -> None:
+        at[stage] = gc.get_threshold()[0]
+
+    before = gc.get_threshold()
+    onnxfuse.optimize(parse(CHAIN), verify=False, tell=tell)
+    assert at["planning"] > before[0] == at["reading"]
+    with pytest.raises(onnxfuse.OnnxfuseError):
+        onnxfuse.optimize(parse(CHAIN), dims={"nonesuch": 3})
+    assert gc.get_threshold() == before
+    try:
+        gc.set_threshold(10 ** 6)
+        onnxfuse.optimize(parse(CHAIN), verify=False, tell=tell)
+        assert at["planning"] == 10 ** 6
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_node_that_fails_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,10 @@ ALLOWED: dict[str, set[str]] = {
     "forms": {"folding", "graph", "measurements", "operators", "planning", "provider", "rewriting", "rules"},
     "embedding": {"compiling", "optimised", "rewriting", "runtime"},
     "delivery": {"graph", "optimised", "provider", "verifying"},
+    "collecting": set(),
     "pipeline": {
         "graph", "folding", "forms", "rules", "planning", "schedules", "rewriting", "verifying", "presence",
-        "measurements", "compiling", "optimised", "embedding", "delivery",
+        "measurements", "collecting", "compiling", "optimised", "embedding", "delivery",
     },
     "tuning": {
         "graph", "operators", "folding", "lowering", "rewriting", "planning", "schedules", "runtime", "measuring",

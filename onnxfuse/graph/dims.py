@@ -177,7 +177,7 @@ def product(sizes: tuple[Dim, ...] | list[Dim]) -> Dim:
 class Dim:
     """A size: an integer, a symbol, or an expression over them.  Immutable and hashable."""
 
-    __slots__ = ("_hash", "_text", "terms", "value")
+    __slots__ = ("_hash", "_symbols", "_text", "terms", "value")
 
     def __init__(self, terms: Mapping[Monomial, int], *, ordered: bool = False) -> None:
         if not ordered:  # else they are taken over as they are, none of them zero
@@ -187,18 +187,16 @@ class Dim:
         """The integer that this size is, or None where it depends on a symbol."""
         self._hash: int | None = None
         self._text: str | None = None
+        self._symbols: frozenset[str] | None = None
 
     @property
     def symbols(self) -> frozenset[str]:
         """Names of all symbols in the expression."""
-        names: set[str] = set()
-        for monomial in self.terms:
-            for atom, _ in monomial:
-                if atom.kind == "symbol":
-                    names.add(atom.name)
-                for operand in atom.operands:
-                    names |= operand.symbols
-        return frozenset(names)
+        if self._symbols is None:
+            atoms = [atom for monomial in self.terms for atom, _ in monomial]
+            own = (atom.name for atom in atoms if atom.kind == "symbol")
+            self._symbols = frozenset(own).union(*(each.symbols for atom in atoms for each in atom.operands))
+        return self._symbols
 
     def __add__(self, other: DimLike) -> Dim:
         other = dim(other)
@@ -207,7 +205,7 @@ class Dim:
         if not self.terms:
             return other
         if other.value is not None:
-            return self._plus(other.value)
+            return self._plus(other.value) if self.value is None else dim(self.value + other.value)
         if self.value is not None:
             return other._plus(self.value)
         terms = dict(self.terms)
@@ -393,7 +391,7 @@ class Dim:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             return self.value == other
-        return isinstance(other, Dim) and self.terms == other.terms
+        return self is other or (isinstance(other, Dim) and self.terms == other.terms)
 
     def __hash__(self) -> int:
         if self._hash is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
@@ -53,6 +53,7 @@ class Maker:
     nearby: tuple[Mapping[str, int], ...] = ()
     wanted: Mapping[str, str] = field(default_factory=dict)
     kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
+    _lowered: dict[Hashable, Lowered | Refusal] = field(default_factory=dict, repr=False)
 
     def lowered(self, members: Collection[Node], outputs: Sequence[Value] | None = None) -> Lowered | Refusal:
         """Nodes of the canonical view as tensors, or why they cannot be.
@@ -61,7 +62,10 @@ class Maker:
             outputs: values of the view that are used outside; all that other nodes read where None.
         """
         used = escaping(set(members)) if outputs is None else outputs
-        return lower(sorted(members, key=lambda node: node.index), used, self.view)
+        key = frozenset(members), tuple(used)
+        if key not in self._lowered:
+            self._lowered[key] = lower(sorted(members, key=lambda node: node.index), used, self.view)
+        return self._lowered[key]
 
     def region(
         self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None
