@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import threading
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 from cli_models import parse, run, write
+from rich.console import Console
 
 import onnxfuse
 from onnxfuse import api
@@ -25,6 +27,7 @@ from onnxfuse.measuring.runner import Runner
 from onnxfuse.measuring.statistics import spread
 from onnxfuse.operators import load_graph
 from onnxfuse.planning.hardware import find_profile
+from onnxfuse.reporting import measured as measured_text
 from onnxfuse.reporting import with_rates
 
 MODULE = importlib.import_module("onnxfuse.measuring.bench")
@@ -164,6 +167,18 @@ def test_products_beside_the_rate_that_was_measured(tmp_path: Path, h200: None) 
     assert result.original.rates.teraflops_per_second == pytest.approx(0.016384)
     assert result.ceiling is not None and result.ceiling.teraflops_per_second == pytest.approx(790)
     assert result.ceiling.measured == ("gigabytes_per_second", "teraflops_per_second")
+
+
+@pytest.mark.parametrize(("dtype", "rate"), [("float", 790 * 494 / 989), ("bfloat16", 790)])
+def test_rates_of_other_types_are_scaled_and_not_called_measured(
+    dtype: str, rate: float, tmp_path: Path, h200: None
+) -> None:
+    result = with_rates(measured((write(tmp_path, PRODUCT.replace("float16", dtype)), 2.0)))
+    assert result.ceiling is not None and result.ceiling.teraflops_per_second == pytest.approx(rate)
+    assert (result.ceiling.measured, result.ceiling.scaled) == (("gigabytes_per_second",), ("teraflops_per_second",))
+    out = Console(file=StringIO(), width=120)
+    measured_text.show(result, out)
+    assert "TFLOP/s (scaled from float16's, which was measured)" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_another_gpu_has_no_ceiling_of_this_one(tmp_path: Path, h200: None) -> None:

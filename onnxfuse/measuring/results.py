@@ -76,13 +76,15 @@ class Ceiling:
         target: name of the profile.
         gigabytes_per_second: of a copy, reads and writes; teraflops_per_second: of a large matrix product of the type
             that the model's products have.
-        measured: names of those of the two that were measured; the other is a share of what the data sheet says.
+        measured: names of those of the two that were measured; scaled: of those that are in the same proportion to
+            the data sheet's as what was measured of float16; the others are a share of what the data sheet says.
     """
 
     target: str
     gigabytes_per_second: float
     teraflops_per_second: float
     measured: tuple[str, ...] = ()
+    scaled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

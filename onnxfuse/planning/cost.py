@@ -86,6 +86,12 @@ def effective_bandwidth(working_set: float, profile: Profile) -> float:
     return profile.bandwidth / (share / profile.l2_gain + (1.0 - share))
 
 
+def is_measured(dtype: int | None, profile: Profile) -> bool:
+    """Whether products of operands of this type are what was measured on a GPU: in float16.  The rates of other types
+    are in the same proportion to the data sheet's."""
+    return dtype == TensorProto.FLOAT16 and profile.measured.product_tflops is not None
+
+
 def product_peak(dtype: int | None, profile: Profile) -> float:
     """TFLOP/s that a large matrix product of operands of this type reaches; float32 runs as TF32 where there is one."""
     peaks = profile.peaks

@@ -67,7 +67,9 @@ def _show_basis(sides: Sequence[Side], ceiling: Ceiling | None, console: Console
     rest = f", without {count(unknown, 'tensor')} whose size is not known before a run" if unknown else ""
     console.print(f"rates: {moved} a run, as the report counts them, over {rates[0].of}{rest}")
     if ceiling is not None:
-        bandwidth, product = ("measured" if name in ceiling.measured else "by the data sheet" for name in _UNITS)
+        bandwidth, product = (
+            "measured" if name in ceiling.measured else "scaled from float16's, which was measured"
+            if name in ceiling.scaled else "by the data sheet" for name in _UNITS)
         console.print(f"{escape(ceiling.target)} reaches {ceiling.gigabytes_per_second:,.0f} GB/s ({bandwidth}) and "
                       f"{ceiling.teraflops_per_second:,.3g} TFLOP/s ({product})")
 

@@ -12,7 +12,7 @@ from onnxfuse.measuring import BenchResult, Side
 from onnxfuse.measuring.results import Ceiling, Rates
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import chosen_target
-from onnxfuse.planning.cost import product_peak
+from onnxfuse.planning.cost import is_measured, product_peak
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger
@@ -77,5 +77,8 @@ def _ceiling(profile: Profile, dtype: int | None) -> Ceiling:
     plain = dtype is None
     product = peaks.float32 if plain else product_peak(dtype, profile)
     on_matrix = not plain and product > peaks.float32
-    known = {"gigabytes_per_second": measured.copy_gb_s, "teraflops_per_second": on_matrix and measured.product_tflops}
-    return Ceiling(profile.name, profile.bandwidth / 1e9, product, tuple(name for name, at in known.items() if at))
+    own, rate = is_measured(dtype, profile), "teraflops_per_second"
+    known = {"gigabytes_per_second": measured.copy_gb_s is not None, rate: on_matrix and own}
+    scaled = (rate,) if on_matrix and measured.product_tflops is not None and not own else ()
+    return Ceiling(profile.name, profile.bandwidth / 1e9, product, tuple(name for name, at in known.items() if at),
+                   scaled)
