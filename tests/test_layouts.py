@@ -17,12 +17,14 @@ from fake_timer import RUNTIME, FakeTimer
 from kernel_harness import parse
 from onnx import numpy_helper
 
+import onnxfuse
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.folding import paired
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.reporting.gather import report_of
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import lay_out, layout_record, unfuse
 from onnxfuse.rewriting.layouts import KEY, put_straight
@@ -151,6 +153,15 @@ def test_what_was_measured_faster_lies_so(laid: Optimised) -> None:
     assert {"a_channels_last", "e_channels_last", "p_channels_last"} <= joined
     left = [node for node in laid.model.graph.node if node.op_type == "Transpose"]
     assert {node.output[0] for node in left} == {"w1_channels_last", "w3_channels_last"}
+
+
+def test_the_report_counts_it(laid: Optimised, tmp_path: Path) -> None:
+    """That of the optimisation and that of its file; without, nothing is said."""
+    onnx.save(laid.model, tmp_path / "laid.onnx")
+    for report in (report_of(laid), onnxfuse.report(tmp_path / "laid.onnx")):
+        assert report.to_json()["values_channels_last"] == len(pairs(network()))
+        assert f"values that lie channels-last: {len(pairs(network()))}" in report.to_text()
+    assert "values that lie channels-last" not in onnxfuse.report(network()).to_text()
 
 
 def test_it_is_right_everywhere(laid: Optimised, known: Path) -> None:

@@ -161,7 +161,7 @@ class Findings:
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
         sizes: arithmetic on sizes that was folded; biases: convolutions and products whose bias a fused
-            node adds.
+            node adds; layouts: values that lie channels-last between fused nodes.
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
         matches: what became of the places where fuse rules of the user's own matched.
@@ -192,6 +192,7 @@ class Findings:
     notes: tuple[str, ...] = ()
     sizes: Sizes = field(default_factory=Sizes)
     biases: int = 0
+    layouts: int = 0
     left: tuple[LeftRegions, ...] = ()
     canonical: Mapping[str, int] = field(default_factory=dict)
     matches: tuple[MatchEntry, ...] = ()
@@ -253,6 +254,7 @@ def _figures(report: Findings) -> dict[str, Any]:
         "size_operands_folded": report.sizes.operands,
         "size_nodes_removed": report.sizes.nodes,
         "biases_taken": report.biases,
+        "values_channels_last": report.layouts,
         "kernels_before": before.kernels,
         "kernels_after": after.kernels,
         "flops_before": before.flops,

@@ -28,7 +28,7 @@ from onnxfuse.reporting.left import left_regions, own_matches, recognised
 from onnxfuse.reporting.reasons import advice, told
 from onnxfuse.reporting.remaining import largest
 from onnxfuse.reporting.report import Report
-from onnxfuse.rewriting import FusedNode, read_fused, separated_sums, sizes_record
+from onnxfuse.rewriting import FusedNode, layout_record, read_fused, separated_sums, sizes_record
 from onnxfuse.rules import RuntimeRule, groups_of
 from onnxfuse.version import __version__
 from onnxfuse.visible import visible
@@ -65,7 +65,7 @@ def report_of(optimised: Optimised) -> Report:
         verification=_verification(optimised),
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
-        sizes=sizes_of(optimised.model), biases=biases_of(optimised.model),
+        sizes=sizes_of(optimised.model), biases=biases_of(optimised.model), layouts=layouts_of(optimised.model),
         left=left_regions(optimised),
         canonical=recognised(optimised),
         matches=own_matches(optimised),
@@ -125,6 +125,12 @@ def sizes_of(model: onnx.ModelProto) -> Sizes:
 def biases_of(model: onnx.ModelProto) -> int:
     """Convolutions and products of a fused model whose bias a fused node adds."""
     return len(separated_sums(model))
+
+
+def layouts_of(model: onnx.ModelProto) -> int:
+    """Values of a fused model that lie channels-last between fused nodes."""
+    record = layout_record(model)
+    return 0 if record is None else len(record.laid)
 
 
 def _planning_only(profile: Profile) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ def _totals(report: Findings, console: Console) -> None:
         console.print(f"size operands folded: {report.sizes.operands:,}, {count(report.sizes.nodes, 'node')} removed")
     if report.biases:
         console.print(f"biases that fused nodes add: {report.biases:,}")
+    if report.layouts:
+        console.print(f"values that lie channels-last: {report.layouts:,}")
     if report.embedded:
         console.print("embedded kernels: " + ", ".join(
             f"{escape(name)} {size(count)}{', PTX for later GPUs' * name.startswith('compute_')}"
