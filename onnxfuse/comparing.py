@@ -184,8 +184,9 @@ def compare(pair: Pair, runner: KernelRunner | None = None, inputs: Inputs = Non
         ModelError: the two do not belong together, ``inputs`` do not fit, or ONNX Runtime refuses the original.
     """
     pair.check()
-    usual = Closeness(share=default_tolerance(pair.graph))
-    ours = bool(read_fused(pair.fused.proto)) or has_planned_form(pair.fused.proto)
+    nodes = read_fused(pair.fused.proto)
+    usual = Closeness(share=default_tolerance(pair.graph, nodes))
+    ours = bool(nodes) or has_planned_form(pair.fused.proto)
     allowed = Allowed(EXACT if ours else usual, usual) if closeness is None else Allowed(closeness, closeness)
     found = verify(pair, runner, inputs, progress, bounds, allowed)
     fault = ""

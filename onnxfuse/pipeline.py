@@ -21,7 +21,7 @@ from onnxfuse.forms import Drafting, Form, Forming
 from onnxfuse.graph import LoadedModel, from_proto, load_model
 from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
-from onnxfuse.planning.admission import adds_biases_itself, prefers_channels_last
+from onnxfuse.planning.admission import adds_biases_itself, prefers_channels_last, rounds_products
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.known import KnownKernels
@@ -100,7 +100,9 @@ class Options:
         Raises:
             ValueError: there is no such strategy.
         """
-        return Objective(self.strategy, self.hints, self.least_gain, prefers_channels_last(self.provider_options))
+        given = self.provider_options
+        return Objective(
+            self.strategy, self.hints, self.least_gain, prefers_channels_last(given), rounds_products(given))
 
     @property
     def keeps_biases(self) -> bool:

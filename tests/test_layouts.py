@@ -74,13 +74,19 @@ def test_where_pairs_stand() -> None:
 
 
 @pytest.mark.parametrize("old, new", [
-    ("float16", "float"), ("Conv <pads=[1,1,1,1]> (m, w3)", "Conv <pads=[1,1,1,1], group=24> (m, w5)")])
+    ("float16", "double"), ("Conv <pads=[1,1,1,1]> (m, w3)", "Conv <pads=[1,1,1,1], group=24> (m, w5)")])
 def test_convolutions_that_no_kernel_reads_so(old: str, new: str) -> None:
-    """None in float32; nothing around a depthwise one alone."""
+    """None in float64; nothing around a depthwise one alone."""
     text = "g ({0}[1,24,9,9] m, {0}[24,24,3,3] w3, {0}[24,1,3,3] w5) => ({0}[1,24,9,9] y) {{ " \
            "k = Conv <pads=[1,1,1,1]> (m, w3) y = Relu(k) }}"
     assert pairs(parse(text.format("float16")))
     assert not pairs(parse(text.format("float16").replace(old, new)))
+
+
+@pytest.mark.parametrize(("kind", "channels", "some"), [("float", 4, True), ("float16", 4, False), ("float", 6, False)])
+def test_vectors_have_sixteen_bytes(kind: str, channels: int, some: bool) -> None:
+    text = "g (T[1,C,9,9] m, T[8,C,3,3] w) => (T[1,8,9,9] y) { k = Conv <pads=[1,1,1,1]> (m, w) y = Relu(k) }"
+    assert bool(pairs(parse(text.replace("T[", f"{kind}[").replace("C", str(channels), 2)))) == some
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], **options: object) -> list[np.ndarray]:

@@ -60,8 +60,8 @@ def sizes_of(model: onnx.ModelProto) -> list[str]:
     return sorted({name for name in dims if name})
 
 
-def model_of(name: str) -> onnx.ModelProto:
-    return parse(OFFERED[name][0].replace("T[", "float16["))
+def model_of(name: str, kind: str = "float16") -> onnx.ModelProto:
+    return parse(OFFERED[name][0].replace("T[", f"{kind}["))
 
 
 def held(made: Optimised, *, chosen: bool = False) -> list[list[str]]:
@@ -88,8 +88,21 @@ def test_the_stage_can_be_left_out() -> None:
 
 
 def test_other_types_are_left() -> None:
-    model = parse(OFFERED["alone"][0].replace("T[", "float["))
-    assert not fuse(model, eager=True).plan.with_products
+    assert not fuse(model_of("alone", "double"), eager=True).plan.with_products
+
+
+@pytest.mark.parametrize("name", ["bias and activation", "a gate", "a convolution"])
+def test_float32_is_multiplied_where_the_runtime_rounds_it_too(name: str) -> None:
+    """By a GPU that can, in a session that may; said where something is around the product."""
+    model = model_of(name, "float")
+    assert held(fuse(model, eager=True))[0] == OFFERED[name][1]
+    for options, words in (({"provider_options": {"use_tf32": "0"}}, "the option use_tf32=0 of the CUDA provider"),
+                           ({"target": "T4"}, "T4 has no tensor cores for float32")):
+        made = fuse(model, eager=True, **options)
+        told = [each.message for each in made.refusals if each.code == "float32-products"]
+        assert not made.plan.with_products and told and all(words in each for each in told)
+        alone = fuse(model_of("alone", "float"), eager=True, **options)
+        assert not alone.plan.with_products and not alone.refusals
 
 
 def test_what_was_not_measured_is_told_where_something_is_around_it(tmp_path: Path) -> None:
@@ -98,13 +111,14 @@ def test_what_was_not_measured_is_told_where_something_is_around_it(tmp_path: Pa
     assert told == {"alone": [], "bias and activation": ["unmeasured"]}
 
 
-def measured(name: str, database: Path, **microseconds: float) -> Optimised:
+def measured(name: str, database: Path, kind: str = "float16", **microseconds: float) -> Optimised:
     """Planned by what kernels with products, and the runtime's nodes, are said to take."""
+    model = model_of(name, kind)
     timer = FakeTimer(lambda kernel: microseconds["runtime"] if kernel == RUNTIME
                       else microseconds["product"] if kernel.startswith("product") else 10.0)
     with open_database(database) as kept:
-        tune(model_of(name), timer, kept, TuneOptions(dims={each: DIMS[each] for each in sizes_of(model_of(name))}))
-    return fuse(model_of(name), database=database, target="H100", least_gain=1.0)
+        tune(model, timer, kept, TuneOptions(dims={each: DIMS[each] for each in sizes_of(model)}))
+    return fuse(model, database=database, target="H100", least_gain=1.0)
 
 
 @pytest.mark.parametrize("name", OFFERED)
@@ -117,14 +131,27 @@ def test_what_was_measured_faster_is_taken(name: str, tmp_path: Path) -> None:
         node.op_type for node in model_of(name).graph.node]
 
 
+def test_what_was_measured_of_rounded_operands_says_nothing_of_others(tmp_path: Path) -> None:
+    """Neither of kernels nor of the runtime's own products."""
+    database = tmp_path / "measurements.sqlite"
+    assert held(measured("a gate", database, "float", product=20.0, runtime=50.0), chosen=True)
+    for value, known in (("1", True), ("0", False)):
+        made = fuse(model_of("a gate", "float"), database=database, target="H100", least_gain=1.0,
+                    provider_options={"use_tf32": value})
+        assert bool(held(made, chosen=True)) == bool(made.plan.with_products) == known
+        products = [node for node in made.graph.nodes if node.op == "MatMul"]
+        assert [made.costs.is_learned(node) for node in products] == [known] * 2
+
+
 def test_what_was_measured_slower_is_left(tmp_path: Path) -> None:
     assert not held(measured("a gate", tmp_path / "measurements.sqlite", product=60.0, runtime=50.0), chosen=True)
 
 
-@pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
-def test_verification(runner: type[EmulatedRunner], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("runner", "kind"), [
+    (EmulatedRunner, "float16"), (FaultyRunner, "float16"), (EmulatedRunner, "float"), (FaultyRunner, "float")])
+def test_verification(runner: type[EmulatedRunner], kind: str, tmp_path: Path) -> None:
     """The kernel is right, and a hundredth more is not."""
-    made = measured("a gate", tmp_path / "measurements.sqlite", product=20.0, runtime=50.0)
+    made = measured("a gate", tmp_path / "measurements.sqlite", kind, product=20.0, runtime=50.0)
     results = [node for node in verify(made, runner()).nodes if node.rule == "products"]
     assert {each.verdict for each in results} == {"passed" if runner is EmulatedRunner else "failed"}, results
 

@@ -26,6 +26,9 @@ PROVIDER_OPTIONS = (
 """Options of ONNX Runtime's CUDA provider: one that is spelled nearly like one of them is a mistake; a newer release
 may have others."""
 
+_SWITCHES = frozenset({"prefer_nhwc", "fuse_conv_bias", "use_tf32"})
+"""Those that planning looks at."""
+
 
 class _File(click.Path):
     """A path; that it is there is for the stages to say, in their own words."""
@@ -70,7 +73,7 @@ def read_settings(ctx: click.Context, param: click.Parameter, values: Sequence[s
         name = name.strip()
         if name not in PROVIDER_OPTIONS and (near := difflib.get_close_matches(name, PROVIDER_OPTIONS, 1)):
             raise click.BadParameter(f"the CUDA provider has no option {name!r}. Did you mean {near[0]!r}?", ctx, param)
-        if name in ("prefer_nhwc", "fuse_conv_bias") and text.strip().lower() not in ("0", "1", "true", "false"):
+        if name in _SWITCHES and text.strip().lower() not in ("0", "1", "true", "false"):
             raise click.BadParameter(f"{name} is 0 or 1, not {text!r}.", ctx, param)
         _once(settings, name, text, ctx, param)
     return settings
@@ -132,7 +135,8 @@ def objective_options(command: F) -> F:
         click.option("--provider-option", "provider_options", multiple=True, metavar="NAME=VALUE",
                      callback=read_settings,
                      help="Option of the CUDA provider that the model will run with; prefer_nhwc=1 leaves what lies "
-                          "beside convolutions alone, fuse_conv_bias=1 their biases.  May repeat."),
+                          "beside convolutions alone, fuse_conv_bias=1 their biases, use_tf32=0 products of float32.  "
+                          "May repeat."),
     )):
         command = option(command)
 

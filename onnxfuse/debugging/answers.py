@@ -10,7 +10,7 @@ from onnxfuse.debugging.pair import Inputs, Progress, first_that_runs, with_resu
 from onnxfuse.debugging.results import AnswerResult, Culprit
 from onnxfuse.debugging.search import Asked, Oracle, Outcome, culprits
 from onnxfuse.debugging.variants import Outputs, Variants
-from onnxfuse.rewriting import exact_form
+from onnxfuse.rewriting import exact_form, read_fused
 from onnxfuse.verifying import KernelRunner, NodeResult, verify
 from onnxfuse.verifying.closeness import default_tolerance
 from onnxfuse.verifying.evaluate import CPU
@@ -58,7 +58,8 @@ def bisect_answers(
             hunt.notes.append(NO_KERNELS)
         elif not outside.differs:
             hunt.kernels_alone(runner)
-            limit = default_tolerance(pair.graph) if tolerance is None else tolerance
+            fused = read_fused(pair.fused.proto)
+            limit = default_tolerance(pair.graph, fused) if tolerance is None else tolerance
             hunt.with_kernels(hunt.sessions(slims, runner, limit) if oracle is None else oracle)
     named = tuple(_named(culprit, hunt.variants) for culprit in hunt.found)
     return AnswerResult(None if runner is None else runner.name, hunt.labels, limit, len(hunt.kernels), hunt.tried,

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.operators import OperatorClass, lowering_of
 from onnxfuse.operators.classes import is_narrow, slides
 from onnxfuse.operators.record import operator_of
@@ -22,8 +23,8 @@ from onnxfuse.operators.record import operator_of
 STAGE = "layouts"
 """The id that leaves this stage out."""
 
-VECTOR = 8
-"""Channels that a kernel reads at once: a value with others gains nothing."""
+VECTOR = 16
+"""Bytes of channels that a kernel reads at once: a value of which no such vectors make up all gains nothing."""
 
 KEEPS = frozenset({"Concat", "Split", "Resize", "Upsample", "Pad", "MaxPool", "AveragePool", "BatchNormalization",
                    "GroupNormalization", "InstanceNormalization"})
@@ -73,9 +74,9 @@ def _is_read_so(node: Node) -> bool:
     if node.op != "Conv" or node.domain or node.broken or slides(node) or len(node.inputs) < 2:
         return False
     weights = node.inputs[1]
-    if not is_narrow(node.inputs[0]) or weights is None:
+    if weights is None or weights.shape is None or len(weights.shape) <= 2:
         return False
-    return weights.shape is not None and len(weights.shape) > 2 and weights.shape[1].multiple_of() % VECTOR == 0
+    return (is_narrow(weights) or weights.dtype == FLOAT) and _in_vectors(weights)
 
 
 def _around(convolutions: Iterable[Node]) -> dict[str, Value]:
@@ -100,7 +101,12 @@ def _has_pixels(value: Value) -> bool:
     """Whether a value has channels, in whole vectors, and more than one pixel."""
     if value.shape is None or len(value.shape) < 3 or value.is_constant:
         return False
-    return value.shape[1].multiple_of() % VECTOR == 0 and any(size != 1 for size in value.shape[2:])
+    return _in_vectors(value) and any(size != 1 for size in value.shape[2:])
+
+
+def _in_vectors(value: Value) -> bool:
+    """Whether whole vectors make up a value's channels, which its second axis counts."""
+    return value.shape is not None and value.shape[1].multiple_of() * TYPES[value.dtype or FLOAT].size % VECTOR == 0
 
 
 def _keeps(node: Node, value: Value) -> bool:

@@ -44,7 +44,7 @@ class Plan(Part):
 
     Attributes:
         channels_last: whether the CUDA provider prefers that; keeps_biases: whether convolutions keep their biases, as
-            it adds them itself.
+            it adds them itself; keeps_float32: whether it does not round operands of products to TF32.
         compiled: whether kernels were compiled for the target, so that those that spill registers were left out.
     """
 
@@ -55,6 +55,7 @@ class Plan(Part):
     least_gain: Number = 1.2
     channels_last: bool = False
     keeps_biases: bool = False
+    keeps_float32: bool = False
     disabled: list[str] = []
     compiled: bool = False
 

@@ -45,6 +45,8 @@ SETTING = "prefer_nhwc"
 
 BIAS_SETTING = "fuse_conv_bias"
 
+TF32_SETTING = "use_tf32"
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -114,6 +116,11 @@ def prefers_channels_last(provider_options: Mapping[str, str]) -> bool:
 def adds_biases_itself(provider_options: Mapping[str, str]) -> bool:
     """Whether options of the CUDA provider ask for convolutions that add their bias themselves."""
     return _is_on(provider_options, BIAS_SETTING)
+
+
+def rounds_products(provider_options: Mapping[str, str]) -> bool:
+    """Whether options of the CUDA provider let it round operands of float32 products to TF32, as it does by itself."""
+    return _is_on({TF32_SETTING: "1", **provider_options}, TF32_SETTING)
 
 
 def _is_on(provider_options: Mapping[str, str], name: str) -> bool:

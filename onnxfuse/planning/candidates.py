@@ -31,6 +31,9 @@ from onnxfuse.schedules.pooling import refusal_of as pooling_refusal
 SCATTERED_SHARE = 0.1
 """Share of a region's bytes that may be read element by element from far apart."""
 
+TF32_FROM = 80
+"""The first GPUs that multiply TF32: "sm_80"."""
+
 NEAR_BYTES = 32 * 1024
 """What a multiprocessor's first-level cache serves however it is read."""
 
@@ -45,6 +48,7 @@ class Maker:
         nearby: further sizes to make variants of kernels for.
         wanted: by the id of a rule the one schedule that makes kernels of its regions; all of them do for others.
         kernels: those known already.
+        tf32: whether kernels may round operands of float32 products to TF32, where the GPU multiplies these.
     """
 
     graph: Graph
@@ -53,6 +57,7 @@ class Maker:
     nearby: tuple[Mapping[str, int], ...] = ()
     wanted: Mapping[str, str] = field(default_factory=dict)
     kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
+    tf32: bool = True
     _lowered: dict[Hashable, Lowered | Refusal] = field(default_factory=dict, repr=False)
 
     def lowered(self, members: Collection[Node], outputs: Sequence[Value] | None = None) -> Lowered | Refusal:
@@ -113,6 +118,8 @@ class Maker:
         for schedule in self._schedules(region.rule):
             made = _kernel(schedule, request, known)
             if isinstance(made, Kernel):
+                if made.rounds and (refusal := self.keeps_float32()) is not None:
+                    return replace(refusal, node=region.nodes[0].label, rule=region.rule)
                 kernel = made
                 if not self._is_scattered(kernel, region):
                     return self._with(region, kernel)
@@ -124,6 +131,20 @@ class Maker:
             rule = "" if own is None else region.rule
             return Refusal("no-schedule", f"{words} for such a region", region.nodes[0].label, rule)
         return self._scattered(kernel, region)
+
+    def keeps_float32(self) -> Refusal | None:
+        """Why products of float32 stay with the runtime; None where kernels may round their operands to TF32."""
+        profile = self.costs.profile
+        if not self.tf32:
+            return Refusal(
+                "float32-products", "a kernel would round the operands of this float32 product to TF32, and the "
+                "option use_tf32=0 of the CUDA provider has the runtime keep them",
+                remedy="where TF32 is accurate enough, run and plan without that option")
+        if profile.sm < TF32_FROM:
+            return Refusal(
+                "float32-products", f"{profile.name} has no tensor cores for float32, and without them the runtime's "
+                "products are hard to beat")
+        return None
 
     def _schedules(self, rule: str) -> Iterable[Schedule]:
         """The schedules that may make kernels of a rule's regions, and those that stand in for the one it names."""
@@ -259,15 +280,16 @@ def _kernel(schedule: Schedule, request: Request, known: dict[str, Kernel | None
 
 
 def makers_of(
-    graph: Graph, view: Graph, costs: CostModel, rules: RuleSet, kernels: KnownKernels
+    graph: Graph, view: Graph, costs: CostModel, rules: RuleSet, kernels: KnownKernels, tf32: bool
 ) -> dict[Place, Maker]:
-    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it.
+    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it, ``tf32`` as
+    ``Maker`` has it.
 
     Raises:
         RuleError: a rule names a schedule that is not there.
     """
     wanted = wanted_schedules(rules)
-    return {each.place: Maker(each, of_each, costs, wanted=wanted, kernels=kernels)
+    return {each.place: Maker(each, of_each, costs, wanted=wanted, kernels=kernels, tf32=tf32)
             for each, of_each in zip(graph.walk(), view.walk(), strict=True)}
 
 

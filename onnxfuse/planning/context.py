@@ -53,7 +53,7 @@ class Context:
     @cached_property
     def makers(self) -> dict[Place, Maker]:
         """Makes the fusions of each graph, by place; equal regions of all of them share their kernels."""
-        return makers_of(self.graph, self.view, self.costs, self.rules, self.kernels)
+        return makers_of(self.graph, self.view, self.costs, self.rules, self.kernels, self.objective.tf32)
 
     def knowing(self, evidence: Evidence | None) -> Context:
         """The same with what was measured on the GPU."""

@@ -96,6 +96,7 @@ class Objective:
         least_gain: predicted speed-up that a region must pass; one that serves the strategies "all-in-one" or
             "memory" must only gain something.
         channels_last: whether the runtime lays out images channels-last (``layout``).
+        tf32: whether the runtime rounds operands of float32 products to TF32, so that kernels may.
 
     Raises:
         ValueError: there is no such strategy.
@@ -105,6 +106,7 @@ class Objective:
     hints: Hints = field(default_factory=Hints)
     least_gain: float = LEAST_GAIN
     channels_last: bool = False
+    tf32: bool = True
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

@@ -11,9 +11,11 @@ may hold the product, an attention's too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.operators.classes import is_narrow, slides
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
@@ -48,10 +50,20 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     if context.measured is None and not context.eager:
         return
     products = [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
-                if not slides(node) and all(map(is_narrow, node.inputs[:2])) and not pool.facts[node].maxima]
+                if not slides(node) and _is_held(node) and not pool.facts[node].maxima]
+    kept = pool.maker.keeps_float32()
     for group in (*([node] for node in products), *_beside(products)):
         beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
-        Offer(pool, context, STAGE, trusted=False).around(beside)
+        if kept is None or is_narrow(group[0].inputs[0]):
+            Offer(pool, context, STAGE, trusted=False).around(beside)
+        elif (around := next(beside.behind(), None)) is not None:
+            pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
+
+
+def _is_held(node: Node) -> bool:
+    """Whether kernels multiply operands of a product's types."""
+    operands = node.inputs[:2]
+    return all(map(is_narrow, operands)) or all(value is not None and value.dtype == FLOAT for value in operands)
 
 
 def _beside(products: list[Node]) -> Iterator[list[Node]]:

@@ -50,6 +50,7 @@ class Kernel:
         heavy: whether its functions hold more than some hundred bytes of shared memory: of such a launch that several
             kernels share has room for one.
         hides: whether it leaves out what its structure shows to be masked.
+        rounds: whether operands of its products are rounded: float32 to TF32.
     """
 
     schedule: str
@@ -61,6 +62,7 @@ class Kernel:
     phases: int = 1
     heavy: bool = False
     hides: bool = False
+    rounds: bool = False
 
     @property
     def source(self) -> str:

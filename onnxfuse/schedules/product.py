@@ -3,11 +3,11 @@
     result = g(f(A) B, ...)      or of several products of A, as gate and value of a feed-forward
 
 f and g are any maps. Operands are read where and as they lie: transposed, as heads, as the windows of a convolution,
-with padding. Sums are float32, of float16 or bfloat16 on tensor cores where the GPU has them; by four warps together on
-Hopper (a variant of its own, which comes first), elsewhere by each warp. What tuning may choose on Hopper too are
-blocks with a warp that copies whole tiles of operands that need nothing else (``product_specialised``). How the tiles
-are arranged is described in Boehm, "How to Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation
-(efficient GEMM in CUDA).
+with padding. Sums are float32, of float16, bfloat16 or float32 (rounded to TF32) on tensor cores where the GPU has
+them; of 16-bit floats by four warps together on Hopper (a variant of its own, which comes first), elsewhere by each
+warp. What tuning may choose on Hopper too are blocks with a warp that copies whole tiles of operands that need nothing
+else (``product_specialised``), of 16-bit floats as well. How the tiles are arranged is described in Boehm, "How to
+Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM in CUDA).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from onnxfuse.schedules.product_parts import (
     single,
 )
 from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, shapes_of
-from onnxfuse.schedules.product_shape import DEPTH, Shape, SpecialisedShape
+from onnxfuse.schedules.product_shape import STAGE_BYTES, Shape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
@@ -116,7 +116,8 @@ class _Work:
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
         self.mapped = self._mapped([mapped(parts, scalar, loop) for scalar, loop in operands])
         self.lanes, self.stored = result_lanes(parts, planned)
-        self.patch = patch_of(contractions(self.lowered)[0], parts)
+        self.patch = None if parts.rounds else patch_of(contractions(self.lowered)[0], parts)
+        self.together = (False,) if parts.rounds else (True, False)
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
         self.functions: dict[str, Function] = {}
@@ -157,20 +158,20 @@ class _Work:
         self._add(replace(LEAST, bits=64), ())
         plan = replace(make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps))
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-        headers = ("onnxfuse", "mma", "warpgroup", *(["tensor_copies"] if self.maps else []),
-                   *(["patch"] if patched else []))
+        headers = ("onnxfuse", "mma", *(["tf32"] if self.parts.rounds else ["warpgroup"]),
+                   *(["tensor_copies"] if self.maps else []), *(["patch"] if patched else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         others = tuple(each for each, shape in offered.items() if shape != own)
-        return Kernel("product", source, plan, (), choice, others, heavy=True)
+        return Kernel("product", source, plan, (), choice, others, heavy=True, rounds=self.parts.rounds)
 
     def _own(self) -> Shape:
         """The tile that is expected to take least, with as many stages as there is something to hold in."""
-        return self._staged(self._ranked()[0], together=True)[0]
+        return self._staged(self._ranked()[0], together=self.together[0])[0]
 
     def _offered(self) -> list[Shape]:
         """What may be quickest; those by four warps together, which are where they can be, before what a budget of
         measurements may not reach."""
-        shapes = [shape for tile in self._ranked()[:MOST_TILES] for together in (True, False)
+        shapes = [shape for tile in self._ranked()[:MOST_TILES] for together in self.together
                   for shape in self._staged(tile, together)]
         return sorted([*shapes, *self._specialised()], key=lambda shape: not shape.together)
 
@@ -208,7 +209,7 @@ class _Work:
     def _staged(self, tile: tuple[int, int], together: bool) -> list[Shape]:
         """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
         leave room for a block beside."""
-        steps = -(-self._planned(self.parts.depth) // DEPTH)
+        steps = -(-self._planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
         least = 3 if tile == (128, 128) else 4
         wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
         if tile == (128, 256):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, symbol
-from onnxfuse.ir.scalars import BFLOAT16
+from onnxfuse.ir.scalars import BFLOAT16, TYPES
 from onnxfuse.lowering.launch import expression
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.lowering.tensor_map import MOST_RANK, TensorMap
@@ -58,9 +58,9 @@ class Mapped:
 
 
 def mapped(parts: Parts, scalar: Scalar, loop: str) -> Mapped | None:
-    """An operand whose rows are those of a loop, ``@m`` or ``@n``, as a tensor in memory; None where it is computed, or
-    lies otherwise."""
-    if not isinstance(scalar, Load) or scalar.conditions:
+    """An operand whose rows are those of a loop, ``@m`` or ``@n``, as a tensor in memory; None where it is computed, of
+    float32, or lies otherwise."""
+    if not isinstance(scalar, Load) or scalar.conditions or not TYPES[scalar.dtype].is_narrow:
         return None
     steps = _steps(parts, scalar.offset)
     if steps is None or not {loop, "@k"} <= steps.keys() or len(steps) > MOST_RANK:

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.tensors import Contract, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention_shape import WIDTH
-from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, vector_guards
+from onnxfuse.schedules.kernel import VECTOR_BYTES, divides, is_vector, moving_loads, vector_guards
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 
@@ -68,6 +67,21 @@ class Parts:
     swapped: bool = False
 
     @property
+    def size(self) -> int:
+        """Bytes of an operand's element."""
+        return TYPES[self.left.dtype].size
+
+    @property
+    def width(self) -> int:
+        """Elements of a vector."""
+        return VECTOR_BYTES // self.size
+
+    @property
+    def rounds(self) -> bool:
+        """Whether operands are rounded to what tensor cores multiply: float32's, to TF32."""
+        return self.left.dtype == FLOAT
+
+    @property
     def neighbours(self) -> bool:
         """Whether every result's neighbours along n are so in memory, where sizes divide."""
         lanes = self.lanes("@n", 1)
@@ -85,9 +99,9 @@ def parts_of(lowered: Lowered, products: Sequence[Contract]) -> Parts | Refusal:
         Unlowerable: sums are used at other places than where they are taken, or rows are reduced.
     """
     types = {operand.dtype for each in products for operand in each.operands}
-    if len(types) > 1 or not TYPES[next(iter(types))].is_narrow:
+    if len(types) > 1 or not (types == {FLOAT} or TYPES[next(iter(types))].is_narrow):
         named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
-        return _refused(f"a product of {named}; its kernels have those of float16 or bfloat16")
+        return _refused(f"a product of {named}; its kernels have those of float16, bfloat16 or float32")
     found = [_placed(lowered, products, swapped) for swapped in (False, True)]
     whole = [each for each in found if isinstance(each, Parts)]
     return next((each for each in whole if each.neighbours), whole[0] if whole else found[0])
@@ -158,7 +172,7 @@ def side_of(parts: Parts, scalar: Scalar, loop: str, planned: Mapping[str, int])
     the planned sizes; else one by one."""
     extents = {"@k": parts.depth, "@m": parts.rows, "@n": parts.columns}
     for along in ("@k", loop):
-        lanes = parts.lanes(along, WIDTH)
+        lanes = parts.lanes(along, parts.width)
         moving = moving_loads([scalar, *parts.puller.gathered.values()], lanes)
         neighbours = [load for load in moving if lanes.stride(load.offset) == 1]
         if not neighbours or not lanes.may_divide(extents[along]) or not all(is_vector(load, lanes) for load in moving):
@@ -166,7 +180,7 @@ def side_of(parts: Parts, scalar: Scalar, loop: str, planned: Mapping[str, int])
         lanes.rely_on_size(extents[along])
         lanes.rely_on_loads(moving)
         if divides(lanes, planned):
-            return Side(scalar, loop, along != "@k", lanes, WIDTH, isinstance(scalar, Load))
+            return Side(scalar, loop, along != "@k", lanes, lanes.width, isinstance(scalar, Load))
     return single(parts, scalar, loop)
 
 
@@ -184,7 +198,7 @@ def side_guards(parts: Parts, side: Side) -> tuple[str, ...]:
 
 def result_lanes(parts: Parts, planned: Mapping[str, int]) -> tuple[Lanes, tuple[str, ...]]:
     """Lanes of the results' vectors, and the guards under which they are so."""
-    lanes = parts.lanes("@n", WIDTH)
+    lanes = parts.lanes("@n", parts.width)
     moving = moving_loads(parts.results, lanes)
     stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
     if not stored or not lanes.may_divide(parts.columns):

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS, TILE_BYTES, WARPS
 from onnxfuse.schedules.choice import Choice
 
-DEPTH = 64
-"""Of what is summed over, elements of one stage: a panel."""
+STAGE_BYTES = 128
+"""Of what is summed over, bytes of one stage: a panel."""
+
+DEPTH = STAGE_BYTES // 2
+"""Elements of 16 bits in them."""
 
 WARP_ROWS, WARP_COLUMNS = 64, 32
 """Of the tile of one that multiplies by itself."""
@@ -69,7 +72,7 @@ class Shape:
     @property
     def shared(self) -> int:
         """Bytes of shared memory: the stages, where the sums come to lie later."""
-        staged = 2 * self.stages * DEPTH * (self.rows + self.columns)
+        staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
         return max(staged, 4 * self.rows * (self.columns + FLOATS)) + (TILE_BYTES if self.together else 0)
 
     @property
@@ -108,7 +111,7 @@ class SpecialisedShape(Shape):
     @property
     def shared(self) -> int:
         """Bytes of shared memory: the stages, the multiplying warps' sums, and the barriers."""
-        staged = 2 * self.stages * DEPTH * (self.rows + self.columns)
+        staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
         return TILE_BYTES + staged + GROUPS * WARPS * 16 * PIECE * 4 + (2 * self.stages + GROUPS) * ARRIVALS
 
     @property

@@ -1,6 +1,6 @@
 """The text of a product's kernel.
 
-A block owns a tile of the result.  Tiles of the operands, 64 elements of what is summed over each, come through a ring
+A block owns a tile of the result.  Tiles of the operands, 128 bytes of what is summed over each, come through a ring
 of stages in shared memory while those before them are multiplied.  Then the sums are laid out there as rows, and every
 thread stores vectors of results, with whatever is computed from the sums.
 """
@@ -14,7 +14,7 @@ from onnxfuse.lowering.pull import Contracted, Load, Scalar
 from onnxfuse.schedules.attention_together import instruction
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_parts import Parts, Side
-from onnxfuse.schedules.product_shape import DEPTH, FLOATS, Shape
+from onnxfuse.schedules.product_shape import FLOATS, STAGE_BYTES, Shape
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
@@ -58,7 +58,7 @@ class ProductText:
     # ---- Before the loop. ----
 
     def _constants(self) -> list[str]:
-        shape = self.shape
+        shape, depth = self.shape, STAGE_BYTES // self.parts.size
         element = TYPES[self.parts.left.dtype].storage
         if shape.together:
             warp = ["constexpr int rows16 = 1, columns8 = columns / 8;",
@@ -70,7 +70,7 @@ class ProductText:
             f"using T = {element};",
             *(self._instruction(element) if shape.together else ()),
             f"constexpr int rows = {shape.rows}, columns = {shape.columns}, stages = {shape.stages};",
-            f"constexpr int depth = {DEPTH}, threads = {32 * shape.warps}, beside = {len(self.rights)};",
+            f"constexpr int depth = {depth}, threads = {32 * shape.warps}, beside = {len(self.rights)};",
             "constexpr int own_columns = columns / beside;",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             f"unsigned char* const shared = {'of::tiles_from(of_dynamic)' if shape.together else 'of_dynamic'};",
@@ -109,8 +109,9 @@ class ProductText:
 
     def _loop(self) -> list[str]:
         k = self.extents["k"]
+        product = "multiply_own_tf32<" if self.parts.rounds else "multiply_own<T, "
         multiplied = (self._together() if self.shape.together else [
-            f"of::multiply_own<T, rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>("
+            f"of::{product}rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>("
             "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"])
         sums = "float sums[rows16][columns8][4];" if self.shape.together else "float sums[rows16][columns8][4] = {};"
         return [
@@ -164,9 +165,10 @@ class ProductText:
         """Fill ``own`` rows, from ``offset`` on, of a tile that has ``rows``: vectors of each row, or of what is summed
         over, zeros past the ends."""
         writer, loop = self._writer(side.lanes), side.loop.removeprefix("@")
+        place = f"place_tf32<{_flag(side)}, " if self.parts.rounds else "place<"
         line, column, lines, columns, at = (
-            ("k", loop, "depth", own, f"of::place<depth>(line, {offset} + column)") if side.across else
-            (loop, "k", own, "depth", f"of::place<{rows}>({offset} + line, column)"))
+            ("k", loop, "depth", own, f"of::{place}depth>(line, {offset} + column)") if side.across else
+            (loop, "k", own, "depth", f"of::{place}{rows}>({offset} + line, column)"))
         first = {"k": "start", loop: f"first_{loop}"}
         inside = f"{line} < {self.extents[line]} && {column} < {self.extents[column]}"
         body = [f"const idx {line} = {first[line]} + line;", f"T* const to = {tile} + {at};",
@@ -263,7 +265,7 @@ class ProductText:
 
 def _vector(side: Side, writer: Writer, inside: str) -> list[str]:
     """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``."""
-    if side.copied and side.width == 8:
+    if side.copied:
         assert isinstance(side.scalar, Load)
         conditions = [writer.condition(condition)[0] for condition in side.scalar.conditions]
         allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])

@@ -14,6 +14,7 @@ import onnx
 from onnxfuse.errors import KernelError, MeasurementError, RuntimeLibraryError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.order import all_nodes
+from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.operators.classes import NARROW
@@ -52,14 +53,15 @@ def measure_products(
     if not _is_here(options):
         return None
     path = None if options.database is None else Path(options.database)
-    if not _may_hold(loaded.proto) or not (path is None or path.exists()):  # which planning says better
+    tf32 = options.objective.tf32
+    if not _may_hold(loaded.proto, tf32) or not (path is None or path.exists()):  # which planning says better
         return None
     try:
         timer = find_timer()
     except (KernelError, RuntimeLibraryError) as error:
         warnings.warn(f"nothing was measured: {error.message}", stacklevel=2)
         return None
-    wanted = TuneOptions(options.rules, options.disable, options.dims, seconds, stages=_STAGES)
+    wanted = TuneOptions(options.rules, options.disable, options.dims, seconds, stages=_STAGES, tf32=tf32)
     try:
         with open_database(path) as kept:
             return tune(loaded, timer, kept, wanted, tell)
@@ -75,13 +77,14 @@ def _is_here(options: Options) -> bool:
         options.target is None or profile_of(options.target, options.rules).name == present.name)
 
 
-def _may_hold(model: onnx.ModelProto) -> bool:
-    """Whether there are products at all, and 16-bit floats, by a look at names and types alone."""
+def _may_hold(model: onnx.ModelProto, tf32: bool) -> bool:
+    """Whether there are products at all, and floats that kernels multiply, by a look at names and types alone;
+    ``tf32``: float32 too."""
     functions = [node for function in model.functions for node in function.node]
     nodes = list(all_nodes((*model.graph.node, *functions)))
     records = (OPERATORS.get((node.domain, node.op_type)) for node in nodes)
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in model.graph.input}
     types |= {attribute.i for node in nodes for attribute in node.attribute if attribute.name == "to"}
-    return not types.isdisjoint(NARROW) and any(
+    return not types.isdisjoint({*NARROW, FLOAT} if tf32 else NARROW) and any(
         record is not None and record.kind is OperatorClass.HEAVY for record in records)

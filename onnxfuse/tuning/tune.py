@@ -21,6 +21,7 @@ from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise
+from onnxfuse.planning.admission import TF32_SETTING
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
@@ -49,6 +50,7 @@ class TuneOptions:
         force: measure again what the database holds.
         stages: measure only regions that these stages make, and those that hold the same nodes without them; all where
             there are none.
+        tf32: whether the runtime may round operands of float32 products to TF32.
     """
 
     rules: Sequence[str | Path] = ()
@@ -57,6 +59,7 @@ class TuneOptions:
     budget: float | None = None
     force: bool = False
     stages: tuple[str, ...] = ()
+    tf32: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,9 @@ def tune(
     profile = _profile(timer)
     # Regions are measured apart, whatever shares a launch in the end; where values can be computed again, or an
     # attention be one kernel, or a depthwise convolution with what is around it, both ways.
+    provider = {} if options.tf32 else {TF32_SETTING: "0"}
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
-                     eager=True)
+                     provider_options=provider, eager=True)
     loaded = load(source)
     optimised = optimise(loaded, wanted, tell)
     plans = [optimised]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfuse.graph import Graph
+from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.results import OutputDifference
+from onnxfuse.verifying.rounded_products import may_round
 
 Array = NDArray[Any]
 
@@ -19,9 +22,12 @@ TOLERANCES = {TensorProto.BFLOAT16: 5e-2, TensorProto.FLOAT16: 1e-2, TensorProto
 float type in the model.  Whole models amplify roundings: these are wide, and nodes are verified on their own first."""
 
 
-def default_tolerance(graph: Graph) -> float:
-    """The tolerance for a model, by the narrowest float type of its values."""
+def default_tolerance(graph: Graph, fused: Iterable[FusedNode] = ()) -> float:
+    """The tolerance for a model, by the narrowest float type of its values; operands of products that its fused nodes
+    round to TF32 have float16's digits."""
     kinds = {value.dtype for part in graph.walk() for value in part.values.values()}
+    if any(map(may_round, fused)):
+        kinds.add(TensorProto.FLOAT16)
     return next((limit for kind, limit in TOLERANCES.items() if kind in kinds), 0.0)
 
 

@@ -5,6 +5,7 @@
          ─ wavering ▶ some more            how far what cancels may be off
          ─ hidden ──▶ one more             where a mask hides what no kernel need read
          ─ rounded ─▶ the original's own   every node's result rounded to its declared type
+         ─ TF32 ────▶ one more of these    where products of float32 round their operands (``rounded_products``)
          ─ float32 ─▶ what a kernel may err where the original overflowed
 
 On a GPU the original's own result comes from the CUDA provider instead (``runner``).
@@ -27,6 +28,7 @@ from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rewriting import FusedNode, body_model, value_types
 from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.hidden import may_hide, outweighed_model, shown
+from onnxfuse.verifying.rounded_products import rounds, with_rounded_products
 from onnxfuse.verifying.tolerances import WIDTHS
 from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, wavering_model
 
@@ -68,7 +70,7 @@ class Precision:
 
 
 class Reference:
-    """The body of a fused node, ready to be evaluated in six ways."""
+    """The body of a fused node, ready to be evaluated in seven ways."""
 
     def __init__(self, node: FusedNode, model: onnx.ModelProto) -> None:
         """Read the body.
@@ -164,6 +166,10 @@ class Reference:
         """The body in its own types, node by node, in the outputs' types."""
         return self._own.run(feeds)
 
+    def rounded(self, feeds: Mapping[str, Array]) -> list[Array] | None:
+        """The same with operands of float32 products rounded to TF32; None where the kernel does not do so."""
+        return None if self._rounded is None else self._rounded.run(feeds)
+
     @cached_property
     def _nudgers(self) -> tuple[Evaluator, Evaluator]:
         up, down = (Evaluator(_nudge(self.lifted, self.types, sign), self._declared) for sign in (1.0, -1.0))
@@ -183,6 +189,14 @@ class Reference:
     @cached_property
     def _own(self) -> Evaluator:
         return Evaluator(rounded_model(self.body, self.types), self._declared)
+
+    @cached_property
+    def _rounded(self) -> Evaluator | None:
+        products = [node for node in self.body.graph.node if _is_product(node)]
+        if not rounds(self._node, products, self.types):
+            return None
+        body = with_rounded_products(rounded_model(self.body, self.types), products, self.types)
+        return Evaluator(body, self._declared)
 
 
 def formal_names(node: FusedNode) -> dict[str, str]:

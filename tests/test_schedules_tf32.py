@@ -1,0 +1,147 @@
+"""Products of float32 through TF32: the same forms as in 16 bits, rounding, and GPUs that have no such tensor cores.
+
+Where operands are numbers of TF32 already, products are exact and the bound is that of sums in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulator import Emulator, run_plan
+from kernel_harness import Made, arguments, check, compile_all, make, random_inputs
+from reference import Array
+from test_schedules_product import CONVOLUTIONS, FORMS, PLAIN, SIZES, told
+
+from onnxfuse.compiling import source_of
+from onnxfuse.runtime.compile import architectures, default_compiler
+from onnxfuse.schedules.source import Source, header
+
+FLOAT32 = PLAIN.replace("T[", "float[")
+
+
+def tf32(array: Array) -> Array:
+    """The nearest numbers of eleven digits, ties away from zero, by splitting (Dekker); these are far from the largest.
+    """
+    if array.dtype != np.float32:
+        return array
+    mantissa, exponent = np.frexp(array.astype(np.float64))
+    away = np.trunc(np.abs(mantissa) * 2.0**11 + 0.5)
+    return np.ldexp(np.copysign(away, mantissa) / 2.0**11, exponent).astype(np.float32)
+
+
+def product(text: str, planned: Mapping[str, int] | None = None) -> Made:
+    made = make(text.replace("T[", "float["), planned=planned)
+    assert made.kernel.schedule == "product" and made.kernel.rounds
+    return made
+
+
+def exact_inputs(made: Made, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    return {name: tf32(array) for name, array in random_inputs(made, sizes, seed).items()}
+
+
+def test_sizes() -> None:
+    """Whole tiles and parts of them, with vectors and without."""
+    made = product(PLAIN)
+    for seed, sizes in enumerate(SIZES):
+        check(made, exact_inputs(made, sizes, seed), length=sizes["K"])
+
+
+@pytest.mark.parametrize(("case", "pieces"), [
+    ("both transposed", 2), ("the right one transposed", 2), ("heads", 2), ("results that lie transposed", 2),
+    ("a gate", 3), ("a gate with other weights", 1), ("one column", 2), ("channels first", 1), ("channels last", 2),
+    ("groups", 1), ("one axis, dilated", 1)])
+def test_forms(case: str, pieces: int) -> None:
+    """Operands are copied as they lie, by vectors of four, wherever neighbours lie side by side."""
+    text, sizes = (FORMS | CONVOLUTIONS)[case]
+    made = product(text, planned=sizes)
+    assert made.kernel.code.functions[0].body.count("of::copy_async") == pieces
+    check(made, exact_inputs(made, sizes), length=200)
+
+
+def test_what_tuning_may_try() -> None:
+    """Each warp multiplies by itself, in the tiles that may be quickest, with few stages and with many."""
+    large = {"M": 4096, "K": 4096, "N": 4096}
+    made = product(PLAIN, planned=large)
+    assert len(made.kernel.choices) == 5 and {choice["group"] for choice in made.kernel.choices} == {1}
+    others = [told(made, choice, large) for choice in made.kernel.choices]
+    compile_all(others)
+    for other in others:
+        check(other, exact_inputs(made, {"M": 72, "K": 136, "N": 264}), length=136, limit=1, misalign=False)
+
+
+@pytest.mark.parametrize("order", ["backward", 3])
+def test_threads_in_any_order(order: str | int) -> None:
+    made = product(PLAIN, planned={"M": 4096, "K": 4096, "N": 4096})
+    check(made, exact_inputs(made, {"M": 72, "K": 268, "N": 136}), length=268, orders=[order], limit=2)
+
+
+def run(made: Made, inputs: Mapping[str, Array], source: str | None = None) -> Array:
+    plan = made.kernel.plan
+    (result,) = run_plan(plan, made.kernel.source if source is None else source, arguments(made, inputs))
+    return result
+
+
+def test_operands_are_rounded_to_the_nearest() -> None:
+    """Also those that are computed; what is cut off instead would err twice as far, all to one side."""
+    made = product(FORMS["an operand that is computed"][0])
+    inputs = random_inputs(made, {"M": 70})
+    left = tf32(np.maximum(inputs["a"] * inputs["s"], 0)).astype(np.float64)
+    np.testing.assert_allclose(run(made, inputs), left @ tf32(inputs["b"]), rtol=0, atol=2e-5)
+    assert np.abs(left @ tf32(inputs["b"]) - left @ inputs["b"]).max() > 1e-3
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(("number", "weight", "expected"), [
+    (np.nan, 1.0, np.nan), (np.inf, 1.0, np.inf), (-np.inf, 0.0, np.nan), (LARGEST, 2.0**-40, 2.0**88),
+    (-LARGEST, 2.0**-40, -(2.0**88)), (1 + 2.0**-11, 1.0, 1 + 2.0**-10), (-1 - 2.0**-11, 1.0, -1 - 2.0**-10),
+    (2.0**-130, 2.0**40, 2.0**-90)])
+def test_numbers_at_the_edge(number: float, weight: float, expected: float) -> None:
+    """Of numbers whose nearest one would be infinite the digits are cut off; of other rows nothing shows."""
+    made = product(PLAIN)
+    inputs = {name: np.zeros_like(array) for name, array in random_inputs(made, {"M": 9, "K": 36, "N": 40}).items()}
+    inputs["a"][3, 7], inputs["b"][7] = number, weight
+    got = run(made, inputs)
+    np.testing.assert_allclose(got[3], np.full(40, expected), rtol=2.0**-11 if abs(expected) > 1e9 else 0)
+    assert not np.delete(got, 3, 0).any()
+
+
+def test_without_tensor_cores() -> None:
+    """Operands are multiplied as they are, as GPUs do that have no TF32."""
+    for case in ("both transposed", "a gate"):
+        text, sizes = FORMS[case]
+        made = product(text, planned=sizes)
+        source = f"#define OF_NO_TF32 1\n{made.kernel.source}"
+        check(made, random_inputs(made, sizes), length=200, source=source, misalign=False)
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_every_architecture_compiles(architecture: int) -> None:
+    """Without a spilled register."""
+    kernel = product(PLAIN).kernel
+    assert isinstance(kernel.code, Source)
+    code = kernel.code.keeping({kernel.plan.variants[0].launches[0].kernel})
+    source = source_of(replace(kernel, code=code).source, kernel.plan)
+    figures = default_compiler().figures(source, f"sm_{architecture}")
+    assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]
+
+
+BANKS = """
+extern "C" __global__ void banks(int* y) {
+  const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+  for (int half = 0; half < 2; ++half)
+    for (int column = 0; column < 64; column += 8)
+      y[(half * 8 + column / 8) * 32 + lane] = of::place_tf32<true, 32>(half * 4 + t, column + g) % 32;
+}
+"""
+
+
+def test_lanes_read_words_of_different_banks() -> None:
+    banks = np.zeros((16, 32), np.int32)
+    text = "".join(map(header, ("onnxfuse", "mma", "tf32"))) + BANKS
+    Emulator(text).launch("banks", 1, 32, [banks])
+    assert (np.sort(banks, axis=1) == np.arange(32)).all()
