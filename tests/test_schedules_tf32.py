@@ -110,6 +110,13 @@ def test_numbers_at_the_edge(number: float, weight: float, expected: float) -> N
     assert not np.delete(got, 3, 0).any()
 
 
+def test_no_number_whose_bits_would_be_cut_off_stays_none() -> None:
+    made = product(PLAIN)
+    inputs = random_inputs(made, {"M": 9, "K": 36, "N": 40})
+    inputs["a"].view(np.uint32)[3, 7] = 0x7F800001
+    assert np.isnan(run(made, inputs)).any(axis=1).nonzero()[0].tolist() == [3]
+
+
 def test_without_tensor_cores() -> None:
     """Operands are multiplied as they are, as GPUs do that have no TF32."""
     for case in ("both transposed", "a gate"):
