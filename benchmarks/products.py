@@ -1,12 +1,13 @@
 """Products and convolutions with what follows them as one kernel: every way to run them, the runtime's own nodes, and
 PyTorch's bare product where that is installed.
 
-    python benchmarks/products.py [--cases bert,resnet] [--target GPU] [--dry-run] [--no-torch]
+    python benchmarks/products.py [--cases bert,resnet] [--type float32] [--target GPU] [--dry-run] [--no-torch]
 
-Products of the zoo in float16, bare and with a bias and GELU or a residual, a gate and its value, and convolutions of
-channels-last tensors with bias and ReLU.  PyTorch's time is of the bare product, or of the channels-last convolution
-without bias.  Passes where bare products take at most 1 / 0.9 times PyTorch's time in the mean, and the others at most
-1.10 times each.  ``--dry-run`` names the ways and times nothing.
+Products of the zoo in float16, or in float32 through TF32 (ONNX Runtime and PyTorch too), bare and with a bias and GELU
+or a residual, a gate and its value, and convolutions of channels-last tensors with bias and ReLU.  PyTorch's time is of
+the bare product, or of the channels-last convolution without bias.  Passes where bare products take at most 1 / 0.9
+times PyTorch's time in the mean, and the others at most 1.10 times each.  ``--dry-run`` names the ways and times
+nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +36,26 @@ SETS = 3
 
 FOLLOWS = {
     "": "y = Identity(p)", "residual": "s = Add(p, c) y = Add(s, r)",
-    # Constants as float16's bits: 1.4142, 1 and 0.5.
-    "gelu": "s = Add(p, c) q = Constant <value = float16 {15784}> () h = Div(s, q) e = Erf(h) "
-            "i = Constant <value = float16 {15360}> () o = Add(e, i) g = Mul(s, o) "
-            "l = Constant <value = float16 {14336}> () y = Mul(g, l)",
+    "gelu": "s = Add(p, c) q = Constant <value = T {ROOT}> () h = Div(s, q) e = Erf(h) "
+            "i = Constant <value = T {ONE}> () o = Add(e, i) g = Mul(s, o) "
+            "l = Constant <value = T {HALF}> () y = Mul(g, l)",
 }
+"""By what follows, nodes; those of a bias and GELU have constants of the type."""
+
+NUMBERS = {"float16": {"ROOT": "15784", "ONE": "15360", "HALF": "14336"},
+           "float": {"ROOT": "1.4142135", "ONE": "1.0", "HALF": "0.5"}}
+"""By type, the square root of two, one and a half; as its bits in float16, as onnx reads them."""
+
+
+NAMED = {"float16": "float16", "float": "float32"}
+"""What PyTorch calls the types of the graphs."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A product of ``rows`` by ``columns`` elements over ``depth``; or, with a ``window``, a convolution of ``rows``
-    images of ``side`` by ``side``; ``products`` of one operand, a gate's two; ``follows``: what does."""
+    images of ``side`` by ``side``; ``products`` of one operand, a gate's two; ``follows``: what does; ``kind``: the
+    type."""
 
     name: str
     rows: int
@@ -55,6 +65,7 @@ class Case:
     products: int = 1
     side: int = 0
     window: int = 0
+    kind: str = "float16"
 
     @property
     def flops(self) -> int:
@@ -65,19 +76,27 @@ class Case:
     @property
     def text(self) -> str:
         """The graph."""
+        text = self._text.replace("T[", f"{self.kind}[").replace("value = T ", f"value = {self.kind} ")
+        for name, number in NUMBERS[self.kind].items():
+            text = text.replace(name, number)
+        return text
+
+    @property
+    def _text(self) -> str:
+        """The graph, of elements of T."""
         m, n, k = self.rows, self.columns, self.depth
         if self.window:
             pad, size = self.window // 2, f"{m},{self.side},{self.side}"
             pads = f"pads = [{pad},{pad},{pad},{pad}]"
-            return (f"(float16[{size},{k}] x, float16[{n},{self.window},{self.window},{k}] w, float16[{n}] c)"
-                    f" => (float16[{size},{n}] y) {{ t = Transpose <perm = [0,3,1,2]> (x) "
+            return (f"(T[{size},{k}] x, T[{n},{self.window},{self.window},{k}] w, T[{n}] c)"
+                    f" => (T[{size},{n}] y) {{ t = Transpose <perm = [0,3,1,2]> (x) "
                     f"v = Transpose <perm = [0,3,1,2]> (w) p = Conv <{pads}> (t, v, c) q = Relu(p) "
                     f"y = Transpose <perm = [0,2,3,1]> (q) }}")
         if self.products == 2:
-            return (f"(float16[{m},{k}] a, float16[{k},{n}] b, float16[{k},{n}] c) => (float16[{m},{n}] y) "
+            return (f"(T[{m},{k}] a, T[{k},{n}] b, T[{k},{n}] c) => (T[{m},{n}] y) "
                     "{ u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }")
-        more = {"residual": f", float16[{n}] c, float16[{m},{n}] r", "gelu": f", float16[{n}] c"}.get(self.follows, "")
-        return (f"(float16[{m},{k}] a, float16[{k},{n}] b{more}) => (float16[{m},{n}] y) "
+        more = {"residual": f", T[{n}] c, T[{m},{n}] r", "gelu": f", T[{n}] c"}.get(self.follows, "")
+        return (f"(T[{m},{k}] a, T[{k},{n}] b{more}) => (T[{m},{n}] y) "
                 f"{{ p = MatMul(a, b) {FOLLOWS[self.follows]} }}")
 
 
@@ -125,7 +144,7 @@ def torch_times(cases: Sequence[Case]) -> list[float]:
     import torch
 
     warnings.simplefilter("ignore")
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     return [_torch_time(case) for case in cases]
 
 
@@ -138,7 +157,7 @@ def _bare(case: Case) -> Callable[[], Any]:
     """PyTorch's product on inputs of its own."""
     import torch
 
-    kind: dict[str, Any] = {"dtype": torch.float16, "device": "cuda"}
+    kind: dict[str, Any] = {"dtype": getattr(torch, NAMED[case.kind]), "device": "cuda"}
     if not case.window:
         left, right = torch.randn(case.rows, case.depth, **kind), torch.randn(
             case.depth, case.columns * case.products, **kind)
@@ -181,13 +200,18 @@ def show(found: list[Result]) -> tuple[str, bool]:
 @click.command(help=__doc__.split("\n\n")[0])
 @options
 @click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's products too.")
-def main(names: str | None, target: str | None, dry_run: bool, compare: bool, out: Path) -> None:
+@click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
+              help="Of operands and results.")
+def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
+    kind = next(kind for kind, each in NAMED.items() if each == named)
+    cases = [replace(case, kind=kind) for case in CASES]
     where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")
-    found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
+    found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, dry_run))
     found = with_torch(found) if compare and not dry_run else found
     content = {"cases": [asdict(each) for each in found]}
-    conclude(show(found), "products", where, content, None if dry_run else out)
+    what = "products" if named == "float16" else f"products-{named}"
+    conclude(show(found), what, where, content, None if dry_run else out)
 
 
 if __name__ == "__main__":

@@ -118,8 +118,9 @@ def test_a_structure_hangs_on_nothing_outside_it() -> None:
 
 
 def test_settings_that_are_not_usual_are_kept() -> None:
-    usual = optimised(layers(number=1), provider_options={"fuse_conv_bias": "1"}).lock()
-    assert usual.plan.model_dump(exclude_defaults=True).keys() == {"target", "dims", "keeps_biases"}
+    usual = optimised(layers(number=1), provider_options={"fuse_conv_bias": "1", "use_tf32": "0"}).lock()
+    assert usual.plan.model_dump(exclude_defaults=True).keys() == {
+        "target", "dims", "keeps_biases", "keeps_float32"}
     assert checked(layers(number=1), usual).now == usual
     made = optimised(layers(number=1), strategy="memory", least_gain=1.5, disable=["gelu-erf"], dims={"batch": 3},
                      hints=onnxfuse.Hints(memory_pressure=0.5), provider_options={"prefer_nhwc": "1"}).lock()

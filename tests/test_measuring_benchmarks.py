@@ -542,7 +542,8 @@ def test_attentions_that_are_timed_are_one_kernel() -> None:
 def test_products_that_are_timed_are_one_kernel(name: str, tflops: float) -> None:
     """With what follows them, and transposes of what lies channels-last."""
     case = next(each for each in products.CASES if each.name == name)
-    found = products.measure(case, find_profile("H200"), dry_run=True)
+    for kind in ("float", "float16"):
+        found = products.measure(replace(case, kind=kind), find_profile("H200"), dry_run=True)
     assert found.own.startswith("product_") and set(found.ways.values()) == {None} and len(found.ways) > 4
     assert case.flops == pytest.approx(tflops * 1e9, rel=0.05)
     timed = replace(found, torch=10.0, ways={"a": 12.0, "b": 11.0})

@@ -34,6 +34,8 @@ DASH = ("'-' stands for no stream here: give the name of a file (./- for one cal
      "Invalid value for '--provider-option': prefer_nhwc is 0 or 1, not 'ture'."),
     (["optimize", "M", "--provider-option", "fuse_conv_bias=ture"],
      "Invalid value for '--provider-option': fuse_conv_bias is 0 or 1, not 'ture'."),
+    (["optimize", "M", "--provider-option", "use_tf32=off"],
+     "Invalid value for '--provider-option': use_tf32 is 0 or 1, not 'off'."),
     (["optimize", "M", "--provider-option", "use_tf32=0", "--provider-option", "use_tf32=1"],
      "Invalid value for '--provider-option': 'use_tf32' is given twice: 0 and 1."),
     (["optimize", "M", "--dim", "batch=1", "--dim", "batch=2"],

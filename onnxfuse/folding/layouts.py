@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.model import Graph, Node, Value
-from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.operators import OperatorClass, lowering_of
-from onnxfuse.operators.classes import is_narrow, slides
+from onnxfuse.operators.classes import FLOAT, TYPES, is_narrow, slides
 from onnxfuse.operators.record import operator_of
 
 STAGE = "layouts"

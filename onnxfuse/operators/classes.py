@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onnxfuse.graph.model import Graph, Node, Value
+from onnxfuse.ir.scalars import FLOAT as FLOAT
 from onnxfuse.ir.scalars import NARROW as NARROW
+from onnxfuse.ir.scalars import TYPES as TYPES
 from onnxfuse.operators.record import CANONICAL, MICROSOFT, OperatorClass, operator_of
 
 

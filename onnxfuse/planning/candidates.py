@@ -280,7 +280,7 @@ def _kernel(schedule: Schedule, request: Request, known: dict[str, Kernel | None
 
 
 def makers_of(
-    graph: Graph, view: Graph, costs: CostModel, rules: RuleSet, kernels: KnownKernels, tf32: bool
+    graph: Graph, view: Graph, costs: CostModel, rules: RuleSet, kernels: KnownKernels, tf32: bool = True
 ) -> dict[Place, Maker]:
     """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it, ``tf32`` as
     ``Maker`` has it.

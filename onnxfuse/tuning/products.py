@@ -14,10 +14,9 @@ import onnx
 from onnxfuse.errors import KernelError, MeasurementError, RuntimeLibraryError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.order import all_nodes
-from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.measuring.database import open_database
 from onnxfuse.operators import OPERATORS, OperatorClass
-from onnxfuse.operators.classes import NARROW
+from onnxfuse.operators.classes import FLOAT, NARROW
 from onnxfuse.optimised import Tell, silent
 from onnxfuse.pipeline import Options, profile_of
 from onnxfuse.planning.contractions import STAGE as ATTENTION
