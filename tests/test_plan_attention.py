@@ -224,8 +224,15 @@ def test_where_optimize_measures_nothing(gpu: FakeTimer, known: Path, changed: d
     assert not attentions(made.optimised) and not gpu.timed
 
 
-def test_a_model_without_attention_is_not_planned_twice(gpu: FakeTimer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "tune", lambda *arguments: pytest.fail("tuned"))
-    model = parse("g (float[N,8] x, float[8,8] w) => (float[N,8] y) { a = MatMul(x, w) b = MatMul(a, w) y = Relu(b) }")
-    onnxfuse.optimize(model, dims={"N": 4}, target="H100", verify=False)
-    assert not gpu.timed
+@pytest.mark.parametrize(("kind", "value", "tuned"), [
+    ("float", "1", True), ("float", "0", False), ("double", "1", False), ("float16", "0", True)])
+def test_a_model_that_no_kernel_multiplies_is_not_planned_twice(
+    gpu: FakeTimer, monkeypatch: pytest.MonkeyPatch, kind: str, value: str, tuned: bool, known: Path
+) -> None:
+    """Float32 is multiplied where the session lets operands be rounded."""
+    asked: list[object] = []
+    monkeypatch.setattr(products, "tune", lambda *arguments: asked.append(arguments))
+    text = "g (T[N,8] x, T[8,8] w) => (T[N,8] y) { a = MatMul(x, w) b = MatMul(a, w) y = Relu(b) }"
+    onnxfuse.optimize(parse(text.replace("T[", f"{kind}[")), dims={"N": 4}, target="H100", verify=False,
+                      database=known, provider_options={"use_tf32": value})
+    assert bool(asked) == tuned and not gpu.timed
