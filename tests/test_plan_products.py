@@ -131,6 +131,19 @@ def test_what_was_measured_faster_is_taken(name: str, tmp_path: Path) -> None:
         node.op_type for node in model_of(name).graph.node]
 
 
+def test_products_of_one_operand_are_not_joined_unmeasured(tmp_path: Path) -> None:
+    """However much their bytes say: queries and keys are what was measured, each by itself."""
+    model = parse("g (float16[4096,1024] x, float16[1024,64] w, float16[64] b, float16[1024,64] v, float16[64] c) "
+                  "=> (float16[4096,64] y, float16[4096,64] z) "
+                  "{ p = MatMul(x, w) y = Add(p, b) q = MatMul(x, v) z = Add(q, c) }")
+    timer = FakeTimer(lambda kernel: 50.0 if kernel == RUNTIME else 20.0)
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        tune(model, timer, kept, TuneOptions())
+    made = fuse(model, database=tmp_path / "measurements.sqlite", target="H100", least_gain=1.0)
+    assert made.plan.fusions and all(
+        region.measured or region.kernel.schedule == "together" for region in made.plan.fusions)
+
+
 def test_what_was_measured_of_rounded_operands_says_nothing_of_others(tmp_path: Path) -> None:
     """Neither of kernels nor of the runtime's own products."""
     database = tmp_path / "measurements.sqlite"

@@ -25,6 +25,12 @@ def bits(dtype: int) -> int | None:
     return packed if packed is not None else int(helper.tensor_dtype_to_np_dtype(dtype).itemsize) * 8
 
 
+def type_name(dtype: int | None) -> str:
+    """An element type as people write it, "float16"; "?" where it is not known, or none of onnx's."""
+    known = dtype is not None and dtype in TensorProto.DataType.values()
+    return str(TensorProto.DataType.Name(dtype)).lower() if known else "?"
+
+
 def shape_of(value: Value, sizes: Sizes) -> tuple[int, ...] | None:
     """The value's sizes as integers, or None where one is unknown: no number, or below zero at these sizes."""
     if value.shape is None:

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import onnx
-from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import type_name
 from onnxfuse.locking.asked import ask
 from onnxfuse.locking.lock import After, Fusion, Interface, Lock, Made, Plan, RuntimeFusion, RuntimeSpot, Spot
 from onnxfuse.locking.structure import arranged, operator, structure
@@ -102,7 +102,7 @@ def interface_of(optimised: Optimised, file: str) -> Interface:
 
 def typed(value: Value) -> list[str | int]:
     """Element type and sizes of a value, as the lock has them."""
-    kind = "?" if value.dtype is None else TensorProto.DataType.Name(value.dtype).lower()
+    kind = type_name(value.dtype)
     if value.shape is None:
         return [kind, "..."]
     return [kind, *(str(size) if size.value is None else size.value for size in value.shape)]

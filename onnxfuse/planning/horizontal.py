@@ -33,6 +33,7 @@ from onnxfuse.planning.spills import Spills
 from onnxfuse.planning.traffic import shared
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.kernel import contractions
 from onnxfuse.schedules.together import share_launch, together
 
 STAGE = "horizontal-joins"
@@ -205,6 +206,8 @@ class _Joiner:
     def _as_one_loop(self, first: Piece, second: Piece) -> Piece | None:
         """Two regions as one, where that is predicted to gain."""
         one, other = first.fusion, second.fusion
+        if any(each.lowered is not None and contractions(each.lowered) for each in (one, other)):
+            return None  # how fast products are together, no prediction tells
         common = set(one.tensors) & set(other.tensors)
         total = one.cost.bytes_after + other.cost.bytes_after
         if self._bytes(common) < LEAST_SHARED * total or self._largest(one) != self._largest(other):

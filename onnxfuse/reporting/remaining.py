@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import TensorProto
-
 from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.sizes import shape_of
+from onnxfuse.graph.sizes import shape_of, type_name
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.placement import Kind
 from onnxfuse.planning.region import Region
@@ -109,8 +107,7 @@ class Remains:
 
     def _shape(self, value: Value) -> str:
         sizes = shape_of(value, self._ledger.sizes)
-        kind = "?" if value.dtype is None else TensorProto.DataType.Name(value.dtype).lower()
-        return f"{kind}[{'?' if sizes is None else ', '.join(map(str, sizes))}]"
+        return f"{type_name(value.dtype)}[{'?' if sizes is None else ', '.join(map(str, sizes))}]"
 
 
 def largest(optimised: Optimised) -> tuple[RemainingRecord, ...]:

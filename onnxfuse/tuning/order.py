@@ -1,8 +1,8 @@
 """What to measure next, so that a budget buys the most: a search over all of a model's regions at once.
 
-First come the runtime's nodes and the schedule's own choice of every region that no other holds, those that take
-longest first, and with each what the library takes for its product: that tells what is worth fusing.  Then come the
-regions within these, and last other ways to run kernels, where they could save the model the most time.
+First come the runtime's nodes and the schedule's own choice of every region, those that take longest first and those
+that another holds as if they took less, and with each what the library takes for its product: that tells what is worth
+fusing.  Then come other ways to run kernels, where they could save the model the most time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ HOPE, HOPE_OF_PRODUCTS = 0.1, 0.3
 """Share of a kernel's time that the best of all ways to run it may save; that of kernels with products
 (benchmarks/results, tune and zoo-products)."""
 
-FIRST, WITHIN, FURTHER, LAST = 3, 2, 1, 0
-"""Ranks: what is not known at all; the same of what another region holds; what may change the plan or the kernel; what
-will hardly."""
+FIRST, FURTHER, LAST = 2, 1, 0
+"""Ranks: what is not known at all; what may change the plan or the kernel; what will hardly."""
+
+WITHIN = 0.25
+"""Share of its time by which a region that another holds is weighed against those that none does."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def urgency(known: Known, parts: Iterable[Known]) -> tuple[int, float]:
     if not known.opened and known.bare:  # a region around it is judged by what the library takes
         return (FIRST if known.holder else LAST), max(time, known.holder)
     if not known.opened:
-        return (WITHIN if known.holder else FIRST), time
+        return FIRST, time * (WITHIN if known.holder else 1.0)
     if known.best is None:
         return LAST, time
     hope = (HOPE_OF_PRODUCTS if known.products else HOPE) * known.best

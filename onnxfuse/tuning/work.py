@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -81,6 +81,13 @@ class State:
         """Candidates that are not known, the runtime's nodes first."""
         return [name for name in (RUNTIME, *self.subject.candidates)
                 if name not in self.rows and name not in self._dropped]
+
+    def keys(self, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+        """What the database keeps its candidates of these names under, as other regions may have them too."""
+        what, wanted = self.subject.what, {RUNTIME, *self.subject.candidates}
+        for name in names:
+            if name in wanted:
+                yield (what.nodes if name == RUNTIME else what.kernel), self.subject.shapes, name
 
     @property
     def next(self) -> list[str]:
@@ -210,9 +217,9 @@ class Work:
                 other.rows[row.candidate] = row
 
     def _say(self, state: State) -> None:
-        done = sum(each.known + each.measured for each in self.states)
-        left = sum(len(each.missing) for each in self.states)
-        self._tell(f"measuring {state.subject.fusion.rule}", done, done + left)
+        done = {key for each in self.states for key in each.keys(each.rows)}
+        left = {key for each in self.states for key in each.keys(each.missing)}
+        self._tell(f"measuring {state.subject.fusion.rule}", len(done), len(done | left))
 
 
 def _compile(waiting: Sequence[State], ahead: Ahead) -> None:
