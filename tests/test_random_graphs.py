@@ -154,7 +154,7 @@ def check_region(graph: RandomGraph, schedule: str | None = None) -> None:
         onnx.checker.check_model(graph.model, full_check=True)
     made = attempt(graph.model, graph.sizes if schedule is not None else None, schedule)
     if isinstance(made, Refusal):
-        known = ("reduction-structure", "iteration-shape", "region-depth", "tile-memory")
+        known = ("reduction-structure", "scan-structure", "iteration-shape", "region-depth", "tile-memory")
         assert made.code in (*known, *(("not-transposing",) if schedule == "tiled" else ())), made
         return
     assert isinstance(made, Made)
