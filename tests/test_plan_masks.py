@@ -13,11 +13,12 @@ import numpy as np
 import onnx
 import pytest
 from emulated import EmulatedRunner
+from fake_timer import FakeTimer
 from kernel_harness import parse
 from sizes_models import packed
 from test_plan_attention import attentions, fuse, quick, times
 
-from onnxfuse.measuring.database import open_database
+from onnxfuse.measuring.database import RUNTIME, open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.rewriting import unfuse
 from onnxfuse.tuning import TuneOptions, tune
@@ -89,7 +90,7 @@ def test_each_attention_computes_the_mask() -> None:
     """From sizes, and from the mask that is in memory; nothing writes it."""
     made = fused(model(BOTH))
     assert hiding(made) == 2 and len(attentions(made)) == 2
-    assert left(made) == Counter({"Shape": 1, "Squeeze": 1, "MatMul": 2, "Region0": 1, "Region1": 1})
+    assert left(made) == Counter({"Shape": 1, "Squeeze": 1, "MatMul": 2, "Region0": 2})
     assert {value.name for fusion in made.plan.fusions for value in fusion.tensors} == {"q0", "q1", "given"}
 
 
@@ -170,3 +171,34 @@ def test_attentions_with_their_masks_are_measured(tmp_path: Path) -> None:
     made = fuse(model(BOTH), database=Path(kept.name), target="H100", disable=["products"], **given)
     found = [fusion for fusion in made.plan.fusions if fusion.kernel.hides]
     assert len(found) == 2 and all(fusion.measured is not None for fusion in found)
+
+
+class MaskTimer(FakeTimer):
+    """An attention that reads a mask takes 6 microseconds, one that computes it so many."""
+
+    def __init__(self, computed: float) -> None:
+        named = {RUNTIME: 50.0, "product": 60.0}
+        super().__init__(lambda name: named.get(name.split("_")[0], 10.0) if not name.startswith("attention") else (
+            6.0 if any(array.shape[-2:] == (128, 128) for array in self.feeds.values()) else computed))
+
+
+@pytest.mark.parametrize(("computed", "taken"), [(5.0, True), (5.95, False)])
+def test_masks_made_of_little_are_computed_where_that_was_measured_faster(
+        tmp_path: Path, computed: float, taken: bool) -> None:
+    """A number a key in place of one a pair; whoever else needed the mask."""
+    given = {"dims": {"B": 4, "S": 128}}
+    padded = PADDED + "wide = Expand(pad, all) mask = Where(wide, zero, least)"
+    text = model("sh = Shape<start = 1, end = 2>(x0) bs = Shape<end = 1>(x0) "
+                 "all = Concat<axis = 0>(bs, once1, sh, sh) " + padded).replace(
+                     "int64[1] nil", "int64[1] once1 = {1}, int64[1] nil")
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        tune(parse(text), MaskTimer(computed), kept, TuneOptions(**given))
+    made = fuse(text, database=Path(kept.name), target="H100", disable=["products"], **given)
+    found = [fusion for fusion in made.plan.fusions if fusion.kernel.schedule == "attention"]
+    read = {value.name for fusion in found for value in fusion.tensors}
+    assert len(found) == 2 and not hiding(made)
+    assert ("mask" not in read and "given" in read) is taken
+    assert any(value.name == "mask" for fusion in made.plan.fusions for value in fusion.outputs) is not taken
+    assert packed(unfuse(made.model)) == packed(parse(text))
+    if taken:
+        assert {node.verdict for node in verify(made, EmulatedRunner()).nodes} == {"passed"}

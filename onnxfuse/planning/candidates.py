@@ -60,34 +60,36 @@ class Maker:
     tf32: bool = True
     _lowered: dict[Hashable, Lowered | Refusal] = field(default_factory=dict, repr=False)
 
-    def lowered(self, members: Collection[Node], outputs: Sequence[Value] | None = None) -> Lowered | Refusal:
+    def lowered(
+        self, members: Collection[Node], outputs: Sequence[Value] | None = None, first: Collection[Node] = ()
+    ) -> Lowered | Refusal:
         """Nodes of the canonical view as tensors, or why they cannot be.
 
         Args:
             outputs: values of the view that are used outside; all that other nodes read where None.
+            first: nodes that come before the others, wherever the graph has them; they read nothing of these.
         """
         used = escaping(set(members)) if outputs is None else outputs
-        key = frozenset(members), tuple(used)
+        key = frozenset(members), tuple(used), frozenset(first)
         if key not in self._lowered:
-            self._lowered[key] = lower(sorted(members, key=lambda node: node.index), used, self.view)
+            self._lowered[key] = lower(_ordered(members, first), used, self.view)
         return self._lowered[key]
 
     def region(
-        self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None
+        self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None, first: Collection[Node] = ()
     ) -> Region | Refusal:
         """Nodes of the canonical view as a region with its cost, or why they are none.  No kernel is made yet.
 
         Args:
-            outputs: as ``lowered`` takes them.
+            outputs, first: as ``lowered`` takes them.
         """
         outputs = escaping(set(members)) if outputs is None else outputs
+        ordered = _ordered(members, first)
         if not outputs:
-            first = min(members, key=lambda node: node.index)
-            return Refusal("unused", "nothing reads what it computes", first.label, rule)
-        lowered = self.lowered(members, outputs)
+            return Refusal("unused", "nothing reads what it computes", ordered[0].label, rule)
+        lowered = self.lowered(members, outputs, first)
         if isinstance(lowered, Refusal):
             return lowered
-        ordered = sorted(members, key=lambda node: node.index)
         lone = _lone_transpose(ordered)
         if lone is not None:
             return lone
@@ -308,6 +310,11 @@ def wanted_schedules(rules: RuleSet) -> dict[str, str]:
                 remedy=f"Did you mean {near[0]}?" if near else f"There are: {', '.join(SCHEDULES)}.",
             )
     return found
+
+
+def _ordered(members: Collection[Node], first: Collection[Node]) -> list[Node]:
+    """Nodes in graph order, but that some come first."""
+    return sorted(members, key=lambda node: (node not in first, node.index))
 
 
 def _lone_transpose(members: Sequence[Node]) -> Refusal | None:

@@ -77,12 +77,14 @@ def _kernel(lowered: Lowered, schedule: str) -> str | None:
 
 
 def _nodes(region: Region, graph: Graph) -> str:
-    """Digest of the original nodes: operators, attributes, types and how they are wired, in graph order."""
+    """Digest of the original nodes: operators, attributes, types and how they are wired, in graph order; first those
+    that only stand beside it, which may be anywhere in the graph."""
     names = {value: f"x{place}{':weight' if _is_weight(value) else ''}:{value.dtype}:{value.rank}"
              for place, value in enumerate(region.tensors)}
     names |= {value: f"h{place}" for place, value in enumerate(region.hosts)}
     parts = [f"{domain}={version}" for domain, version in sorted(graph.opsets.items())]
-    for number, node in enumerate(node for node in region.nodes if node.op != "Constant"):
+    nodes = sorted(region.nodes, key=lambda node: node not in region.beside)
+    for number, node in enumerate(node for node in nodes if node.op != "Constant"):
         for place, output in enumerate(node.outputs):
             if output is not None:
                 names[output] = f"n{number}.{place}"

@@ -1,4 +1,4 @@
-"""Masks that compare places, taken into the attentions that read them.
+"""What computes masks, taken into the attentions that read them.
 
     Range ─ views ─ LessOrEqual ─ And ─ Where ─▶ a mask, which layers of attention read
               ▲                    ▲
@@ -7,8 +7,9 @@
 Exporters compute such a mask once, for all layers.  An attention that computes it again, from the places themselves,
 need not look at the keys that it hides (``schedules.attention_visible``): of a causal mask half of all work.  So each
 attention of the plan is tried with what computes a mask that it reads, back to what is in memory, and taken so where
-its kernel then leaves keys out.  These nodes stand beside it for as long as something else needs their results; a
-region that only computed masks for attentions goes.
+its kernel then leaves keys out.  A mask that is made of far less than it takes itself, as one of padding is of a number
+a key, is computed again where that was measured faster.  These nodes stand beside it for as long as something else
+needs their results; a region that only computed masks for attentions goes.
 """
 
 from __future__ import annotations
@@ -36,11 +37,18 @@ MOST_OPERATORS = 12
 COMPARE = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu"})
 """Operators without one of which a mask compares no places."""
 
-_WORDS = "It computes its mask from the places of queries and keys, and leaves out the keys that this hides."
+SMALLER = 8
+"""How many times more bytes a mask has than what it is made of, from which on it may be better computed than read."""
+
+BETTER = 0.98
+"""Share of the time of the attention that reads it which it must stay under then: less is noise."""
+
+_PLACES = "It computes its mask from the places of queries and keys, and leaves out the keys that this hides."
+_AGAIN = "It computes its mask again from what that is made of, which was measured to take less than reading it."
 
 
 def with_masks(plan: Plan, context: Context) -> Plan:
-    """A plan whose attentions compute masks of places themselves."""
+    """A plan whose attentions compute masks themselves, those of places, and others where that was measured faster."""
     # What is not chosen matters where it is to be measured.
     beside = plan.with_products if context.eager or context.measured is not None else ()
     if not any(region.kernel.schedule == "attention" for region in (*plan.fusions, *beside)):
@@ -53,7 +61,7 @@ def with_masks(plan: Plan, context: Context) -> Plan:
         share = shares.get(place, Share())
         stage = _Masks(space, context, share.fusions)
         products = [region for region in beside if region.nodes[0].place == place]
-        more += [made for region in products if (made := stage.made(region)) is not None]
+        more += [made for region in products if (made := stage.offered(region)) is not None]
         after = stage.planned(share)
         if after is not None:
             changed[place] = after
@@ -74,22 +82,31 @@ class _Masks:
         self.maker = self.space.maker
         self.home = {node: fusion for fusion in self.fusions for node in fusion.view}
 
-    def made(self, region: Region) -> Region | None:
-        """An attention with its masks; None where that leaves no keys out."""
+    def offered(self, region: Region) -> Region | None:
+        """An attention with its masks, as it is to be measured or to be taken; None where there is none."""
         if region.view not in self.known:
-            self.known[region.view] = self._made(region) if region.kernel.schedule == "attention" else None
+            self.known[region.view] = self._offered(region) if region.kernel.schedule == "attention" else None
         return self.known[region.view]
 
-    def _made(self, region: Region) -> Region | None:
+    def made(self, region: Region) -> Region | None:
+        """An attention with its masks; None where that leaves no keys out, and was not measured to take less time."""
+        made = self.offered(region)
+        return made if made is not None and (made.kernel.hides or _is_faster(made, region)) else None
+
+    def _offered(self, region: Region) -> Region | None:
         if region.kernel.hides:
             return None
-        found = [cone for tensor in region.tensors if (cone := self._cone(tensor.name, region))]
-        masks = [cone for cone in found if any(each.op in COMPARE for node in cone for each in node.originals)]
+        cones = [(tensor, cone) for tensor in region.tensors if (cone := self._cone(tensor.name, region))]
         # A number that is cast before it masks is computed too.
-        numbers = {node for tensor in region.tensors if all(size == 1 for size in tensor.shape or ())
-                   for node in self._cone(tensor.name, region)}
-        tried = (self._with(region, cone.union(numbers)) for cone in masks)
-        return next((made for made in tried if made is not None), None)
+        numbers = frozenset[Node]().union(
+            *(cone for tensor, cone in cones if all(size == 1 for size in tensor.shape or ())))
+        for _, cone in cones:
+            if any(each.op in COMPARE for node in cone for each in node.originals):
+                made = self._with(region, cone | numbers)
+                if made is not None and made.kernel.hides:
+                    return None if _is_faster(region, made) else made
+        little = frozenset[Node]().union(*(cone for tensor, cone in cones if self._is_little(tensor, cone)))
+        return self._with(region, little) if little else None
 
     # ---- What computes a mask. ----
 
@@ -102,9 +119,9 @@ class _Masks:
             node = each.producer
             if node is None or node in found or each.elements is not None or each.constant is not None:
                 continue
-            if not self._is_cheap(node) or node in region.view:
-                if not self._is_written(each):
-                    return frozenset()
+            if node in region.view or (not self._is_cheap(node) and not self._is_written(each)):
+                return frozenset()
+            if not self._is_cheap(node):
                 continue
             found.add(node)
             waiting += node.reads()
@@ -121,29 +138,32 @@ class _Masks:
             and all(each.op == "Constant" or classify(each, self.maker.graph) in COMPUTES for each in node.originals)
         )
 
+    def _is_little(self, tensor: Value, cone: frozenset[Node]) -> bool:
+        """Whether a value is made of far less than it takes itself."""
+        bytes_of = self.maker.costs.ledger.bytes_of
+        read = {value.name: value for node in cone for value in node.reads()
+                if value.producer not in cone and value.elements is None and value.constant is None}
+        sizes = [bytes_of(value) for value in read.values()]
+        own = bytes_of(tensor)
+        return own is not None and None not in sizes and SMALLER * sum(size or 0 for size in sizes) <= own
+
     def _is_written(self, value: Value) -> bool:
         """Whether a value is in memory: no region keeps it to itself."""
         home = None if value.producer is None else self.home.get(value.producer)
         return home is None or any(output.name == value.name for output in home.outputs)
 
     def _with(self, region: Region, cone: frozenset[Node]) -> Region | None:
-        """A region with what computes a mask, if its kernel leaves keys out then, and is not measured slower."""
+        """A region with what computes a mask, with what was measured of it; None where it has no kernel."""
         values = self.maker.view.values
         outputs = tuple(values[output.name] for output in region.outputs)
-        found = self.maker.region(cone.union(region.view), region.rule, outputs)
+        # Layers are alike, wherever among their nodes a mask is computed.
+        found = self.maker.region(cone.union(region.view), region.rule, outputs, cone)
         made = found if isinstance(found, Refusal) else self.maker.with_kernel(found)
-        if isinstance(made, Refusal) or not made.kernel.hides or too_large(made, self.maker.costs) is not None:
+        if isinstance(made, Refusal) or too_large(made, self.maker.costs) is not None:
             return None
-        if self.context.measured is not None:
-            revised = self.context.measured(made)
-            if isinstance(revised, Refusal):
-                return None
-            made = revised
-        if made.measured is not None and region.measured is not None:
-            times = [float(each.measured["microseconds"]) for each in (made, region) if each.measured is not None]
-            if times[0] > times[1]:
-                return None
-        return replace(made, beside=copied(cone))
+        made = replace(made, beside=copied(cone))
+        revised = made if self.context.measured is None else self.context.measured(made)
+        return None if isinstance(revised, Refusal) else revised
 
     # ---- The plan. ----
 
@@ -159,9 +179,9 @@ class _Masks:
             (fusion for fusion in self.fusions if fusion.view in came), came.values(), strict=True)})
         stay = {fusion.view for fusion in after}
         (first, *_) = came.values()
-        went = {fusion.view: (came.get(fusion.view, first), _WORDS)
+        went = {fusion.view: (came.get(fusion.view, first), _words(came.get(fusion.view, first)))
                 for fusion in self.fusions if fusion.view not in stay}
-        return exchanged(share, after, {made.view: _WORDS for made in came.values()}, went)
+        return exchanged(share, after, {made.view: _words(made) for made in came.values()}, went)
 
     def _needed(self, fusions: list[Region]) -> list[Region]:
         """The regions without those whose results nobody needs any more."""
@@ -211,6 +231,20 @@ class _Masks:
                 fusion = replace(fusion, again=again, counted=cost)
             found.append(fusion)
         return found
+
+
+def _words(region: Region) -> str:
+    return _PLACES if region.kernel.hides else _AGAIN
+
+
+def _microseconds(region: Region) -> float | None:
+    return None if region.measured is None else float(region.measured["microseconds"])
+
+
+def _is_faster(made: Region, region: Region) -> bool:
+    """Whether a region was measured to take less time than another."""
+    ours, theirs = _microseconds(made), _microseconds(region)
+    return ours is not None and theirs is not None and ours <= BETTER * theirs
 
 
 def _leading(values: Sequence[Value], among: Sequence[Node]) -> set[Node]:
