@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         unfuse,
         verify,
     )
+    from onnxfuse.cuda_options import PlannedOtherwiseWarning
     from onnxfuse.errors import (
         ExternalDataError,
         InternalError,
@@ -57,6 +58,7 @@ _HOMES = {
         "BenchResult", "CheckResult", "Explanation", "Lock", "Report", "Result", "VerifyResult", "bench",
         "check", "explain", "optimize", "report", "unfuse", "verify",
     ),
+    "onnxfuse.cuda_options": ("PlannedOtherwiseWarning",),
     "onnxfuse.errors": (
         "ExternalDataError", "InternalError", "KernelError", "LockError", "MeasurementError", "ModelError",
         "OnnxfuseError", "OutputError", "RuleError", "RuntimeLibraryError", "TargetError", "VerificationError",
@@ -85,6 +87,7 @@ __all__ = [
     "ModelError",
     "OnnxfuseError",
     "OutputError",
+    "PlannedOtherwiseWarning",
     "Profile",
     "Report",
     "Result",

@@ -10,6 +10,7 @@ import onnx
 
 from onnxfuse import locking, measuring, reporting, rewriting, verifying
 from onnxfuse.comparing import VerifyResult, compare
+from onnxfuse.cuda_options import switches
 from onnxfuse.errors import ModelError
 from onnxfuse.given import Names, Paths, Wanted, names, paths, sizes
 from onnxfuse.given import hints as read_hints
@@ -263,10 +264,16 @@ def verify(
         first, second = _pair(original, fused)
         pair = Pair.of(first, second, wanted)
         return compare(
-            pair, verifying.find_runner(), _input_sets(inputs, pair), closeness=closeness,
+            pair, verifying.find_runner(settings=_planned_for(second)), _input_sets(inputs, pair), closeness=closeness,
             needs_kernels=require_kernels, bounds=Bounds.of(verify_seconds), progress=tell,
             names=(_called(first, second, "original"), _called(second, first, "fused")),
         )
+
+
+def _planned_for(fused: LoadedModel) -> dict[str, str]:
+    """The options of the CUDA provider that a fused model was planned for, of those that plans hang on."""
+    record = rewriting.plan_record(fused.proto)
+    return {} if record is None else switches(record.provider_options)
 
 
 def _limit(name: str, value: float | None) -> float:

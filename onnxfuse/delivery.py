@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from onnxfuse.cuda_options import switches
 from onnxfuse.errors import ModelError, VerificationError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.optimised import Optimised, Tell
@@ -32,7 +33,7 @@ def verified(optimised: Optimised, inputs: Mapping[str, Any] | None, tell: Tell,
         ModelError: ONNX Runtime refuses the original model, or ``inputs`` do not fit it.
         VerificationError: the fused model as a whole is wrong.
     """
-    runner = find_runner()
+    runner = find_runner(settings=switches(optimised.provider_options))
     failed: list[Refusal] = []
     for _ in range(ROUNDS):
         verification = verify(optimised, runner, inputs, tell, bounds)

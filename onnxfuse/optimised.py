@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Optimised:
         verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
         notes: what a user should know of how the plan came about.
         objective: what the plan is to be good at; keeps_biases: whether convolutions were to keep their biases.
+        provider_options: of the CUDA provider, that were planned for.
         assumed: symbols of the inputs' shapes whose size nobody gave; assumed_target: whether nobody named the GPU to
             plan for, and there is none.
     """
@@ -60,6 +61,7 @@ class Optimised:
     assumed: tuple[str, ...] = ()
     assumed_target: bool = False
     keeps_biases: bool = False
+    provider_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model(self) -> onnx.ModelProto:

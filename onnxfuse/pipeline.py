@@ -12,6 +12,7 @@ import onnx
 
 from onnxfuse.collecting import seldom
 from onnxfuse.compiling import COMPILING, read_back
+from onnxfuse.cuda_options import BIAS, LAYOUT, TF32, is_on
 from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
@@ -21,7 +22,6 @@ from onnxfuse.forms import Drafting, Form, Forming
 from onnxfuse.graph import LoadedModel, from_proto, load_model
 from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
-from onnxfuse.planning.admission import adds_biases_itself, prefers_channels_last, rounds_products
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.known import KnownKernels
@@ -102,13 +102,13 @@ class Options:
         """
         given = self.provider_options
         return Objective(
-            self.strategy, self.hints, self.least_gain, prefers_channels_last(given), rounds_products(given))
+            self.strategy, self.hints, self.least_gain, is_on(given, LAYOUT), is_on(given, TF32))
 
     @property
     def keeps_biases(self) -> bool:
         """Whether convolutions keep their biases: the provider adds them for nothing, or what stands behind a
         convolution is left alone anyway."""
-        return adds_biases_itself(self.provider_options) or prefers_channels_last(self.provider_options)
+        return is_on(self.provider_options, BIAS) or is_on(self.provider_options, LAYOUT)
 
 
 def optimise(
@@ -157,7 +157,7 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs, plan,
                           tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more),
                           objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed,
-                          keeps_biases=options.keeps_biases)
+                          keeps_biases=options.keeps_biases, provider_options=options.provider_options)
     if not options.verify:
         return optimised
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))

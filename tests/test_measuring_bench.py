@@ -152,6 +152,16 @@ def test_a_model_that_no_cuda_graph_can_hold_runs_plainly(models, gpu, monkeypat
     )
 
 
+def test_options_that_the_fused_model_was_not_planned_for_are_noted(models, gpu, tmp_path):
+    model, path = onnx.load(models[1]), tmp_path / "planned.onnx"
+    model.metadata_props.add(key="onnxfuse.plan", value='{"provider_options": {}, "hangs_on": ["use_tf32"]}')
+    onnx.save(model, path)
+    given = {"use_tf32": "0"}
+    (note,) = (note for note in bench(models[0], path, runs=1, provider_options=given).notes if "planned" in note)
+    assert note.startswith("planned.onnx was planned for use_tf32=1 of the CUDA provider and runs with use_tf32=0: ")
+    assert not any("planned" in note for note in bench(models[0], path, runs=1).notes)
+
+
 def test_another_refusal_stays_one(models, gpu, monkeypatch):
     def refusing(path, machine, options, *, fused):
         raise ModelError("ONNX Runtime refuses the model: no such operator")

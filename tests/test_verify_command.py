@@ -50,7 +50,7 @@ def files(fused: Optimised, tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "find_runner", lambda: None)
+    monkeypatch.setattr(verifying, "find_runner", lambda **_: None)
 
 
 def lines(folder: Path, *arguments: object) -> tuple[int, list[str]]:
@@ -87,7 +87,7 @@ def test_kernels_that_must_run_and_do_not(files: tuple[Path, Path], tmp_path: Pa
 
 
 def test_kernels_in_the_emulator(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "find_runner", EmulatedRunner)
+    monkeypatch.setattr(verifying, "find_runner", lambda **_: EmulatedRunner())
     count = len(read_fused(onnx.load(files[1])))
     code, told = lines(tmp_path, *files, *SIZES, "--require-kernels")
     assert (code, told[1]) == (0, "same: every output bit for bit without kernels; "
@@ -101,7 +101,7 @@ def test_kernels_in_the_emulator(files: tuple[Path, Path], tmp_path: Path, monke
 def test_a_kernel_that_is_wrong_by_a_hundredth(
     fused: Optimised, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifying, "find_runner", EmulatedRunner)
+    monkeypatch.setattr(verifying, "find_runner", lambda **_: EmulatedRunner())
     op = kernels(fused.rewritten)[0]
     onnx.save(plant(fused.rewritten, op).model, files[1])
     nodes = [node.name for node in read_fused(fused.model) if node.op == op]
@@ -400,7 +400,7 @@ def test_from_python(fused: Optimised, files: tuple[Path, Path]) -> None:
 
 def test_outputs_with_kernels_decide(fused: Optimised, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for the device: the whole model runs there too, and one output is made to differ."""
-    monkeypatch.setattr(verifying, "find_runner", EmulatedRunner)
+    monkeypatch.setattr(verifying, "find_runner", lambda **_: EmulatedRunner())
     monkeypatch.setattr(sys.modules["onnxfuse.verifying.verify"], "CUDA", "CPUExecutionProvider")
     result = onnxfuse.verify(fused.loaded.proto, fused.model, dims=DIMS)
     device = result.verification.whole.device

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onnxfuse.cuda_options import BIAS, LAYOUT, TF32
 from onnxfuse.errors import LockError
 from onnxfuse.graph import build_graph
 from onnxfuse.graph.load import LoadedModel
 from onnxfuse.locking.lock import Lock
-from onnxfuse.planning.admission import BIAS_SETTING, SETTING, TF32_SETTING
 from onnxfuse.planning.objective import Objective, read_hints
 
 
@@ -28,11 +28,11 @@ def settings_of(lock: Lock, file: Path | None) -> dict[str, Any]:
                         place=None if file is None else str(file),
                         remedy="Mend its section plan; or `onnxfuse optimize MODEL --lock FILE` writes it anew."
                         ) from error
-    provider = {SETTING: plan.channels_last, BIAS_SETTING: plan.keeps_biases and not plan.channels_last}
+    provider = {LAYOUT: plan.channels_last, BIAS: plan.keeps_biases and not plan.channels_last}
     return {"target": plan.target, "disable": tuple(plan.disabled), "strategy": plan.strategy, "hints": hints,
             "least_gain": plan.least_gain, "compile": plan.compiled,
             "provider_options": {name: "1" for name, on in provider.items() if on} | (
-                {TF32_SETTING: "0"} if plan.keeps_float32 else {})}
+                {TF32: "0"} if plan.keeps_float32 else {})}
 
 
 def sizes_of(lock: Lock, model: LoadedModel) -> dict[str, int]:

@@ -22,6 +22,7 @@ from onnxfuse.measuring.results import BenchResult, Throughput
 from onnxfuse.measuring.runner import CUDA_GRAPH, Runner
 from onnxfuse.measuring.statistics import ratio
 from onnxfuse.measuring.threads import alone, together
+from onnxfuse.runtime.sessions import planned_otherwise
 
 BLOCKS = 10
 """How many turns each model gets."""
@@ -131,6 +132,8 @@ class _Setting:
         """Sessions of the original and the fused model, warmed up."""
         say("creating sessions")
         runners = self._runners(paths)
+        if self.machine.gpu is not None:
+            self.notes += (note for path in paths[1:] for note in planned_otherwise(path, self.options))
         self.notes += [
             f"{Path(runner.path).name} has nodes that ONNX Runtime runs on the CPU, so that no CUDA graph holds it: "
             "its runs were plain ones." for runner in runners if runner.uncaptured]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
+from onnxfuse.cuda_options import PlannedOtherwiseWarning
 from onnxfuse.errors import ModelError, OnnxfuseError
 from onnxfuse.graph import load_model
 from onnxfuse.measuring.machine import Machine, Placed, as_array
@@ -42,10 +44,12 @@ def create_session(path: str, machine: Machine, options: Mapping[str, str], *, f
     providers = machine.providers(options)
     start = time.perf_counter()
     try:
-        session: Any = (
-            fused_session(path, providers, settings) if fused
-            else onnxruntime.InferenceSession(path, settings, providers=providers, enable_fallback=0)
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlannedOtherwiseWarning)  # a note of the measurement says it
+            session: Any = (
+                fused_session(path, providers, settings) if fused
+                else onnxruntime.InferenceSession(path, settings, providers=providers, enable_fallback=0)
+            )
     except OnnxfuseError:
         raise
     except Exception as error:  # ONNX Runtime has an exception type per status, all of them plain

@@ -41,12 +41,6 @@ CONVERTED = frozenset({
 })
 """Operators that the CUDA provider runs channels-last."""
 
-SETTING = "prefer_nhwc"
-
-BIAS_SETTING = "fuse_conv_bias"
-
-TF32_SETTING = "use_tf32"
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -106,25 +100,6 @@ def node_facts(node: Node, graph: Graph, placement: Placement) -> Facts | Refusa
     leaves, returns = is_undone(node), undoes(node) is not None
     moves = moves_innermost(node) and not leaves and not returns  # between them nothing is moved
     return Facts(rows, kind is Kind.VIEW, moves, maxima=maxima, leaves=leaves, returns=returns)
-
-
-def prefers_channels_last(provider_options: Mapping[str, str]) -> bool:
-    """Whether options of the CUDA provider ask for channels-last convolutions."""
-    return _is_on(provider_options, SETTING)
-
-
-def adds_biases_itself(provider_options: Mapping[str, str]) -> bool:
-    """Whether options of the CUDA provider ask for convolutions that add their bias themselves."""
-    return _is_on(provider_options, BIAS_SETTING)
-
-
-def rounds_products(provider_options: Mapping[str, str]) -> bool:
-    """Whether options of the CUDA provider let it round operands of float32 products to TF32, as it does by itself."""
-    return _is_on({TF32_SETTING: "1", **provider_options}, TF32_SETTING)
-
-
-def _is_on(provider_options: Mapping[str, str], name: str) -> bool:
-    return str(provider_options.get(name, "0")).strip().lower() in ("1", "true")
 
 
 def beside_convolutions(graph: Graph, facts: Mapping[Node, Facts]) -> list[tuple[Refusal, Node]]:

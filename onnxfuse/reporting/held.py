@@ -6,13 +6,14 @@ the file has no record or was changed since, are they counted anew, and a note s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from onnxfuse.cuda_options import BIAS, LAYOUT, TF32, spelled
 from onnxfuse.errors import ModelError, TargetError
 from onnxfuse.graph import LoadedModel, bind
 from onnxfuse.graph.model import Graph
@@ -20,6 +21,7 @@ from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import chosen_target
+from onnxfuse.planning.admission import CONVERTED
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region, RegionCost
@@ -97,10 +99,23 @@ def _record(optimised: Optimised, report: Report) -> PlanRecord:
         __version__, onnx.__version__, report.target, dict(report.dims), asdict(report.before), asdict(report.after),
         {name: asdict(cost) for name, cost in costs.items()}, report.assumed.target, report.assumed.dims,
         objective.strategy, asdict(objective.hints), objective.least_gain, objective.channels_last,
-        tuple(sorted(optimised.rules.disabled)), report.unknown, report.candidates, dict(report.canonical),
-        report.operators, report.remaining, report.roofline, _verified(report.verification, optimised),
+        tuple(sorted(optimised.rules.disabled)), spelled(optimised.provider_options), tuple(_hangs_on(optimised)),
+        report.unknown, report.candidates, dict(report.canonical), report.operators, report.remaining, report.roofline,
+        _verified(report.verification, optimised),
         broken=tuple(BrokenRecord(**vars(entry)) for entry in report.broken),
     )
+
+
+def _hangs_on(optimised: Optimised) -> Iterator[str]:
+    """Options of the CUDA provider with which the model might be planned otherwise."""
+    operators = {node.op for graph in optimised.graph.walk() for node in graph.nodes if node.domain == ""}
+    if operators & CONVERTED:
+        yield LAYOUT
+    if operators & {"Conv", "ConvTranspose"}:
+        yield BIAS
+    kept = not optimised.objective.tf32 and any(each.code == "float32-products" for each in optimised.refusals)
+    if kept or any(fusion.kernel.rounds for fusion in optimised.plan.fusions):
+        yield TF32
 
 
 def _verified(found: Mapping[str, Any], optimised: Optimised) -> VerificationRecord | None:
@@ -218,7 +233,7 @@ def _made(record: PlanRecord) -> dict[str, Any]:
 def made_of(record: PlanRecord) -> dict[str, Any]:
     """By what a model was made, and with which settings."""
     return {name: getattr(record, name) for name in (
-        "onnxfuse", "onnx", "strategy", "hints", "least_gain", "channels_last", "disabled")}
+        "onnxfuse", "onnx", "strategy", "hints", "least_gain", "channels_last", "disabled", "provider_options")}
 
 
 def counted_region(node: FusedNode, graph: Graph, ledger: Ledger, profile: Profile) -> Region:

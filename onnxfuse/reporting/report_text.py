@@ -57,6 +57,9 @@ def _head(report: Findings, console: Console) -> None:
     if report.made is not None:
         console.print(f"fused by onnxfuse {escape(str(report.made['onnxfuse']))}, strategy "
                       f"{escape(str(report.made['strategy']))}")
+        given = ", ".join(f"{name}={text}" for name, text in report.made["provider_options"].items())
+        if given:
+            console.print(f"planned for options of the CUDA provider: {escape(given)}")
     for warning in report.warnings:
         console.print(f"[yellow]warning:[/] {escape_lines(warning)}")
     for note in report.notes:

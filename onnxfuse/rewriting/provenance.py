@@ -130,6 +130,8 @@ class PlanRecord:
         assumed_target, assumed_dims: whether nobody named the GPU; the sizes that nobody gave.
         strategy, hints, least_gain: what the plan was to be good at; channels_last: whether the CUDA provider prefers
             that; disabled: rules and stages that were left out.
+        provider_options: of the CUDA provider, that were planned for; hangs_on: those with which the model would be
+            planned otherwise were they others (``cuda_options``).
         before, after: totals of the report; nodes: figures of each fused node, by its name.
         unknown, candidates, canonical: as in the report.
         operators, remaining: as in the report; roofline: as there, empty where it is not known.
@@ -151,6 +153,8 @@ class PlanRecord:
     least_gain: float | None = None
     channels_last: bool = False
     disabled: tuple[str, ...] = ()
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+    hangs_on: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     candidates: int = 0
     canonical: Mapping[str, int] = field(default_factory=dict)

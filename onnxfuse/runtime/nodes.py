@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -19,6 +20,8 @@ from onnxfuse.varint import read_varint
 DOMAIN = "onnxfuse"  # lowering.launch.DOMAIN, which a deployment need not import
 _GRAPH, _FUNCTIONS, _NODES = 7, 25, 1  # field numbers: ModelProto.graph, ModelProto.functions, GraphProto.node
 _FUNCTION_NODES = 7  # FunctionProto.node
+_METADATA, _KEY, _VALUE = 14, 1, 2  # ModelProto.metadata_props, StringStringEntryProto.key and value
+PLAN = b"onnxfuse.plan"  # rewriting.provenance.KEY
 
 Buffer = bytes | mmap.mmap
 
@@ -35,13 +38,44 @@ def fused_nodes(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> list
     if isinstance(model, onnx.ModelProto):
         nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
         return [found for node in nodes for found in _fused(node)]
+    with _opened(model) as data:
+        return list(_read(data))
+
+
+def planned_for(model: str | os.PathLike[str] | bytes) -> tuple[dict[str, str], list[str]]:
+    """The options of the CUDA provider that a fused model was planned for, and those that its plan hangs on; nothing
+    of a model that does not say so.
+
+    Raises:
+        OSError, ValueError: as ``fused_nodes``.
+    """
+    with _opened(model) as data:
+        entries = (dict(_texts(data, start, end)) for number, start, end in _fields(data, 0, len(data))
+                   if number == _METADATA)
+        text = next((entry.get(_VALUE, b"") for entry in entries if entry.get(_KEY) == PLAN), None)
+    record = None if text is None else parse_json(text)
+    if not isinstance(record, dict):
+        return {}, []
+    options, hangs_on = record.get("provider_options"), record.get("hangs_on")
+    return (options if isinstance(options, dict) else {}), (hangs_on if isinstance(hangs_on, list) else [])
+
+
+@contextmanager
+def _opened(model: str | os.PathLike[str] | bytes) -> Iterator[Buffer]:
+    """A model's bytes, without a copy of its weights."""
     if isinstance(model, bytes):
-        return list(_read(model))
+        yield model
+        return
     with Path(model).open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError("the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return list(_read(data))
+            yield data
+
+
+def _texts(data: Buffer, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Numbers and contents of a message's length-delimited fields."""
+    return ((number, data[first:last]) for number, first, last in _fields(data, start, end))
 
 
 def names_needed(nodes: Iterable[onnx.NodeProto]) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from onnxfuse import cuda_options
+from onnxfuse.cuda_options import PlannedOtherwiseWarning
 from onnxfuse.errors import KernelError, RuntimeLibraryError
 from onnxfuse.runtime import callback, library
 
@@ -88,6 +91,9 @@ def session(
     Raises:
         KernelError: a kernel cannot be compiled or loaded, or a fused node was given to the CPU.
         RuntimeLibraryError: as ``register``.
+
+    Warns:
+        PlannedOtherwiseWarning: the model was planned for other options of the CUDA provider.
     """
     import onnxruntime
 
@@ -95,9 +101,12 @@ def session(
     if providers is None:
         here = _CUDA in onnxruntime.get_available_providers() and _gpu(0) is not None
         providers = [_CUDA, "CPUExecutionProvider"] if here else ["CPUExecutionProvider"]
-    device = _device(providers, arguments.get("provider_options"))
-    if device is not None and _gpu(device) is not None:
+    settings = _settings(providers, arguments.get("provider_options"))
+    device = None if settings is None else int(settings.get("device_id", 0))
+    if settings is not None and device is not None and _gpu(device) is not None:
         _preload(onnxruntime)
+        for sentence in planned_otherwise(path, settings):
+            warnings.warn(sentence, PlannedOtherwiseWarning, stacklevel=2)
         try:
             register(options, path, device=device)
         except (OSError, ValueError):  # ONNX Runtime says what is wrong with the file, or reads what is no protobuf
@@ -112,19 +121,31 @@ def session(
         raise KernelError(_reason(error)) from error
 
 
-def _device(providers: Sequence[Provider], provider_options: Sequence[Mapping[str, Any]] | None) -> int | None:
-    """Ordinal of the GPU on which these providers run fused nodes as kernels; None where they do not."""
+def planned_otherwise(model: str | os.PathLike[str] | bytes, settings: Mapping[str, Any]) -> Iterator[str]:
+    """What somebody should know who runs a model with these options of the CUDA provider, if it is a fused one that was
+    planned for others; nothing of what cannot be read, which ONNX Runtime has to say."""
+    from onnxfuse.runtime.nodes import planned_for
+
+    try:
+        planned, hangs_on = planned_for(model)
+    except (OSError, ValueError):
+        return
+    name = "the model" if isinstance(model, bytes) else os.path.basename(model)
+    yield from cuda_options.planned_otherwise(planned, hangs_on, settings, name)
+
+
+def _settings(
+    providers: Sequence[Provider], provider_options: Sequence[Mapping[str, Any]] | None
+) -> Mapping[str, Any] | None:
+    """Options of the CUDA provider by which these providers run fused nodes as kernels; None where they do not."""
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
     if _CUDA not in names or any("TensorRT" in name or "Tensorrt" in name for name in names):
         return None
     place = names.index(_CUDA)
     provider = providers[place]
-    settings: Mapping[str, Any] = {}
     if not isinstance(provider, str):
-        settings = provider[1]
-    elif provider_options and place < len(provider_options):
-        settings = provider_options[place]
-    return int(settings.get("device_id", 0))
+        return provider[1]
+    return provider_options[place] if provider_options and place < len(provider_options) else {}
 
 
 def _gpu(ordinal: int) -> library.Gpu | None:

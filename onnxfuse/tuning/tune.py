@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxfuse.cuda_options import TF32
 from onnxfuse.errors import TargetError
 from onnxfuse.folding import LAYOUTS
 from onnxfuse.graph import LoadedModel
@@ -21,7 +22,6 @@ from onnxfuse.measurements import Measurements
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.optimised import Optimised, Tell, silent
 from onnxfuse.pipeline import Options, load, optimise
-from onnxfuse.planning.admission import TF32_SETTING
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
@@ -143,7 +143,7 @@ def tune(
     profile = _profile(timer)
     # Regions are measured apart, whatever shares a launch in the end; where values can be computed again, or an
     # attention be one kernel, or a depthwise convolution with what is around it, both ways.
-    provider = {} if options.tf32 else {TF32_SETTING: "0"}
+    provider = {} if options.tf32 else {TF32: "0"}
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
                      provider_options=provider, eager=True)
     loaded = load(source)

@@ -78,8 +78,8 @@ class CudaRunner:
     memory = "cuda"
     """Where tensors lie, in ONNX Runtime's words."""
 
-    def __init__(self, device: int = 0) -> None:
-        """Find the GPU and start ONNX Runtime's CUDA provider on it.
+    def __init__(self, device: int = 0, settings: Mapping[str, str] | None = None) -> None:
+        """Find the GPU and start ONNX Runtime's CUDA provider on it, with these options of it.
 
         Raises:
             KernelError: there is no driver or no such GPU, or the provider does not start.
@@ -93,7 +93,7 @@ class CudaRunner:
         self.device, self.gpu = device, found[device]
         self.name = self.gpu.name
         # Told which device, even the first, ONNX Runtime warns in every session that no plugin offers it.
-        options = {"device_id": device} if device else {}
+        options = {**(settings or {}), **({"device_id": device} if device else {})}
         self.providers: Sequence[Any] = [(CUDA, options), "CPUExecutionProvider"]
         self._one_node = lru_cache(_KEPT)(self._session)
         self._bodies = lru_cache(_KEPT)(self._body_session)

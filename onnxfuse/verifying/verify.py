@@ -65,14 +65,14 @@ class Subject(Protocol):
     def folder(self) -> Path | None: ...
 
 
-def find_runner(device: int = 0) -> CudaRunner | None:
-    """The GPU, where there is one and ONNX Runtime can use it."""
+def find_runner(device: int = 0, settings: Mapping[str, str] | None = None) -> CudaRunner | None:
+    """The GPU, where there is one and ONNX Runtime can use it; runs have these options of the CUDA provider."""
     import onnxruntime
 
     if CUDA not in onnxruntime.get_available_providers():
         return None
     try:
-        return CudaRunner(device)
+        return CudaRunner(device, settings)
     except OnnxfuseError:
         return None
 

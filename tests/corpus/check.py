@@ -95,7 +95,7 @@ def _steps(model: Model) -> dict[str, Any]:
 
     runner = find_runner() or EmulatedRunner()
     # The command verifies on the GPU alone; here the emulator stands in for it.
-    onnxfuse.delivery.find_runner = lambda: runner  # type: ignore[assignment,return-value]
+    onnxfuse.delivery.find_runner = lambda **_: runner  # type: ignore[assignment,return-value]
     target = None if runner.providers != EmulatedRunner.providers else PLANNED_FOR
     loaded = load(model.path)
     before = loaded.proto.SerializeToString(deterministic=True)
