@@ -1,4 +1,4 @@
-"""The C# program of examples/csharp: built by the .NET SDK, and run as the C++ program is."""
+"""The C# program of examples/csharp: built by the .NET SDK, or by Mono, and run as the C++ program is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,31 @@ from pathlib import Path
 from cli_models import ROOT
 
 PROJECT = ROOT / "examples" / "csharp" / "deploy.csproj"
+STUB = ROOT / "tests" / "native" / "OnnxRuntime.cs"
+"""ONNX Runtime's signatures that the program uses, over a model that gives its inputs back."""
+
 CPU_PACKAGE, GPU_PACKAGE = "Microsoft.ML.OnnxRuntime", "Microsoft.ML.OnnxRuntime.Gpu.Linux"
 
 
 def lacking() -> str:
     """Why the program cannot be built here; "" where it can."""
     return "" if shutil.which("dotnet") else "dotnet is not here"
+
+
+def lacking_mono() -> str:
+    """Why the program cannot be built and run without ONNX Runtime's package; "" where it can."""
+    return "" if shutil.which("mcs") and shutil.which("mono") else "Mono is not here (apt-get install mono-mcs)"
+
+
+def build_with_stub(folder: Path) -> Path:
+    """The program over ``STUB``, with warnings as errors as its project has them."""
+    out, program = folder / "deploy.exe", folder / "deploy"
+    done = subprocess.run(["mcs", "-warn:4", "-warnaserror", f"-out:{out}", str(STUB),
+                           *map(str, sorted(PROJECT.parent.glob("*.cs")))], text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    program.write_text(f'#!/bin/sh\nexec mono {out} "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 def build(folder: Path, package: str = CPU_PACKAGE) -> Path:

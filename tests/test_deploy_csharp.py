@@ -58,6 +58,29 @@ def test_both_programs_take_the_same_words_types_and_mistakes() -> None:
     assert f'"{usage}"' in TEXTS["Deploy.cs"]
 
 
+@pytest.mark.skipif(csharp_program.lacking_mono() != "", reason=csharp_program.lacking_mono())
+def test_it_compiles_and_carries_every_type_both_ways(tmp_path: Path) -> None:
+    """Over the runtime's signatures and a model that gives its inputs back: the program's own part."""
+    program = csharp_program.build_with_stub(tmp_path)
+    model = tmp_path / "model.onnx"
+    types = ["f4", "f2", "f8", "i8", "i4", "i2", "i1", "u1", "u4", "u8", "u2", "?"]
+    given = {f"t{place}": np.arange(place * 7 % 13).astype(type) for place, type in enumerate(types)}
+    given |= {"scalar": np.array(3.5, np.float32), "matrix": np.arange(1001 * 3).reshape(1001, 3)}
+    model.write_text("\n".join(given))
+    found = cpp_program.run(program, model, given, library_path())
+    assert found.keys() == given.keys()
+    for name, array in given.items():
+        assert found[name].dtype == array.dtype and np.array_equal(found[name], array), name
+        assert found[name].shape == array.shape
+    for wrong, told in (({}, r"t0\.npy: missing, or no \.npy file"),
+                        ({**given, "t0": np.zeros(2, complex)}, r"t0\.npy: elements of type <c16"),
+                        ({**given, "matrix": np.zeros((3, 2), order="F")}, r"matrix\.npy: not in C's order")):
+        with pytest.raises(RuntimeError, match=told):
+            cpp_program.run(program, model, wrong)
+    with pytest.raises(RuntimeError, match="no such library: "):
+        cpp_program.run(program, model, given, tmp_path / "none.so")
+
+
 @pytest.mark.skipif(csharp_program.lacking() != "", reason=csharp_program.lacking())
 def test_a_fused_model_gives_the_bits_that_python_gets(tmp_path: Path) -> None:
     program = csharp_program.build(tmp_path)
