@@ -99,6 +99,19 @@ def test_explaining_is_one_thing(tmp_path: Path) -> None:
     assert alone in run("report", path, "--explain", "-v").output
 
 
+@pytest.mark.parametrize("options", [
+    ["--no-database"], ["--database", "none.sqlite"], ["--profile", "none.json"], ["--database", "x", "--no-database"],
+], ids=" ".join)
+def test_explaining_looks_at_the_same_measurements(tmp_path: Path, options: list[str]) -> None:
+    path = write(tmp_path, CHAIN)
+    one, other = run("explain", path, *options), run("optimize", path, "--dry-run", "--no-verify", "--explain", *options)
+    assert one.exit_code == other.exit_code
+    if one.exit_code:
+        assert one.stderr.replace("explain", "optimize").splitlines()[-1] == other.stderr.splitlines()[-1]
+    else:
+        assert one.output.partition("\n\n")[2] in other.output
+
+
 def test_canonical_rules_that_fired_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(layers("norm"), path)

@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 from onnxfuse.cli.output import console, print_json, progress
-from onnxfuse.cli.parameters import model_argument, objective_options, planning_options, verbose_option
+from onnxfuse.cli.parameters import (
+    measurement_options,
+    model_argument,
+    objective_options,
+    planning_options,
+    verbose_option,
+)
 
 
 @click.command(short_help="Say why a node is fused as it is, or what traffic remains.")
@@ -16,6 +22,7 @@ from onnxfuse.cli.parameters import model_argument, objective_options, planning_
 @click.argument("node", required=False)
 @planning_options
 @objective_options
+@measurement_options
 @verbose_option
 @click.option("--json", "as_data", is_flag=True, help="Print the explanation as JSON.")
 def explain(
