@@ -13,7 +13,8 @@ import onnx
 from onnx import TensorProto
 
 from onnxfuse.lowering.launch import DOMAIN, LaunchPlan, Step
-from onnxfuse.rewriting import Rewritten, read_fused
+from onnxfuse.optimised import Optimised
+from onnxfuse.rewriting import Rewritten, read_fused, rewrite
 
 _TYPES = {
     TensorProto.FLOAT: "float", TensorProto.DOUBLE: "double", TensorProto.FLOAT16: "__half",
@@ -70,6 +71,17 @@ def plant(rewritten: Rewritten, op: str, variants: Collection[int] | None = None
                                  attributes["source"].s.decode(), variants)
             attributes["plan"].s, attributes["source"].s = plan.to_json().encode(), text.encode()
     return replace(rewritten, model=model)
+
+
+def planted_regions(optimised: Optimised, op: str) -> Optimised:
+    """The same before it is verified, with a fault in the kernel of an operator type, in every region that has it."""
+    lost = {placed.region for placed in optimised.rewritten.placed if placed.op == op}
+    regions = []
+    for place, region in enumerate(optimised.regions):
+        plan, text = spoiled(region.plan, region.source) if place in lost else (region.plan, region.source)
+        regions.append(replace(region, plan=plan, source=text))
+    rewritten = rewrite(optimised.folded.proto, optimised.graph, regions)
+    return replace(optimised, regions=tuple(regions), rewritten=rewritten)
 
 
 def broken(rewritten: Rewritten, op: str) -> Rewritten:

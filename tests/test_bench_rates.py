@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
+import sys
 import threading
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from cli_models import parse, run, write
+from cli_models import ROOT, parse, run, write
 from rich.console import Console
 
 import onnxfuse
@@ -255,3 +258,24 @@ def test_the_command_shows_all_of_it(tmp_path: Path) -> None:
     assert data["items"] == 6 and data["dims"] == {"batch": 6}
     assert len(data["fused"]["throughput"]["latencies"]) == 2
     assert data["original"]["rates"]["of"] == "latency"
+
+
+def test_the_script_that_measures_again_judges_by_three_percent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What repeats passes, and what lies further apart than 3% is named."""
+    spec = importlib.util.spec_from_file_location("check_bench", ROOT / "tests" / "gpu" / "check_bench.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    side = {"latency": {"median": 2.0}, "gpu": {"median": 1.0}}
+    once = script.figures({"original": side, "fused": side, "latency_ratio": None, "gpu_ratio": {"value": 1.5}})
+    assert once == {"original, median latency, ms": 2.0, "original, GPU time, ms": 1.0,
+                    "fused, median latency, ms": 2.0, "fused, GPU time, ms": 1.0, "gpu ratio": 1.5}
+    monkeypatch.setattr(sys, "argv", ["check_bench.py"])
+    monkeypatch.setattr(script.onnxfuse, "optimize", lambda *_, **__: SimpleNamespace(save=lambda path: None))
+    monkeypatch.setattr(script, "encoder", lambda *_, **__: onnx.ModelProto())
+    for ratio, code in ((1.54, 0), (1.55, 1)):
+        monkeypatch.setattr(script, "measured", lambda *_, ratio=ratio: [once, {**once, "gpu ratio": ratio}])
+        assert script.main() == code
+    assert "gpu ratio: 1.5, 1.55: 3.3% apart, WRONG\n" in capsys.readouterr().out

@@ -102,9 +102,13 @@ def test_explaining_is_one_thing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [
     ["--no-database"], ["--database", "none.sqlite"], ["--profile", "none.json"], ["--database", "x", "--no-database"],
 ], ids=" ".join)
-def test_explaining_looks_at_the_same_measurements(tmp_path: Path, options: list[str]) -> None:
+def test_explaining_looks_at_the_same_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = write(tmp_path, CHAIN)
-    one, other = run("explain", path, *options), run("optimize", path, "--dry-run", "--no-verify", "--explain", *options)
+    one = run("explain", path, *options)
+    other = run("optimize", path, "--dry-run", "--no-verify", "--explain", *options)
     assert one.exit_code == other.exit_code
     if one.exit_code:
         assert one.stderr.replace("explain", "optimize").splitlines()[-1] == other.stderr.splitlines()[-1]

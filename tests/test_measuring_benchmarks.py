@@ -217,11 +217,12 @@ def test_what_optimising_takes_is_told_by_stage(tmp_path):
     assert (subject.name, subject.allowed) == ("model.onnx", 20.0)
     taken = optimising.optimised(subject, str(tmp_path / "cache"), "H200", False)
     assert taken.nodes == 1 and taken.summary == "skipped"
-    assert {"reading", "planning", "compiling", "rewriting"} == set(taken.stages)
+    assert {"reading", "planning", "compiling", "rewriting", "writing"} == set(taken.stages)
     assert sum(taken.stages.values()) == pytest.approx(taken.seconds, abs=0.1)
     slow = replace(taken, seconds=20.1)
     text = optimising.show([(subject, dict.fromkeys(optimising.WAYS, each)) for each in (taken, slow)], [])
     assert text.count("| pass |") == text.count("| FAIL |") == 1
+    assert "| pass |" in optimising.show([(subject, {optimising.WAYS[0]: taken})], [])
 
 
 def test_cold_start_allowances():
