@@ -79,6 +79,18 @@ def test_what_comes_in(name: str) -> None:
     assert held(made)[0] == OFFERED[name][1] and not held(made, chosen=True)
 
 
+@pytest.mark.parametrize(("second", "offered"), [("k = Slice(t, one, two)", True), ("k = Neg(q)", False)])
+def test_what_several_read_is_offered_as_it_lies_too(second: str, offered: bool) -> None:
+    """An attention may read queries, keys and values of a joint projection where they lie."""
+    model = parse(
+        "g (float16[N,M,64] a, float16[64,192] b, float16[192] c) => (float16[1,N,4,M,16] y, float16[1,N,4,M,16] z) "
+        "<int64[5] h = {0,0,3,4,16}, int64[1] nought = {0}, int64[1] one = {1}, int64[1] two = {2}> { p = MatMul(a, b) "
+        "s = Add(p, c) r = Reshape(s, h) t = Transpose<perm = [2,0,3,1,4]>(r) q = Slice(t, nought, one) "
+        f"{second} y = Softmax(q) z = Softmax(k) }}")
+    found = held(fuse(model, eager=True))
+    assert ["MatMul", "Add", "Reshape", "Transpose"] in found and (["MatMul", "Add"] in found) is offered
+
+
 def test_nothing_is_looked_at_where_nothing_can_be_known() -> None:
     assert not fuse(model_of("a gate")).plan.with_products
 

@@ -51,6 +51,17 @@ class Beside:
         """The products with what lays out their result another way; alone where nothing does."""
         return next((members for members, node in self._behind() if self.facts[node].leaves), self.core)
 
+    def unturned(self) -> list[Members]:
+        """The products with what is computed of their results, but not the views that end it where several read what is
+        transposed: each may read its part as it lies, as an attention reads queries, keys and values."""
+        steps = list(self._behind())
+        places = [place for place, (_, node) in enumerate(steps)
+                  if not self.facts[node].view and node.op != "Transpose"]
+        if not places or all(node.op != "Transpose" for _, node in steps[places[-1] + 1:]):
+            return []
+        (value,) = escaping(set(steps[-1][0]))
+        return [steps[places[-1]][0]] if len(value.consumers) > 1 else []
+
     def _behind(self) -> Iterator[tuple[Members, Node]]:
         """From the least on; with the last node that came in."""
         members = set(self.core)
@@ -115,10 +126,11 @@ class Offer:
         self.refused: dict[Members, tuple[Refusal, RegionCost | None]] = {}
 
     def around(self, beside: Beside) -> None:
-        """Weigh the products bare, with as much behind it as there is a kernel for, and with what is before too."""
+        """Weigh the products bare, with as much behind it as there is a kernel for, with what is before too, and with
+        its results left as they lie."""
         least = beside.least()
         whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), least)
-        for members in dict.fromkeys((whole, beside.before(whole), least)):
+        for members in dict.fromkeys((whole, beside.before(whole), *beside.unturned(), least)):
             if members not in self.taken and members not in self.refused:
                 self._admits(members)
         if not self.taken:

@@ -169,11 +169,11 @@ class _Work:
         return self._staged(self._ranked()[0], together=self.together[0])[0]
 
     def _offered(self) -> list[Shape]:
-        """What may be quickest; those by four warps together, which are where they can be, before what a budget of
-        measurements may not reach."""
+        """What may be quickest; those with a warp that copies, which most large products are quickest by, and then
+        those by four warps together, before what a budget of measurements may not reach."""
         shapes = [shape for tile in self._ranked()[:MOST_TILES] for together in self.together
                   for shape in self._staged(tile, together)]
-        return sorted([*shapes, *self._specialised()], key=lambda shape: not shape.together)
+        return sorted([*self._specialised(), *shapes], key=lambda shape: not shape.together)
 
     def _specialised(self) -> list[Shape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
