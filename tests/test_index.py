@@ -342,6 +342,19 @@ def test_a_division_takes_in_no_more_than_it_must() -> None:
         assert (quotient.evaluate(at), remainder.evaluate(at)) == divmod(4 * numbers[0] + sum(numbers[1:]), 4)
 
 
+def test_a_place_of_a_spread_axis_is_one_of_the_axis() -> None:
+    """Whether or not the size is one: behind it no division is needed."""
+    space, size, whole = IndexSpace(), symbol("B") * symbol("S"), symbol("S")
+    spread = Expand(1, (dim(4), whole, dim(64)), Reshape(1, (dim(4), size, dim(64)), Input(1, (size * 256,), 0)))
+    head, row = space.base("@H", dim(4)), space.base("@M", whole)
+    load = Puller(space).element(spread, (head, row, dim(0)))
+    assert isinstance(load, Load) and not space.derived and not space.digits
+    for numbers in ({"B": 1, "S": 5, "@H": 3, "@M": 4}, {"B": 1, "S": 1, "@H": 2, "@M": 0}):
+        row_read = numbers["@M"] if numbers["S"] > 1 else 0
+        found = load.offset.evaluate(Situation(space, numbers))
+        assert found == (numbers["@H"] * numbers["B"] * numbers["S"] + row_read) * 64
+
+
 def test_each_tensor_comes_once_after_its_operands() -> None:
     x = Input(1, (dim(4),), 0)
     square = Map(1, x.shape, "mul", (x, x))

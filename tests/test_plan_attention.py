@@ -130,6 +130,28 @@ def test_what_others_read_stays_outside() -> None:
     onnx.checker.check_model(made.model, full_check=True)
 
 
+GROUPED = """g (float16[B,8,S,16] q, float16[B,S,32] kx, float16[B,S,32] vx, float16[B,1,S,16] turned)
+  => (float16[B,8,S,16] y)
+  <int64[4] g = {0,0,2,16}, int64[1] two = {2}, int64[5] e = {1,1,4,1,1}, int64[4] w = {0,8,-1,16}, float16 f = {2}> {
+  k1 = Reshape(kx, g) k2 = Transpose<perm = [0,2,1,3]>(k1) few = Mul(k2, turned)
+  k3 = Unsqueeze(few, two) k4 = Expand(k3, e) k5 = Reshape(k4, w) k6 = Transpose<perm = [0,1,3,2]>(k5) k = Mul(k6, f)
+  v1 = Reshape(vx, g) v2 = Transpose<perm = [0,2,1,3]>(v1) v3 = Unsqueeze(v2, two) v4 = Expand(v3, e) v = Reshape(v4, w)
+  s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v)
+}"""
+
+
+def test_heads_of_a_group_are_not_spread_before_they_are_scaled() -> None:
+    """What is computed of keys for each head of a group is part of the attention, which reads those that there are;
+    what is computed before, once for all heads, may be too, and may stay outside."""
+    reads = [{value.name for value in region.tensors} for region in fuse(GROUPED, target=quick()).plan.with_products]
+    assert all(each in reads for each in ({"q", "k", "vx"}, {"q", "few", "vx"}, {"q", "kx", "turned", "vx"}))
+    kept = GROUPED.replace("[B,8,S,16] y)", "[B,8,S,16] y, float16[B,2,S,16] few)")
+    made = fuse(kept, target=quick(), least_gain=0.0, dims={"B": 1, "S": 37}, disable=["grow-pointwise"])
+    assert {value.name for value in made.plan.fusions[-1].tensors} == {"q", "few", "vx"} and len(attentions(made)) == 1
+    for runner, verdict in ((EmulatedRunner(), "passed"), (FaultyRunner(), "failed")):
+        assert [node.verdict for node in verify(made, runner).nodes if node.rule == "attention"] == [verdict]
+
+
 @pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
 def test_verification(runner: type[EmulatedRunner]) -> None:
     """The kernel is right, and a hundredth more is not."""

@@ -37,6 +37,8 @@ class IndexSpace:
         self.digits: dict[str, Digit] = {}
         self.derived: dict[str, Dim] = {}
         """Bases that are themselves polynomials, because no digit could be split off."""
+        self.limits: dict[Monomial, Dim] = {}
+        """Sizes that products of symbols are known to be under."""
 
     def base(self, name: str, extent: Dim | None) -> Dim:
         """A new loop variable (or an index read from memory) that is at least 0 and under ``extent``."""
@@ -86,6 +88,13 @@ class IndexSpace:
                 index, remainder = self.divmod(index, size, floors)
                 coordinates.append(remainder)
         return tuple(reversed(coordinates))
+
+    def limited(self, index: Dim, size: Dim) -> Dim:
+        """An index that is known to be under a size wherever the element is wanted."""
+        ((monomial, factor), *others) = index.terms.items() or [((), 0)]
+        if factor == 1 and not others:
+            self.limits[monomial] = size
+        return index
 
     def linear(self, coordinates: Coordinates, shape: Shape) -> Dim:
         """Row-major place of an element in a tensor of this shape."""
@@ -188,8 +197,9 @@ class IndexSpace:
         """The largest value that an index can have, or None where that is not known."""
         total = dim(0)
         for monomial, factor in index.terms.items():
-            term = dim(factor)
-            for atom, power in monomial:
+            known, rest = self._limit(monomial)
+            term = known * factor
+            for atom, power in rest:
                 variable = self.variable(atom.key) if atom.kind == "symbol" else None
                 if variable is not None and variable.size is not None:
                     limit = variable.size - 1
@@ -202,6 +212,14 @@ class IndexSpace:
             if factor > 0 or not any(self.is_variable(atom.key) for atom, _ in monomial):
                 total = total + term
         return total
+
+    def _limit(self, monomial: Monomial) -> tuple[Dim, Monomial]:
+        """What a part of a product is at most, and the rest of it."""
+        atoms = dict(monomial)
+        for part, size in self.limits.items():
+            if all(atoms.get(atom) == power for atom, power in part):
+                return size - 1, tuple(each for each in monomial if each not in part)
+        return dim(1), monomial
 
     def may_leave(self, index: Dim, size: Dim) -> tuple[bool, bool]:
         """Whether an index may be below zero, and whether it may be past the last place of an axis of this size."""

@@ -251,7 +251,7 @@ class Puller:
                 moved.append(coordinate)
             else:
                 self.broadcasts[size, whole] = None
-                moved.append(coordinate * minimum(size - 1, 1))
+                moved.append(self.space.limited(coordinate * minimum(size - 1, 1), size))
         return tuple(moved)
 
     def apply(self, function: str, dtype: int, *operands: Scalar) -> Scalar:

@@ -55,6 +55,8 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
             each = [_Beside(graph, facts, found) for found in classes]
             around = [core, *(_behind(core, second, beside) for beside in each),
                       *(_behind(_before(core, beside), second, beside) for beside in each)]
+            if each:
+                around.append(_behind(_unrepeated(core, each, pool), second, each[0]))
             _offer(list(dict.fromkeys(around)), pool, context)
 
 
@@ -107,9 +109,9 @@ class _Beside:
             not any(each.op != "Constant" and classify(each, self.graph) in MOVES for each in node.originals))
 
 
-def _before(core: Members, beside: _Beside) -> Members:
-    """A region with what only its products read."""
-    members, reading = set(core), {node for node in core if beside.facts[node].contracts}
+def _before(core: Members, beside: _Beside, further: Members = frozenset()) -> Members:
+    """A region with what only its products read, and ``further`` nodes of it."""
+    members, reading = set(core), {node for node in core if beside.facts[node].contracts or node in further}
     waiting = ordered(reading)
     while waiting:
         before = {node for each in waiting for value in each.reads()
@@ -120,6 +122,21 @@ def _before(core: Members, beside: _Beside) -> Members:
         reading |= before
         waiting = ordered(reading) if before else ()
     return frozenset(members)
+
+
+def _unrepeated(core: Members, each: Sequence[_Beside], pool: CandidatePool) -> Members:
+    """A region with what repeats elements on their way to its products, such as keys for each head of a group, what is
+    computed with these then, and views before and beside that: there are fewer to write, and to read."""
+    views, computes = each
+    bytes_of = pool.maker.costs.ledger.bytes_of
+    repeated: set[Node] = set()
+    for node in ordered(_before(core, computes) - core):
+        given, result = node.inputs[0], node.outputs[0]
+        few, many = (0 if value is None else bytes_of(value) or 0 for value in (given, result))
+        alike = given is not None and result is not None and given.dtype == result.dtype
+        if (alike and 0 < few < many) or any(value.producer in repeated for value in node.reads()):
+            repeated.add(node)
+    return _before(core | repeated, views, frozenset(repeated))
 
 
 def _behind(core: Members, last: Node, beside: _Beside) -> Members:
