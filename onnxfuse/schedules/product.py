@@ -25,6 +25,8 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import HOPPER, PANEL
 from onnxfuse.schedules.choice import told
 from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.product_few import FewShape, few_of
+from onnxfuse.schedules.product_few_text import FewText
 from onnxfuse.schedules.product_maps import Mapped, mapped
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
@@ -77,6 +79,7 @@ class Product(Schedule):
     name = "product"
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
     optional = MappingProxyType({
+        "sharers": "{sharers} warps share what is summed over",
         "turns": "one copies, tiles at a time {turns}", "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
 
@@ -117,6 +120,7 @@ class _Work:
         self.mapped = self._mapped([mapped(parts, scalar, loop) for scalar, loop in operands])
         self.lanes, self.stored = result_lanes(parts, planned)
         self.patch = None if parts.rounds else patch_of(contractions(self.lowered)[0], parts)
+        self.few = few_of(parts, self._planned(parts.rows), planned)
         self.together = (False,) if parts.rounds else (True, False)
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
@@ -143,7 +147,7 @@ class _Work:
         lowered, request = self.lowered, self.request
         patched = self._patched()
         own = patched[0] if patched else self._own()
-        offered = {shape.choice: shape for shape in (*patched, *self._offered())}
+        offered = {shape.choice: shape for shape in (*patched, *self._few(), *self._offered())}
         choice, first = told(request.choice, offered)
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
@@ -152,6 +156,8 @@ class _Work:
                     self._add_specialised(shape, narrow)
                 elif isinstance(shape, PatchShape):
                     self._add_patched(shape, narrow)
+                elif isinstance(shape, FewShape):
+                    self._add_few(shape, narrow)
                 else:
                     self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
             self._add(LEAST, narrow)
@@ -159,7 +165,8 @@ class _Work:
         plan = replace(make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps))
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
         headers = ("onnxfuse", "mma", *(["tf32"] if self.parts.rounds else ["warpgroup"]),
-                   *(["tensor_copies"] if self.maps else []), *(["patch"] if patched else []))
+                   *(["tensor_copies"] if self.maps else []), *(["patch"] if patched else []),
+                   *(["few_rows"] if isinstance(first, FewShape) else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         others = tuple(each for each, shape in offered.items() if shape != own)
         return Kernel("product", source, plan, (), choice, others, heavy=True, rounds=self.parts.rounds)
@@ -194,6 +201,11 @@ class _Work:
             return []
         return [shape for shape in shapes_of(self.patch, self._planned(self.parts.columns))
                 if shape.shared <= MOST_SHARED]
+
+    def _few(self) -> list[FewShape]:
+        """Blocks for few rows, where there are few."""
+        sizes = map(self._planned, (self.parts.batch, self.parts.columns, self.parts.depth))
+        return [] if self.few is None else self.few.shapes(*sizes)
 
     def _ranked(self) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
@@ -262,6 +274,19 @@ class _Work:
         self.entries.append(entry)
         step = entry.step(blocks, f"{self.columns} {shape.columns} ceil", str(shape.shared))
         self.variants.append(Variant(Product().words(shape.choice), (step,), (*guards, *self.stored, *_fitting(shape))))
+
+    def _add_few(self, shape: FewShape, guards: tuple[str, ...]) -> None:
+        """A variant whose warps share what is summed over, where rows are few."""
+        assert self.few is not None
+        sides = self.few.sides(shape)
+        body = FewText(self.parts, sides, self.lanes, shape, self.signature.sizes).text()
+        function = self.functions[shape.name] = Function(
+            f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
+        few = () if self.parts.rows.value is not None else (f"{self.rows} {shape.rows} <=",)
+        needed = (guard for side in sides for guard in side_guards(self.parts, side))
+        self.variants.append(Variant(
+            Product().words(shape.choice), (self._step(function, shape, self._tiles(shape)),),
+            tuple(dict.fromkeys((*guards, *few, *needed, *self.stored, *_fitting(shape))))))
 
     def _tiles(self, shape: Shape) -> str:
         """How many there are."""

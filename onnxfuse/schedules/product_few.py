@@ -1,0 +1,190 @@
+"""Products of few rows: what reads a weight once, as fast as memory gives it.
+
+One new token multiplies each weight by one row, 16 sequences' by 16; the weight's bytes are what takes the time.  On an
+H200, whose memory gives 4.0 TB/s or 17 bytes a cycle and multiprocessor, 16 elements of 64 columns, 2,048 bytes, come
+every 118 cycles.  They take a warp 4 loads, 16 permutations of halves, 4 or 8 products on tensor cores (of up to 8, or
+up to 16 rows) and some ten instructions around: of four schedulers, less than a tenth.  Multiplied by themselves, with
+their conversion, 16 rows would be more than there is: (1 + 16) x 32 instructions.  So tensor cores have all of it, also
+of one row, which is one of eight of theirs.
+
+What counts is how many bytes are on their way: some 64 KiB a multiprocessor, so that warps share what is summed over,
+each asks for several steps at once, and a block's sums meet in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Load, Scalar
+from onnxfuse.schedules.attention_shape import REGISTERS
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.kernel import divides, is_vector, moving_loads
+from onnxfuse.schedules.product_parts import Parts, Side
+from onnxfuse.schedules.product_shape import FLOATS, Shape
+from onnxfuse.schedules.split import MULTIPROCESSORS
+from onnxfuse.schedules.streaming import MOST_SHARED
+
+MOST_ROWS = 16
+"""Rows that are few."""
+
+GROUPS = 8
+"""Columns of a tile of products that lanes have side by side, or of half a tile, one below the other."""
+
+DEPTH, ALONG = 16, 8
+"""Elements that are summed over in a step across; neighbours of them that a lane reads of a column, of which a step
+along has four."""
+
+OWN = {64: 1.0, 32: 0.95, 16: 0.85}
+"""Columns of each product that a block may have, and the share of the bandwidth that pieces so long reach."""
+
+SHARERS = (8, 16, 32)
+"""Warps of a block."""
+
+WARPS, LINE = 16, 128
+"""Of a multiprocessor, and bytes that each lane of these asks for at once."""
+
+MOST_SHAPES = 5
+"""Those that are worth a measurement."""
+
+
+@dataclass(frozen=True)
+class FewShape(Shape):
+    """A block of ``sharers`` warps that share what is summed over of ``columns`` columns of all products together;
+    ``stages``: steps of it that a warp asks for at once; ``across``: whether columns lie side by side."""
+
+    sharers: int = 8
+    across: bool = True
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return f"product_few_{self.rows}x{self.columns}x{self.stages}_{self.sharers}{'across' if self.across else ''}"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return Choice.of("product", rows=self.rows, columns=self.columns, stages=self.stages, group=1,
+                         sharers=self.sharers)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.sharers
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: each warp's sums."""
+        return 4 * self.sharers * self.rows * (self.columns + FLOATS)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, about: the sums, what is on its way, and all else."""
+        depth = DEPTH if self.across else 4 * ALONG
+        return self.columns * self.rows // 32 + self.columns * depth * self.stages // 64 + 40
+
+    @property
+    def beside(self) -> int:
+        """Blocks that a multiprocessor is to hold at least."""
+        return max(1, 16 // self.sharers)
+
+
+@dataclass(frozen=True)
+class Few:
+    """How a product of few rows reads its operands.
+
+    Attributes:
+        parts: the product; planned: sizes by symbol.
+        rows: 8 or 16, as many as a tile of products has.
+        across: whether neighbours along the weights' columns lie side by side, not those that are summed over.
+    """
+
+    parts: Parts
+    planned: Mapping[str, int]
+    rows: int
+    across: bool
+
+    def sides(self, shape: FewShape) -> list[Side]:
+        """The few rows and the weights, each by vectors that a lane reads of it, at most."""
+        parts, own = self.parts, shape.columns // len(self.parts.rights)
+        weights = _weights(parts, self.across, own // GROUPS if self.across else ALONG, self.planned)
+        left = _side(parts, parts.left, "@m", "@k", DEPTH // 4 if self.across else ALONG, self.planned)
+        return [left or _side_of_one(parts), *weights]
+
+    def shapes(self, batch: int, columns: int, depth: int) -> list[FewShape]:
+        """Blocks that may be quickest, those first that are expected to be."""
+        ranked = sorted(OWN, key=lambda own: -self._rate(own, batch * -(-columns // own)))
+        found = [shape for own in ranked for shape in self._shared(own, batch * -(-columns // own), depth)]
+        return found[:MOST_SHAPES]
+
+    def _rate(self, own: int, tiles: int) -> float:
+        """Of the memory's bandwidth, the share that blocks of so many columns reach: a multiprocessor alone can ask for
+        twice its own part, and pieces of less than a line cost more."""
+        busiest = -(-tiles // MULTIPROCESSORS)
+        balance = tiles / (busiest * MULTIPROCESSORS)
+        return min(1.0, balance * 2 if busiest == 1 else balance) * OWN[own]
+
+    def _shared(self, own: int, tiles: int, depth: int) -> list[FewShape]:
+        """Those of so many columns of each product, as many warps as keep a multiprocessor's memory busy first."""
+        beside = len(self.parts.rights)
+        steps, busiest = -(-depth // (DEPTH if self.across else 4 * ALONG)), -(-tiles // MULTIPROCESSORS)
+        shapes = []
+        for sharers in sorted(SHARERS, key=lambda sharers: abs(sharers * busiest - WARPS)):
+            if sharers > max(steps, SHARERS[0]):
+                continue
+            each = own * beside * (DEPTH if self.across else 4 * ALONG) * 2 // 32  # bytes of a lane and step
+            stages = max(1, min(LINE * WARPS // (max(sharers, WARPS) * each), -(-steps // sharers)))
+            shape = FewShape(self.rows, own * beside, stages, sharers=sharers, across=self.across)
+            if shape.shared <= MOST_SHARED and shape.registers <= REGISTERS // (32 * sharers):
+                shapes.append(shape)
+        return shapes[:2]
+
+
+def few_of(parts: Parts, rows: int, planned: Mapping[str, int]) -> Few | None:
+    """A product of so many rows; None where these are many, floats have 32 bits, or no neighbours of a weight lie side
+    by side."""
+    if not 0 < rows <= MOST_ROWS or not TYPES[parts.left.dtype].is_narrow:
+        return None
+    widths = {across: next((side.width for side in _weights(parts, across, ALONG, planned)), 0)
+              for across in (True, False)}
+    if not any(widths.values()):
+        return None
+    return Few(parts, planned, 8 if rows <= 8 else MOST_ROWS, widths[True] >= widths[False])
+
+
+def _weights(parts: Parts, across: bool, most: int, planned: Mapping[str, int]) -> list[Side]:
+    """All weights, by vectors along their columns or along what is summed over; none where one does not lie so."""
+    width = most
+    while width:
+        sides = [_side(parts, right, "@n", "@n" if across else "@k", width, planned) for right in parts.rights]
+        found = [side for side in sides if side is not None]
+        width = min((side.width for side in found), default=0)
+        if len(found) < len(sides):
+            return []
+        if all(side.width == width for side in found):
+            return found
+    return []
+
+
+def _side(
+    parts: Parts, scalar: Scalar, loop: str, along: str, most: int, planned: Mapping[str, int]
+) -> Side | None:
+    """An operand by vectors of ``most`` elements or fewer along a loop; None where none are neighbours in memory."""
+    extent, width = parts.depth if along == "@k" else parts.columns, most
+    while width:
+        lanes = parts.lanes(along, width)
+        moving = moving_loads([scalar, *parts.puller.gathered.values()], lanes)
+        if any(lanes.stride(load.offset) == 1 for load in moving) and lanes.may_divide(extent) and all(
+                is_vector(load, lanes) for load in moving):
+            lanes.rely_on_size(extent)
+            lanes.rely_on_loads(moving)
+            if divides(lanes, planned):
+                return Side(scalar, loop, along != "@k", lanes, width, isinstance(scalar, Load))
+        width //= 2
+    return None
+
+
+def _side_of_one(parts: Parts) -> Side:
+    """The few rows element by element."""
+    return Side(parts.left, "@m", False, parts.lanes("@k", 1), 1, isinstance(parts.left, Load))

@@ -1,0 +1,87 @@
+"""Products of few rows: weights either way round, what surrounds them, every choice, sizes that nothing divides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_harness import Made, check, make, only, random_inputs
+
+from onnxfuse.compiling import source_of
+from onnxfuse.runtime.compile import default_compiler
+from onnxfuse.schedules import Kernel, Request, make_kernel
+
+CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "one row": ("g (T[1,520] a, T[520,136] b) => (T[1,136] y) { y = MatMul(a, b) }", {}),
+    "along, a bias and a residual": (
+        "g (T[M,328] a, T[200,328] b, T[200] c, T[M,200] r) => (T[M,200] y) "
+        "{ p = Gemm<transB = 1>(a, b, c) y = Add(p, r) }", {"M": 7}),
+    "a gate": (
+        "g (T[M,264] a, T[264,104] b, T[264,104] c) => (T[M,104] y) { u = MatMul(a, b) w = MatMul(a, c) "
+        "s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }", {"M": 16}),
+    "a gate, along": (
+        "g (T[M,264] a, T[104,264] b, T[104,264] c) => (T[M,104] y) { u = Gemm<transB = 1>(a, b) "
+        "w = Gemm<transB = 1>(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }", {"M": 2}),
+    "batches, no vectors of results": (
+        "g (T[3,M,72] a, T[3,72,36] b) => (T[3,M,36] y) { y = MatMul(a, b) }", {"M": 9}),
+    "fewer than one step": ("g (T[M,8] a, T[8,24] b) => (T[M,24] y) { y = MatMul(a, b) }", {"M": 3}),
+    "odd sizes": ("g (T[M,33] a, T[33,31] b) => (T[M,31] y) { y = MatMul(a, b) }", {"M": 1}),
+    "heads": (
+        "g (T[M,1,128] a, T[128,96] b, T[96] c) => (T[M,6,1,16] y) <int64[4] h = {0,0,6,16}> { p = MatMul(a, b) "
+        "q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }", {"M": 4}),
+}
+
+
+def ways(text: str, kind: str, planned: Mapping[str, int]) -> list[Made]:
+    """The kernel in each of these ways, with the variant alone that is one."""
+    made = make(text.replace("T[", f"{kind}["), planned=planned)
+    found = []
+    for choice in made.kernel.choices:
+        if "sharers" in dict(choice.settings):
+            kernel = make_kernel(Request(made.lowered, "test", planned, choice), "product")
+            assert isinstance(kernel, Kernel) and kernel.choice == choice
+            found.append(only(replace(made, kernel=kernel), kernel.plan.variants[:1]))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_right(case: str) -> None:
+    """With as many rows as planned, and with fewer."""
+    text, planned = CASES[case]
+    found = ways(text, "bfloat16" if case == "heads" else "float16", planned)
+    assert found
+    for made in found if case in ("one row", "along, a bias and a residual") else found[:1]:
+        for rows in {planned.get("M", 1), 1}:
+            check(made, random_inputs(made, {"M": rows}), length=520, misalign=False)
+
+
+def test_no_more_rows_than_it_has() -> None:
+    """A variant for few rows is not launched for more."""
+    text, planned = CASES["fewer than one step"]
+    (made, *_) = ways(text, "float16", planned)
+    assert any("8 <=" in guard for guard in made.kernel.plan.variants[0].guards)
+
+
+def test_what_is_infinite_shows_in_its_row_and_column_alone() -> None:
+    (made, *_) = ways(CASES["one row"][0].replace("[1,", "[3,"), "float16", {})
+    inputs = random_inputs(made, {})
+    inputs["a"][1, 17], inputs["b"][519, 5], inputs["b"][3, 100] = np.inf, np.nan, -np.inf
+    check(made, inputs, length=520, misalign=False)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("float16", 17), ("float", 1)])
+def test_where_there_is_none(kind: str, rows: int) -> None:
+    assert not ways("g (T[M,520] a, T[520,136] b) => (T[M,136] y) { y = MatMul(a, b) }", kind, {"M": rows})
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_it_fits_registers(architecture: str) -> None:
+    text = CASES["a gate"][0].replace("264", "2048").replace("104", "5632")
+    for made in ways(text, "float16", {"M": 16}):
+        kernel = make_kernel(Request(made.lowered, "test", {"M": 16}, made.kernel.choice), "product")
+        assert isinstance(kernel, Kernel)
+        code = kernel.code.keeping({name for name in kernel.plan.kernels if "few" in name})  # type: ignore[union-attr]
+        figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
+        assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]
