@@ -76,9 +76,11 @@ def test_where_there_is_none(kind: str, rows: int) -> None:
     assert not ways("g (T[M,520] a, T[520,136] b) => (T[M,136] y) { y = MatMul(a, b) }", kind, {"M": rows})
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_it_fits_registers(architecture: str) -> None:
-    text = CASES["a gate"][0].replace("264", "2048").replace("104", "5632")
+@pytest.mark.parametrize(("architecture", "case"), [
+    ("sm_75", "a gate"), ("sm_90", "a gate"), ("sm_90", "a gate, along")])
+def test_it_fits_registers(architecture: str, case: str) -> None:
+    """As many as leave room for the blocks that are to be beside one another."""
+    text = CASES[case][0].replace("264", "2048").replace("104", "5632")
     for made in ways(text, "float16", {"M": 16}):
         kernel = make_kernel(Request(made.lowered, "test", {"M": 16}, made.kernel.choice), "product")
         assert isinstance(kernel, Kernel)

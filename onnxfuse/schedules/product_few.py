@@ -82,7 +82,7 @@ class FewShape(Shape):
     def registers(self) -> int:
         """Of a thread, about: the sums, what is on its way, and all else."""
         depth = DEPTH if self.across else 4 * ALONG
-        return self.columns * self.rows // 32 + self.columns * depth * self.stages // 64 + 40
+        return self.columns * self.rows // 32 + self.columns * depth * self.stages // 64 + 32
 
     @property
     def beside(self) -> int:
@@ -136,7 +136,7 @@ class Few:
             each = own * beside * (DEPTH if self.across else 4 * ALONG) * 2 // 32  # bytes of a lane and step
             stages = max(1, min(LINE * WARPS // (max(sharers, WARPS) * each), -(-steps // sharers)))
             shape = FewShape(self.rows, own * beside, stages, sharers=sharers, across=self.across)
-            if shape.shared <= MOST_SHARED and shape.registers <= REGISTERS // (32 * sharers):
+            if shape.shared <= MOST_SHARED and shape.registers <= REGISTERS // (32 * sharers * shape.beside):
                 shapes.append(shape)
         return shapes[:2]
 
