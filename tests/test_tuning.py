@@ -27,7 +27,7 @@ from onnxfuse.measuring.machine import CPU, Machine
 from onnxfuse.measuring.runner import create_session
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
-from onnxfuse.schedules import words
+from onnxfuse.schedules import Kernel, words
 from onnxfuse.tuning import Tuned, TuneOptions, tune
 from onnxfuse.tuning import timer as timer_module
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
@@ -102,6 +102,19 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, database: Path)
     # The schedule's own choice runs again, for the others to be compared with.
     assert set(first.timed) & set(second.timed) == {DEFAULT}
     assert found.regions[0].best == 5.0 and found.left == 0
+
+
+def test_who_runs_like_the_own_choice_is_dropped_where_that_is_known(
+    tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what others are compared with, also where they come first because it was measured before."""
+    model = write(tmp_path, CHAIN)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(model, FakeTimer(times(), interrupt_after=2), database)
+    monkeypatch.setattr(Kernel, "runs_like", lambda kernel, other: True)
+    timer = FakeTimer(times())
+    found = tuned(model, timer, database)
+    assert timer.timed == [DEFAULT] and (found.regions[0].best, found.left) == (10.0, 0)
 
 
 def test_force_measures_again(tmp_path: Path, database: Path) -> None:
