@@ -117,7 +117,7 @@ class State:
         """A candidate's kernel with nothing in it but what runs here; None, and the candidate is dropped, where that is
         another candidate's, as where this GPU has not what it asks for."""
         if name != DEFAULT:
-            self.kernel(DEFAULT)  # of two that run alike this one stays: results of all others are compared with its own
+            self.kernel(DEFAULT)  # of two that run alike this one stays: all others are compared with it
         if name not in self._kernels and name not in self._dropped:
             made = self.subject.kernel(name)
             if made is not None and self._situation is not None:
