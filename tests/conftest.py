@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -68,6 +70,25 @@ def few_ways() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than ten seconds; run with --slow")
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        _one_thread_a_session()
+
+
+def _one_thread_a_session() -> None:
+    """Sessions run in the thread that calls them, where a test does not say otherwise: the threads of their pools would
+    spin, waiting for the next small node, on processors that other tests need."""
+    import onnxruntime  # here, so that the process that only hands tests out need not
+
+    created = onnxruntime.InferenceSession.__init__
+
+    @functools.wraps(created)
+    def create(session: Any, model: Any, sess_options: Any = None, *rest: Any, **more: Any) -> None:
+        options = sess_options or onnxruntime.SessionOptions()
+        if options.intra_op_num_threads == 0:
+            options.intra_op_num_threads = 1
+        created(session, model, options, *rest, **more)
+
+    onnxruntime.InferenceSession.__init__ = create
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
