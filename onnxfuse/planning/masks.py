@@ -119,9 +119,10 @@ class _Masks:
             node = each.producer
             if node is None or node in found or each.elements is not None or each.constant is not None:
                 continue
-            if node in region.view or (not self._is_cheap(node) and not self._is_written(each)):
+            cheap = self._is_cheap(node)
+            if node in region.view or not (cheap or self._is_written(each)):
                 return frozenset()
-            if not self._is_cheap(node):
+            if not cheap:
                 continue
             found.add(node)
             waiting += node.reads()
