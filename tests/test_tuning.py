@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,9 +211,13 @@ def test_times_of_runs() -> None:
         microseconds_per_run([], 3)
 
 
-def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, with a profiler that reports a kernel of 1 µs, 2 µs and so on for each run."""
+def recorded(monkeypatch: pytest.MonkeyPatch, told: Callable[[int], None] = lambda binding: None) -> list[list[int]]:
+    """Sessions run on the CPU under a profiler that reports a kernel of 1 us, 2 us and so on for each run.
+
+    Returns: by lap, what each run was bound to; each is told before it runs too.
+    """
     bound: list[int] = []
+    laps: list[list[int]] = []
 
     class Recorder:
         def __init__(self, synchronise: Any) -> None: ...
@@ -220,8 +225,9 @@ def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.Monkey
             return self
         def __exit__(self, *_: Any) -> None: ...
         def lap(self) -> list[Activity]:
-            done, bound[:] = list(bound), []
-            return [Activity(KERNEL, "k", 0, 1000 * (number + 1)) for number in range(len(done))]
+            laps.append(list(bound))
+            bound.clear()
+            return [Activity(KERNEL, "k", 0, 1000 * (number + 1)) for number in range(len(laps[-1]))]
 
     class Session:
         def __init__(self, session: Any) -> None:
@@ -230,17 +236,20 @@ def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.Monkey
             return getattr(self.session, name)
         def run_with_iobinding(self, binding: Any) -> None:
             bound.append(id(binding))
+            told(id(binding))
             self.session.run_with_iobinding(binding)
 
     def create(*arguments: Any, **options: Any) -> Any:
         session, seconds = create_session(*arguments, **options)
         return Session(session), seconds
 
-    laps: list[list[int]] = []
-    lap = Recorder.lap
-    monkeypatch.setattr(Recorder, "lap", lambda self: (laps.append(list(bound)), lap(self))[1])
     monkeypatch.setattr(timer_module, "KernelTimer", Recorder)
     monkeypatch.setattr(runner, "create_session", create)
+    return laps
+
+
+def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    laps = recorded(monkeypatch)
     feeds = {"x": np.full((8, 4096), 0.5, np.float32), "w": np.ones(4096, np.float32)}
     gpu = SimpleNamespace(synchronise=lambda: None, l2_bytes=100_000)
     bench = timer_module._GpuBench(Machine("CPU", CPU, "cpu"), gpu, feeds, {}, tmp_path / "model.onnx")
@@ -251,6 +260,27 @@ def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (timed.runs, timed.microseconds, timed.spread) == (24, 12.5, 11.5)
     expected = np.full(8 * 4096, 0.5 / (1 + np.exp(-(np.tanh(0.5) + 0.5))))
     assert np.allclose(timed.outputs["y"], expected, rtol=1e-6)  # float32 against float64
+
+
+@pytest.mark.parametrize(("rows", "again"), [(64, False), (1, True)])
+def test_weights_are_read_from_memory_in_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, again: bool
+) -> None:
+    """A cache's size is copied before each run; inputs so small that a model has them in the cache are read again."""
+    done: list[tuple[str, int]] = []
+    laps = recorded(monkeypatch, lambda binding: done.append(("run", 0)))
+    weights, feeds = {"w": np.ones(4096, np.float32)}, {"x": np.full((rows, 4096), 0.5, np.float32)}
+    cache, own = 600_000, rows * 4096 * 4
+    gpu = SimpleNamespace(synchronise=lambda: done.append(("wait", 0)), l2_bytes=cache,
+                          copy=lambda target, source, size: done.append(("copy", size)))
+    machine, path, model = Machine("CPU", CPU, "cpu"), tmp_path / "model.onnx", onnx.load(write(tmp_path, CHAIN))
+    timer_module._GpuBench(machine, gpu, feeds, weights, path).time(model, fused=False)
+    turn = [("copy", cache), *([("copy", own)] if again else []), ("wait", 0), ("run", 0)]
+    timed = len(laps[1]) * len(turn)
+    assert len(laps[1]) >= 24 and done[-timed:] == turn * len(laps[1])
+    done.clear()
+    timer_module._GpuBench(machine, gpu, {**feeds, **weights}, {}, path).time(model, fused=False)
+    assert not any(kind == "copy" for kind, _ in done)
 
 
 def test_wrong_and_broken_candidates_are_dropped(tmp_path: Path, database: Path) -> None:
