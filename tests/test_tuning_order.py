@@ -20,7 +20,8 @@ from onnxfuse.measuring.machine import DeviceMemory, HostMemory
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.tuning import TuneOptions, tune
 from onnxfuse.tuning.order import FIRST, FURTHER, LAST, Known, urgency
-from onnxfuse.tuning.samples import MOST, disagreement, pieces, sampled
+from onnxfuse.tuning.samples import disagreement, sampled
+from onnxfuse.verifying.blocks import MOST, pieces
 
 REGION = Known(count=12, predicted=40.0, runtime=50.0, best=20.0, opened=True, tried=1, products=True)
 

@@ -1,6 +1,6 @@
 """Results of ways to run a kernel beside each other, by a sample of their elements where there are many.
 
-What is taken in the end is verified in every element; here a wrong way is only to be known as one, in milliseconds.
+What is taken in the end is verified in all elements; here a wrong way is only to be known as one, in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,29 +13,10 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfuse.measuring.machine import Memory
+from onnxfuse.verifying.blocks import pieces
 from onnxfuse.verifying.tolerances import TABLE, judge
 
 Array = NDArray[Any]
-
-MOST = 1 << 18
-"""Elements up to which all are compared."""
-
-PIECES, PIECE = 255, 1 << 10
-"""How many pieces of neighbouring elements a sample has beside the first and the last ones, and how many elements."""
-
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio: multiples of it lie evenly below 2**64, and so do their remainders by sizes of rows,
-tiles and matrices, so that faults at the borders of these show."""
-
-
-def pieces(count: int) -> list[tuple[int, int]]:
-    """Begin and end of the pieces of so many elements that are compared, in no order."""
-    if count <= MOST:
-        return [(0, count)]
-    last = count - PIECE
-    starts = [0, last, *((place * _GOLDEN & (1 << 64) - 1) * last >> 64 for place in range(1, PIECES + 1))]
-    return [(start, start + PIECE) for start in starts]
-
 
 def sampled(value: Any, memory: Memory) -> Array | None:
     """What is compared of an ``OrtValue`` in ``memory``, in one row; None where it is no tensor of numbers."""

@@ -1,35 +1,56 @@
-"""Large arrays a block at a time, several at once: temporaries of a block stay in a core's cache, and NumPy's inner
-loops leave Python's lock to other threads."""
+"""Large arrays a block at a time: temporaries of a block stay in a core's cache.
+
+One after the other: NumPy's loops over a block are so short that threads would wait for Python's lock most of the time,
+and be slower together than one alone (measured with 1 to 16).
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 Result = TypeVar("Result")
 
 BLOCK = 1 << 13
 """Elements of a block.  In float64 it is half of what malloc gives back to the system when it is freed: page faults on
 larger temporaries take longer than the arithmetic."""
 
-_AT_ONCE = 16
-"""Blocks that a worker takes at a time."""
+MOST = 1 << 18
+"""Elements up to which all are compared."""
 
-_MOST_WORKERS = 8
+PIECES, PIECE = 255, 1 << 10
+"""How many pieces of neighbouring elements a sample has beside the first and the last ones, and how many elements."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: multiples of it lie evenly below 2**64, and so do their remainders by sizes of rows,
+tiles and matrices, so that faults at the borders of these show."""
+
+
+def parts(size: int) -> list[slice]:
+    """The blocks of an array of so many elements along one axis, in their order."""
+    return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
 
 
 def over_blocks(work: Callable[[slice], Result], size: int) -> list[Result]:
-    """What ``work`` gives for each block of an array of so many elements along one axis, in their order."""
-    parts = [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
-    if len(parts) <= _AT_ONCE:
-        return [work(part) for part in parts]
-    turns = [parts[start:start + _AT_ONCE] for start in range(0, len(parts), _AT_ONCE)]
-    return [found for turn in _workers().map(lambda turn: [work(part) for part in turn], turns) for found in turn]
+    """What ``work`` gives for each of these."""
+    return [work(part) for part in parts(size)]
 
 
-@cache
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1), "onnxfuse-verify")
+def pieces(count: int) -> list[tuple[int, int]]:
+    """Begin and end of the pieces of so many elements that are compared, in no order."""
+    if count <= MOST:
+        return [(0, count)]
+    last = count - PIECE
+    starts = [0, last, *((place * _GOLDEN & (1 << 64) - 1) * last >> 64 for place in range(1, PIECES + 1))]
+    return [(start, start + PIECE) for start in starts]
+
+
+def sample(count: int) -> Array | None:
+    """Which of so many elements ``pieces`` has; None where that is all."""
+    if count <= MOST:
+        return None
+    return np.concatenate([np.arange(start, end) for start, end in pieces(count)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,16 @@ MASKED = 3
 
 @dataclass(frozen=True)
 class Feeds:
-    """Arrays by formal name (``h0`` for a host input, ``x0`` for a tensor), and what they are called in the report."""
+    """Arrays by formal name (``h0`` for a host input, ``x0`` for a tensor), and what they are called in the report.
+
+    Attributes:
+        even: whether they differ from others of the same shapes everywhere, so that a sample of what comes of them
+            shows what all would.
+    """
 
     label: str
     arrays: Mapping[str, Array]
+    even: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -38,8 +44,9 @@ class Feeds:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def edges(feeds: Mapping[str, Array], masked: Container[str]) -> Iterator[Feeds]:
-    """Edge inputs of the same shapes and types as those of a run.
+def edges(feeds: Mapping[str, Array], masked: Container[str], weights: Collection[str] = ()) -> Iterator[Feeds]:
+    """Edge inputs of the same shapes and types as those of a run; the model's ``weights`` among them stay what they are
+    in every run.
 
     - zeros: every float is zero; large, tiny: floats are scaled to 2^9 and 2^-12 at most;
     - negative: every float changes its sign;
@@ -50,12 +57,12 @@ def edges(feeds: Mapping[str, Array], masked: Container[str]) -> Iterator[Feeds]
 
     Integers stay what they were: they may be indices.
     """
-    tensors = {name: array for name, array in feeds.items() if name.startswith("x")}
+    tensors = {name: array for name, array in feeds.items() if name.startswith("x") and name not in weights}
     floats = {name: array for name, array in tensors.items() if is_float(array)}
     truths = {name: array for name, array in tensors.items() if array.dtype == np.bool_}
 
-    def changed(label: str, arrays: Mapping[str, Array]) -> Feeds:
-        return Feeds(label, {**feeds, **arrays})
+    def changed(label: str, arrays: Mapping[str, Array], even: bool = True) -> Feeds:
+        return Feeds(label, {**feeds, **arrays}, even)
 
     if floats:
         yield changed("zeros", {name: np.zeros_like(array) for name, array in floats.items()})
@@ -68,9 +75,9 @@ def edges(feeds: Mapping[str, Array], masked: Container[str]) -> Iterator[Feeds]
     wide = [name for name, array in floats.items()
             if name in masked and array.ndim > 1 and array.size and array.shape[-1] > 1]
     for name in sorted(wide, key=lambda name: -floats[name].size)[:MASKED]:
-        yield changed(f"masked {name}", {name: _masked(floats[name])})
+        yield changed(f"masked {name}", {name: _masked(floats[name])}, even=False)
     if any(array.size for array in floats.values()):
-        yield changed("not-a-number", {name: _poisoned(array) for name, array in floats.items()})
+        yield changed("not-a-number", {name: _poisoned(array) for name, array in floats.items()}, even=False)
 
 
 def is_float(array: Array) -> bool:

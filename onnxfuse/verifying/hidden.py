@@ -4,6 +4,9 @@ A kernel does not read keys and values that a mask of places hides from all quer
 these values by zero, and add a low number to these scores: what is no number shows, and a score that is far larger than
 every other outweighs a mask that is finite.  Neither is owed (docs/numerics.md).  So there is a second reference:
 without what is not finite, and with masks that no score outweighs.
+
+Nor is what a guard's zeros make of values that are no numbers: a row of scores that are none, for which the model puts
+weights of zero, is zeros in a kernel, whatever stands in the values.  That is a third reference.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ _OUTWEIGHED = -1e30
 _PLACES = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu"})
 """Operators that masks of places are made of."""
 
+_CONDITIONS = frozenset({"And", "Or", "Not", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand"})
+"""Operators through which a guard's condition may go."""
+
 
 def may_hide(body: onnx.ModelProto) -> bool:
     """Whether the body of a fused node may be an attention with a mask of places."""
@@ -52,6 +58,54 @@ def outweighed_model(lifted: onnx.ModelProto) -> onnx.ModelProto:
             elif node.op_type == "Constant" and attribute.name == "value_float":
                 attribute.CopyFrom(helper.make_attribute(attribute.name, float(_lower(np.array(attribute.f)))))
     return result
+
+
+def guarded_model(lifted: onnx.ModelProto) -> onnx.ModelProto | None:
+    """A body in float64 in which what is weighted behind a guard against what is no number is finite; None where there
+    is no such guard."""
+    result = onnx.ModelProto()
+    result.CopyFrom(lifted)
+    result.graph.ClearField("node")
+    guards: set[str] = set()
+    weights: set[str] = set()
+    found = False
+    for original in lifted.graph.node:
+        node = result.graph.node.add()
+        node.CopyFrom(original)
+        if original.op_type == "IsNaN" or (original.op_type in _CONDITIONS and not guards.isdisjoint(original.input)):
+            guards.update(original.output)
+        elif original.op_type == "Where" and original.input[0] in guards:
+            weights.update(original.output)
+        elif _multiplies(original) and not weights.isdisjoint(original.input):
+            result.graph.node.remove(node)
+            for place, name in enumerate(original.input):
+                if name not in weights:
+                    original = _with_finite(result.graph, original, place)
+            result.graph.node.add().CopyFrom(original)
+            found = True
+        elif not weights.isdisjoint(original.input):
+            weights.update(original.output)
+    return result if found else None
+
+
+def _with_finite(graph: onnx.GraphProto, node: onnx.NodeProto, place: int) -> onnx.NodeProto:
+    """A node whose operand at that place has zeros for what is not finite; that is added to the graph."""
+    name, stem = node.input[place], f"{node.output[0]}.finite{place}"
+    graph.node.extend([
+        helper.make_node("Sub", [name, name], [f"{stem}.rest"]),  # no number but for finite ones
+        helper.make_node("IsNaN", [f"{stem}.rest"], [f"{stem}.endless"]),
+        helper.make_node("Constant", [], [f"{stem}.zero"],
+                         value=numpy_helper.from_array(np.zeros((), np.float64))),
+        helper.make_node("Where", [f"{stem}.endless", f"{stem}.zero", name], [stem]),
+    ])
+    result = onnx.NodeProto()
+    result.CopyFrom(node)
+    result.input[place] = stem
+    return result
+
+
+def _multiplies(node: onnx.NodeProto) -> bool:
+    return not node.domain and node.op_type in ("MatMul", "Einsum", "Gemm")
 
 
 def _lower(numbers: Array) -> Array:

@@ -12,10 +12,12 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.errors import KernelError, ModelError, VerificationError
+from onnxfuse.graph.order import graphs_of
 from onnxfuse.rewriting import FusedNode
+from onnxfuse.verifying.blocks import sample
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.feeds import Feeds, edges
-from onnxfuse.verifying.reference import Reference, lengths
+from onnxfuse.verifying.reference import Reference, formal_names, lengths
 from onnxfuse.verifying.results import NodeResult
 from onnxfuse.verifying.runner import KernelRunner
 from onnxfuse.verifying.tolerances import NEAR, TABLE, Judgement, judge, near, replace_unowed
@@ -57,6 +59,7 @@ class NodeVerifier:
         self._model = model
         self._runner = runner
         self._bounds = bounds
+        self._weights = frozenset(tensor.name for _, graph in graphs_of(model) for tensor in graph.initializer)
         self._references: dict[tuple[Any, ...], Reference] = {}
         self._first: dict[tuple[Any, ...], str] = {}
 
@@ -78,7 +81,8 @@ class NodeVerifier:
             reference = self._reference(node)
             self._compare(node, reference, Feeds(label, feeds), tally, every_variant=first == node.name)
             if first == node.name:
-                for edge in edges(feeds, reference.maskable):
+                weights = {formal for formal, name in formal_names(node).items() if name in self._weights}
+                for edge in edges(feeds, reference.maskable, weights):
                     if tally.failed or self._bounds.is_over:
                         break
                     # Some edges the original refuses too: a boolean turned round may choose an index out of range.
@@ -88,6 +92,7 @@ class NodeVerifier:
             return NodeResult(node.name, node.op, node.rule, "not run", message=error.message)
         except KernelError as error:
             tally.failed, tally.message = True, f"on {tally.where}: {error}"
+        reference.forget()
         worst = tally.worst or Judgement(0.0, 0.0, 0.0, 0, 0)
         return NodeResult(
             node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
@@ -126,7 +131,7 @@ class NodeVerifier:
             holding = self._runner.variants(node.plan, arrays) if every_variant else [None]
         except ValueError as error:
             raise KernelError(f"the launch plan refuses inputs that the model gives: {error}") from error
-        case = _Case(node, reference, arrays, wanted, own, lengths(arrays, wanted))
+        case = _Case(node, reference, arrays, wanted, own, lengths(arrays, wanted), feeds.even)
         for variant in holding:
             if tally.failed:
                 break
@@ -146,6 +151,7 @@ class _Case:
     Attributes:
         arrays: the inputs; length: of the longest sum of them.
         wanted: the reference's results; own: the original's own.
+        even: whether a sample of many elements is looked at, and all of them where it shows a fault.
     """
 
     node: FusedNode
@@ -154,31 +160,47 @@ class _Case:
     wanted: Sequence[Array]
     own: Sequence[Array]
     length: int
+    even: bool = False
 
     def judged(self, place: int, got: Array) -> Judgement:
-        """The judgement of one output; what it is compared with is made as far as it needs it."""
-        reference, arrays, wanted, own = self.reference, self.arrays, self.wanted[place], self.own[place]
+        """The judgement of one output."""
+        chosen = sample(got.size) if self.even and got.shape == self.wanted[place].shape else None
+        if chosen is not None:
+            judgement = self._judged(place, got, chosen)
+            if judgement.passed:
+                where = np.unravel_index(chosen[judgement.where[0]], got.shape) if judgement.where else ()
+                return replace(judgement, where=tuple(int(axis) for axis in where))
+        return self._judged(place, got, None)
+
+    def _judged(self, place: int, got: Array, chosen: Array | None) -> Judgement:
+        """That of some elements; what they are compared with is made as far as that needs it."""
+
+        def taken(array: Array) -> Array:
+            return array if chosen is None else array.reshape(-1)[chosen]
+
+        reference, arrays = self.reference, self.arrays
+        got, wanted, own = taken(got), taken(self.wanted[place]), taken(self.own[place])
         precision = reference.precision[place]
         sides, mine, nearness = [wanted], got, NEAR
         types = self.node.plan.outputs[place].dtype, precision.arithmetic
         terms = self.length if precision.reduces else 1
         judgement = judge(got, sides, own, types, terms)
         if not judgement.passed and (rounded := reference.rounded(arrays)) is not None:
-            own = rounded[place]
+            own = taken(rounded[place])
             judgement = judge(got, sides, own, types, terms)
         if not judgement.passed and precision.decides:
-            sides += [entry[place] for entry in reference.nudged(arrays)]
+            sides += [taken(entry[place]) for entry in reference.nudged(arrays)]
             judgement = judge(got, sides, own, types, terms)
         if not judgement.passed and precision.reduces:
-            sides += [entry[place] for entry in reference.hidden(arrays)]
+            sides += [taken(entry[place]) for entry in reference.hidden(arrays)]
             judgement = judge(got, sides, own, types, terms)
         if not judgement.passed and types[0] in TABLE and not np.isfinite(own).all():
-            single = reference.single(arrays)[place]
+            single = taken(reference.single(arrays)[place])
             nearness = near(single, wanted, own)
             mine = replace_unowed(got, single, wanted, own)
             judgement = judge(mine, sides, own, types, terms, nearness)
         if not judgement.passed and types[0] in TABLE and mine.shape == wanted.shape:
-            moved = moves(wanted, [sample[place] for sample in reference.wavering(arrays, self.length)])
+            moved = moves(wanted, [taken(each[place]) for each in reference.wavering(arrays, self.length)])
             mine = replace_moved(mine, wanted, moved)
             again = judge(mine, sides, own, types, terms, nearness)
             judgement = again if again.passed else judgement

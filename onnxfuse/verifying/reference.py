@@ -27,7 +27,7 @@ from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rewriting import FusedNode, body_model, value_types
 from onnxfuse.verifying.evaluate import Evaluator
-from onnxfuse.verifying.hidden import may_hide, outweighed_model, shown
+from onnxfuse.verifying.hidden import guarded_model, may_hide, outweighed_model, shown
 from onnxfuse.verifying.rounded_products import rounds, with_rounded_products
 from onnxfuse.verifying.tolerances import WIDTHS
 from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, wavering_model
@@ -122,6 +122,10 @@ class Reference:
         """
         return self._exact.run(feeds)
 
+    def forget(self) -> None:
+        """Keep no inputs."""
+        self._exact.forget()
+
     def nudged(self, feeds: Mapping[str, Array]) -> list[list[Array]]:
         """The outputs with the computed numbers that decide something a little larger, and a little smaller."""
         if not any(output.decides for output in self.precision) or any(not array.size for array in feeds.values()):
@@ -144,17 +148,19 @@ class Reference:
         return [evaluator.run({**converted, SAMPLE: np.array(float(sample))}) for sample in range(SAMPLES)]
 
     def hidden(self, feeds: Mapping[str, Array]) -> list[list[Array]]:
-        """The outputs where nothing that a mask of places hides shows (``hidden``); nothing where there is none.
+        """The outputs where nothing that a mask of places or a guard hides shows (``hidden``); nothing where there is
+        none.
 
         Of a query of the operator Attention that sees scores of minus infinity alone, by numbers that are not finite,
         providers differ, and a kernel gives zeros: then also the outputs with these in place of what such numbers
         change.
         """
+        guarded = [] if self._guarded is None else [self._guarded.run(feeds)]
         if self._outweighed is None:
-            return []
+            return guarded
         clean = self._outweighed.run(shown(feeds, self.maskable))
         if not any(map(_attends, self.body.graph.node)):
-            return [clean]
+            return [*guarded, clean]
         zeros = [np.where(np.equal(one, other), one, 0) for one, other in zip(self.outputs(feeds), clean, strict=True)]
         return [clean, zeros]
 
@@ -181,6 +187,11 @@ class Reference:
         if sum(map(_is_product, nodes)) + sum(map(_attends, nodes)) < 2 or not may_hide(self.body):
             return None
         return Evaluator(outweighed_model(self.lifted), self._declared)
+
+    @cached_property
+    def _guarded(self) -> Evaluator | None:
+        model = guarded_model(self.lifted)
+        return None if model is None else Evaluator(model, self._declared)
 
     @cached_property
     def _single(self) -> Evaluator:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfuse.verifying.blocks import over_blocks
+from onnxfuse.verifying.blocks import over_blocks, parts
 
 Array = NDArray[Any]
 
@@ -74,6 +74,8 @@ _SHORT = 64
 
 _DIGITS: dict[int, int] = dict(zip(WIDTHS, (8, 11, 24, 53), strict=True))
 """Digits of the significand."""
+_SQUARED = 1e100
+"""Numbers up to this, and down to its inverse, have squares that float64 holds, and sums of them."""
 _LEAST: dict[int, int] = dict(zip(WIDTHS, (-133, -24, -149, -1074), strict=True))
 """Exponent of the smallest number above zero."""
 _LARGEST: dict[int, float] = {
@@ -82,8 +84,8 @@ _LARGEST: dict[int, float] = {
 }
 """Largest finite number of each type."""
 
-_FRACTION_BITS, _BIAS = 52, 1023
-"""Of float64."""
+_FRACTION_BITS, _EXPONENT, _BIAS = 52, 0x7FF, 1023
+"""Of float64: bits of its fraction, the exponent's own, and what that is more than it means."""
 
 
 def reduction_factor(length: int) -> float:
@@ -93,14 +95,15 @@ def reduction_factor(length: int) -> float:
 
 def ulp(values: Array, dtype: int) -> Array:
     """The unit in the last place of a float type at each value, as float64."""
-    wide = np.abs(values.astype(np.float64))
-    # A power of two is its exponent's bits alone: shifting them is many times faster than frexp and ldexp.
-    exponent = (wide.view(np.int64) >> _FRACTION_BITS) - (_BIAS - 1) - _DIGITS[dtype]
-    np.maximum(exponent, _LEAST[dtype], out=exponent)
+    wide = np.ascontiguousarray(values, np.float64)
+    # A power of two is its exponent's bits alone: moving them is many times faster than frexp and ldexp.
+    exponent = np.right_shift(wide.view(np.int64), _FRACTION_BITS)
+    exponent &= _EXPONENT
+    exponent += 1 - _DIGITS[dtype]
     if _LEAST[dtype] <= -_BIAS:  # below float64's own normal numbers
-        spacing: Array = np.ldexp(1.0, exponent)
+        spacing: Array = np.ldexp(1.0, np.maximum(exponent - _BIAS, _LEAST[dtype]))
         return spacing
-    exponent += _BIAS
+    np.maximum(exponent, _LEAST[dtype] + _BIAS, out=exponent)
     exponent <<= _FRACTION_BITS
     return exponent.view(np.float64)
 
@@ -218,20 +221,18 @@ def _close(
     limits = EXACT if arithmetic is None else TABLE[arithmetic]
     got, wanted = got.reshape(-1), [array.reshape(-1) for array in wanted]
     own = None if own is None else own.reshape(-1)
-    reference, spread = wanted[0], None if limits.spread is None else arithmetic
-
-    def extent(part: slice) -> _Extent:
-        return _Extent.of(got[part], reference[part], None if own is None else own[part], spread)
-
-    whole = _Extent.joined(over_blocks(extent, got.size))
+    reference = wanted[0]
+    blocks = over_blocks(lambda part: _Extent.of(got[part], reference[part], None if own is None else own[part], types),
+                         got.size)
+    whole = _Extent.joined(blocks)
     floor = limits.scale * reduction_factor(length) * whole.scale
     mine = max(floor, limits.own * whole.own)
     for sides in range(1, len(wanted) + 1):
-        worst = _farthest(got, wanted[:sides], own, types, (mine, nearness))
+        worst = _farthest(got, wanted[:sides], own, types, (mine, nearness), blocks)
         if not worst.wrong:
             break
     ratio, steady = worst.ratio, sides == 1
-    if spread is not None and not worst.wrong and steady:
+    if not worst.wrong and steady:
         ratio = max(ratio, whole.spread(floor, limits))
     place = np.unravel_index(worst.place, shape)
     share = 1 / whole.scale if whole.scale else 1.0
@@ -251,20 +252,28 @@ class _Farthest:
 
 
 def _farthest(got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None],
-              common: tuple[float, float]) -> _Farthest:
-    """The same of whole arrays without axes; an element is judged by the one of ``wanted`` that it is nearest to."""
+              common: tuple[float, float], blocks: Sequence[_Extent]) -> _Farthest:
+    """The same of whole arrays without axes; an element is judged by the one of ``wanted`` that it is nearest to.
 
-    def block(part: slice) -> _Farthest:
+    Args:
+        blocks: what is known of each block of ``over_blocks``.  One in which no error may be as large a part of its
+            limit as another's is, is not looked at again.
+    """
+    bounds = [(block.bound(common[0]), part) for block, part in zip(blocks, parts(got.size), strict=True)]
+    worst, wrong = _Farthest(-1.0, 0, 0), 0
+    for bound, part in sorted(bounds, key=lambda each: -each[0]):
+        if bound < min(worst.ratio, 1.0):
+            break
         wide = got[part].astype(np.float64)
         other = None if own is None else own[part].astype(np.float64)
         sides = [_compare(wide, side[part].astype(np.float64), other, types, common) for side in wanted]
         best = sides[0] if len(sides) == 1 else np.minimum.reduce(sides)
         place = int(best.argmax())
-        return _Farthest(float(best[place]), part.start + place, int(np.count_nonzero(best > 1)))
-
-    found = over_blocks(block, got.size)
-    worst = max(found, key=lambda each: each.ratio)
-    return replace(worst, wrong=sum(each.wrong for each in found))
+        found = _Farthest(float(best[place]), part.start + place, 0)
+        if (found.ratio, -found.place) > (worst.ratio, -worst.place):
+            worst = found
+        wrong += int(np.count_nonzero(best > 1))
+    return replace(worst, wrong=wrong)
 
 
 @dataclass(frozen=True)
@@ -273,6 +282,8 @@ class _Extent:
 
     Attributes:
         scale: the largest of the reference; error: of the kernel's errors; own: of the original's own.
+        units: the largest of the kernel's errors over what each element may err by itself; infinite where not all are
+            finite.
         squares: sums of squares, for ``spread``: of the kernel's errors, of units in the last place, and of the
             original's own errors.
         count: elements in these sums.
@@ -281,37 +292,57 @@ class _Extent:
     scale: float
     error: float
     own: float
+    units: float
     squares: tuple[_Squares, _Squares, _Squares]
     count: int
 
     @classmethod
-    def of(cls, got: Array, reference: Array, own: Array | None, spread: int | None) -> _Extent:
-        """Of these elements.
+    def of(cls, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> _Extent:
+        """Of these elements; ``types``: see ``judge``."""
+        exact = reference.astype(np.float64, copy=False)
+        wide, theirs = got.astype(np.float64), None if own is None else own.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = np.subtract(wide, exact, out=wide)
+            own_error = None if theirs is None else np.subtract(theirs, exact, out=theirs)
+        np.abs(error, out=error)
+        own_error = None if own_error is None else np.abs(own_error, out=own_error)
+        largest = float(error.max()), 0.0 if own_error is None else float(own_error.max())
+        arithmetic = types[1]
+        unit = None if arithmetic is None or TABLE[arithmetic].spread is None else ulp(exact, arithmetic)
+        if not np.isfinite(largest).all():
+            return cls._of_finite(exact, error, own_error, unit)
+        limit = _own_limit(exact, types, unit)
+        with np.errstate(over="ignore"):
+            units = 0.0 if not largest[0] else np.inf if limit is None else float(np.max(error / limit))
+        squares = (_NONE,) * 3 if unit is None else tuple(
+            _NONE if part is None else _Squares.of(part, most)
+            for part, most in ((error, largest[0]), (unit, float(unit.max())), (own_error, largest[1])))
+        return cls(max(float(exact.max()), -float(exact.min())), *largest, units,
+                   squares, error.size if unit is not None else 0)  # type: ignore[arg-type]
 
-        Args:
-            spread: the type whose units count; None where no sums of squares are wanted.
-        """
-        exact = reference.astype(np.float64)
-        error = _error(got.astype(np.float64), exact)
-        own_error = None if own is None else _error(own.astype(np.float64), exact)
-        squares, count = (_NONE, _NONE, _NONE), 0
-        if spread is not None:
-            finite = np.isfinite(error) if own_error is None else np.isfinite(error) & np.isfinite(own_error)
-            every = bool(finite.all())
-            parts = (error, ulp(exact, spread), own_error)
-            squares = tuple(  # type: ignore[assignment]
-                _NONE if part is None else _Squares.of(part if every else part[finite]) for part in parts)
-            count = int(finite.sum())
-        return cls(_largest(np.abs(exact)), _largest(error), 0.0 if own_error is None else _largest(own_error),
-                   squares, count)
+    @classmethod
+    def _of_finite(cls, exact: Array, error: Array, own_error: Array | None, unit: Array | None) -> _Extent:
+        """Where some errors are no numbers: of the others."""
+        size = np.abs(exact)
+        finite = np.isfinite(error) if own_error is None else np.isfinite(error) & np.isfinite(own_error)
+        parts = [_NONE if part is None else _Squares.of(part[finite], _largest(part[finite]))
+                 for part in (error, unit, own_error)] if unit is not None else [_NONE] * 3
+        return cls(_largest(size), _largest(error), 0.0 if own_error is None else _largest(own_error), np.inf,
+                   tuple(parts), int(finite.sum()) if unit is not None else 0)  # type: ignore[arg-type]
 
     @classmethod
     def joined(cls, parts: Sequence[_Extent]) -> _Extent:
         """Of all elements of the parts."""
         squares = tuple(_Squares.joined(each) for each in zip(*(part.squares for part in parts), strict=True))
         return cls(max(part.scale for part in parts), max(part.error for part in parts),
-                   max(part.own for part in parts), squares,  # type: ignore[arg-type]
+                   max(part.own for part in parts), max(part.units for part in parts), squares,  # type: ignore[arg-type]
                    sum(part.count for part in parts))
+
+    def bound(self, mine: float) -> float:
+        """What no element's error over its limit exceeds, where ``mine`` is the limit that all have in common."""
+        if not self.error and np.isfinite(self.units):
+            return 0.0
+        return float(min(self.units, self.error / mine if mine else np.inf)) if np.isfinite(self.units) else np.inf
 
     def spread(self, floor: float, limits: Tolerance) -> float:
         """Root mean square error over its limit: what a kernel that is a little wrong everywhere exceeds."""
@@ -330,11 +361,12 @@ class _Squares:
     sum: float
 
     @classmethod
-    def of(cls, values: Array) -> _Squares:
-        """Of finite numbers."""
-        largest = float(np.abs(values).max(initial=0.0))
+    def of(cls, values: Array, largest: float) -> _Squares:
+        """Of finite numbers that are not negative, and the largest of them."""
         if not largest:
             return _NONE
+        if 1 / _SQUARED < largest < _SQUARED:
+            return cls(largest, float(values @ values) / largest**2)
         shares = values / largest
         return cls(largest, float(shares @ shares))
 
@@ -352,22 +384,34 @@ class _Squares:
 _NONE = _Squares(0.0, 0.0)
 
 
+def _own_limit(exact: Array, types: tuple[int, int | None], unit: Array | None = None) -> Array | None:
+    """What each element may err by itself, by its units in the last place; None where that is nothing.
+
+    Args:
+        exact: float64; types: see ``judge``; unit: ``ulp`` of these in the narrowest type, where that is known.
+    """
+    dtype, arithmetic = types
+    if arithmetic is None:
+        return None
+    ulps, limit = TABLE[arithmetic].ulps, None
+    if ulps:
+        limit = ulps * (ulp(exact, arithmetic) if unit is None else unit)
+    if dtype != arithmetic or ulps < 1:
+        rounding = ulp(exact, dtype)
+        limit = rounding if limit is None else np.maximum(rounding, limit)
+    return limit
+
+
 def _compare(
     wide: Array, exact: Array, own: Array | None, types: tuple[int, int | None], common: tuple[float, float]
 ) -> Array:
     """Error over limit of each element, all in float64; ``common``: the limit that all have in common, and the relative
     one of those that only the original has no number for."""
-    (dtype, arithmetic), (mine, nearness) = types, common
+    dtype, (mine, nearness) = types[0], common
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         error = np.abs(wide - exact)
-        limit: Array | float = mine
-        if arithmetic is not None:
-            ulps = TABLE[arithmetic].ulps
-            if ulps:
-                limit = np.maximum(ulps * ulp(exact, arithmetic), mine)
-            if dtype != arithmetic or ulps < 1:
-                limit = np.maximum(ulp(exact, dtype), limit)
-        ratio: Array = error / limit
+        own_limit = _own_limit(exact, types)
+        ratio: Array = error / (mine if own_limit is None else np.maximum(own_limit, mine))
         ratio[error == 0] = 0.0
     finite = np.isfinite(error)
     if own is not None:
@@ -400,16 +444,6 @@ def _unfinished(
             agrees |= ~np.isfinite(own) & finite & (np.abs(wide - exact) <= nearness * np.abs(exact))
     result: Array = np.where(agrees, 0.0, np.where(finite, ratio, np.inf))
     return result
-
-
-def _error(values: Array, reference: Array) -> Array:
-    """Absolute difference; not a number where either is not finite."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        error: Array = np.abs(values - reference)
-    finite = np.isfinite(error)
-    if not finite.all():
-        error[~finite] = np.nan
-    return error
 
 
 def _largest(error: Array) -> float:
