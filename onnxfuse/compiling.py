@@ -15,6 +15,7 @@ from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.runtime.compile import Compiler, KernelSource, check_architecture, default_compiler
 from onnxfuse.runtime.figures import KernelFigures
+from onnxfuse.runtime.library import native_architecture
 from onnxfuse.schedules import Kernel
 
 Progress = Callable[[int, int], None]
@@ -67,6 +68,7 @@ class ReadBack:
 
     def __init__(self, architecture: str, progress: Progress | None = None, compiler: Compiler | None = None) -> None:
         self.architecture = architecture
+        self._whole = _as_sessions_do(architecture)
         self._progress, self._compiler = progress, compiler or default_compiler()
         self._known: dict[KernelSource, Mapping[str, KernelFigures] | KernelError | None] = {}
 
@@ -74,7 +76,7 @@ class ReadBack:
         """See ``Compiled``."""
         sources = [source_of(kernel.source, kernel.plan) for kernel in kernels]
         missing = [source for source in dict.fromkeys(sources) if source not in self._known and source.kernels]
-        tasks = [(source, self.architecture) for source in missing]
+        tasks = [(source, self._whole) for source in missing]
         for (source, _), found in compile_all(tasks, self._compiler.figures, self._progress):
             lost = [name for name in source.kernels if name not in found] if isinstance(found, dict) else []
             self._known[source] = KernelError(f"its text has no kernel called {lost[0]!r}") if lost else found
@@ -86,13 +88,18 @@ def source_of(text: str, plan: LaunchPlan) -> KernelSource:
     return KernelSource(text, tuple(plan.options), plan.kernels)
 
 
+def _as_sessions_do(architecture: str) -> str:
+    """What a session compiles for on a GPU of that architecture, so that it finds here what it would compile again."""
+    return native_architecture(int(architecture.removeprefix("sm_")))
+
+
 def read_back(profile: Profile, progress: Progress | None = None) -> tuple[ReadBack | None, tuple[str, ...]]:
     """What reads back the kernels for a GPU, or None; and what there is to say where there should be one."""
     if not profile.architecture:
         return None, ()
     try:
         check_architecture(profile.architecture)
-        understood = default_compiler().figures(_PROBE, profile.architecture)
+        understood = default_compiler().figures(_PROBE, _as_sessions_do(profile.architecture))
     except KernelError as error:
         return None, (f"kernels were not compiled, so that none was looked at for spilled registers: {error.message}",)
     if understood is None:

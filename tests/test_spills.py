@@ -26,9 +26,11 @@ from onnxfuse.planning.horizontal import joined
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused
+from onnxfuse.runtime import Gpu, compile
 from onnxfuse.runtime.cache import Cache
 from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.figures import KernelFigures
+from onnxfuse.runtime.nodes import kernel_sources
 from onnxfuse.schedules import Kernel, named
 from onnxfuse.schedules.rows import IN_SHARED
 from onnxfuse.schedules.source import Given
@@ -242,6 +244,24 @@ def test_every_kernel_is_compiled_once_and_told(tmp_path: Path) -> None:
     first, second = reading.figures([kernel, kernel])
     assert first == second == reading.figures([kernel])[0]
     assert told == [(1, 1)]
+
+
+@pytest.mark.parametrize("target", ["A100", "H200"])
+def test_sessions_find_what_planning_compiled(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code of an architecture in all its parts, as a session on that GPU asks for it."""
+    compiler = Compiler(Cache(tmp_path, "test"))
+    for module in ("compiling", "embedding"):
+        monkeypatch.setattr(f"onnxfuse.{module}.default_compiler", lambda: compiler)
+    made = planned(SHORT, target=target, compile=True)
+    asked: list[str] = []
+    compiled = compile.compile_told
+    monkeypatch.setattr(compile, "compile_told", lambda *given: (asked.append(given[0]), compiled(*given))[1])
+    sm = find_profile(target).sm
+    architecture = Gpu(0, target, divmod(sm, 10), 100, (13, 0)).architecture
+    sources = kernel_sources(made.model, architecture)
+    assert sources and all(image.startswith(b"\x7fELF") for image in compiler.images(sources, architecture))
+    assert not asked
+    assert compiler.image(sources[0], f"sm_{sm}") and not asked
 
 
 def test_one_that_fails_leaves_the_others(tmp_path: Path) -> None:

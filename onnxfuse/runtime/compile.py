@@ -171,7 +171,7 @@ class Compiler:
         Raises:
             KernelError: as ``compile_cubin``.
         """
-        name = key(kernel.source, kernel.options, architecture)
+        name = key(kernel.source, kernel.options, _WHOLE.get(architecture, architecture))
         with self._lock(name):
             if name not in self._figures:
                 kept = self.cache.read(name + _FIGURES)
@@ -183,7 +183,7 @@ class Compiler:
             return self._figures[name]
 
     def _image(self, kernel: KernelSource, architecture: str) -> bytes:
-        name = key(kernel.source, kernel.options, architecture)
+        name = key(kernel.source, kernel.options, _WHOLE.get(architecture, architecture))
         with self._lock(name):
             image = self._images.get(name) or self.cache.read(name)
             if image is None:

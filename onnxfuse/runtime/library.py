@@ -18,6 +18,10 @@ CompileCallback = ctypes.CFUNCTYPE(
 """Source, options and kernel names (one a line), architecture, device, reply: see native/images.h."""
 
 
+_FIRST_WITH_OWN = 90
+"""From here on a generation has instructions that no later one need have."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A GPU that the driver shows, by ordinal; ``driver`` is the newest CUDA that the driver runs, as (13, 0)."""
@@ -30,9 +34,14 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """What the native library compiles for: "sm_86", and "sm_90a" from Hopper on."""
+        """What the native library compiles for."""
         major, minor = self.capability
-        return f"sm_{major * 10 + minor}" + ("a" if major >= 9 else "")
+        return native_architecture(major * 10 + minor)
+
+
+def native_architecture(sm: int) -> str:
+    """What sessions compile for on a GPU: "sm_86" for 86, and "sm_90a" from Hopper on."""
+    return f"sm_{sm}" + ("a" if sm >= _FIRST_WITH_OWN else "")
 
 
 def library_path() -> Path:
