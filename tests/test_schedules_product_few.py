@@ -26,6 +26,10 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         "w = Gemm<transB = 1>(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }", {"M": 2}),
     "batches, no vectors of results": (
         "g (T[3,M,72] a, T[3,72,36] b) => (T[3,M,36] y) { y = MatMul(a, b) }", {"M": 9}),
+    "two rows, a bias, along": (
+        "g (T[M,328] a, T[200,328] b, T[200] c) => (T[M,200] y) { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }",
+        {"M": 2}),
+    "one row, batches": ("g (T[5,1,100] a, T[5,100,48] b) => (T[5,1,48] y) { y = MatMul(a, b) }", {}),
     "fewer than one step": ("g (T[M,8] a, T[8,24] b) => (T[M,24] y) { y = MatMul(a, b) }", {"M": 3}),
     "odd sizes": ("g (T[M,33] a, T[33,31] b) => (T[M,31] y) { y = MatMul(a, b) }", {"M": 1}),
     "heads": (
@@ -33,15 +37,18 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         "q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }", {"M": 4}),
 }
 
+EVERY = ("one row", "two rows, a bias, along", "heads", "along, a bias and a residual")
+"""Cases of which each way is run."""
+
 
 def ways(text: str, kind: str, planned: Mapping[str, int]) -> list[Made]:
     """The kernel in each of these ways, with the variant alone that is one."""
     made = make(text.replace("T[", f"{kind}["), planned=planned)
     found = []
-    for choice in made.kernel.choices:
-        if "sharers" in dict(choice.settings):
-            kernel = make_kernel(Request(made.lowered, "test", planned, choice), "product")
-            assert isinstance(kernel, Kernel) and kernel.choice == choice
+    for choice in (None, *made.kernel.choices):
+        kernel = make_kernel(Request(made.lowered, "test", planned, choice), "product")
+        assert isinstance(kernel, Kernel) and kernel.choice == choice
+        if "share what is summed over" in kernel.plan.variants[0].name:
             found.append(only(replace(made, kernel=kernel), kernel.plan.variants[:1]))
     return found
 
@@ -51,17 +58,22 @@ def test_right(case: str) -> None:
     """With as many rows as planned, and with fewer."""
     text, planned = CASES[case]
     found = ways(text, "bfloat16" if case == "heads" else "float16", planned)
-    assert found
-    for made in found if case in ("one row", "along, a bias and a residual") else found[:1]:
+    assert found and {"tensor cores" if made.kernel.plan.variants[0].name.startswith(("tiles of 8", "tiles of 16")) else
+                      "lanes" for made in found} == {"lanes" if planned.get("M", 1) <= 4 else "tensor cores"}
+    for made in found if case in EVERY else found[:1]:
         for rows in {planned.get("M", 1), 1}:
             check(made, random_inputs(made, {"M": rows}), length=520, misalign=False)
 
 
 def test_no_more_rows_than_it_has() -> None:
-    """A variant for few rows is not launched for more."""
+    """A variant for few rows is not launched for more, for which there is the tile that is expected to take least."""
     text, planned = CASES["fewer than one step"]
     (made, *_) = ways(text, "float16", planned)
-    assert any("8 <=" in guard for guard in made.kernel.plan.variants[0].guards)
+    assert any("4 <=" in guard for guard in made.kernel.plan.variants[0].guards)
+    every, larger = (make(text.replace("T[", "float16["), planned=sizes).kernel for sizes in (planned, {"M": 4096}))
+    assert every.plan.variants[0] == make_kernel(Request(made.lowered, "test", planned), "product").plan.variants[0]  # type: ignore[union-attr]
+    named = [variant.name for variant in every.plan.variants[1:]]
+    assert len(named) > 2 and named[-2:] == [variant.name for variant in larger.plan.variants[-2:]]
 
 
 def test_what_is_infinite_shows_in_its_row_and_column_alone() -> None:
@@ -78,12 +90,13 @@ def test_where_there_is_none(kind: str, rows: int) -> None:
 
 @pytest.mark.parametrize(("architecture", "case"), [
     ("sm_75", "a gate"), ("sm_90", "a gate"), ("sm_90", "a gate, along")])
-def test_it_fits_registers(architecture: str, case: str) -> None:
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_it_fits_registers(architecture: str, case: str, rows: int) -> None:
     """As many as leave room for the blocks that are to be beside one another."""
     text = CASES[case][0].replace("264", "2048").replace("104", "5632")
-    for made in ways(text, "float16", {"M": 16}):
-        kernel = make_kernel(Request(made.lowered, "test", {"M": 16}, made.kernel.choice), "product")
+    for made in ways(text, "float16", {"M": rows}):
+        kernel = make_kernel(Request(made.lowered, "test", {"M": rows}, made.kernel.choice), "product")
         assert isinstance(kernel, Kernel)
         code = kernel.code.keeping({name for name in kernel.plan.kernels if "few" in name})  # type: ignore[union-attr]
         figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
-        assert figures is not None and [each.spilled_bytes for each in figures.values()] == [0]
+        assert figures and {each.spilled_bytes for each in figures.values()} == {0}

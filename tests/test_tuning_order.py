@@ -37,6 +37,10 @@ BIAS = parse("g (float16[256,64] a, float16[64,72] b, float16[72] c) => (float16
     (REGION, replace(REGION, products=False)),
     (REGION, replace(REGION, best=70.0)),  # near the runtime's time the way there counts
     (replace(REGION, best=70.0), replace(REGION, best=72.0)),
+    # The library's product takes longer than its bytes do, and there is more to be had than by other ways.
+    (replace(REGION, bare=True, best=None, after=30.0), REGION),
+    (REGION, replace(REGION, bare=True, best=None, after=60.0)),
+    (REGION, replace(REGION, best=None, after=30.0)),  # its own choice does not run
     (replace(REGION, best=70.0), replace(REGION, count=99, best=80.0)),
 ])
 def test_what_may_save_most_comes_first(sooner: Known, later: Known) -> None:

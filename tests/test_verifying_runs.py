@@ -32,7 +32,8 @@ from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime.words import runtime_words
 from onnxfuse.verifying import verify
 from onnxfuse.verifying.evaluate import CPU
-from onnxfuse.verifying.runs import first_recipes, small_recipes
+from onnxfuse.verifying.runner import options_of
+from onnxfuse.verifying.runs import first_recipes, second_recipes, small_recipes
 from onnxfuse.verifying.sharing import Slim
 from onnxfuse.verifying.whole import Whole
 
@@ -225,6 +226,23 @@ def test_small_sizes_are_odd_and_others_than_those_that_ran() -> None:
     assert recipes[1].sizes not in [recipe.sizes for recipe in left] and recipes[0] in left
     two = replace(first, sizes={**first.sizes, "h": 2})
     assert next(recipe.sizes["h"] for recipe in small_recipes(ledger, two, []) if recipe.sizes["n"] == 1) == 3
+
+
+@pytest.mark.parametrize(("shape", "side", "made"), [
+    ("n, 3, 640, 640", 640, False), ("n, 3, 64, 64", 64, True), ("n, 3, h, 640", 640, True)])
+def test_no_third_run_for_a_batch_of_another_size_alone(shape: str, side: int, made: bool) -> None:
+    """But where runs are short, or other sizes are free too."""
+    text = f"g (float[{shape}] x, float[16, 3, 3, 3] w) => (float[n, 16, p, q] y) {{ y = Conv(x, w) }}"
+    ledger = _ledger(parse(text))
+    first = next(first_recipes(ledger))
+    assert bool(list(small_recipes(ledger, first, [first.sizes]))) is made
+    assert list(second_recipes(ledger, first)) or side < 640
+
+
+def test_convolutions_are_not_tried_by_every_algorithm() -> None:
+    assert options_of(0) == {"cudnn_conv_algo_search": "HEURISTIC"}
+    given = {"cudnn_conv_algo_search": "DEFAULT", "use_tf32": "0"}
+    assert options_of(1, given) == {**given, "device_id": 1}
 
 
 class OwnNodesFail(EmulatedRunner):

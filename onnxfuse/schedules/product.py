@@ -145,13 +145,16 @@ class _Work:
     def kernel(self) -> Kernel:
         """All of it."""
         lowered, request = self.lowered, self.request
-        patched = self._patched()
-        own = patched[0] if patched else self._own()
-        offered = {shape.choice: shape for shape in (*patched, *self._few(), *self._offered())}
+        patched, few = self._patched(), self._few()
+        plain = [shape for shape in few if shape.plain]
+        general = self._own()
+        own = [*patched, *plain, general][0]
+        offered = {shape.choice: shape for shape in (*patched, *few, *self._offered())}
         choice, first = told(request.choice, offered)
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
-            for shape in dict.fromkeys(each for each in (first, own, replace(own, together=False)) if each is not None):
+            shapes = (first, own, *(() if patched else (general, replace(general, together=False))))
+            for shape in dict.fromkeys(each for each in shapes if each is not None):
                 if isinstance(shape, SpecialisedShape):
                     self._add_specialised(shape, narrow)
                 elif isinstance(shape, PatchShape):
@@ -166,10 +169,11 @@ class _Work:
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
         headers = ("onnxfuse", "mma", *(["tf32"] if self.parts.rounds else ["warpgroup"]),
                    *(["tensor_copies"] if self.maps else []), *(["patch"] if patched else []),
-                   *(["few_rows"] if isinstance(first, FewShape) else []))
+                   *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         others = tuple(each for each, shape in offered.items() if shape != own)
-        return Kernel("product", source, plan, (), choice, others, heavy=True, rounds=self.parts.rounds)
+        # Warps that only add leave room for others in a launch, as those of the few rows' other products.
+        return Kernel("product", source, plan, (), choice, others, heavy=not plain, rounds=self.parts.rounds)
 
     def _own(self) -> Shape:
         """The tile that is expected to take least, with as many stages as there is something to hold in."""

@@ -2,10 +2,11 @@
 
 One new token multiplies each weight by one row, 16 sequences' by 16; the weight's bytes are what takes the time.  On an
 H200, whose memory gives 4.0 TB/s or 17 bytes a cycle and multiprocessor, 16 elements of 64 columns, 2,048 bytes, come
-every 118 cycles.  They take a warp 4 loads, 16 permutations of halves, 4 or 8 products on tensor cores (of up to 8, or
+every 118 cycles.  On tensor cores they take a warp 4 loads, 16 permutations of halves, 4 or 8 products (of up to 8, or
 up to 16 rows) and some ten instructions around: of four schedulers, less than a tenth.  Multiplied by themselves, with
-their conversion, 16 rows would be more than there is: (1 + 16) x 32 instructions.  So tensor cores have all of it, also
-of one row, which is one of eight of theirs.
+their conversion, they take (1 + rows) x 32 instructions: up to four rows that is less than the memory's time too, and
+any lane may have any neighbours.  So each lane of those asks for 16 bytes at a time, however few columns a block has:
+of a weight of 2048 x 2048 its kernel takes 5.8 us, by pieces of 4 bytes 9.3 (benchmarks/results, few-rows).
 
 What counts is how many bytes are on their way: some 64 KiB a multiprocessor, so that warps share what is summed over,
 each asks for several steps at once, and a block's sums meet in shared memory.
@@ -14,7 +15,7 @@ each asks for several steps at once, and a block's sums meet in shared memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
@@ -26,8 +27,8 @@ from onnxfuse.schedules.product_shape import FLOATS, Shape
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import MOST_SHARED
 
-MOST_ROWS = 16
-"""Rows that are few."""
+MOST_ROWS, MOST_PLAIN = 16, 4
+"""Rows that are few, and those of them that tensor cores have no part in."""
 
 GROUPS = 8
 """Columns of a tile of products that lanes have side by side, or of half a tile, one below the other."""
@@ -36,8 +37,15 @@ DEPTH, ALONG = 16, 8
 """Elements that are summed over in a step across; neighbours of them that a lane reads of a column, of which a step
 along has four."""
 
+LANES, VECTOR = 32, 8
+"""Lanes of a warp, and neighbours that each reads at a time where tensor cores have no part."""
+
 OWN = {64: 1.0, 32: 0.95, 16: 0.85}
 """Columns of each product that a block may have, and the share of the bandwidth that pieces so long reach."""
+
+OWN_ALONG = {16: 1.0, 8: 1.0}
+"""The same where lanes without tensor cores read along what is summed over, and each has all columns; no less than a
+vector of results has."""
 
 SHARERS = (8, 16, 32)
 """Warps of a block."""
@@ -45,17 +53,46 @@ SHARERS = (8, 16, 32)
 WARPS, LINE = 16, 128
 """Of a multiprocessor, and bytes that each lane of these asks for at once."""
 
-MOST_SHAPES = 5
+MOST_SHAPES = 6
 """Those that are worth a measurement."""
 
 
 @dataclass(frozen=True)
 class FewShape(Shape):
     """A block of ``sharers`` warps that share what is summed over of ``columns`` columns of all products together;
-    ``stages``: steps of it that a warp asks for at once; ``across``: whether columns lie side by side."""
+    ``stages``: steps of it that a warp asks for at once; ``across``: whether columns lie side by side; ``products``:
+    how many they are."""
 
     sharers: int = 8
     across: bool = True
+    products: int = 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether tensor cores have no part in it."""
+        return self.rows <= MOST_PLAIN
+
+    @property
+    def own(self) -> int:
+        """Columns of each product."""
+        return self.columns // self.products
+
+    @property
+    def depth(self) -> int:
+        """Elements of what is summed over in a step."""
+        if self.plain:
+            return LANES // self.side_lanes if self.across else LANES * VECTOR
+        return DEPTH if self.across else 4 * ALONG
+
+    @property
+    def side_lanes(self) -> int:
+        """Lanes whose vectors lie side by side where it is plain."""
+        return self.own // VECTOR if self.across else LANES
+
+    @property
+    def asked(self) -> int:
+        """Elements of the weights that a lane asks for in a step."""
+        return self.columns * self.depth // LANES
 
     @property
     def name(self) -> str:
@@ -81,8 +118,12 @@ class FewShape(Shape):
     @property
     def registers(self) -> int:
         """Of a thread, about: the sums, what is on its way, and all else."""
-        depth = DEPTH if self.across else 4 * ALONG
-        return self.columns * self.rows // 32 + self.columns * depth * self.stages // 64 + 32
+        asked = self.asked * self.stages // 2
+        if not self.plain:
+            return self.columns * self.rows // 32 + asked + 32
+        few = self.rows * (1 if self.across else VECTOR // 2) * self.stages
+        sums = self.rows * self.products
+        return sums * (VECTOR if self.across else self.own) + asked + few + 12 + 2 * sums
 
     @property
     def beside(self) -> int:
@@ -96,7 +137,7 @@ class Few:
 
     Attributes:
         parts: the product; planned: sizes by symbol.
-        rows: 8 or 16, as many as a tile of products has.
+        rows: 1, 2 or 4, or 8 or 16, as many as a tile of products on tensor cores has.
         across: whether neighbours along the weights' columns lie side by side, not those that are summed over.
     """
 
@@ -107,38 +148,54 @@ class Few:
 
     def sides(self, shape: FewShape) -> list[Side]:
         """The few rows and the weights, each by vectors that a lane reads of it, at most."""
-        parts, own = self.parts, shape.columns // len(self.parts.rights)
-        weights = _weights(parts, self.across, own // GROUPS if self.across else ALONG, self.planned)
-        left = _side(parts, parts.left, "@m", "@k", DEPTH // 4 if self.across else ALONG, self.planned)
+        parts = self.parts
+        most = VECTOR if shape.plain else shape.own // GROUPS if self.across else ALONG
+        weights = _weights(parts, self.across, most, self.planned)
+        few = VECTOR if not self.across else 1 if shape.plain else DEPTH // 4
+        left = _side(parts, parts.left, "@m", "@k", few, self.planned) if few > 1 else None
         return [left or _side_of_one(parts), *weights]
 
     def shapes(self, batch: int, columns: int, depth: int) -> list[FewShape]:
         """Blocks that may be quickest, those first that are expected to be."""
-        ranked = sorted(OWN, key=lambda own: -self._rate(own, batch * -(-columns // own)))
+        shares = OWN if self.across or self.rows > MOST_PLAIN else OWN_ALONG
+        ranked = sorted(shares, key=lambda own: -_rate(shares[own], batch * -(-columns // own)))
         found = [shape for own in ranked for shape in self._shared(own, batch * -(-columns // own), depth)]
         return found[:MOST_SHAPES]
 
-    def _rate(self, own: int, tiles: int) -> float:
-        """Of the memory's bandwidth, the share that blocks of so many columns reach: a multiprocessor alone can ask for
-        twice its own part, and pieces of less than a line cost more."""
-        busiest = -(-tiles // MULTIPROCESSORS)
-        balance = tiles / (busiest * MULTIPROCESSORS)
-        return min(1.0, balance * 2 if busiest == 1 else balance) * OWN[own]
-
     def _shared(self, own: int, tiles: int, depth: int) -> list[FewShape]:
         """Those of so many columns of each product, as many warps as keep a multiprocessor's memory busy first."""
-        beside = len(self.parts.rights)
-        steps, busiest = -(-depth // (DEPTH if self.across else 4 * ALONG)), -(-tiles // MULTIPROCESSORS)
+        products = len(self.parts.rights)
+        least = FewShape(self.rows, own * products, 1, across=self.across, products=products)
+        steps, busiest = -(-depth // least.depth), -(-tiles // MULTIPROCESSORS)
         shapes = []
-        for sharers in sorted(SHARERS, key=lambda sharers: abs(sharers * busiest - WARPS)):
+        for sharers in sorted(SHARERS, key=lambda sharers: _waits(sharers, busiest, least.plain)):
             if sharers > max(steps, SHARERS[0]):
                 continue
-            each = own * beside * (DEPTH if self.across else 4 * ALONG) * 2 // 32  # bytes of a lane and step
-            stages = max(1, min(LINE * WARPS // (max(sharers, WARPS) * each), -(-steps // sharers)))
-            shape = FewShape(self.rows, own * beside, stages, sharers=sharers, across=self.across)
-            if shape.shared <= MOST_SHARED and shape.registers <= REGISTERS // (32 * sharers * shape.beside):
-                shapes.append(shape)
-        return shapes[:2]
+            most = -(-steps // sharers)
+            stages = max(1, min(LINE * WARPS // (max(sharers, WARPS) * 2 * least.asked), most))
+            # Alone on its multiprocessor a large block does better with more on its way.
+            deeper = [min(2 * stages, most)] if least.plain and sharers > WARPS else []
+            for count in [*deeper, stages]:
+                shape = replace(least, stages=count, sharers=sharers)
+                room = REGISTERS // (LANES * sharers * shape.beside)
+                while shape.plain and shape.registers > room and shape.stages > 1:
+                    shape = replace(shape, stages=shape.stages // 2)
+                if shape.shared <= MOST_SHARED and shape.registers <= room and shape not in shapes:
+                    shapes.append(shape)
+        return shapes[:3 if least.plain else 2]
+
+
+def _waits(sharers: int, busiest: int, plain: bool) -> tuple[bool, int]:
+    """What orders counts of warps by how little memory waits for them."""
+    return plain and sharers < WARPS, abs(sharers * (1 if plain else busiest) - WARPS)
+
+
+def _rate(share: float, tiles: int) -> float:
+    """Of the memory's bandwidth, the share that so many blocks reach, each of which could reach that share: a
+    multiprocessor alone can ask for twice its own part."""
+    busiest = -(-tiles // MULTIPROCESSORS)
+    balance = tiles / (busiest * MULTIPROCESSORS)
+    return min(1.0, balance * 2 if busiest == 1 else balance) * share
 
 
 def few_of(parts: Parts, rows: int, planned: Mapping[str, int]) -> Few | None:
@@ -150,7 +207,8 @@ def few_of(parts: Parts, rows: int, planned: Mapping[str, int]) -> Few | None:
               for across in (True, False)}
     if not any(widths.values()):
         return None
-    return Few(parts, planned, 8 if rows <= 8 else MOST_ROWS, widths[True] >= widths[False])
+    heights = (1, 2, MOST_PLAIN, 8, MOST_ROWS)
+    return Few(parts, planned, next(height for height in heights if height >= rows), widths[True] >= widths[False])
 
 
 def _weights(parts: Parts, across: bool, most: int, planned: Mapping[str, int]) -> list[Side]:

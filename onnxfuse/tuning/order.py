@@ -7,6 +7,7 @@ fusing.  Then come other ways to run kernels, where they could save the model th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ class Known:
         products: whether the kernel has products; bare: whether it has nothing else.
         holder: the most that the model's time is of a region that has all that this one has, and more; 0 where there is
             none.
+        after: what the kernel is predicted to take.
     """
 
     count: int
@@ -44,6 +46,7 @@ class Known:
     products: bool = False
     bare: bool = False
     holder: float = 0.0
+    after: float = math.inf
 
     @property
     def before(self) -> float:
@@ -61,7 +64,8 @@ def urgency(known: Known, parts: Iterable[Known]) -> tuple[int, float]:
 
     A way that is measured after others is worth less than these were, and nothing where the region would be no better
     for it than one of its parts, or than the runtime.  A product with nothing around it is hardly better than a
-    library's; what the library takes must be known where there is a region with more around it.
+    library's, but where that takes longer than its bytes and operations are predicted to, as for few rows; what the
+    library takes must be known where there is a region with more around it.
     """
     time = known.count * known.before
     if not known.opened and known.bare:  # a region around it is judged by what the library takes
@@ -69,7 +73,8 @@ def urgency(known: Known, parts: Iterable[Known]) -> tuple[int, float]:
     if not known.opened:
         return FIRST, time * (WITHIN if known.holder else 1.0)
     if known.best is None:
-        return LAST, time
+        possible = known.count * (known.before - known.after)
+        return (FURTHER, possible) if known.bare and possible > 0 else (LAST, time)
     hope = (HOPE_OF_PRODUCTS if known.products else HOPE) * known.best
     rival = max((part.saved for part in parts), default=0.0)
     possible = min(hope, known.saved + hope - max(rival, 0.0))

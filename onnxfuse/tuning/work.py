@@ -105,8 +105,10 @@ class State:
         right = {name: row.microseconds for name, row in self.rows.items() if row.status == "ok"}
         ways = [microseconds for name, microseconds in right.items() if name != RUNTIME]
         opened = RUNTIME in self.rows and (self._bare or DEFAULT in self.rows)
-        return Known(self.subject.count, 1e6 * cost.seconds_before / (cost.executions or 1.0), right.get(RUNTIME),
-                     min(ways, default=None), opened, len(ways), self._products, self._bare, self._holder)
+        once = 1e6 / (cost.executions or 1.0)
+        return Known(
+            self.subject.count, once * cost.seconds_before, right.get(RUNTIME), min(ways, default=None), opened,
+            len(ways), self._products, self._bare, self._holder, once * cost.seconds_after)
 
     @property
     def urgency(self) -> tuple[int, float]:

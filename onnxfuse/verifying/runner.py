@@ -25,8 +25,11 @@ Array = NDArray[Any]
 CUDA = "CUDAExecutionProvider"
 _POISON = 0xFF
 """Byte that outputs are filled with before a kernel runs: not a number, minus one, and no boolean."""
-_KEPT = 64
+_KEPT = 256
 """Sessions of single nodes that are kept."""
+
+_QUICK = {"cudnn_conv_algo_search": "HEURISTIC"}
+"""Else every convolution of every session tries all of cuDNN's algorithms first: seconds for each model."""
 
 
 class KernelRunner(Protocol):
@@ -79,7 +82,8 @@ class CudaRunner:
     """Where tensors lie, in ONNX Runtime's words."""
 
     def __init__(self, device: int = 0, settings: Mapping[str, str] | None = None) -> None:
-        """Find the GPU and start ONNX Runtime's CUDA provider on it, with these options of it.
+        """Find the GPU and start ONNX Runtime's CUDA provider on it, with these options of it, and convolutions by the
+        algorithms that cuDNN takes for the best where they do not say.
 
         Raises:
             KernelError: there is no driver or no such GPU, or the provider does not start.
@@ -92,9 +96,7 @@ class CudaRunner:
             raise KernelError(f"there is no GPU {device}: the driver shows {len(found)}")
         self.device, self.gpu = device, found[device]
         self.name = self.gpu.name
-        # Told which device, even the first, ONNX Runtime warns in every session that no plugin offers it.
-        options = {**(settings or {}), **({"device_id": device} if device else {})}
-        self.providers: Sequence[Any] = [(CUDA, options), "CPUExecutionProvider"]
+        self.providers: Sequence[Any] = [(CUDA, options_of(device, settings)), "CPUExecutionProvider"]
         self._one_node = lru_cache(_KEPT)(self._session)
         self._bodies = lru_cache(_KEPT)(self._body_session)
         find_machine(device)  # lets the provider find cuBLAS and cuDNN
@@ -126,8 +128,7 @@ class CudaRunner:
         plan = node.plan if variant is None else single_variant(node.plan, variant)
         raw = node_model(node, model, plan, feeds).SerializeToString()
         kinds = {name: element_type(array) for name, array in feeds.items()}
-        # A single variant runs once; what nodes share runs again and again.
-        session = self._one_node(raw) if variant is None else self._session(raw)
+        session = self._one_node(raw)  # what nodes share, and each variant at other sizes, runs again and again
         shapes = output_shapes(node.plan, feeds, self.gpu.capability[0] * 10 + self.gpu.capability[1])
         return self._run(session, feeds, kinds, [output.dtype for output in node.plan.outputs], shapes)
 
@@ -186,6 +187,12 @@ class CudaRunner:
         except Exception as error:
             raise KernelError(f"a run failed: {error}") from error
         return [result.astype(array_type(kind), copy=False) for result, kind in zip(results, outputs, strict=True)]
+
+
+def options_of(device: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Options of the CUDA provider for verification on a GPU: those that are given, and what saves time beside them."""
+    # Told which device, even the first, ONNX Runtime warns in every session that no plugin offers it.
+    return {**_QUICK, **(settings or {}), **({"device_id": device} if device else {})}
 
 
 def _probe_model() -> bytes:

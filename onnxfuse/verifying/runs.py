@@ -21,8 +21,11 @@ from onnxfuse.verifying.results import RunInputs
 
 Array = NDArray[Any]
 
-FLOPS, BYTES = 4 * 10**9, 10**9
-"""Work of one run of the original past which symbolic sizes are halved: some seconds on two cores."""
+FLOPS, BYTES = 2 * 10**9, 5 * 10**8
+"""Work of one run of the original past which symbolic sizes are halved: a second or two on two cores."""
+
+_SLIGHT = 8
+"""Share of that work, as its inverse, up to which a third run is made where only sizes of batches are free."""
 
 _LEAST, _LEAST_BATCH = 16, 2
 """Nothing is halved to less than this; nor is what is only ever the first axis of an input."""
@@ -148,12 +151,17 @@ def second_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
 
 def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int]]) -> Iterator[Recipe]:
     """Small odd sizes, each another prime where the model can have that: kernels choose and cut other ways there than
-    at the planned ones.
+    at the planned ones.  None where sizes of batches alone are free and runs take long: one more or less of these is
+    what the second run had.
 
     Args:
         used: sizes that need not be tried again.
     """
     graph, sizes = ledger.graph, first.sizes
+    if set(_least(graph).values()) == {_LEAST_BATCH}:
+        total = Ledger(graph, {**ledger.sizes, **sizes}, ledger.placement).total()
+        if total.flops > FLOPS // _SLIGHT:
+            return iter(())
     free = sorted(_free(graph))
     primes = {name: _PRIMES[place % len(_PRIMES)] for place, name in enumerate(free)}
     inner = {name for name in free if sizes[name] > 1}

@@ -57,6 +57,48 @@ __device__ __forceinline__ void multiply_along(float (&sums)[columns8 / 2][rows8
     }
 }
 
+// sums += weights few' without tensor cores, a step of one element of what is summed over: a lane has eight columns.
+template <typename T, int rows>
+__device__ __forceinline__ void add_across(float (&sums)[rows][8], const Vector<T, 8> (&weights)[1],
+                                           const Vector<T, 1> (&few)[rows]) {
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const float weight = value(weights[0].at[e]);
+#pragma unroll
+    for (int i = 0; i < rows; ++i) sums[i][e] += value(few[i].at[0]) * weight;
+  }
+}
+
+// The same, a step of eight elements: a lane has these of all columns.
+template <typename T, int rows, int columns>
+__device__ __forceinline__ void add_along(float (&sums)[rows][columns], const Vector<T, 8> (&weights)[columns],
+                                          const Vector<T, 8> (&few)[rows]) {
+#pragma unroll
+  for (int c = 0; c < columns; ++c)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float weight = value(weights[c].at[e]);
+#pragma unroll
+      for (int i = 0; i < rows; ++i) sums[i][c] += value(few[i].at[e]) * weight;
+    }
+}
+
+// A warp's sums as rows of floats.  Across, every `lanes`-th lane has the same eight columns, and others of what is summed
+// over; along, all have all columns.
+template <int lanes, bool across, int rows, int own>
+__device__ __forceinline__ void lay_out_sums(float* laid, int long_row, int, float (&sums)[rows][own]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < rows; ++i)
+#pragma unroll
+    for (int c = 0; c < own; ++c) {
+#pragma unroll
+      for (int apart = across ? lanes : 1; apart < 32; apart *= 2)
+        sums[i][c] += __shfl_xor_sync(0xffffffffu, sums[i][c], apart);
+      if (lane < (across ? lanes : 1)) laid[i * long_row + lane * own + c] = sums[i][c];
+    }
+}
+
 // A warp's sums as rows of floats, those of so many rows.  Of tile c a lane has columns g and g + 8, where those are
 // columns 2 c and 2 c + 1 of its own `width` in a product across, and of the c-th 16 in one along.
 template <bool across, int tiles, int rows8>
