@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import unfuse
-from onnxfuse.tuning import TuneOptions, tune
+from onnxfuse.tuning import Timed, TuneOptions, tune
 from onnxfuse.verifying import verify
 
 DIMS = {"M": 128, "N": 2}
@@ -209,3 +210,32 @@ def test_what_it_leaves_of_a_fusion_of_the_runtimes_counts(text: str, chosen: in
         tune(parse(text), timer, kept, TuneOptions(stages=("products",)))
     made = fuse(parse(text), database=tmp_path / "measurements.sqlite", target="H100")
     assert len(held(made, chosen=True)) == chosen
+
+
+PROJECTIONS = """g (float16[M,256] a, float16[256,256] q, float16[256,64] k, float16[256,64] v)
+  => (float16[M,256] x, float16[M,64] y, float16[M,64] z) { x = MatMul(a, q) y = MatMul(a, k) z = MatMul(a, v) }"""
+
+
+@dataclass
+class _Sized(FakeTimer):
+    """Kernels of 256 columns take a time of their own."""
+
+    large: float = 0.0
+
+    def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
+        timed = super().time(model, fused=fused)
+        (output, *_) = model.graph.output
+        own = fused and output.type.tensor_type.shape.dim[-1].dim_value == 256
+        return replace(timed, microseconds=self.large) if own else timed
+
+
+@pytest.mark.parametrize(("rows", "large", "launches"), [(1, 25.0, 1), (1, 48.0, 1), (1, 60.0, 2), (128, 25.0, 3)])
+def test_products_of_few_rows_share_a_launch(tmp_path: Path, rows: int, large: float, launches: int) -> None:
+    """Also one that gains too little alone, but none that is slower.  Of large tiles only those of one text do."""
+    database, model = tmp_path / "measurements.sqlite", parse(PROJECTIONS)
+    timer = _Sized(lambda kernel: 50.0 if kernel == RUNTIME else 25.0, large=large)
+    with open_database(database) as kept:
+        tune(model, timer, kept, TuneOptions(dims={"M": rows}))
+    made = optimise(model, Options(dims={"M": rows}, target="H100", verify=False, database=database))
+    assert [len(fusion.outputs) for fusion in made.plan.fusions] == {1: [3], 2: [2], 3: [1, 2]}[launches]
+    assert verify(made, EmulatedRunner()).passed

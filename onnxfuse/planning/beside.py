@@ -133,8 +133,11 @@ class Offer:
         for members in dict.fromkeys((whole, beside.before(whole), *beside.unturned(), least)):
             if members not in self.taken and members not in self.refused:
                 self._admits(members)
+        refusal, cost = self.refused.get(least, (None, None))
+        if self.taken and refusal is not None and refusal.code == "no-gain":
+            self.pool.refuse(least, self.stage, refusal, cost)  # alone in a launch; several may share one
         if not self.taken:
-            refusal, cost = self.refused[least]
+            assert refusal is not None
             if refusal.code == UNMEASURED and not any(map(least.__lt__, self.refused)):
                 return  # nothing is around it
             refusal = replace(refusal, node=refusal.node or beside.products[0].label, rule=self.stage)

@@ -25,7 +25,7 @@ from onnxfuse.lowering.pull import Load
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_parts import OTHER, Access, Parts, parts_of
 from onnxfuse.schedules.attention_shape import HOPPER, WARPS, WIDTH, Shape
-from onnxfuse.schedules.attention_split import JoinText, SplitText
+from onnxfuse.schedules.attention_split import JOIN_WARPS, JoinText, SplitText
 from onnxfuse.schedules.attention_text import attention_text
 from onnxfuse.schedules.attention_together import TogetherText
 from onnxfuse.schedules.choice import told
@@ -198,10 +198,11 @@ class _Work:
             self.functions.append(Function(name, template, signature.parameters(body.sizes), body.text))
         first, second = self.functions[-2:]
         entry = first.entry(f"{shape.name}_split", self._settings(shape), shape.bits, 32 * shape.warps)
-        join = second.entry(f"attention_join_w{shape.width}_{shape.bits}", (self.columns, shape.width), shape.bits, 128)
+        join = second.entry(f"attention_join_w{shape.width}_{shape.bits}", (self.columns, shape.width), shape.bits,
+                            32 * JOIN_WARPS)
         self.entries += [entry, join]
         steps = [entry.step(f"{blocks} {chunks} *", shared=str(shape.shared(self.depth, self.columns))),
-                 join.step(f"{self.batch} {self.rows} * 4 ceil")]
+                 join.step(f"{self.batch} {self.rows} *")]
         hides = SplitText(self.parts, self.signature.sizes).narrows
         few = f"{blocks} 2 * sms {_held(shape)} * <="
         guards = (*needed, few, f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))

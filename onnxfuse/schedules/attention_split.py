@@ -1,7 +1,7 @@
 """Few queries and many keys: blocks have a chunk of the keys each, and a second kernel puts the chunks together.
 
     attention_split   sums of a chunk under its own maximum, that, and the sum of its powers, into scratch memory
-    attention_join    a warp a row: the chunks' sums under the largest maximum
+    attention_join    a block a row, whose warps share the chunks: their sums under the largest maximum
 
 After "Flash-Decoding" (Dao, Haziza, Massa, Sizov, 2023).
 """
@@ -14,6 +14,9 @@ from onnxfuse.schedules.text import indented, unrolled
 
 ROW = "columns + 2"
 """Numbers of a row in scratch memory: its sums, their maximum, and the sum of the powers."""
+
+JOIN_WARPS = 8
+"""Warps of a block that puts chunks together: of the most that there are each has eight, which it asks for at once."""
 
 
 class SplitText(AttentionText):
@@ -62,20 +65,20 @@ class SplitText(AttentionText):
 
 
 class JoinText(AttentionText):
-    """The body of the second kernel, over the template's ``columns``, ``wide`` and ``idx``; four rows a block."""
+    """The body of the second kernel, over the template's ``columns``, ``wide`` and ``idx``; a row a block."""
 
     def text(self) -> Body:
         """All of it."""
-        rows, batch = self.extents["m"], self.extents["b"]
+        rows = self.extents["m"]
         results, outer = self.results("sums[v]")
+        columns = "int n = lane * width; n < columns; n += 32 * width"
         lines = [
             *self.functors(),
-            "constexpr int width = wide > 1 ? 2 : 1;",
-            "const idx row = (idx)blockIdx.x * 4 + threadIdx.x / 32;",
-            f"if (row >= {batch} * {rows}) return;",
-            f"const idx b = row / {rows}, m = row % {rows};",
+            f"constexpr int width = wide > 1 ? 2 : 1, warps = {JOIN_WARPS};",
+            "__shared__ float laid[warps][columns];",
+            f"const idx row = blockIdx.x, b = row / {rows}, m = row % {rows};",
             f"const float* const from = reinterpret_cast<const float*>(t0) + row * chunks * ({ROW});",
-            "const int lane = threadIdx.x % 32;",
+            "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
             "float most = -OF_INFINITY, whole = 0.0f;",
             "for (idx part = lane; part < chunks; part += 32)",
             f"  most = Largest::of(most, from[part * ({ROW}) + columns]);",
@@ -86,16 +89,26 @@ class JoinText(AttentionText):
             "  whole += own[1] * Powers::scale(own[0], offset);",
             "}",
             "whole = of::reduce_lanes<of::Sum, 32>(whole);",
-            *self.scale("most"),
-            *outer,
-            "for (int n = lane * width; n < columns; n += 32 * width) {",
+            f"for ({columns}) {{",
             *indented([
                 "float sums[width] = {};",
-                *unrolled("idx part = 0; part < chunks; ++part", [
+                *unrolled("idx part = warp; part < chunks; part += warps", [
                     f"const float* const own = from + part * ({ROW});",
                     "const float share = Powers::scale(own[columns], offset);",
                     *unrolled("int v = 0; v < width; ++v", ["sums[v] += own[n + v] * share;"]),
                 ], by=8),
+                *unrolled("int v = 0; v < width; ++v", ["laid[warp][n + v] = sums[v];"]),
+            ]),
+            "}",
+            "__syncthreads();",
+            "if (warp > 0) return;",
+            *self.scale("most"),
+            *outer,
+            f"for ({columns}) {{",
+            *indented([
+                "float sums[width] = {};",
+                *unrolled("int part = 0; part < warps; ++part", unrolled("int v = 0; v < width; ++v", [
+                    "sums[v] += laid[part][n + v];"])),
                 *results,
             ]),
             "}",
