@@ -27,11 +27,12 @@ demo: .venv/ready
 # to keep what Python compiles.
 test test-lowest test-long: export PYTHONDONTWRITEBYTECODE =
 
-# All three run, so that one look shows everything that is wrong; what waits for packages or a compiler at once.
+# All three run, so that one look shows everything that is wrong; what waits for packages or a compiler at once.  Asserts
+# stay plain: to rewrite them, as pytest does to show operands, takes each worker 15 s.
 test:
 	@failed=0; $(MAKE) --no-print-directory --keep-going -j$(JOBS) .venv-oldest/ready .venv-test/ready lint || failed=1; \
 	ONNXFUSE_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python \
-	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup || failed=1; exit $$failed
+	.venv-test/bin/python -m pytest -n $(JOBS) --dist loadgroup --assert=plain || failed=1; exit $$failed
 
 # The same tests where each package is as old as setup.cfg allows.
 test-lowest: .venv-lowest/ready
