@@ -18,6 +18,9 @@ ROW = "columns + 2"
 JOIN_WARPS = 8
 """Warps of a block that puts chunks together: of the most that there are each has eight, which it asks for at once."""
 
+_COLUMNS = "int n = lane * width; n < columns; n += 32 * width"
+"""What heads a loop over a lane's columns."""
+
 
 class SplitText(AttentionText):
     """The body of the first kernel; beside what the whole one has it takes ``t0``, scratch memory, ``chunk``, the keys
@@ -69,11 +72,27 @@ class JoinText(AttentionText):
 
     def text(self) -> Body:
         """All of it."""
-        rows = self.extents["m"]
         results, outer = self.results("sums[v]")
-        columns = "int n = lane * width; n < columns; n += 32 * width"
         lines = [
-            *self.functors(),
+            *self.functors(), *self._share(),
+            "__syncthreads();",
+            "if (warp > 0) return;",
+            *self.scale("most"), *outer,
+            f"for ({_COLUMNS}) {{",
+            *indented([
+                "float sums[width] = {};",
+                *unrolled("int part = 0; part < warps; ++part", unrolled("int v = 0; v < width; ++v", [
+                    "sums[v] += laid[part][n + v];"])),
+                *results,
+            ]),
+            "}",
+        ]
+        return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
+
+    def _share(self) -> list[str]:
+        """Lines that leave each warp's share of a row's sums in shared memory."""
+        rows = self.extents["m"]
+        return [
             f"constexpr int width = wide > 1 ? 2 : 1, warps = {JOIN_WARPS};",
             "__shared__ float laid[warps][columns];",
             f"const idx row = blockIdx.x, b = row / {rows}, m = row % {rows};",
@@ -89,7 +108,7 @@ class JoinText(AttentionText):
             "  whole += own[1] * Powers::scale(own[0], offset);",
             "}",
             "whole = of::reduce_lanes<of::Sum, 32>(whole);",
-            f"for ({columns}) {{",
+            f"for ({_COLUMNS}) {{",
             *indented([
                 "float sums[width] = {};",
                 *unrolled("idx part = warp; part < chunks; part += warps", [
@@ -100,17 +119,4 @@ class JoinText(AttentionText):
                 *unrolled("int v = 0; v < width; ++v", ["laid[warp][n + v] = sums[v];"]),
             ]),
             "}",
-            "__syncthreads();",
-            "if (warp > 0) return;",
-            *self.scale("most"),
-            *outer,
-            f"for ({columns}) {{",
-            *indented([
-                "float sums[width] = {};",
-                *unrolled("int part = 0; part < warps; ++part", unrolled("int v = 0; v < width; ++v", [
-                    "sums[v] += laid[part][n + v];"])),
-                *results,
-            ]),
-            "}",
         ]
-        return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
