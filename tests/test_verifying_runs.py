@@ -276,7 +276,8 @@ def test_nodes_that_end_the_device_are_no_fault_of_the_kernel() -> None:
 
 
 def test_an_original_that_runs_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels read is taken from a run on the CPU where the device gives none."""
+    """What kernels read of the user's inputs is taken from a run on the CPU where the device gives none; of others it
+    always is, where the CPU runs the model."""
     class Elsewhere(EmulatedRunner):
         providers = ("NoSuchExecutionProvider",)
 
@@ -288,9 +289,15 @@ def test_an_original_that_runs_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch)
         return session(slim, providers, *more, **others)
 
     monkeypatch.setattr(Slim, "session", here_alone)
-    result = verify(fused(parse(CHAIN)), Elsewhere())
+    subject = fused(parse(CHAIN))
+    made = verify(subject, Elsewhere())
+    assert made.passed and made.kernels_run and not made.notes and "captured, run 1" in made.nodes[0].inputs
+    rng = np.random.default_rng(0)
+    shapes = {"x": (4, 64), "w": (64, 64)}
+    given = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    result = verify(subject, Elsewhere(), given)
     assert result.passed and result.kernels_run, result.text()
-    assert "captured on the CPU, run 1" in result.nodes[0].inputs
+    assert "captured on the CPU" in result.nodes[0].inputs
     assert result.notes == ("The original does not run on the CPU emulator; what its nodes read is from the CPU: "
                             "ONNX Runtime refuses the model: there is no such provider.",)
 

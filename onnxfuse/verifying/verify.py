@@ -125,6 +125,7 @@ def verify(subject: Subject, runner: KernelRunner | None = None, inputs: Inputs 
             whole = WholeResult(not message, None, message=message or compared.message)
             return Verification(None, (), whole, _not_run(nodes, compared.message), tuple(notes))
         runs, found = compared.runs, tuple(compared.differences.values())
+        work.compared_on = compared.providers
         results = _not_run(nodes, NO_GPU)
         device: tuple[OutputDifference, ...] = ()
         if runner is not None and nodes:
@@ -177,8 +178,8 @@ _TRIED_FIRST = (
 
 @dataclass
 class _Work:
-    """A verification under way: what it is of, the user's inputs, what runs kernels, what is told how far it is, and
-    what the result will note."""
+    """A verification under way: what it is of, the user's inputs, what runs kernels, what is told how far it is, what
+    the result will note, and where the model as a whole was compared."""
 
     subject: Subject
     sets: Sequence[InputSet]
@@ -186,6 +187,7 @@ class _Work:
     step: Progress
     closeness: Closeness = EXACT
     notes: list[str] = field(default_factory=list)
+    compared_on: Sequence[Any] = ()
 
     def first_that_runs(self, original: Slim, fused: Slim) -> VerificationError | _Comparison:
         """``whole`` on the CPU; on the runner's device where the CPU provider lacks an operator or a type.
@@ -257,9 +259,9 @@ class _Work:
                 if is_lacking(problem) or isinstance(problem, ModelError):
                     break
                 continue
-            if not self.sets and number == 0:
-                recipe, run, wanted = self._with_numbers(whole, recipe, (run, wanted))
             try:
+                if not self.sets and number == 0:
+                    recipe, run, wanted = self._with_numbers(whole, recipe, (run, wanted))
                 found = whole.compare(run, wanted)
             except MemoryError as error:
                 raise OutOfMemoryError from error
@@ -347,18 +349,21 @@ class _Work:
 
     def _captured(self, nodes: Sequence[FusedNode], source: Source, original: Slim, sizes: Mapping[str, int],
                   runner: KernelRunner) -> Iterator[Captured]:
-        """``capture`` on the runner's device; what the original's run does not give there, on the CPU, where the model
-        has run."""
+        """``capture`` where the model ran before on inputs that are made up: they are few, and a GPU's libraries take
+        seconds for the first run at any size.  The user's own run on the runner's device; what that does not give, on
+        the CPU.
+        """
         done: set[str] = set()
+        providers = runner.providers if self.sets else self.compared_on
         try:
-            for taken in capture(nodes, source, original, sizes, runner.providers):
+            for taken in capture(nodes, source, original, sizes, providers):
                 done.add(taken.node.name)
                 yield taken
             return
         except BoundsError:
             raise
         except VerificationError as error:
-            if list(runner.providers) == CPU or not runner.alive():
+            if list(providers) == CPU or not runner.alive():
                 raise
             said = f"The original does not run on {runner.name}; what its nodes read is from the CPU: {error.message}"
             self.notes += [] if said in self.notes else [said]
