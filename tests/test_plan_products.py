@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -218,24 +219,42 @@ PROJECTIONS = """g (float16[M,256] a, float16[256,256] q, float16[256,64] k, flo
 
 @dataclass
 class _Sized(FakeTimer):
-    """Kernels of 256 columns take a time of their own."""
+    """Kernels of some columns, and so many inputs, take a time of their own."""
 
-    large: float = 0.0
+    sized: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
         timed = super().time(model, fused=fused)
         (output, *_) = model.graph.output
-        own = fused and output.type.tensor_type.shape.dim[-1].dim_value == 256
-        return replace(timed, microseconds=self.large) if own else timed
+        columns = output.type.tensor_type.shape.dim[-1].dim_value
+        return replace(timed, microseconds=self.sized.get((columns, len(model.graph.input)), timed.microseconds)
+                       ) if fused else timed
 
 
 @pytest.mark.parametrize(("rows", "large", "launches"), [(1, 25.0, 1), (1, 48.0, 1), (1, 60.0, 2), (128, 25.0, 3)])
 def test_products_of_few_rows_share_a_launch(tmp_path: Path, rows: int, large: float, launches: int) -> None:
     """Also one that gains too little alone, but none that is slower.  Of large tiles only those of one text do."""
     database, model = tmp_path / "measurements.sqlite", parse(PROJECTIONS)
-    timer = _Sized(lambda kernel: 50.0 if kernel == RUNTIME else 25.0, large=large)
+    timer = _Sized(lambda kernel: 50.0 if kernel == RUNTIME else 25.0, sized={(256, 2): large})
     with open_database(database) as kept:
         tune(model, timer, kept, TuneOptions(dims={"M": rows}))
     made = optimise(model, Options(dims={"M": rows}, target="H100", verify=False, database=database))
     assert [len(fusion.outputs) for fusion in made.plan.fusions] == {1: [3], 2: [2], 3: [1, 2]}[launches]
+    assert verify(made, EmulatedRunner()).passed
+
+
+def test_a_product_joins_a_launch_whose_own_region_lost(tmp_path: Path) -> None:
+    """With the views behind it, which a kernel of what follows takes; alone it gains too little."""
+    database, model = tmp_path / "measurements.sqlite", parse("""
+        g (float16[M,256] a, float16[256,256] q, float16[256,64] k, float16[256,64] v, float16[8,1,32] s)
+          => (float16[8,M,32] x, float16[M,64] y, float16[M,64] z) <int64[3] heads = {0,8,32}> {
+          p = MatMul(a, q) r = Reshape(p, heads) t = Transpose<perm = [1,0,2]>(r) u = Tanh(t) w = Mul(u, s)
+          x = Add(w, t) y = MatMul(a, k) z = MatMul(a, v) }""")
+    timer = _Sized(lambda kernel: 50.0 if kernel == RUNTIME else 25.0 if kernel.startswith("product") else 2.0,
+                   sized={(256, 2): 48.0, (32, 2): 45.0, (32, 3): 60.0})
+    with open_database(database) as kept:
+        tune(model, timer, kept, TuneOptions(dims={"M": 1}))
+    made = optimise(model, Options(dims={"M": 1}, target="H100", verify=False, database=database))
+    regions = {tuple(node.op for node in fusion.nodes if node.op != "Constant") for fusion in made.plan.fusions}
+    assert ("MatMul",) * 3 in regions, regions
     assert verify(made, EmulatedRunner()).passed

@@ -6,7 +6,7 @@ every 118 cycles.  On tensor cores they take a warp 4 loads, 16 permutations of 
 up to 16 rows) and some ten instructions around: of four schedulers, less than a tenth.  Multiplied by themselves, with
 their conversion, they take (1 + rows) x 32 instructions: up to four rows that is less than the memory's time too, and
 any lane may have any neighbours.  So each lane of those asks for 16 bytes at a time, however few columns a block has:
-of a weight of 2048 x 2048 its kernel takes 5.8 us, by pieces of 4 bytes 9.3 (benchmarks/results, few-rows).
+a row times 2048 x 2048 takes 6.1 us so, by pieces of 4 bytes 9.3 (benchmarks/results, few-rows).
 
 What counts is how many bytes are on their way: some 64 KiB a multiprocessor, so that warps share what is summed over,
 each asks for several steps at once, and a block's sums meet in shared memory.
