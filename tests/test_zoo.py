@@ -206,7 +206,7 @@ def test_kernels_pass_the_emulator(
         for node, arrays in captured(row.optimised, nodes, feeds, dims):
             with monkeypatch.context() as patch:
                 if not request.config.getoption("--slow") and max(map(prod, shapes(arrays))) >= MANY:
-                    patch.setattr("onnxfuse.verifying.nodes.edges", lambda feeds, masks: iter(()))
+                    patch.setattr("onnxfuse.verifying.nodes.edges", lambda *given: iter(()))
                 failures += emulation.failures(node, arrays)
     assert not failures, "\n".join(failures)
 
