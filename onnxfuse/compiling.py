@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-from onnxfuse.errors import KernelError
+from onnxfuse.errors import KernelError, RuntimeLibraryError
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.runtime.compile import Compiler, KernelSource, check_architecture, default_compiler
 from onnxfuse.runtime.figures import KernelFigures
-from onnxfuse.runtime.library import native_architecture
+from onnxfuse.runtime.library import gpus, native_architecture
 from onnxfuse.schedules import Kernel
 
 Progress = Callable[[int, int], None]
@@ -66,8 +66,9 @@ def compile_all(
 class ReadBack:
     """``planning.spills.Compiled`` from what NVRTC says for one architecture."""
 
-    def __init__(self, architecture: str, progress: Progress | None = None, compiler: Compiler | None = None) -> None:
-        self.architecture = architecture
+    def __init__(self, architecture: str, progress: Progress | None = None, compiler: Compiler | None = None,
+                 whole: bool = True) -> None:
+        self.architecture, self.whole = architecture, whole
         self._whole = _as_sessions_do(architecture)
         self._progress, self._compiler = progress, compiler or default_compiler()
         self._known: dict[KernelSource, Mapping[str, KernelFigures] | KernelError | None] = {}
@@ -88,6 +89,14 @@ def source_of(text: str, plan: LaunchPlan) -> KernelSource:
     return KernelSource(text, tuple(plan.options), plan.kernels)
 
 
+def _is_here(sm: int) -> bool:
+    """Whether sessions on this machine run on such a GPU."""
+    try:
+        return any(gpu.capability == divmod(sm, 10) for gpu in gpus())
+    except (KernelError, RuntimeLibraryError):
+        return False
+
+
 def _as_sessions_do(architecture: str) -> str:
     """What a session compiles for on a GPU of that architecture, so that it finds here what it would compile again."""
     return native_architecture(int(architecture.removeprefix("sm_")))
@@ -105,4 +114,4 @@ def read_back(profile: Profile, progress: Progress | None = None) -> tuple[ReadB
     if understood is None:
         return None, ("no kernel was looked at for spilled registers: this release does not understand what the "
                       "compiler says of its kernels",)
-    return ReadBack(profile.architecture, progress), ()
+    return ReadBack(profile.architecture, progress, whole=_is_here(profile.sm)), ()

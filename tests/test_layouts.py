@@ -186,6 +186,7 @@ class Compiling:
     """Stands in for the compiler: it takes those texts that ``takes`` does, and says nothing of them."""
 
     architecture = "sm_90"
+    whole = True
 
     def __init__(self, takes: Callable[[Kernel], bool]) -> None:
         self.takes, self.asked = takes, set[str]()

@@ -26,7 +26,8 @@ from onnxfuse.planning.horizontal import joined
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused
-from onnxfuse.runtime import Gpu, compile
+from onnxfuse.runtime import Gpu
+from onnxfuse.runtime import compile as compile_module
 from onnxfuse.runtime.cache import Cache
 from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.figures import KernelFigures
@@ -60,6 +61,7 @@ class Said:
 
     spilled: Mapping[str, int]
     architecture: str = "sm_90"
+    whole: bool = True
     asked: list[str] = field(default_factory=list)
 
     def figures(self, kernels: Sequence[Kernel]) -> list[Mapping[str, KernelFigures] | KernelError | None]:
@@ -252,16 +254,37 @@ def test_sessions_find_what_planning_compiled(target: str, tmp_path: Path, monke
     compiler = Compiler(Cache(tmp_path, "test"))
     for module in ("compiling", "embedding"):
         monkeypatch.setattr(f"onnxfuse.{module}.default_compiler", lambda: compiler)
+    sm = find_profile(target).sm
+    gpu = Gpu(0, target, divmod(sm, 10), 100, (13, 0))
+    architecture = gpu.architecture
+    monkeypatch.setattr("onnxfuse.compiling.gpus", lambda: [gpu])
     made = planned(SHORT, target=target, compile=True)
     asked: list[str] = []
-    compiled = compile.compile_told
-    monkeypatch.setattr(compile, "compile_told", lambda *given: (asked.append(given[0]), compiled(*given))[1])
-    sm = find_profile(target).sm
-    architecture = Gpu(0, target, divmod(sm, 10), 100, (13, 0)).architecture
+    compiled = compile_module.compile_told
+    monkeypatch.setattr(compile_module, "compile_told", lambda *given: (asked.append(given[0]), compiled(*given))[1])
     sources = kernel_sources(made.model, architecture)
     assert sources and all(image.startswith(b"\x7fELF") for image in compiler.images(sources, architecture))
     assert not asked
     assert compiler.image(sources[0], f"sm_{sm}") and not asked
+
+
+def test_elsewhere_only_what_runs_at_the_planned_sizes_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as much is said of it."""
+    real = compile_module.compile_told
+
+    def compiled(capability: tuple[int, int]) -> tuple[object, int]:
+        asked: list[str] = []
+        compiler = Compiler(Cache(tmp_path / str(capability), "test"))
+        monkeypatch.setattr("onnxfuse.compiling.default_compiler", lambda: compiler)
+        monkeypatch.setattr("onnxfuse.compiling.gpus", lambda: [Gpu(0, "here", capability, 100, (13, 0))])
+        monkeypatch.setattr(compile_module, "compile_told", lambda *given: (asked.append(given[0]), real(*given))[1])
+        told = only(planned(SHORT, compile=True)).compiled
+        return told, asked[-1].count("__launch_bounds__")
+
+    (here, every), (elsewhere, one) = compiled((9, 0)), compiled((8, 0))
+    assert here == elsewhere and every > 2 and one == 1
 
 
 def test_one_that_fails_leaves_the_others(tmp_path: Path) -> None:

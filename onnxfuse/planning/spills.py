@@ -21,6 +21,7 @@ from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import USER, Kernel, make_kernel, named
 from onnxfuse.schedules.kernel import STREAM
+from onnxfuse.schedules.source import Given
 from onnxfuse.wording import option
 
 SLIGHT = 0.02
@@ -55,9 +56,15 @@ class Figures(Protocol):
 
 
 class Compiled(Protocol):
-    """Compiles kernels for the GPU to plan for, and reads back what came of it."""
+    """Compiles kernels for the GPU to plan for, and reads back what came of it.
+
+    Attributes:
+        whole: whether sessions here will ask for these kernels, with all variants; else what runs at the planned sizes
+            says enough, and compiles several times as fast.
+    """
 
     architecture: str
+    whole: bool
 
     def figures(self, kernels: Sequence[Kernel]) -> Sequence[Mapping[str, Figures] | KernelError | None]:
         """Of each text, what the compiler made of its kernels, by name, why it does not compile, or None where it does
@@ -97,7 +104,7 @@ class Spills:
 
     def compile(self, fusions: Sequence[Region]) -> None:
         """Compile the kernels of many fusions at once."""
-        self.compiled.figures([named(kernel) for kernel in {id(f.kernel): f.kernel for f in fusions}.values()])
+        self.compiled.figures([self._text(fusion, fusion.kernel) for fusion in fusions])
 
     def revision(self, fusion: Region) -> Region | Refusal:
         """The fusion with the kernel that spills the least, its predicted time with what is spilled, and what was read
@@ -137,12 +144,22 @@ class Spills:
 
     def _ways(self, fusion: Region, kernels: Sequence[Kernel]) -> list[_Way | KernelError | None]:
         """Kernels of a fusion as compiled; None where the compiler did not say what it made."""
-        texts = [named(kernel) for kernel in kernels]
+        texts = [self._text(fusion, kernel) for kernel in kernels]
         found = self.compiled.figures(texts)
         return [
             self._way(fusion, kernel, text, figures) if isinstance(figures, Mapping) else figures
             for kernel, text, figures in zip(kernels, texts, found, strict=True)
         ]
+
+    def _text(self, fusion: Region, kernel: Kernel) -> Kernel:
+        """A fusion's kernel as it is compiled."""
+        text, shapes = named(kernel), shapes_of(fusion.tensors, self.costs.ledger.sizes)
+        if self.compiled.whole or shapes is None or isinstance(text.code, Given):
+            return text
+        profile = self.costs.profile
+        variant, _ = chosen_variant(text.plan, shapes, profile.sm, profile.multiprocessors)
+        code = text.code.keeping({step.kernel for step in variant.launches})
+        return replace(text, code=code, plan=replace(text.plan, variants=(variant,)))
 
     def _way(self, fusion: Region, kernel: Kernel, text: Kernel, figures: Mapping[str, Figures]) -> _Way | None:
         """``text``: the kernel by the names that it was compiled under.  None where what is planned launches none."""

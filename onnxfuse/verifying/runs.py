@@ -87,7 +87,7 @@ class Recipe:
         feeds = make_inputs(graph, free, None, self.seed, self.integers, below=self.below, lengths=self.lengths,
                             gentle=self.gentle)
         if self.seed % 2:
-            feeds = {name: _padded(array) if "mask" in name.lower() else array for name, array in feeds.items()}
+            feeds = {name: _padded(array) if _is_mask(name) else array for name, array in feeds.items()}
         return Run(about, feeds)
 
 
@@ -143,10 +143,13 @@ def telling_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
 
 
 def second_recipes(ledger: Ledger, first: Recipe) -> Iterator[Recipe]:
-    """Sizes that no vector divides, near those that ran; those that ran, where there are no others."""
+    """Sizes that no vector divides, near those that ran; those that ran, where there are no others, but for runs that
+    take long and have no masks that another seed would pad."""
     graph, sizes = ledger.graph, first.sizes
     near = [*uneven(sizes, graph), *(_moved(sizes, graph, step) for step in _STEPS)]
-    return _once(replace(first, sizes=chosen, seed=1) for chosen in (*_fitting(near, ledger), sizes))
+    masked = any(_is_mask(value.name) for value in graph.inputs)
+    again = [sizes] if masked else list(_fitting([sizes], ledger))
+    return _once(replace(first, sizes=chosen, seed=1) for chosen in (*_fitting(near, ledger), *again))
 
 
 def small_recipes(ledger: Ledger, first: Recipe, used: Sequence[Mapping[str, int]]) -> Iterator[Recipe]:
@@ -256,6 +259,10 @@ def uneven(sizes: Mapping[str, int], graph: Graph) -> list[dict[str, int]]:
     free = _free(graph)
     return [{name: size + 1 if name in free and size > least else size for name, size in sizes.items()}
             for least in (0, 1)]
+
+
+def _is_mask(name: str) -> bool:
+    return "mask" in name.lower()
 
 
 def _padded(array: Array) -> Array:
