@@ -122,7 +122,7 @@ def test_sizes_that_no_memory_holds() -> None:
 def test_sizes_that_may_be_smaller() -> None:
     """What was planned for is 800 MB; the runs are of less."""
     subject = optimise(parse(CHAIN), Options(verify=False, dims={"batch": 50_000}))
-    result = verify(subject, bounds=Bounds(memory=300 << 20))
+    result = verify(subject, bounds=Bounds(memory=100 << 20))
     assert result.whole.identical and result.runs[0].sizes["batch"] < 10_000, result.text()
 
 

@@ -263,8 +263,13 @@ class _Work:
                 if not self.sets and number == 0:
                     recipe, run, wanted = self._with_numbers(whole, recipe, (run, wanted))
                 found = whole.compare(run, wanted)
-            except MemoryError as error:
-                raise OutOfMemoryError from error
+            except (MemoryError, OutOfMemoryError) as error:
+                lack = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError()
+                if comparison.runs or self.sets:
+                    raise lack from error
+                failures.append(lack)  # comparing takes more than the run itself, which was foreseen
+                del run, wanted
+                continue
             comparison.runs.append(run)
             comparison.recipes.append(recipe)
             keep_worst(comparison.differences, found.differences, run)
