@@ -69,7 +69,7 @@ class ReadBack:
     def __init__(self, architecture: str, progress: Progress | None = None, compiler: Compiler | None = None,
                  whole: bool = True) -> None:
         self.architecture, self.whole = architecture, whole
-        self._whole = _as_sessions_do(architecture)
+        self._asked = _as_sessions_do(architecture)
         self._progress, self._compiler = progress, compiler or default_compiler()
         self._known: dict[KernelSource, Mapping[str, KernelFigures] | KernelError | None] = {}
 
@@ -77,7 +77,7 @@ class ReadBack:
         """See ``Compiled``."""
         sources = [source_of(kernel.source, kernel.plan) for kernel in kernels]
         missing = [source for source in dict.fromkeys(sources) if source not in self._known and source.kernels]
-        tasks = [(source, self._whole) for source in missing]
+        tasks = [(source, self._asked) for source in missing]
         for (source, _), found in compile_all(tasks, self._compiler.figures, self._progress):
             lost = [name for name in source.kernels if name not in found] if isinstance(found, dict) else []
             self._known[source] = KernelError(f"its text has no kernel called {lost[0]!r}") if lost else found

@@ -1,4 +1,4 @@
-"""A timer without a GPU: times are what the test says, results are made up."""
+"""A timer without a GPU: times are what the test says, results are made up; a GPU on which attention was measured."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.measurements import environment_of
 from onnxfuse.measuring.database import Environment
+from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.runtime.compile import KernelSource
 from onnxfuse.tuning import Timed
 
@@ -101,3 +102,9 @@ class PricedTimer(FakeTimer):
         timed = super().time(model, fused=fused)
         operators = tuple(node.op_type for node in model.graph.node)
         return timed if fused else replace(timed, microseconds=self.runtime.get(operators, 50.0))
+
+
+def attentive(tflops: float = 300.0) -> Profile:
+    """A GPU on which attention was measured."""
+    found = find_profile("H200")
+    return found.model_copy(update={"measured": found.measured.model_copy(update={"attention_tflops": tflops})})

@@ -9,14 +9,14 @@ from pathlib import Path
 import onnx
 import pytest
 from emulated import EmulatedRunner, FaultyRunner
-from fake_timer import RUNTIME, FakeTimer, PricedTimer
+from fake_timer import RUNTIME, FakeTimer, PricedTimer, attentive
 from kernel_harness import parse
 
 import onnxfuse
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, find_profile
+from onnxfuse.planning.hardware import find_profile
 from onnxfuse.tuning import Tuned, TuneOptions, products, tune
 from onnxfuse.verifying import verify
 
@@ -41,12 +41,6 @@ INSIDE = Counter({"MatMul": 2, "Div": 1, "Add": 4, "Softmax": 1, "Transpose": 4,
 DIMS = {"B": 8, "S": 512}
 
 
-def quick(tflops: float = 300.0) -> Profile:
-    """A GPU on which attention was measured."""
-    found = find_profile("H200")
-    return found.model_copy(update={"measured": found.measured.model_copy(update={"attention_tflops": tflops})})
-
-
 def fuse(text: str = HEADS, **options: object) -> Optimised:
     wanted = {"dims": DIMS, "target": "H200", "verify": False, "database": False, **options}
     return optimise(parse(text), Options(**wanted))  # type: ignore[arg-type]
@@ -62,7 +56,7 @@ def reasons(made: Optimised) -> list[tuple[str, str]]:
 
 def test_heads_masks_and_biases_are_taken_in() -> None:
     """All that is between the projections; a fused model that is taken apart again is what it was."""
-    made = fuse(target=quick())
+    made = fuse(target=attentive())
     assert attentions(made) == [INSIDE]
     (fusion,) = made.plan.fusions
     assert fusion.kernel.schedule == "attention" and fusion.cost.kernels_after == 1
@@ -78,7 +72,7 @@ def test_without_a_measurement_it_is_left() -> None:
 
 @pytest.mark.parametrize(("tflops", "count"), [(300.0, 1), (1.0, 0)])
 def test_a_measured_rate_decides(tflops: float, count: int) -> None:
-    made = fuse(target=quick(tflops))
+    made = fuse(target=attentive(tflops))
     assert len(attentions(made)) == count
     assert ("no-gain" in dict(reasons(made))) is not bool(count)
 
@@ -94,7 +88,7 @@ LEFT = {
 @pytest.mark.parametrize("case", LEFT)
 def test_what_has_no_kernel_says_why(case: str) -> None:
     text, reason = LEFT[case]
-    made = fuse(text, target=quick())
+    made = fuse(text, target=attentive())
     assert not attentions(made) and any(reason in message for _, message in reasons(made))
 
 
@@ -102,7 +96,7 @@ def test_products_that_are_no_attention_are_not_spoken_of() -> None:
     """A norm between two products is no softmax."""
     made = fuse("""    g (float16[B,S,768] x, float16[768,768] w, float16[768] c) => (float16[B,S,768] y) {
       q = MatMul(x, w) n = LayerNormalization(q, c, c) r = Relu(n) y = MatMul(r, w)
-    }""", target=quick())
+    }""", target=attentive())
     assert not attentions(made) and not reasons(made)
 
 
@@ -122,7 +116,7 @@ SHARED = """g (float16[B,S,1536] x, float16[B,4,S,64] past, float16[S,S] bias)
 def test_what_others_read_stays_outside() -> None:
     """Keys that are a result of the model are written by somebody else; groups of heads are not spread, and a transpose
     that the runtime takes into its product goes with that."""
-    made = fuse(SHARED, target=quick())
+    made = fuse(SHARED, target=attentive())
     most = max(made.plan.with_products, key=lambda region: len(region.view))
     assert Counter(node.op for node in most.view) == Counter({
         "MatMul": 2, "Add": 2, "Softmax": 1, "Reshape": 4, "Transpose": 3, "Mul": 1, "Unsqueeze": 2, "Expand": 2})
@@ -143,10 +137,11 @@ GROUPED = """g (float16[B,8,S,16] q, float16[B,S,32] kx, float16[B,S,32] vx, flo
 def test_heads_of_a_group_are_not_spread_before_they_are_scaled() -> None:
     """What is computed of keys for each head of a group is part of the attention, which reads those that there are;
     what is computed before, once for all heads, may be too, and may stay outside."""
-    reads = [{value.name for value in region.tensors} for region in fuse(GROUPED, target=quick()).plan.with_products]
+    made = fuse(GROUPED, target=attentive())
+    reads = [{value.name for value in region.tensors} for region in made.plan.with_products]
     assert all(each in reads for each in ({"q", "k", "vx"}, {"q", "few", "vx"}, {"q", "kx", "turned", "vx"}))
     kept = GROUPED.replace("[B,8,S,16] y)", "[B,8,S,16] y, float16[B,2,S,16] few)")
-    made = fuse(kept, target=quick(), least_gain=0.0, dims={"B": 1, "S": 37}, disable=["grow-pointwise"])
+    made = fuse(kept, target=attentive(), least_gain=0.0, dims={"B": 1, "S": 37}, disable=["grow-pointwise"])
     assert {value.name for value in made.plan.fusions[-1].tensors} == {"q", "few", "vx"} and len(attentions(made)) == 1
     for runner, verdict in ((EmulatedRunner(), "passed"), (FaultyRunner(), "failed")):
         assert [node.verdict for node in verify(made, runner).nodes if node.rule == "attention"] == [verdict]
@@ -155,7 +150,7 @@ def test_heads_of_a_group_are_not_spread_before_they_are_scaled() -> None:
 @pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
 def test_verification(runner: type[EmulatedRunner]) -> None:
     """The kernel is right, and a hundredth more is not."""
-    made = fuse(HEADS.replace("768", "32").replace("12,64", "2,16"), target=quick(), least_gain=0.0,
+    made = fuse(HEADS.replace("768", "32").replace("12,64", "2,16"), target=attentive(), least_gain=0.0,
                 dims={"B": 1, "S": 37}, disable=["grow-pointwise", "scaled-masked-softmax"])
     assert len(attentions(made)) == 1
     (result,) = [node for node in verify(made, runner()).nodes if node.rule == "attention"]

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from cli_models import parse
 from emulated import EmulatedRunner
+from fake_timer import attentive
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.verifying import nodes
 from onnxfuse.verifying.blocks import MOST, sample
@@ -27,14 +27,8 @@ from onnxfuse.verifying.nodes import NodeVerifier
 Array = NDArray[Any]
 
 
-def quick() -> Profile:
-    """A GPU on which attention was measured."""
-    found = find_profile("H200")
-    return found.model_copy(update={"measured": found.measured.model_copy(update={"attention_tflops": 300.0})})
-
-
 def fused(model: onnx.ModelProto) -> tuple[Optimised, FusedNode]:
-    made = optimise(model, Options(verify=False, least_gain=0.0, target=quick(), database=False))
+    made = optimise(model, Options(verify=False, least_gain=0.0, target=attentive(), database=False))
     (node,) = read_fused(made.model)
     return made, node
 

@@ -104,7 +104,9 @@ class Spills:
 
     def compile(self, fusions: Sequence[Region]) -> None:
         """Compile the kernels of many fusions at once."""
-        self.compiled.figures([self._text(fusion, fusion.kernel) for fusion in fusions])
+        sizes = self.costs.ledger.sizes
+        distinct = {(id(fusion.kernel), str(shapes_of(fusion.tensors, sizes))): fusion for fusion in fusions}
+        self.compiled.figures([self._text(fusion, fusion.kernel) for fusion in distinct.values()])
 
     def revision(self, fusion: Region) -> Region | Refusal:
         """The fusion with the kernel that spills the least, its predicted time with what is spilled, and what was read

@@ -160,8 +160,7 @@ class FewText(ProductText):
         """Lines that leave the sums of all warps as rows in shared memory."""
         m = self.extents["m"]
         across = "true" if self.few.across else "false"
-        lay_out = "lay_out_sums<row_lanes" if self.few.plain else "lay_out<"
-        lay_out += f"{', ' if self.few.plain else ''}{across}>"
+        lay_out = f"lay_out_sums<row_lanes, {across}>" if self.few.plain else f"lay_out<{across}>"
         return [
             *unrolled("int p = 0; p < beside; ++p", [
                 f"of::{lay_out}(",

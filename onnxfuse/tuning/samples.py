@@ -18,6 +18,7 @@ from onnxfuse.verifying.tolerances import TABLE, judge
 
 Array = NDArray[Any]
 
+
 def sampled(value: Any, memory: Memory) -> Array | None:
     """What is compared of an ``OrtValue`` in ``memory``, in one row; None where it is no tensor of numbers."""
     if not value.is_tensor() or value.data_type() == "tensor(string)":

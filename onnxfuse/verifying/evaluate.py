@@ -63,7 +63,6 @@ class Evaluator:
         runnable, self.downgraded = runnable_in_double(decomposed(model, value_types(model), declared or {}))
         self.inputs = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
         self.outputs = [info.type.tensor_type.elem_type for info in model.graph.output]
-        self._before: dict[str, tuple[Array, Array]] = {}
         try:
             self._session = onnxruntime.InferenceSession(
                 with_plain_borders(runnable).SerializeToString(), exact_options(), providers=CPU)
@@ -75,22 +74,14 @@ class Evaluator:
         return {name: feeds[name].astype(array_type(kind), copy=False) for name, kind in self.inputs.items()
                 if name in feeds}
 
-    def forget(self) -> None:
-        """Keep nothing of the run before."""
-        self._before = {}
-
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs; inputs of another type are converted, those that the run before had too are so already.
+        """The outputs; inputs of another type are converted.
 
         Raises:
             VerificationError: the run fails.
         """
-        before = self._before
-        same = {name: before[name][1] for name in self.inputs if name in before and before[name][0] is feeds[name]}
-        converted = same | self.converted({name: array for name, array in feeds.items() if name not in same})
-        self._before = {name: (feeds[name], array) for name, array in converted.items()}
         try:
-            results = self._session.run(None, plain_feeds(converted, self.inputs))
+            results = self._session.run(None, plain_feeds(feeds, self.inputs))
         except Exception as error:
             raise VerificationError(f"A reference cannot be computed: {error}") from error
         return [np.asarray(array).astype(array_type(kind), copy=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,26 +79,31 @@ class NodeVerifier:
         tally = _Tally()
         try:
             reference = self._reference(node)
-            self._compare(node, reference, Feeds(label, feeds), tally, every_variant=first == node.name)
-            if first == node.name:
-                weights = {formal for formal, name in formal_names(node).items() if name in self._weights}
-                for edge in edges(feeds, reference.maskable, weights):
-                    if tally.failed or self._bounds.is_over:
-                        break
-                    # Some edges the original refuses too: a boolean turned round may choose an index out of range.
-                    with suppress(VerificationError):
-                        self._compare(node, reference, edge, tally)
+            with ExitStack() as stack:
+                stack.callback(reference.forget)
+                self._compare(node, reference, Feeds(label, feeds), tally, every_variant=first == node.name)
+                if first == node.name:
+                    self._compare_edges(node, reference, feeds, tally)
         except (VerificationError, ModelError) as error:
             return NodeResult(node.name, node.op, node.rule, "not run", message=error.message)
         except KernelError as error:
             tally.failed, tally.message = True, f"on {tally.where}: {error}"
-        reference.forget()
         worst = tally.worst or Judgement(0.0, 0.0, 0.0, 0, 0)
         return NodeResult(
             node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
             worst.ratio, tuple(tally.inputs), tuple(tally.variants), "" if first == node.name else first, tally.rounded,
             tally.message, tally.farthest,
         )
+
+    def _compare_edges(self, node: FusedNode, reference: Reference, feeds: Mapping[str, Array], tally: _Tally) -> None:
+        """On edges of these inputs, as far as there is time and nothing has failed."""
+        weights = {formal for formal, name in formal_names(node).items() if name in self._weights}
+        for edge in edges(feeds, reference.maskable, weights):
+            if tally.failed or self._bounds.is_over:
+                return
+            # Some edges the original refuses too: a boolean turned round may choose an index out of range.
+            with suppress(VerificationError):
+                self._compare(node, reference, edge, tally)
 
     def _reference(self, node: FusedNode) -> Reference:
         key = (node.op, tuple(sorted((name, kind) for name, kind in node.types.items())))

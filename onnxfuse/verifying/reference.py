@@ -92,6 +92,7 @@ class Reference:
             for name in (node.output[0], _result(node.output[0])) if node.input[0] in self.types
         }
         self._exact = Evaluator(self.lifted, self._declared)
+        self._before: dict[str, tuple[Array, Array]] = {}
 
     @property
     def downgraded(self) -> tuple[str, ...]:
@@ -120,11 +121,15 @@ class Reference:
         Raises:
             VerificationError: the body cannot be run on these inputs.
         """
-        return self._exact.run(feeds)
+        # What edges of a run leave as it is, weights above all, is converted once for all of them.
+        same = {name: wide for name, (given, wide) in self._before.items() if given is feeds.get(name)}
+        converted = same | self._exact.converted({name: array for name, array in feeds.items() if name not in same})
+        self._before = {name: (feeds[name], wide) for name, wide in converted.items()}
+        return self._exact.run(converted)
 
     def forget(self) -> None:
-        """Keep no inputs."""
-        self._exact.forget()
+        """Keep no inputs of ``outputs``."""
+        self._before = {}
 
     def nudged(self, feeds: Mapping[str, Array]) -> list[list[Array]]:
         """The outputs with the computed numbers that decide something a little larger, and a little smaller."""
