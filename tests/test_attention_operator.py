@@ -11,12 +11,11 @@ import onnxruntime
 import pytest
 from emulated import EmulatedRunner
 from emulator import run_plan
-from fake_timer import RUNTIME, FakeTimer
+from fake_timer import RUNTIME, FakeTimer, attentive
 from ir_reference import evaluate_lowered
 from kernel_harness import Region, arguments, check, make, parse, random_inputs, refused, region_of
 from plain_session import RELEASE
 from reference import Array
-from test_plan_attention import quick
 
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
@@ -112,7 +111,7 @@ LAYER = ("g (float16[B,S,96] x, float16[32,32] w, bool[S,S] m) => (float16[B,S,3
 
 
 def planned(**options: object) -> Optimised:
-    wanted = {"dims": {"B": 1, "S": 80}, "target": quick(), "verify": False, "database": False, "disable": ["products"], **options}
+    wanted = {"dims": {"B": 1, "S": 80}, "target": attentive(), "verify": False, "database": False, "disable": ["products"], **options}
     return optimise(parse(LAYER, 23), Options(**wanted))  # type: ignore[arg-type]
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 import pytest
 from emulated import EmulatedRunner
-from fake_timer import FakeTimer
+from fake_timer import FakeTimer, attentive
 from kernel_harness import parse
 from sizes_models import packed
-from test_plan_attention import attentions, fuse, quick, times
+from test_plan_attention import attentions, fuse, times
 
 from onnxfuse.measuring.database import RUNTIME, open_database
 from onnxfuse.optimised import Optimised
@@ -63,7 +63,7 @@ BOTH = CAUSAL + PADDED + "see = And(le, pad) mask = Where(see, zero, least)"
 
 
 def fused(text: str, dims: Mapping[str, int] | None = None) -> Optimised:
-    made = fuse(text, target=quick(), dims=dims or {"B": 4, "S": 256}, least_gain=0.0)
+    made = fuse(text, target=attentive(), dims=dims or {"B": 4, "S": 256}, least_gain=0.0)
     onnx.checker.check_model(made.model, full_check=True)
     assert packed(unfuse(made.model)) == packed(parse(text))
     return made
