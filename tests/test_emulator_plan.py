@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator import EmulatorError, run_plan, variants_that_hold
+from emulator import Buffer, EmulatorError, run_plan, variants_that_hold
 from onnx import TensorProto
 
+from onnxfuse.emulator.memory import CANARY
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
 
 SOURCE = """
@@ -153,3 +155,20 @@ def test_a_step_with_a_wrong_argument_is_found() -> None:
     }.items():
         plan = replace(DOUBLED, variants=(Variant("wrong", (replace(step, arguments=arguments),)),))
         assert failure(plan) == message
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["read only", "written"])
+def test_a_mapping_that_is_used_again_is_as_new(before: bool) -> None:
+    with Buffer("first", 100, None) as first:
+        first.write(np.full(100, 7, np.uint8), read_only=before)
+        address = first.address
+    with Buffer("second", 100) as second:
+        assert (second.address, second.read_only) == (address, False)
+        assert (second.read(np.dtype(np.uint8), (100,)) == CANARY).all()
+        second.check()
+        second.write(np.zeros(100, np.uint8))
+        ctypes.memset(second.address - 1, 0, 1)
+        with pytest.raises(EmulatorError, match="a write 1 bytes before second of 100 bytes"):
+            second.check()
+    with Buffer("third", 100) as third:
+        third.check()

@@ -22,6 +22,13 @@ ALIGNMENT = 16
 the closer the buffer's end is to the page that faults."""
 CANARY = 0xFB
 
+SPARE = 1 << 20
+"""Bytes up to which a mapping is kept for the next buffer of its size: to map pages and touch them for the first time
+takes longer than most launches."""
+_KEPT = 16
+_spare: dict[int, list[int]] = {}
+"""Mappings that no buffer uses, by their bytes; of each size a few."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -66,12 +73,8 @@ class Buffer:
 
     def __post_init__(self) -> None:
         self.placement = Placement(self.size, self.misaligned)
-        library = runtime()
-        library.onnxfuse_emulator_map.restype = ctypes.c_void_p
-        mapping = library.onnxfuse_emulator_map(ctypes.c_size_t(self.placement.mapped), ctypes.c_size_t(GUARD))
-        if mapping is None:
-            raise EmulatorError(f"no memory for the {self.size} bytes of {self.name}")
-        self.mapping = mapping
+        spare = _spare.get(self.placement.mapped)
+        self.mapping = spare.pop() if spare else self._mapped()
         if self.fill is not None:
             ctypes.memset(self.address, self.fill, self.size)
         for start, count in self._around():
@@ -81,8 +84,31 @@ class Buffer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        runtime().onnxfuse_emulator_unmap(
-            ctypes.c_void_p(self.mapping), ctypes.c_size_t(self.placement.mapped), ctypes.c_size_t(GUARD)
+        mapped = self.placement.mapped
+        spare = _spare.setdefault(mapped, []) if mapped <= SPARE else None
+        if spare is None or len(spare) >= _KEPT:
+            runtime().onnxfuse_emulator_unmap(
+                ctypes.c_void_p(self.mapping), ctypes.c_size_t(mapped), ctypes.c_size_t(GUARD)
+            )
+            return
+        if self.read_only:
+            self._protect(False)
+        spare.append(self.mapping)
+
+    def _mapped(self) -> int:
+        """The start of a new mapping."""
+        library = runtime()
+        library.onnxfuse_emulator_map.restype = ctypes.c_void_p
+        mapping = library.onnxfuse_emulator_map(ctypes.c_size_t(self.placement.mapped), ctypes.c_size_t(GUARD))
+        if mapping is None:
+            raise EmulatorError(f"no memory for the {self.size} bytes of {self.name}")
+        return int(mapping)
+
+    def _protect(self, read_only: bool) -> None:
+        """Let it be read only, or written too."""
+        self.read_only = read_only
+        runtime().onnxfuse_emulator_protect(
+            ctypes.c_void_p(self.mapping), ctypes.c_size_t(self.placement.mapped), ctypes.c_bool(read_only)
         )
 
     @property
@@ -100,8 +126,7 @@ class Buffer:
         data = np.ascontiguousarray(array)
         ctypes.memmove(self.address, data.ctypes.data, data.nbytes)
         if read_only:
-            self.read_only = True
-            runtime().onnxfuse_emulator_protect(ctypes.c_void_p(self.mapping), ctypes.c_size_t(self.placement.mapped))
+            self._protect(True)
 
     def read(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """A copy of the contents."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def run_plan(
     situation, shapes = situate(plan, inputs, hosts, sm, misalign)
     situation.multiprocessors = multiprocessors
     chosen = _choose(plan, situation, variant)
-    run = partial(_run, plan, Emulator(source, includes), inputs, situation, shapes, chosen, order=order,
+    run = partial(_run, plan, _emulator(source, tuple(includes)), inputs, situation, shapes, chosen, order=order,
                   misalign=misalign)
     outputs = run(poison=CANARY)
     suspicious = [_poisoned(output, CANARY) for output in outputs]
@@ -80,6 +80,12 @@ def run_plan(
                     f"region {plan.region}, variant {chosen.name}: {len(unwritten)} of {output.size} elements of "
                     f"output {number} were not written, the first at {tuple(map(int, unwritten[0]))}")
     return outputs
+
+
+@lru_cache(maxsize=64)
+def _emulator(source: str, includes: tuple[Path, ...]) -> Emulator:
+    """A text's kernels; most texts run many times, in other variants and on other inputs."""
+    return Emulator(source, includes)
 
 
 def situate(

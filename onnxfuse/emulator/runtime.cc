@@ -627,6 +627,8 @@ char* onnxfuse_emulator_map(size_t size, size_t guard) {
   char* start = static_cast<char*>(memory) + guard;
   return mprotect(start, size, PROT_READ | PROT_WRITE) == 0 ? start : nullptr;
 }
-int onnxfuse_emulator_protect(char* memory, size_t size) { return mprotect(memory, size, PROT_READ); }
+int onnxfuse_emulator_protect(char* memory, size_t size, bool read_only) {
+  return mprotect(memory, size, read_only ? PROT_READ : PROT_READ | PROT_WRITE);
+}
 int onnxfuse_emulator_unmap(char* memory, size_t size, size_t guard) { return munmap(memory - guard, size + 2 * guard); }
 }

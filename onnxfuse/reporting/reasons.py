@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from onnxfuse.graph.model import Graph, Node
@@ -265,4 +265,10 @@ def advice(optimised: Optimised) -> tuple[Refusal, ...]:
 
 def is_own(rule: Rule) -> bool:
     """Whether a rule is none that comes with onnxfuse."""
-    return rules_folder().resolve() not in Path(rule.place.file).resolve().parents
+    return not _is_shipped(rule.place.file)
+
+
+@cache
+def _is_shipped(file: str) -> bool:
+    """Whether a file lies in the folder of the shipped rules: asked of every refusal, and paths are slow to resolve."""
+    return rules_folder().resolve() in Path(file).resolve().parents
