@@ -123,8 +123,9 @@ def first_recipes(ledger: Ledger) -> Iterator[Recipe]:
     lengths = [Recipe(usual, lengths=number) for number in sides] if _has_lengths(graph) else []
     calm = [Recipe(usual, 0, number) for number in (1, 0) if integers]
     gentle = [Recipe(usual, gentle=True)]
-    others = [Recipe(sizes) for sizes in _fitting(_others(graph, usual), ledger)]
-    ones = [replace(recipe, integers=1) for recipe in others if integers]
+    # Counted where they are asked for: most models run on the first.
+    others = (Recipe(sizes) for sizes in _fitting(_others(graph, usual), ledger))
+    ones = (Recipe(sizes, integers=1) for sizes in _fitting(_others(graph, usual), ledger) if integers)
     return _once(islice(chain(map(Recipe, planned), lengths, gentle, few, calm, others, ones), _TRIED))
 
 
