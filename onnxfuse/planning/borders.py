@@ -1,9 +1,14 @@
-"""Views at the border of a chosen region, taken into it where that costs its kernel nothing.
+"""Views at the border of a chosen region, taken into it where that costs its kernel nothing, and halves of pairs of
+transposes, left out where the other half has no region.
 
 A Reshape that stays outside moves no byte, and still the runtime spends host time on it at every run; inside, its
 kernel finds the same elements in the same places.  One is taken in where it brings no operand of its own, nobody else
 reads what lies between, no rule or fusion of the runtime's own wants it, and the kernel stays what it was but for the
 order of its inputs and outputs: it reads and writes as wide and as near, with no index more to compute.
+
+A Transpose that others take back is in a region so that its readers find the value as they want it
+(``folding.layouts``).  Where those that take it back are all left to the runtime they would run, each a kernel; with
+this one left to it too the runtime takes the pairs out.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from onnxfuse.rules import Prohibitions
 
 @dataclass
 class Borders:
-    """Takes views into regions of one graph.
+    """Takes views into regions of one graph, and leaves halves of pairs out.
 
     Attributes:
         maker: makes the kernels; facts: of the nodes that regions may hold.
@@ -51,6 +56,24 @@ class Borders:
                 refused.add(node)
             else:
                 fusion = found
+
+    def unpaired(self, fusion: Region) -> Region:
+        """The region without the transposes that are taken back outside of all regions, where that takes less time."""
+        for node in fusion.view:
+            facts, result = self.facts.get(node), node.outputs[0]
+            if facts is None or not facts.leaves or result is None or not self.taken.isdisjoint(result.consumers):
+                continue
+            members = set(fusion.view) - {node}
+            if all(each not in self.facts or self.facts[each].view for each in members) or (
+                    self.forbidden.refuses(members) is not None):
+                continue
+            made = self.maker.fusion(members, fusion.rule)
+            lone, _ = self.maker.costs.unfused(original for reader in result.consumers for original in reader.originals)
+            if isinstance(made, Region) and len(made.hosts) <= len(fusion.hosts) and (
+                    made.cost.seconds_after < fusion.cost.seconds_after + lone):
+                self.taken.discard(node)
+                fusion = made
+        return fusion
 
     def _reached(self, fusion: Region) -> list[Node]:
         """The views at the border, those behind them, and so on."""

@@ -379,13 +379,19 @@ def trimmed(members: set[Node], facts: Mapping[Node, Facts]) -> set[Node]:
     """The set without views at its border: outside they move nothing, inside they bring operands of their own.
 
     Those that are better inside come back once the region is chosen (``borders``).  Of a pair of transposes the first
-    stays with what is before it, and the second with what is behind.
+    stays with what is before it, and the second with what is behind; of three that take one another back the first two,
+    which move nothing, before it.
     """
     kept = set(members)
+
+    def leads(node: Node) -> bool:
+        """Whether it is the first of a pair that is taken back outside, and takes one back itself here."""
+        return facts[node].leaves and any(value.producer in kept for value in node.reads())
+
     while True:
         border = {node for node in kept if (
             ((facts[node].view or facts[node].leaves) and not any(value.producer in kept for value in node.reads()))
-            or ((facts[node].view or facts[node].returns) and not any(
+            or ((facts[node].view or (facts[node].returns and not leads(node))) and not any(
                 reader in kept for value in node.outputs if value is not None for reader in value.consumers)))}
         if not border:
             return kept

@@ -299,13 +299,13 @@ class _Search:
                 return chosen
 
     def _take_in_borders(self, chosen: Sequence[Members]) -> None:
-        """Views beside the chosen regions that cost less inside."""
+        """Views beside the chosen regions that cost less inside, but for transposes that nothing takes back in one."""
         taken = {node for each in chosen for node in each} | {n for each in self.custom for n in each.view}
         borders = Borders(self.maker, self.facts, self.forbidden, self.growth.group.keys(), taken)
         pool = self.candidates.pool
         for each in sorted(chosen, key=lambda each: pool[each].view[0].index):
             if each.isdisjoint(self.products):  # with products there are such with their views
-                pool[each] = borders.widened(pool[each])
+                pool[each] = borders.widened(borders.unpaired(pool[each]))
 
     def _cycles(self, pool: Sequence[Members], places: Sequence[int]) -> list[frozenset[int]]:
         """Those of the places whose regions close a cycle, perhaps with regions of kernels that a user brought."""
