@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-from onnxfuse.errors import KernelError, RuntimeLibraryError
+from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.runtime.compile import Compiler, KernelSource, check_architecture, default_compiler
 from onnxfuse.runtime.figures import KernelFigures
-from onnxfuse.runtime.library import gpus, native_architecture
+from onnxfuse.runtime.library import native_architecture, present_gpus
 from onnxfuse.schedules import Kernel
 
 Progress = Callable[[int, int], None]
@@ -91,10 +91,7 @@ def source_of(text: str, plan: LaunchPlan) -> KernelSource:
 
 def _is_here(sm: int) -> bool:
     """Whether sessions on this machine run on such a GPU."""
-    try:
-        return any(gpu.capability == divmod(sm, 10) for gpu in gpus())
-    except (KernelError, RuntimeLibraryError):
-        return False
+    return any(gpu.capability == divmod(sm, 10) for gpu in present_gpus())
 
 
 def _as_sessions_do(architecture: str) -> str:

@@ -12,7 +12,6 @@ from typing import Literal
 import onnx
 import onnxruntime
 
-from onnxfuse.errors import KernelError, RuntimeLibraryError
 from onnxfuse.measuring.database import (
     DEFAULT,
     RUNTIME,
@@ -30,7 +29,7 @@ from onnxfuse.planning.identity import Identity, Shape
 from onnxfuse.planning.observed import observe
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.runtime.cache import digest
-from onnxfuse.runtime.library import gpus
+from onnxfuse.runtime.library import present_gpus
 from onnxfuse.runtime.nvrtc import compiler
 from onnxfuse.schedules import Choice, Kernel, named, parse_choice
 from onnxfuse.version import __version__
@@ -148,11 +147,7 @@ def environment_of(gpu: str) -> Environment:
 
 def _here(profile: Profile) -> Environment | None:
     """The environment of this machine, where the GPU to plan for is in it."""
-    try:
-        present = gpus()
-    except (KernelError, RuntimeLibraryError):
-        return None
-    return next((environment_of(gpu.name) for gpu in present if profile.is_called(gpu.name)), None)
+    return next((environment_of(gpu.name) for gpu in present_gpus() if profile.is_called(gpu.name)), None)
 
 
 def _same_releases(known: Environment) -> bool:

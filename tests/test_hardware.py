@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from onnxfuse import presence
 from onnxfuse.errors import RuleError, TargetError
 from onnxfuse.pipeline import profile_of
 from onnxfuse.planning.hardware import (
@@ -17,6 +18,7 @@ from onnxfuse.planning.hardware import (
     read_profiles,
     resolve_profile,
 )
+from onnxfuse.runtime import Gpu
 
 DATASHEET = {
     "A100 80 GB": (80, 2039, 19.5, 312),
@@ -266,3 +268,18 @@ def test_an_alias_that_another_profile_has(tmp_path: Path) -> None:
     with pytest.raises(RuleError) as caught:
         load_profiles([tmp_path])
     assert caught.value.message == '"A100" names two hardware profiles: A100 80 GB and Mine'
+
+
+@pytest.mark.parametrize(("name", "capability", "known"), [
+    ("NVIDIA H200", (9, 0), "H200"), ("NVIDIA H200", (12, 0), None), ("NVIDIA Z9000", (9, 0), None)])
+def test_a_gpu_whose_driver_is_older_than_cupy_is_known_by_its_name(
+    name: str, capability: tuple[int, int], known: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(device: int) -> None:
+        raise RuntimeError("cudaErrorInsufficientDriver")  # as CuPy's error for it is
+
+    monkeypatch.setattr(presence, "present_gpus", lambda: (Gpu(0, name, capability, 132, (12, 0)),))
+    monkeypatch.setattr("cupy.cuda.runtime.getDeviceProperties", refuses)
+    found = presence.present_profile()
+    assert (None if found is None else found.name) == known
+    assert presence.present_profile(1) is None

@@ -241,7 +241,7 @@ def test_what_was_tuned_with_another_driver_does_not_count_for_its_statistics(
         (where,) = kept.recorded_in()
         kernel = "a kernel that was tuned"
         kept.record(where, Measurement(kernel, "1>1", DEFAULT, 1.0))
-    monkeypatch.setattr(measurements, "gpus", lambda: (Gpu(0, "NVIDIA H200", (9, 0), 132, (13, 0)),))
+    monkeypatch.setattr(measurements, "present_gpus", lambda: (Gpu(0, "NVIDIA H200", (9, 0), 132, (13, 0)),))
     monkeypatch.setattr(measurements, "driver_version", lambda: "600.1")
     found, notes = measurements.find_measurements(find_profile("H200"), database)
     assert found is not None and found.seen_in == (where,)

@@ -257,7 +257,7 @@ def test_sessions_find_what_planning_compiled(target: str, tmp_path: Path, monke
     sm = find_profile(target).sm
     gpu = Gpu(0, target, divmod(sm, 10), 100, (13, 0))
     architecture = gpu.architecture
-    monkeypatch.setattr("onnxfuse.compiling.gpus", lambda: [gpu])
+    monkeypatch.setattr("onnxfuse.runtime.library.gpus", lambda: [gpu])
     made = planned(SHORT, target=target, compile=True)
     asked: list[str] = []
     compiled = compile_module.compile_told
@@ -278,7 +278,7 @@ def test_elsewhere_only_what_runs_at_the_planned_sizes_is_compiled(
         asked: list[str] = []
         compiler = Compiler(Cache(tmp_path / str(capability), "test"))
         monkeypatch.setattr("onnxfuse.compiling.default_compiler", lambda: compiler)
-        monkeypatch.setattr("onnxfuse.compiling.gpus", lambda: [Gpu(0, "here", capability, 100, (13, 0))])
+        monkeypatch.setattr("onnxfuse.runtime.library.gpus", lambda: [Gpu(0, "here", capability, 100, (13, 0))])
         monkeypatch.setattr(compile_module, "compile_told", lambda *given: (asked.append(given[0]), real(*given))[1])
         told = only(planned(SHORT, compile=True)).compiled
         return told, asked[-1].count("__launch_bounds__")

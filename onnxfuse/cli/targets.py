@@ -43,10 +43,6 @@ def targets(rules: tuple[Path, ...], as_data: bool) -> None:
 
 def gpus_present() -> list[str]:
     """Names of the GPUs in the machine; none where there is no driver or no native library."""
-    from onnxfuse.errors import KernelError, RuntimeLibraryError
-    from onnxfuse.runtime import gpus
+    from onnxfuse.runtime.library import present_gpus
 
-    try:
-        return [f"{gpu.name} ({gpu.architecture})" for gpu in gpus()]
-    except (KernelError, RuntimeLibraryError):
-        return []
+    return [f"{gpu.name} ({gpu.architecture})" for gpu in present_gpus()]

@@ -140,6 +140,14 @@ def gpus() -> tuple[Gpu, ...]:
     )
 
 
+def present_gpus() -> tuple[Gpu, ...]:
+    """``gpus``; none where there is no driver, or no library to ask it."""
+    try:
+        return gpus()
+    except (KernelError, RuntimeLibraryError):
+        return ()
+
+
 def record_runs(on: bool = True) -> None:
     """Count the runs of every fused node, per variant of its launch plan; ``statistics`` shows them."""
     load().onnxfuse_set_recording(int(on))

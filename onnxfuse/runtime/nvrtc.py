@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxfuse.errors import KernelError, OnnxfuseError
+from onnxfuse.errors import KernelError
 from onnxfuse.runtime import library
 
 _WHEELS = {"nvidia-cuda-nvrtc": 13, "nvidia-cuda-nvrtc-cu12": 12}
@@ -36,11 +36,8 @@ def wanted_major() -> int | None:
         if named not in ("12", "13"):
             raise KernelError(f"ONNXFUSE_CUDA is '{named}'", remedy="set it to 12 or 13, or unset it")
         return int(named)
-    try:
-        gpus = library.gpus()
-    except OnnxfuseError:
-        return None
-    return gpus[0].driver[0] if gpus else None
+    present = library.present_gpus()
+    return present[0].driver[0] if present else None
 
 
 @functools.cache
