@@ -25,4 +25,5 @@ def present_profile(device: int = 0, profiles: Sequence[Profile] | None = None) 
     except (ImportError, RuntimeError):
         # CUDA's own errors are RuntimeErrors; the doctor says what to mend.
         known = known_profiles() if profiles is None else profiles
-        return next((each for each in known if divmod(each.sm, 10) == gpu.capability and each.is_called(gpu.name)), None)
+        return next((
+            each for each in known if divmod(each.sm, 10) == gpu.capability and each.is_called(gpu.name)), None)
