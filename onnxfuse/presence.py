@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxfuse.planning.hardware import Profile, known_profiles, profile_for_device
+from onnxfuse.planning.hardware import Profile, profile_for_device, profiles_called
 from onnxfuse.runtime.library import present_gpus
 
 
@@ -17,13 +17,12 @@ def present_profile(device: int = 0, profiles: Sequence[Profile] | None = None) 
     present = present_gpus()
     if device >= len(present):
         return None
-    gpu = present[device]
     try:
         import cupy
 
-        return profile_for_device(cupy.cuda.runtime.getDeviceProperties(device), profiles)
+        properties = cupy.cuda.runtime.getDeviceProperties(device)
     except (ImportError, RuntimeError):
         # CUDA's own errors are RuntimeErrors; the doctor says what to mend.
-        known = known_profiles() if profiles is None else profiles
-        return next((
-            each for each in known if divmod(each.sm, 10) == gpu.capability and each.is_called(gpu.name)), None)
+        (major, minor), name = present[device].capability, present[device].name
+        return next(profiles_called(name, 10 * major + minor, profiles), None)
+    return profile_for_device(properties, profiles)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from onnxfuse.errors import OnnxfuseError
 
 
-@cache
 def rules_folder() -> Path:
     """The folder of the shipped rules: ``rules/`` of a source checkout, else the copy in the installed package.
 

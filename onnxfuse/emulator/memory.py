@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ SPARE = 1 << 20
 """Bytes up to which a mapping is kept for the next buffer of its size: to map pages and touch them for the first time
 takes longer than most launches."""
 _KEPT = 16
-_spare: dict[int, list[int]] = {}
+_spare: defaultdict[int, list[int]] = defaultdict(list)
 """Mappings that no buffer uses, by their bytes; of each size a few."""
 
 
@@ -73,8 +74,10 @@ class Buffer:
 
     def __post_init__(self) -> None:
         self.placement = Placement(self.size, self.misaligned)
-        spare = _spare.get(self.placement.mapped)
-        self.mapping = spare.pop() if spare else self._mapped()
+        try:
+            self.mapping = _spare[self.placement.mapped].pop()
+        except IndexError:
+            self.mapping = self._mapped()
         if self.fill is not None:
             ctypes.memset(self.address, self.fill, self.size)
         for start, count in self._around():
@@ -85,15 +88,14 @@ class Buffer:
 
     def __exit__(self, *error: object) -> None:
         mapped = self.placement.mapped
-        spare = _spare.setdefault(mapped, []) if mapped <= SPARE else None
-        if spare is None or len(spare) >= _KEPT:
+        if mapped <= SPARE and len(_spare[mapped]) < _KEPT:
+            if self.read_only:
+                self._protect(False)
+            _spare[mapped].append(self.mapping)
+        else:
             runtime().onnxfuse_emulator_unmap(
                 ctypes.c_void_p(self.mapping), ctypes.c_size_t(mapped), ctypes.c_size_t(GUARD)
             )
-            return
-        if self.read_only:
-            self._protect(False)
-        spare.append(self.mapping)
 
     def _mapped(self) -> int:
         """The start of a new mapping."""

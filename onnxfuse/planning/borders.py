@@ -60,17 +60,13 @@ class Borders:
     def unpaired(self, fusion: Region) -> Region:
         """The region without the transposes that are taken back outside of all regions, where that takes less time."""
         for node in fusion.view:
-            facts, result = self.facts.get(node), node.outputs[0]
-            if facts is None or not facts.leaves or result is None or not self.taken.isdisjoint(result.consumers):
+            result = node.outputs[0]
+            if not self.facts[node].leaves or result is None or not self.taken.isdisjoint(result.consumers):
                 continue
             members = set(fusion.view) - {node}
-            if all(each not in self.facts or self.facts[each].view for each in members) or (
-                    self.forbidden.refuses(members) is not None):
-                continue
-            made = self.maker.fusion(members, fusion.rule)
+            made = None if all(self.facts[each].view for each in members) else self._made(members, fusion)
             lone, _ = self.maker.costs.unfused(original for reader in result.consumers for original in reader.originals)
-            if isinstance(made, Region) and len(made.hosts) <= len(fusion.hosts) and (
-                    made.cost.seconds_after < fusion.cost.seconds_after + lone):
+            if made is not None and made.cost.seconds_after < fusion.cost.seconds_after + lone:
                 self.taken.discard(node)
                 fusion = made
         return fusion
@@ -108,17 +104,21 @@ class Borders:
 
     def _with(self, fusion: Region, views: Sequence[Node]) -> Region | None:
         """The region with some views, or None where it is better without."""
-        members = {*fusion.view, *views}
-        if self.forbidden.refuses(members) is not None:
-            return None
-        made = self.maker.fusion(members, fusion.rule)
-        if not isinstance(made, Region) or len(made.hosts) > len(fusion.hosts):
+        made = self._made({*fusion.view, *views}, fusion)
+        if made is None:
             return None
         more = made.cost.seconds_after - fusion.cost.seconds_after
         if more >= self.maker.costs.dispatch_seconds(views) or not self._same_work(made, fusion):
             return None
         self.taken.update(views)
         return made
+
+    def _made(self, members: set[Node], instead: Region) -> Region | None:
+        """A region in another's place, where there is one that needs no more of the host."""
+        if self.forbidden.refuses(members) is not None:
+            return None
+        made = self.maker.fusion(members, instead.rule)
+        return made if isinstance(made, Region) and len(made.hosts) <= len(instead.hosts) else None
 
     def _same_work(self, wider: Region, fusion: Region) -> bool:
         """Whether the kernel with views is the one without them, but for the order of its inputs and outputs."""

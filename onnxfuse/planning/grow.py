@@ -384,15 +384,19 @@ def trimmed(members: set[Node], facts: Mapping[Node, Facts]) -> set[Node]:
     """
     kept = set(members)
 
-    def leads(node: Node) -> bool:
-        """Whether it is the first of a pair that is taken back outside, and takes one back itself here."""
-        return facts[node].leaves and any(value.producer in kept for value in node.reads())
+    def fed(node: Node) -> bool:
+        return any(value.producer in kept for value in node.reads())
+
+    def read(node: Node) -> bool:
+        return any(reader in kept for value in node.outputs if value is not None for reader in value.consumers)
+
+    def stays_last(node: Node) -> bool:
+        """Whether it is for what is before it, or of a pair that lies here and moves nothing."""
+        return not facts[node].view and (not facts[node].returns or (facts[node].leaves and fed(node)))
 
     while True:
         border = {node for node in kept if (
-            ((facts[node].view or facts[node].leaves) and not any(value.producer in kept for value in node.reads()))
-            or ((facts[node].view or (facts[node].returns and not leads(node))) and not any(
-                reader in kept for value in node.outputs if value is not None for reader in value.consumers)))}
+            ((facts[node].view or facts[node].leaves) and not fed(node)) or not (read(node) or stays_last(node)))}
         if not border:
             return kept
         kept -= border

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -314,15 +314,19 @@ def profile_for_device(properties: Mapping[str, Any], profiles: Sequence[Profile
     A profile fits when a name and the architecture are the GPU's own and its memory is within a tenth (one name may
     stand for several sizes of memory); else one is made from the properties.
     """
-    profiles = load_profiles() if profiles is None else profiles
     raw = properties["name"]
     name = raw.decode() if isinstance(raw, bytes) else str(raw)
     sm = 10 * int(properties["major"]) + int(properties["minor"])
     memory = float(properties["totalGlobalMem"]) / 1e9
-    for profile in profiles:
-        if profile.sm == sm and profile.is_called(name) and abs(memory / profile.memory_gb - 1) < 0.1:
-            return profile
-    return _from_driver(name, sm, memory, properties)
+    fitting = (each for each in profiles_called(name, sm, profiles) if abs(memory / each.memory_gb - 1) < 0.1)
+    return next(fitting, None) or _from_driver(name, sm, memory, properties)
+
+
+def profiles_called(name: str, sm: int, profiles: Sequence[Profile] | None = None) -> Iterator[Profile]:
+    """Profiles of that name and architecture (90 for "sm_90"), of several sizes of memory maybe; among the shipped ones
+    where ``profiles`` is None."""
+    return (each for each in (load_profiles() if profiles is None else profiles)
+            if each.sm == sm and each.is_called(name))
 
 
 def _from_driver(name: str, sm: int, memory: float, properties: Mapping[str, Any]) -> Profile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, islice
+from itertools import chain, combinations, islice, tee
 from typing import Any
 
 import numpy as np
@@ -124,8 +124,8 @@ def first_recipes(ledger: Ledger) -> Iterator[Recipe]:
     calm = [Recipe(usual, 0, number) for number in (1, 0) if integers]
     gentle = [Recipe(usual, gentle=True)]
     # Counted where they are asked for: most models run on the first.
-    others = (Recipe(sizes) for sizes in _fitting(_others(graph, usual), ledger))
-    ones = (Recipe(sizes, integers=1) for sizes in _fitting(_others(graph, usual), ledger) if integers)
+    others, again = tee(map(Recipe, _fitting(_others(graph, usual), ledger)))
+    ones = (replace(recipe, integers=1) for recipe in again if integers)
     return _once(islice(chain(map(Recipe, planned), lengths, gentle, few, calm, others, ones), _TRIED))
 
 
