@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import lzma
 import multiprocessing
 import os
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from multiprocessing.connection import Connection
@@ -209,6 +212,29 @@ def row_options(dry_run: str, seconds: float) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+@contextmanager
+def packed(database: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A database of measurements as a file that SQLite opens: itself, or, where its name ends in .xz, unpacked.
+
+    Args:
+        keep: pack what is in it in the end, in place of what was; a file that is not there is made.
+    """
+    if database.suffix != ".xz":
+        yield database
+        return
+    with tempfile.TemporaryDirectory(prefix="onnxfuse-database-") as folder:
+        path = Path(folder) / "measurements.sqlite"
+        if database.exists() or not keep:
+            path.write_bytes(lzma.decompress(database.read_bytes()))
+        yield path
+        if keep and path.exists():
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("VACUUM")
+            written = database.with_name(f"{database.name}.new")
+            written.write_bytes(lzma.compress(path.read_bytes()))
+            written.replace(database)
 
 
 def find_tool(name: str) -> str:

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, measured_on, table, write_results
+from common import RESULTS, ZOO, ApartError, apart, environment, hydrate, measured_on, packed, table, write_results
 
 from onnxfuse.measuring import BenchResult, KernelShare, Ratio, Side, bench
+from onnxfuse.measuring.database import VARIABLE
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.reporting import Report, report_of
@@ -340,6 +342,8 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
 @click.option("--least", "least", multiple=True, metavar="[NAME=]RATIO",
               help="Bar: 1.3 for the mean, each=1.0, llama=1.5, wall:unet=1.5.  Exit code 1 where one is missed.")
 @click.option("--target", help="GPU to plan for; by default the one at hand.")
+@click.option("--database", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="Measurements to plan by, packed where it ends in .xz; by default those of `onnxfuse tune`.")
 @click.option("--report-only", is_flag=True, help="Plan and print the bytes; no GPU is needed and nothing runs.")
 @click.option("--jobs", type=int, default=min(8, os.cpu_count() or 1), show_default=True,
               help="Models prepared at once.")
@@ -347,8 +351,8 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, show_default=False,
               help="Folder for the results; benchmarks/results by default.")
 def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pairs: tuple[str, ...],
-         disable: tuple[str, ...], least: tuple[str, ...], target: str | None, report_only: bool, jobs: int,
-         seconds: float, out: Path) -> None:
+         disable: tuple[str, ...], least: tuple[str, ...], target: str | None,
+         database: Path | None, report_only: bool, jobs: int, seconds: float, out: Path) -> None:
     rows, bars = choose(names), _bars(least)
     where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
@@ -356,7 +360,10 @@ def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pa
     if quick:
         settings |= {"runs": 50, "laps": 5, "memory": False}
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-zoo-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-zoo-"))
+        if database is not None:
+            os.environ[VARIABLE] = str(stack.enter_context(packed(database)))
         made = prepare_all(rows, folder, target or where.gpu, jobs, partial(prepare, disable=disabled))
         for row in rows:
             prepared = made[row.name]

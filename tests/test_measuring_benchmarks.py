@@ -20,6 +20,7 @@ from test_measuring_cupti import FakeLibrary, packed
 
 from onnxfuse.measuring import BenchResult, KernelShare, OutputError, Ratio, Side, Spread, cupti
 from onnxfuse.measuring.cupti import CONCURRENT_KERNEL, MEMCPY, Activity
+from onnxfuse.measuring.database import Environment, Measurement, open_database
 from onnxfuse.measuring.machine import CPU, Machine
 from onnxfuse.planning.hardware import find_profile
 
@@ -28,9 +29,9 @@ sys.path.insert(0, str(BENCHMARKS))
 common, cold_start, kernels, zoo, predictions, fitting, traffic, spills, ways = map(
     importlib.import_module, ("common", "cold_start", "kernels", "zoo", "predictions", "fitting", "traffic", "spills",
                               "ways"))
-softmax_passes, attention, claims, depthwise, odd_rows, products, optimising = map(
+softmax_passes, attention, claims, depthwise, odd_rows, products, optimising, tune = map(
     importlib.import_module,
-    ("softmax_passes", "attention", "claims", "depthwise", "odd_rows", "products", "optimising"))
+    ("softmax_passes", "attention", "claims", "depthwise", "odd_rows", "products", "optimising", "tune"))
 
 
 def outcome(name: str, gpu: float, wall: float = 1.0, low: float | None = None):
@@ -51,7 +52,7 @@ BERT = ("bert_base_fp16:8:128", "bert_base_fp16:32:384", "bert_base_ts_fp16:8:12
     (zoo, "--report-only"), (kernels, "--dry-run"), (spills, "--dry-run"), (ways, "--dry-run"),
     (predictions, "--dry-run"), (softmax_passes, "--dry-run"), (attention, "--dry-run"),
     (depthwise, "--dry-run"), (products, "--dry-run"), (odd_rows, "--dry-run"), (cold_start, ""),
-    (optimising, "--dry-run"), (claims, "--dry-run"),
+    (optimising, "--dry-run"), (claims, "--dry-run"), (tune, ""),
 ], ids=lambda each: getattr(each, "__name__", ""))
 def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
     def never(*_, **__):
@@ -61,7 +62,7 @@ def test_without_a_gpu_they_say_so_at_once(script, instead, monkeypatch):
         for name in ("optimise", "prepare_all", "measure"):
             monkeypatch.setattr(place, name, never, raising=False)
     monkeypatch.setattr(common, "apart", lambda asked: common.Environment("2026-11-23", None, None, None, {}, None))
-    result = apart().invoke(script.main, [])
+    result = apart().invoke(script.main, ["--database", "none.sqlite"] if script is tune else [])
     other = f"; {instead} does what needs none" if instead else ""
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"Error: there is no GPU here, and this measures on one{other}\n"
@@ -84,6 +85,31 @@ def test_rows_are_chosen_by_how_their_names_begin():
         "bert_base_fp16:8:128", "bert_base_fp16:32:384", "llama_fp16:1:1024"]
     result = CliRunner().invoke(zoo.main, ["--rows", "lama", "--report-only"])
     assert result.exit_code == 2 and "no row begins with 'lama'; there are: bert_base_fp16:8:128, " in result.output
+
+
+def test_rows_are_tuned_for_the_seconds_that_are_asked():
+    asked = tune.asked(["tower=3", "llama_decode_fp16:1:", "tower_fp32:8192=4"], 30)
+    assert [(row.name, seconds) for row, seconds in asked] == [
+        ("tower_fp32:8192", 4.0), ("llama_decode_fp16:1:1:2048", 30)]
+    assert len(tune.asked([], 5)) == 18
+    for words, message in ((["tower=soon"], "'soon' of 'tower=soon' is no number of seconds"),
+                           (["tour"], "no row begins with 'tour'")):
+        result = CliRunner().invoke(tune.main, [*words, "--database", "none.sqlite"])
+        assert result.exit_code == 2 and message in result.output
+
+
+def test_a_packed_database_is_packed_again_whole_or_not_at_all(tmp_path):
+    kept = tmp_path / "kept.sqlite.xz"
+    with common.packed(kept, keep=True) as path, open_database(path) as database:
+        database.record(Environment("GPU", "1", "1", "1", "1"), Measurement("a", "b", "default", 1.0))
+    before = kept.read_bytes()
+    with pytest.raises(KeyError), common.packed(kept, keep=True) as path:
+        path.write_bytes(b"")
+        raise KeyError
+    assert kept.read_bytes() == before and list(tmp_path.iterdir()) == [kept]
+    with common.packed(kept) as path, open_database(path) as database:
+        assert database.counts() == (1, 0)
+    assert kept.read_bytes() == before
 
 
 def test_the_three_bert_rows_count_a_third_each():
