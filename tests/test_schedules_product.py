@@ -35,7 +35,7 @@ FORMS = {
 }
 
 CONVOLUTIONS = {
-    "channels first": ("g (T[2,16,H,W] x, T[24,16,3,3] w, T[24] b) => (T[2,24,P,Q] y) { c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c) }", {"H": 9, "W": 10, "P": 9, "Q": 10}),
+    "channels first": ("g (T[2,64,H,W] x, T[24,64,3,3] w, T[24] b) => (T[2,24,P,Q] y) { c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c) }", {"H": 9, "W": 10, "P": 9, "Q": 10}),
     "channels last": ("g (T[2,9,10,16] t, T[24,3,3,16] v, T[24] b) => (T[2,5,5,24] y) { x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v) "
                       "c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }", {}),
     "groups": ("g (T[2,16,9,10] x, T[24,8,3,2] w) => (T[2,24,5,5] y) { y = Conv<pads = [1,1,1,0], strides = [2,2], group = 2>(x, w) }", {}),

@@ -16,6 +16,8 @@ from onnxfuse.runtime.compile import default_compiler
 from onnxfuse.schedules import Kernel, Request, make_kernel
 
 LAST = "y = Transpose<perm = [0,2,3,1]>"
+FIRST = ("g (T[2,3,30,32] x, T[40,3,3,3] w, T[40] b) => (T[2,40,15,16] y) "
+         "{ c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w, b) s = Sigmoid(c) y = Mul(c, s) }")
 STEM = ("g (T[2,3,30,37] x, T[40,3,7,7] w, T[40] b) => (T[2,15,19,40] y) "
         f"{{ c = Conv<pads = [3,3,3,3], strides = [2,2]>(x, w, b) r = Relu(c) {LAST}(r) }}")
 
@@ -30,6 +32,18 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "one axis, computed, a residual": (
         "g (T[2,6,L] x, T[20,6,9] w, T[2,P,20] z) => (T[2,P,20] y) { s = Sigmoid(x) c = Conv<strides = [2]>(s, w) "
         "t = Transpose<perm = [0,2,1]>(c) y = Add(t, z) }", {"L": 301, "P": 147}),
+    "channels first": (FIRST, {}),
+    "channels first, no vectors": (FIRST.replace("30,32", "29,37").replace("15,16", "15,19").replace("40", "13"), {}),
+    "channels first, any size, numbers of channels and images": (
+        "g (T[N,2,H,W] x, T[72,2,5,3] w, T[1,72,1,1] z, T[N,1,1,1] q) => (T[N,72,P,Q] y) "
+        "{ c = Conv<pads = [4,0,1,2], dilations = [2,1], strides = [1,2]>(x, w) s = Add(c, z) y = Mul(s, q) }",
+        {"N": 3, "H": 11, "W": 30, "P": 8, "Q": 16}),
+    "channels first of an image that has them last": (
+        "g (T[2,17,24,3] t, T[24,3,3,3] w) => (T[2,24,17,24] y) { x = Transpose<perm = [0,3,1,2]>(t) "
+        "y = Conv<pads = [1,1,1,1]>(x, w) }", {}),
+    "channels first, one axis": (
+        "g (T[2,6,L] x, T[20,6,9] w, T[2,20,P] z) => (T[2,20,P] y) { s = Sigmoid(x) c = Conv<strides = [2]>(s, w) "
+        "y = Add(c, z) }", {"L": 301, "P": 147}),
     "no vectors of results": ("g (T[1,3,9,40] x, T[13,3,4,4] w) => (T[1,2,13,13] y) "
                               f"{{ c = Conv<strides = [3,3]>(x, w) {LAST}(c) }}", {}),
 }
@@ -50,6 +64,12 @@ def test_windows(case: str) -> None:
         check(made, random_inputs(made, sizes), length=150, misalign=False)
 
 
+def test_vectors_of_windows_are_stored() -> None:
+    made = patched(FIRST)
+    assert "constexpr int width = 8;" in made.kernel.source and "- width)" in made.kernel.source
+    check(made, random_inputs(made, {}), length=150)
+
+
 def test_blocks_in_any_order_go_through_many_tiles() -> None:
     """Nobody fills the piece of an image while another still reads the one before."""
     made = patched(STEM)
@@ -65,8 +85,9 @@ def test_what_is_infinite_shows_in_its_windows_alone() -> None:
     check(made, inputs, length=150, misalign=False)
 
 
-def test_every_choice() -> None:
-    made = make(STEM.replace("T[", "float16[").replace("40", "136"))
+@pytest.mark.parametrize("text", [STEM, FIRST], ids=["last", "first"])
+def test_every_choice(text: str) -> None:
+    made = make(text.replace("T[", "float16[").replace("40", "136"))
     choices = [choice for choice in made.kernel.choices if "wide" in dict(choice.settings)]
     assert len(choices) == 5
     for choice in choices:
@@ -79,16 +100,22 @@ def test_every_choice() -> None:
 @pytest.mark.parametrize("text", [
     STEM.replace("[2,3,", "[2,8,").replace("[40,3,", "[40,8,").replace("T[2,8,30,37] x", "T[2,30,37,8] t").replace(
         "{ c", "{ x = Transpose<perm = [0,3,1,2]>(t) c"),
-    STEM.replace(f"{LAST}(r)", "y = Neg(r)").replace("2,15,19,40", "2,40,15,19"),
-    STEM.replace("7,7", "15,15").replace("15,19,40", "11,15,40")], ids=["vectors", "channels first", "large windows"])
+    FIRST.replace("[2,3,30,32] x", "[2,3,480] x").replace("[40,3,3,3]", "[40,3,1]").replace("15,16] y", "480] y").replace(
+        "<pads = [1,1,1,1], strides = [2,2]>", ""),
+    STEM.replace("7,7", "15,15").replace("15,19,40", "11,15,40")], ids=["vectors", "no windows", "large windows"])
 def test_where_nothing_is_read_so(text: str) -> None:
     made = make(text.replace("T[", "float16["))
     assert not any("patch" in each.steps[0].kernel for each in made.kernel.plan.variants)
 
 
+LARGE = STEM.replace("30,37", "224,224").replace("15,19", "112,112")
+LARGE_FIRST = FIRST.replace("30,32", "224,224").replace("15,16", "112,112")
+
+
+@pytest.mark.parametrize("text", [LARGE, LARGE_FIRST], ids=["last", "first"])
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_it_fits_registers(architecture: str) -> None:
-    kernel = make(STEM.replace("T[", "float16[").replace("30,37", "224,224").replace("15,19", "112,112")).kernel
+def test_it_fits_registers(architecture: str, text: str) -> None:
+    kernel = make(text.replace("T[", "float16[")).kernel
     assert isinstance(kernel, Kernel)
     names = {name for name in kernel.plan.kernels if "patch" in name}
     code = kernel.code.keeping(names)  # type: ignore[union-attr]

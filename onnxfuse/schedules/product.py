@@ -119,7 +119,7 @@ class _Work:
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
         self.mapped = self._mapped([mapped(parts, scalar, loop) for scalar, loop in operands])
         self.lanes, self.stored = result_lanes(parts, planned)
-        self.patch = None if parts.rounds else patch_of(contractions(self.lowered)[0], parts)
+        self.patch = patch_of(contractions(self.lowered), parts, planned)
         self.few = few_of(parts, self._planned(parts.rows), planned)
         self.together = (False,) if parts.rounds else (True, False)
         self.guards = tuple(dict.fromkeys(
@@ -200,10 +200,10 @@ class _Work:
         return shapes
 
     def _patched(self) -> list[PatchShape]:
-        """Tiles of a convolution of few channels, where its windows are not read by vectors."""
-        if self.patch is None or self.vectors[0].width > 1:
+        """Tiles of a convolution of few channels."""
+        if self.patch is None:
             return []
-        return [shape for shape in shapes_of(self.patch, self._planned(self.parts.columns))
+        return [shape for shape in shapes_of(self.patch, self._planned(self.patch.parts.columns))
                 if shape.shared <= MOST_SHARED]
 
     def _few(self) -> list[FewShape]:
@@ -268,16 +268,18 @@ class _Work:
     def _add_patched(self, shape: PatchShape, guards: tuple[str, ...]) -> None:
         """A variant whose blocks go through tiles of windows, as many blocks as the GPU has room for."""
         assert self.patch is not None
-        body = PatchText(self.parts, self.patch, self.lanes, shape, self.signature.sizes).text()
+        body = PatchText(self.patch, shape, self.signature.sizes).text()
         function = self.functions[shape.name] = Function(
             f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
         counts, symbols = (self.patch.y.count, self.patch.x.count, self.patch.images), self.lowered.binding.symbols
         y, x, images = (expression(size, symbols) for size in counts)
+        columns = expression(self.patch.parts.columns, symbols)
         blocks = f"{y} {shape.rows // shape.wide} ceil {x} {shape.wide} ceil * {images} * sms {shape.beside} * min"
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
         self.entries.append(entry)
-        step = entry.step(blocks, f"{self.columns} {shape.columns} ceil", str(shape.shared))
-        self.variants.append(Variant(Product().words(shape.choice), (step,), (*guards, *self.stored, *_fitting(shape))))
+        step = entry.step(blocks, f"{columns} {shape.columns} ceil", str(shape.shared))
+        self.variants.append(Variant(
+            Product().words(shape.choice), (step,), (*guards, *self.patch.guards, *_fitting(shape))))
 
     def _add_few(self, shape: FewShape, guards: tuple[str, ...]) -> None:
         """A variant whose warps share what is summed over, where rows are few."""

@@ -81,10 +81,9 @@ class Parts:
         """Whether operands are rounded to what tensor cores multiply: float32's, to TF32."""
         return self.left.dtype == FLOAT
 
-    @property
-    def neighbours(self) -> bool:
-        """Whether every result's neighbours along n are so in memory, where sizes divide."""
-        lanes = self.lanes("@n", 1)
+    def neighbours(self, loop: str) -> bool:
+        """Whether every result's neighbours along a loop are so in memory, where sizes divide."""
+        lanes = self.lanes(loop, 1)
         return all(lanes.stride(place) == 1 for place in self.places)
 
     def lanes(self, loop: str, width: int) -> Lanes:
@@ -104,7 +103,13 @@ def parts_of(lowered: Lowered, products: Sequence[Contract]) -> Parts | Refusal:
         return _refused(f"a product of {named}; its kernels have those of float16, bfloat16 or float32")
     found = [_placed(lowered, products, swapped) for swapped in (False, True)]
     whole = [each for each in found if isinstance(each, Parts)]
-    return next((each for each in whole if each.neighbours), whole[0] if whole else found[0])
+    return next((each for each in whole if each.neighbours("@n")), whole[0] if whole else found[0])
+
+
+def other_way(parts: Parts, products: Sequence[Contract]) -> Parts | None:
+    """The region with its operands' places changed; None where its products have no such operand in common."""
+    found = _placed(parts.lowered, products, not parts.swapped)
+    return found if isinstance(found, Parts) else None
 
 
 def _refused(message: str) -> Refusal:
@@ -196,19 +201,20 @@ def side_guards(parts: Parts, side: Side) -> tuple[str, ...]:
         (f"i{load.input}", TYPES[load.dtype].size) for load in moving if side.lanes.stride(load.offset) == 1])
 
 
-def result_lanes(parts: Parts, planned: Mapping[str, int]) -> tuple[Lanes, tuple[str, ...]]:
-    """Lanes of the results' vectors, and the guards under which they are so."""
-    lanes = parts.lanes("@n", parts.width)
+def result_lanes(parts: Parts, planned: Mapping[str, int], loop: str = "@n") -> tuple[Lanes, tuple[str, ...]]:
+    """Lanes of the results' vectors along their columns, or their rows, and the guards under which they are so."""
+    extent = parts.columns if loop == "@n" else parts.rows
+    lanes = parts.lanes(loop, parts.width)
     moving = moving_loads(parts.results, lanes)
     stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
-    if not stored or not lanes.may_divide(parts.columns):
-        return parts.lanes("@n", 1), ()
+    if not stored or not lanes.may_divide(extent):
+        return parts.lanes(loop, 1), ()
     vectors = [load for load in moving if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
-    lanes.rely_on_size(parts.columns)
+    lanes.rely_on_size(extent)
     lanes.rely_on_loads(vectors)
     lanes.rely_on_vectors(parts.places)
     if not divides(lanes, planned):
-        return parts.lanes("@n", 1), ()
+        return parts.lanes(loop, 1), ()
     targets = [(f"i{load.input}", TYPES[load.dtype].size) for load in vectors]
     targets += [(f"o{place}", TYPES[output.dtype].size) for place, output in enumerate(parts.lowered.program.outputs)]
     return lanes, vector_guards(parts.lowered, lanes, targets)

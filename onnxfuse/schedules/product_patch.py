@@ -3,12 +3,13 @@
 Where an image has three channels, no vector of them is to be had, and element by element each window's would be asked
 for as often as windows overlap, with where it lies worked out anew.  So a block brings the piece of the image below its
 windows once, and its warps read the left operand of their products there, by a table of how far each element of a
-window lies behind its first.  Weights stay for all tiles that a block goes through.
+window lies behind its first.  Weights stay for all tiles that a block goes through.  Results are stored by vectors of
+channels, or of neighbouring windows where channels come first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim
@@ -17,7 +18,7 @@ from onnxfuse.ir.tensors import Contract, Window
 from onnxfuse.lowering.pull import Scalar
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes, Scope
-from onnxfuse.schedules.product_parts import Parts, single
+from onnxfuse.schedules.product_parts import Parts, other_way, result_lanes, side_of, single
 from onnxfuse.schedules.product_shape import FLOATS, Shape
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.source import Body
@@ -37,6 +38,9 @@ WIDE, BROAD = (16, 32), (32, 64, 128)
 
 STRIPE = 8
 """Elements by which a row of weights is longer than it is, so that rows lie in different banks."""
+
+LINE = 16 + 4
+"""Numbers from one channel's sums of 16 windows in shared memory to the next one's, which lie in other banks."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,17 @@ class Patch:
     """A convolution of few channels.
 
     Attributes:
+        parts: the product with windows as rows, channels of the result as columns.
+        results: lanes of the results' vectors; guards: under which they are so.
         image: its element at (``@image``, ``@c``, ``@y``, ``@x``); images, channels: how many.
         y, x: the spatial axes, y of one place where there is one.
         order: what the summed loops are, outermost first: of "c", "y" and "x".
         last: whether neighbouring channels lie side by side.
     """
 
+    parts: Parts
+    results: Lanes
+    guards: tuple[str, ...]
     image: Scalar
     images: Dim
     channels: int
@@ -79,14 +88,21 @@ class Patch:
         """Elements of a window."""
         return self.channels * self.y.taps * self.x.taps
 
+    @property
+    def first(self) -> bool:
+        """Whether results have their channels before the places of windows: vectors are of neighbouring windows."""
+        return self.results.element == "@m"
+
 
 @dataclass(frozen=True)
 class PatchShape(Shape):
-    """A block whose tile of 128 windows is ``wide`` of them broad, by so many columns, over a patch."""
+    """A block whose tile of 128 windows is ``wide`` of them broad, by so many columns, over a patch of so many
+    elements, with a window's ``depth`` rounded up; ``first``: whether results have their channels first."""
 
     wide: int = 16
     patch: int = 0
     depth: int = 0
+    first: bool = False
 
     @property
     def name(self) -> str:
@@ -104,10 +120,15 @@ class PatchShape(Shape):
         return WARPS
 
     @property
+    def laid(self) -> int:
+        """Numbers of a warp's sums of 16 windows in shared memory."""
+        return self.columns * LINE if self.first else 16 * (self.columns + FLOATS)
+
+    @property
     def shared(self) -> int:
-        """Bytes of shared memory: weights, the patch, each warp's 16 rows of sums, offsets."""
+        """Bytes of shared memory: weights, the patch, each warp's sums of 16 windows, offsets."""
         return _sixteenths(2 * self.columns * (self.depth + STRIPE)) + _sixteenths(2 * self.patch) + (
-            4 * WARPS * 16 * (self.columns + FLOATS) + 4 * self.depth)
+            4 * WARPS * self.laid + 4 * self.depth)
 
     @property
     def beside(self) -> int:
@@ -119,11 +140,23 @@ def _sixteenths(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def patch_of(contract: Contract, parts: Parts) -> Patch | None:
-    """A product as a convolution of few channels whose results have their channels last; None where it is none."""
+def patch_of(products: Sequence[Contract], parts: Parts, planned: Mapping[str, int]) -> Patch | None:
+    """A product as a convolution of few channels, whose windows are not read by vectors; None where it is none."""
+    if len(products) != 1 or parts.rounds:
+        return None
+    contract = products[0]
+    if not any(isinstance(operand, Window) for operand in contract.operands):
+        return None
+    ways = (parts, other_way(parts, products))
+    return next((found for each in ways if each is not None and (found := _patch(contract, each, planned))), None)
+
+
+def _patch(contract: Contract, parts: Parts, planned: Mapping[str, int]) -> Patch | None:
+    """The same with the left operand's rows as windows."""
     side = int(parts.swapped)
     windowed = contract.operands[side]
-    if not isinstance(windowed, Window) or contract.batch or len(parts.rights) != 1 or not parts.neighbours:
+    loop = next((loop for loop in ("@n", "@m") if parts.neighbours(loop)), None)
+    if not isinstance(windowed, Window) or contract.batch or loop is None:
         return None
     image, loops = windowed.operand, contract.axes[side]
     inner = [axis for axis in range(image.rank) if axis not in windowed.axes]
@@ -149,9 +182,11 @@ def patch_of(contract: Contract, parts: Parts) -> Patch | None:
         axis: (f"@{name}", image.shape[axis]) for axis, name in zip(windowed.axes, "yx"[-len(axes):], strict=True)}}
     space = parts.puller.space
     coordinates = tuple(space.base(*at[axis]) for axis in range(image.rank))
-    found = Patch(parts.puller.element(image, coordinates), image.shape[lone[0]], channels, y, x, order,
-                  summed[0] == image.rank - 1)
-    return found if 0 < found.depth <= MOST_DEPTH else None
+    lanes, guards = result_lanes(parts, planned, loop)
+    found = Patch(parts, lanes, guards, parts.puller.element(image, coordinates), image.shape[lone[0]], channels, y, x,
+                  order, summed[0] == image.rank - 1)
+    fits = 0 < found.depth <= MOST_DEPTH and side_of(parts, parts.left, "@m", planned).width == 1
+    return found if fits else None
 
 
 def shapes_of(patch: Patch, columns: int) -> list[PatchShape]:
@@ -162,18 +197,17 @@ def shapes_of(patch: Patch, columns: int) -> list[PatchShape]:
         for wide in WIDE:
             size = patch.channels * patch.y.span(ROWS // wide) * patch.x.span(wide)
             if (broad == BROAD[0] or broad < 2 * columns) and 2 * size <= MOST_PATCH:
-                found.append(PatchShape(ROWS, broad, 1, wide=wide, patch=size, depth=depth))
+                found.append(PatchShape(ROWS, broad, 1, wide=wide, patch=size, depth=depth, first=patch.first))
     return found
 
 
 class PatchText(ProductText):
     """Writes the body of a kernel."""
 
-    def __init__(
-        self, parts: Parts, patch: Patch, results: Lanes, shape: PatchShape, sizes: Mapping[str, str]
-    ) -> None:
+    def __init__(self, patch: Patch, shape: PatchShape, sizes: Mapping[str, str]) -> None:
+        parts = patch.parts
         sides = [single(parts, parts.left, "@m"), single(parts, parts.rights[0], "@n")]
-        super().__init__(parts, sides, results, shape, sizes)
+        super().__init__(parts, sides, patch.results, shape, sizes)
         self.patch, self.tile = patch, shape
 
     def text(self) -> Body:
@@ -209,12 +243,12 @@ class PatchText(ProductText):
             f"constexpr int wide = {shape.wide}, high = {high}, columns = {shape.columns}, threads = {32 * WARPS};",
             f"constexpr int depth = {shape.depth}, pitch = depth + {STRIPE}, channels = {patch.channels};",
             f"constexpr int line = {patch.x.span(shape.wide)}, lines = {patch.y.span(high)};",
-            f"constexpr int own_columns = columns, long_row = columns + {FLOATS};",
+            f"constexpr int own_columns = columns, long_row = {LINE if patch.first else f'columns + {FLOATS}'};",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             "T* const weights = reinterpret_cast<T*>(of_dynamic);",
             f"T* const patch = weights + {_sixteenths(2 * shape.columns * (shape.depth + STRIPE)) // 2};",
             f"float* const laid = reinterpret_cast<float*>(patch + {_sixteenths(2 * shape.patch) // 2});",
-            f"int* const offsets = reinterpret_cast<int*>(laid + {WARPS * 16} * long_row);",
+            f"int* const offsets = reinterpret_cast<int*>(laid + {WARPS * shape.laid});",
             "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
             "const idx first_n = (idx)blockIdx.y * columns;",
         ]
@@ -271,24 +305,40 @@ class PatchText(ProductText):
         ]
 
     def _stored_tile(self) -> list[str]:
-        """16 windows of a warp, of one line, after the other: their sums as rows in its shared memory, from there
-        results."""
-        m = self.extents["m"]
-        y, x = (self._writer(self.lanes).size(axis.count) for axis in (self.patch.y, self.patch.x))
-        begin = [
-            "const int piece = lane / lanes + (first + pass) * step, window = warp * 32 + i * 16 + piece;",
-            "const idx oy = first_y + window / wide, ox = first_x + window % wide;",
-            f"const idx row = piece < 16 && oy < {y} && ox < {x} ? (image * {y} + oy) * {x} + ox : (idx){m};",
-        ]
+        """16 windows of a warp, of one line, after the other: their sums into its shared memory, from there results."""
         return unrolled("int i = 0; i < 2; ++i", [
             "__syncwarp();",
-            "float* const own_laid = laid + warp * 16 * long_row;",
-            *unrolled("int c = 0; c < columns / 8; ++c", unrolled("int half = 0; half < 2; ++half", [
-                "of::Vector<float, 2> pair;",
-                "pair.at[0] = sums[i][c][half * 2], pair.at[1] = sums[i][c][half * 2 + 1];",
-                "of::store(own_laid + (half * 8 + lane / 4) * long_row + c * 8 + lane % 4 * 2, pair);"])),
+            f"float* const own_laid = laid + warp * {self.tile.laid};",
+            *unrolled("int c = 0; c < columns / 8; ++c", unrolled("int half = 0; half < 2; ++half", self._laid_pair())),
             "__syncwarp();",
-            f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(columns / width, 32), step = 32 / lanes;",
+            f"constexpr int width = {self.lanes.width};",
+            *(self._stored_windows() if self.patch.first else self._stored_channels()),
+        ])
+
+    def _laid_pair(self) -> list[str]:
+        """Lines that lay two sums of neighbouring channels into shared memory."""
+        if self.patch.first:
+            return ["float* const to = own_laid + (c * 8 + lane % 4 * 2) * long_row + half * 8 + lane / 4;",
+                    "to[0] = sums[i][c][half * 2], to[long_row] = sums[i][c][half * 2 + 1];"]
+        return ["of::Vector<float, 2> pair;",
+                "pair.at[0] = sums[i][c][half * 2], pair.at[1] = sums[i][c][half * 2 + 1];",
+                "of::store(own_laid + (half * 8 + lane / 4) * long_row + c * 8 + lane % 4 * 2, pair);"]
+
+    def _row(self, valid: str) -> list[str]:
+        """Lines that give the ``row`` of ``window`` of the tile, behind the last one where there is none."""
+        y, x = (self._writer(self.lanes).size(axis.count) for axis in (self.patch.y, self.patch.x))
+        return [
+            "const idx oy = first_y + window / wide, ox = first_x + window % wide;",
+            f"const idx row = {valid} && oy < {y} && ox < {x} ? (image * {y} + oy) * {x} + ox : "
+            f"(idx){self.extents['m']};",
+        ]
+
+    def _stored_channels(self) -> list[str]:
+        """Lines that store vectors of a window's channels."""
+        begin = ["const int piece = lane / lanes + (first + pass) * step, window = warp * 32 + i * 16 + piece;",
+                 *self._row("piece < 16")]
+        return [
+            "constexpr int lanes = of::lanes_of(columns / width, 32), step = 32 / lanes;",
             "constexpr int all = 16 / step, passes = all < 4 ? all : 4;",
             "for (int column = lane % lanes * width; column < columns; column += lanes * width) {",
             *indented([
@@ -302,4 +352,23 @@ class PatchText(ProductText):
                 "}",
             ]),
             "}",
-        ])
+        ]
+
+    def _stored_windows(self) -> list[str]:
+        """Lines that store vectors of a channel's windows, 16 windows of all channels."""
+        n = self.extents["n"]
+        begin = [
+            "const int piece = lane % lanes * width, window = warp * 32 + i * 16 + piece;",
+            "const int column = lane / lanes + (first + pass) * step;",
+            f"const idx n = of::imin(first_n + column, (idx){n} - 1);",
+            *self._row(f"first_n + column < {n}"),
+        ]
+        return [
+            "constexpr int lanes = 16 / width, step = 32 / lanes, all = columns / step, passes = all < 4 ? all : 4;",
+            "#pragma unroll 1",
+            "for (int first = 0; first < all; first += passes) {",
+            *indented(self._results(
+                [*begin, "const float* const sums_of_row = own_laid + column * long_row + piece;"],
+                "of::load<width>(sums_of_row)", begin)),
+            "}",
+        ]

@@ -243,13 +243,14 @@ class ProductText:
         writer, places = self._writer(self.lanes), self._writer(self.lanes)
         rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
         kinds = [TYPES[output.dtype] for output in outputs]
+        lasts = "width" if self.lanes.element == "@m" else "1"  # rows of the last vector
         values = [writer.scalar(result) for result in self.parts.results]
         targets = [pointer(f"o{number}", places.index(place)) for number, place in enumerate(self.parts.places)]
         each = [*writer.lines[Scope.LANE], *(f"y{number}[v] = {value};" for number, value in enumerate(values))]
         return [
             *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
             *unrolled("int pass = 0; pass < passes; ++pass", [
-                *begin, f"const idx m = of::imin(row, (idx){rows} - 1);",
+                *begin, f"const idx m = of::imin(row, (idx){rows} - {lasts});",
                 *(f"const auto sums{number} = {taken.format(number)};" for number in range(len(self.rights))),
                 *writer.upto(Scope.VECTOR),
                 *(f"{kind.compute} y{number}[width];" for number, kind in enumerate(kinds)),
