@@ -69,6 +69,8 @@ class Options:
         database: of measurements to plan by: a file, the default one where it is there (None), or none (False).
         run_profile: ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
         eager: compute values again also where that is predicted to cost a little more, to measure it.
+        kernels: what is known of regions by their structure; plans with the same options, and with others that
+            ``dataclasses.replace`` makes of them, know what was found for those before.
     """
 
     rules: Sequence[str | Path] = ()
@@ -87,6 +89,7 @@ class Options:
     database: Place = None
     run_profile: str | Path | None = None
     eager: bool = False
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False, compare=False)
 
     @property
     def compiles(self) -> bool:
@@ -167,11 +170,11 @@ def _chosen(form: Form, forming: Forming, options: Options, tell: Tell) -> tuple
     """The form of a model that is rewritten, its plan, and what a user should know of it."""
     rules, objective = forming.rules, options.objective
     read, silence = read_back(forming.profile, partial(tell, COMPILING)) if options.compiles else (None, ())
-    kernels = KnownKernels()
     with opened(options.database, forming.profile) as (found, notes):
 
         def context(form: Form) -> Context:
-            known = Context(form.canonical.graph, rules, form.costs, objective, options.eager, kernels=kernels)
+            known = Context(form.canonical.graph, rules, form.costs, objective, options.eager,
+                            kernels=options.kernels)
             return known.knowing(found)
 
         # With the objective's channels last, ONNX Runtime lays images out itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import onnx
@@ -131,6 +132,32 @@ def test_what_was_measured_decides(tmp_path: Path, microseconds: float, count: i
         found = tune(model, timer, kept, TuneOptions(dims=DIMS))
     assert "stencil" in [region.schedule for region in found.regions]
     assert len(taken(fuse(model, database=database, target="H100"))) == count
+
+
+@pytest.mark.parametrize(("budget", "plans"), [(None, [(), ("depthwise",)]), (0.0, [(), ("depthwise",)]), (1e-9, [()])])
+def test_what_could_stand_in_its_place_is_measured_behind_the_plan_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, plans: list[tuple[str, ...]]
+) -> None:
+    """And planned only where time is left for it; regions of both are measured once, also where that is forced."""
+    done: list[tuple[str, ...]] = []
+    timer, module = FakeTimer(lambda name: 50.0), importlib.import_module("onnxfuse.tuning.tune")
+
+    def recorded(*arguments: object, **options: object) -> Optimised:
+        wanted = arguments[1]
+        assert isinstance(wanted, Options)
+        assert timer.timed or budget is not None or not done
+        done.append(tuple(stage for stage in wanted.disable if stage != "horizontal-joins"))
+        return optimise(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "optimise", recorded)
+    for force in (False, True):
+        done.clear()
+        timer.timed.clear()
+        with open_database(tmp_path / "measurements.sqlite") as kept:
+            found = tune(model_of(TAKEN["a normalisation"][0]), timer, kept,
+                         TuneOptions(dims=DIMS, budget=budget, force=force))
+        assert done == plans
+        assert found.measured == len(timer.timed) and found.known == 0 and (found.left == 0) == (budget is None)
 
 
 def test_a_mean_behind_it_is_a_kernel_of_its_own() -> None:

@@ -255,11 +255,18 @@ def test_a_bench_takes_inputs_in_turn(tmp_path: Path, monkeypatch: pytest.Monkey
     bench = timer_module._GpuBench(Machine("CPU", CPU, "cpu"), gpu, feeds, {}, tmp_path / "model.onnx")
     timed = bench.time(onnx.load(write(tmp_path, CHAIN)), fused=False)
     # Three sets of 147 kB are the first to be over four times the cache; each is timed eight times, in turn.
-    sets, runs = laps[0][-3:], laps[1]
-    assert len(set(sets)) == 3 and runs == sets * 8
+    sets, runs = laps[1][:3], laps[1]
+    assert len(set(sets)) == 3 and set(laps[0]) == {sets[0]} and runs == sets * 8
     assert (timed.runs, timed.microseconds, timed.spread) == (24, 12.5, 11.5)
     expected = np.full(8 * 4096, 0.5 / (1 + np.exp(-(np.tanh(0.5) + 0.5))))
     assert np.allclose(timed.outputs["y"], expected, rtol=1e-6)  # float32 against float64
+
+
+@pytest.mark.parametrize(("size", "count"), [
+    (0, 12), (1000, 12), (1001, 64), (4000, 64), (4100, 63), (100_000, 3), (10**9, 2)])
+def test_the_cache_holds_no_inputs_when_their_turn_comes_but_for_small_ones(size: int, count: int) -> None:
+    """64 sets of 1,000 bytes lie in a cache of 64,000 bytes at once, and so do 12."""
+    assert timer_module.sets_of(size, 64_000) == count
 
 
 @pytest.mark.parametrize(("rows", "again"), [(64, False), (1, True)])

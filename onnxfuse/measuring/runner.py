@@ -144,12 +144,12 @@ class Runner:
         except Exception as error:
             raise self._failed(error) from error
 
-    def bind(self, inputs: Mapping[str, NDArray[Any] | Placed], outputs: Any = None) -> Any:
-        """A binding of inputs, copied to the device unless they lie there, and outputs, at addresses that stay; it has
-        been run once.
+    def bind(self, inputs: Mapping[str, NDArray[Any] | Placed], outputs: Any = None, *, run: bool = True) -> Any:
+        """A binding of inputs, copied to the device unless they lie there, and outputs, at addresses that stay.
 
         Args:
             outputs: another binding, whose outputs are written; by default the first run allocates new ones.
+            run: whether it is run once.
         """
         binding = self.session.io_binding()
         for name, array in inputs.items():
@@ -165,7 +165,8 @@ class Runner:
         for name, value in zip(self.outputs, values, strict=True):
             if value.is_tensor():
                 binding.bind_ortvalue_output(name, value)
-        self.session.run_with_iobinding(binding)
+        if run:
+            self.session.run_with_iobinding(binding)
         return binding
 
     def _placed(self, array: NDArray[Any]) -> Placed:

@@ -12,7 +12,7 @@ from onnxfuse.schedules import Kernel, Request
 
 @dataclass
 class KnownKernels:
-    """Kept as long as one model is planned.
+    """Kept as long as one model is planned, in whatever forms and with whatever stages.
 
     Attributes:
         made: by what was asked and for which rule, by a schedule's name, its kernel, or None where it has none.

@@ -44,6 +44,7 @@ class Plan:
         considered: every region that was weighed, in graph order of their first nodes.
         spaces: what the regions of each graph were chosen from.
         with_products: regions with products that there are kernels for, chosen or not: measurements decide on them.
+        replaced: regions that stood where others compute values again.
     """
 
     fusions: tuple[Region, ...] = ()
@@ -52,6 +53,12 @@ class Plan:
     considered: tuple[Considered, ...] = ()
     spaces: tuple[SearchSpace, ...] = field(default=(), compare=False, repr=False)
     with_products: tuple[Region, ...] = field(default=(), compare=False, repr=False)
+    replaced: tuple[Region, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def beside(self) -> tuple[Region, ...]:
+        """Regions that could stand in the place of chosen ones."""
+        return (*self.with_products, *self.replaced)
 
 
 def together(fusions: Sequence[Region], lost: Collection[int]) -> set[int]:

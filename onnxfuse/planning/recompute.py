@@ -64,7 +64,10 @@ def recomputed(plan: Plan, context: Context) -> Plan:
         if share is not None:
             changed[place] = share
         told += stage.records.values()
-    return put_together(plan, context.graph, changed, told)
+    after = put_together(plan, context.graph, changed, told)
+    kept = {(fusion.view, fusion.outputs) for fusion in after.fusions}
+    return replace(after, replaced=tuple(
+        fusion for fusion in plan.fusions if (fusion.view, fusion.outputs) not in kept))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from onnxfuse.measurements import text_of
 from onnxfuse.measuring.database import DEFAULT
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.identity import Identities, Identity
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
@@ -33,10 +34,20 @@ class Subject:
     source: Optimised = field(repr=False, compare=False)
     labels: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def shapes(self) -> str:
         """The region's shapes as the database writes them."""
         return text_of(self.what)
+
+    @property
+    def places(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """What the database keeps measurements of its kernel, and of its nodes, under."""
+        return (self.what.kernel, self.shapes), (self.what.nodes, self.shapes)
+
+    @property
+    def seconds(self) -> float:
+        """What the nodes of all of them are predicted to take."""
+        return self.count * self.fusion.cost.seconds_before
 
     @property
     def label(self) -> str:
@@ -73,9 +84,12 @@ def labels_of(region: Region) -> frozenset[str]:
     return frozenset(node.label for node in region.nodes if node.op != "Constant")
 
 
-def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
-    """The distinct regions of a plan, those that take longest first, and why others cannot be measured."""
-    identities = Identities(optimised.graph, optimised.ledger.sizes)
+def subjects_of(optimised: Optimised, kernels: KnownKernels | None = None) -> tuple[list[Subject], list[Refusal]]:
+    """The distinct regions of a plan, those that take longest first, and why others cannot be measured.
+
+    ``kernels``: what is known of them already.
+    """
+    identities = Identities(optimised.graph, optimised.ledger.sizes, kernels or KnownKernels())
     found: dict[Identity, list[Region]] = {}
     refusals = []
     for fusion in optimised.plan.fusions:
@@ -84,28 +98,30 @@ def subjects_of(optimised: Optimised) -> tuple[list[Subject], list[Refusal]]:
             refusals.append(what)
         else:
             found.setdefault(what, []).append(fusion)
-    found |= _with_products(optimised.plan, identities, found)
+    found |= _beside(optimised.plan, identities, found)
     subjects = [Subject(what, same[0], len(same), optimised, frozenset().union(*map(labels_of, same)))
                 for what, same in found.items()]
-    subjects.sort(key=lambda subject: -subject.count * subject.fusion.cost.seconds_before)
+    subjects.sort(key=lambda subject: -subject.seconds)
     return subjects, refusals
 
 
-def _with_products(plan: Plan, identities: Identities, known: Container[Identity]) -> dict[Identity, list[Region]]:
-    """Regions with products that measurements are to decide on, those that the plan has left out."""
+def _beside(plan: Plan, identities: Identities, known: Container[Identity]) -> dict[Identity, list[Region]]:
+    """Regions that measurements are to decide on, those that the plan has left out."""
     found: dict[Identity, list[Region]] = {}
-    for region in plan.with_products:
+    for region in plan.beside:
         what = _identity(region, identities)
         if not isinstance(what, Refusal) and what not in known:
             found.setdefault(what, []).append(region)
     return found
 
 
-def distinct(plans: Sequence[Optimised]) -> tuple[list[Subject], list[Refusal]]:
+def distinct(
+    plans: Sequence[Optimised], kernels: KnownKernels | None = None
+) -> tuple[list[Subject], list[Refusal]]:
     """The distinct regions of several plans of one model, and why others cannot be measured; see ``subjects_of``."""
-    found = [subjects_of(plan) for plan in plans]
+    found = [subjects_of(plan, kernels) for plan in plans]
     subjects = list({subject.what: subject for each, _ in reversed(found) for subject in each}.values())
-    subjects.sort(key=lambda subject: -subject.count * subject.fusion.cost.seconds_before)
+    subjects.sort(key=lambda subject: -subject.seconds)
     return subjects, list(dict.fromkeys(refusal for _, refusals in found for refusal in refusals))
 
 

@@ -32,10 +32,11 @@ Array = NDArray[Any]
 L2_TURNS = 4
 """How many times the L2's size the sets of inputs have together, so that it holds none when its turn comes again."""
 
-MOST_SETS = 64
-"""Inputs so small that more sets than these would be needed lie in the L2 in any model."""
+MOST_SETS, FEW_SETS = 64, 12
+"""Inputs so small that more sets than these would be needed lie in the L2 in any model; sets of inputs of which the L2
+holds so many, so that further ones would show nothing."""
 
-CYCLES, RUNS = 3, 24
+CYCLES, RUNS = 2, 24
 """How often each set is timed, and how many runs there are, at least."""
 
 
@@ -126,7 +127,7 @@ class _GpuBench:
         self._machine, self._gpu, self._path = machine, gpu, path
         self._memory = machine.memory()
         size = sum(array.nbytes for array in feeds.values())
-        count = min(MOST_SETS, max(2, math.ceil(L2_TURNS * gpu.l2_bytes / max(size, 1))))
+        count = sets_of(size, gpu.l2_bytes)
         self._placed = {name: self._copies(array, count) for name, array in feeds.items()}
         same = {name: self._copies(array, 1)[0] for name, array in weights.items()}
         self._sets = [{**{name: each[number] for name, each in self._placed.items()}, **same}
@@ -162,7 +163,7 @@ class _GpuBench:
         runs = max(CYCLES, math.ceil(RUNS / sets)) * sets
         with KernelTimer(self._gpu.synchronise) as timer:
             runner = Runner(self._path, self._machine, first, {}, fused=fused)
-            bindings = [runner.binding, *(runner.bind(each, runner.binding) for each in others)]
+            bindings = [runner.binding, *(runner.bind(each, runner.binding, run=False) for each in others)]
             timer.lap()
             for run in range(runs):
                 self._flush(run % sets)
@@ -174,6 +175,13 @@ class _GpuBench:
         gc.collect()  # gives its memory back; what there was before is no garbage (``held``)
         low, middle, high = np.percentile(times, [25, 50, 75])
         return Timed(float(middle), float(high - low), runs, outputs)
+
+
+def sets_of(size: int, l2_bytes: int) -> int:
+    """How many sets of inputs of so many bytes take turns."""
+    if size * MOST_SETS <= l2_bytes:
+        return FEW_SETS
+    return min(MOST_SETS, max(2, math.ceil(L2_TURNS * l2_bytes / size)))
 
 
 @contextlib.contextmanager

@@ -27,8 +27,8 @@ from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.depthwise import STAGE as DEPTHWISE
 from onnxfuse.planning.hardware import Profile, find_profile
 from onnxfuse.planning.horizontal import STAGE
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.passes import measured
-from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import layout_record
@@ -141,8 +141,8 @@ def tune(
     options = options or TuneOptions()
     start = time.monotonic()
     profile = _profile(timer)
-    # Regions are measured apart, whatever shares a launch in the end; where values can be computed again, or an
-    # attention be one kernel, or a depthwise convolution with what is around it, both ways.
+    # Regions are measured apart, whatever shares a launch in the end; where an attention can be one kernel, or a
+    # depthwise convolution with what is around it, or values lie channels-last, both ways.
     provider = {} if options.tf32 else {TF32: "0"}
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
                      provider_options=provider, eager=True)
@@ -150,35 +150,29 @@ def tune(
     optimised = optimise(loaded, wanted, tell)
     plans = [optimised]
     made = {fusion.rule for fusion in optimised.plan.fusions}
-    made |= {RECOMPUTE for fusion in optimised.plan.fusions if fusion.again}
     made |= set() if layout_record(optimised.folded.proto) is None else {LAYOUTS}
-    without = [stage for stage in (RECOMPUTE, ATTENTION, DEPTHWISE, LAYOUTS)
+    without = [stage for stage in (ATTENTION, DEPTHWISE, LAYOUTS)
                if stage in made and (not options.stages or stage in (*options.stages, LAYOUTS))]
+    deadline = inf if options.budget is None else start + options.budget
+    work = Work(timer, database, tell)
+
+    def take_on() -> list[Refusal]:
+        subjects, refusals = distinct(plans, wanted.kernels)
+        work.add(_of_stages(subjects, options.stages) if options.stages else subjects, force=options.force)
+        return refusals
+
     with Ahead(timer) as ahead:
-        work, refusals = _work(plans, options, timer, database, tell)
-        if options.budget is None or options.budget > 0:
-            work.compile(ahead)
-        if without:  # planning leaves cores to the compiler
+        refusals = take_on()
+        work.measure(ahead, deadline, opening=True)
+        # What a budget does not reach even of the plan itself, it does not of what could stand in its place.
+        if without and (time.monotonic() < deadline or options.budget == 0):
             plans += [optimise(loaded, replace(wanted, disable=(*wanted.disable, stage)), tell) for stage in without]
-            work, refusals = _work(plans, options, timer, database, tell)
-        work.measure(ahead, inf if options.budget is None else start + options.budget)
+            refusals = take_on()
+        work.measure(ahead, deadline)
     found = Measurements(database, timer.environment)
-    verdicts = {place: why for plan in plans for place, why in _verdicts(plan, found).items()}
+    verdicts = {place: why for plan in plans for place, why in _verdicts(plan, found, wanted.kernels).items()}
     regions = [_region(state, found, verdicts) for state in work.states]
     return Tuned(timer.environment.gpu, database.name, tuple(regions), tuple(refusals), time.monotonic() - start)
-
-
-def _work(plans: Sequence[Optimised], options: TuneOptions, timer: Timer, database: Database, tell: Tell) -> tuple[
-        Work, list[Refusal]]:
-    """What there is to measure in several plans of a model, and what cannot be."""
-    subjects, refusals = distinct(plans)
-    if options.stages:
-        subjects = _of_stages(subjects, options.stages)
-    if options.force:
-        for subject in subjects:
-            for key in (subject.what.kernel, subject.what.nodes):
-                database.forget(timer.environment, key, subject.shapes)
-    return Work(subjects, timer, database, tell), refusals
 
 
 def _of_stages(subjects: Sequence[Subject], stages: Collection[str]) -> list[Subject]:
@@ -229,11 +223,11 @@ def _region(state: State, found: Measurements, verdicts: Mapping[int, str]) -> T
     )
 
 
-def _verdicts(optimised: Optimised, found: Measurements) -> dict[int, str]:
+def _verdicts(optimised: Optimised, found: Measurements, kernels: KnownKernels) -> dict[int, str]:
     """By the id of a fusion of the plan: why it is left to ONNX Runtime."""
     plan = optimised.plan
-    plan = replace(plan, refusals=(), fusions=(*plan.fusions, *plan.with_products))
-    context = Context(optimised.canonical.graph, optimised.rules, optimised.costs)
+    plan = replace(plan, refusals=(), fusions=(*plan.fusions, *plan.beside))
+    context = Context(optimised.canonical.graph, optimised.rules, optimised.costs, kernels=kernels)
     after = measured(plan, context.knowing(found))
     reasons = {refusal.node: refusal.message for refusal in after.refusals}
     kept = {fusion.view for fusion in after.fusions}

@@ -19,7 +19,7 @@ from onnxfuse.schedules import Kernel, alone, parse_choice, words
 from onnxfuse.schedules.kernel import contractions
 from onnxfuse.tuning.ahead import Ahead
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
-from onnxfuse.tuning.order import Known, urgency
+from onnxfuse.tuning.order import FIRST, Known, urgency
 from onnxfuse.tuning.samples import disagreement
 from onnxfuse.tuning.subjects import Subject, labels_of
 from onnxfuse.tuning.timer import Bench, Timer, held
@@ -138,24 +138,33 @@ class Work:
         states: what is known of each region.
     """
 
-    def __init__(self, subjects: Sequence[Subject], timer: Timer, database: Database, tell: Tell) -> None:
+    def __init__(self, timer: Timer, database: Database, tell: Tell) -> None:
         self._timer, self._database, self._tell = timer, database, tell
-        read, where = database.measurements, timer.environment
-        self.states = [State(subject, {**read(where, subject.what.kernel, subject.shapes),
-                                       **read(where, subject.what.nodes, subject.shapes)})
-                       for subject in subjects]
+        self.states: list[State] = []
+
+    def add(self, subjects: Sequence[Subject], *, force: bool = False) -> None:
+        """Take on regions, in their order, but for those that it has; ``force``: forget what is known of them."""
+        had = {state.subject.what: state for state in self.states}
+        new = [subject for subject in subjects if subject.what not in had]
+        where = self._timer.environment
+        if force:
+            kept = {key for state in self.states for key in state.subject.places}
+            for key in {key for subject in new for key in subject.places} - kept:
+                self._database.forget(where, *key)
+        for subject in new:
+            rows = (self._database.measurements(where, *key) for key in subject.places)
+            had[subject.what] = State(subject, {name: row for found in rows for name, row in found.items()})
+        self.states = sorted(had.values(), key=lambda state: -state.subject.seconds)
         for state in self.states:
             state.relate(self.states)
 
-    def compile(self, ahead: Ahead) -> None:
-        """Begin to compile what is to be measured first."""
-        _compile(self._waiting(), ahead)
-
-    def measure(self, ahead: Ahead, deadline: float) -> None:
+    def measure(self, ahead: Ahead, deadline: float, *, opening: bool = False) -> None:
         """Measure what is not known, what is worth most first; after the deadline, by ``time.monotonic``, nothing more
-        begins."""
+        begins.  ``opening``: no more than what tells whether regions are worth fusing."""
         with held():
             while time.monotonic() < deadline and (waiting := self._waiting()):
+                if opening and waiting[0].urgency[0] < FIRST:
+                    return
                 _compile(waiting, ahead)
                 self._visit(waiting[0], ahead, deadline)
 
