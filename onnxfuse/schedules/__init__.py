@@ -10,6 +10,7 @@ scans.py       running totals, with maps and reductions around them; scans_text.
 reduction.py   what these five have in common; phases.py the phases that they run in
 peel.py        rows that begin between two vectors
 stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
+stencil_last.py  those of images with channels last; stencil_last_shape.py strips, stencil_last_text.py text
 attention.py   two products with a softmax between them; attention_parts.py what they are of, attention_text.py its text
 product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
                product_shape.py their blocks, product_text.py their text, product_specialised.py that of blocks with a
@@ -41,6 +42,7 @@ from onnxfuse.schedules.scans import Scans
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.split import Split
 from onnxfuse.schedules.stencil import Stencil
+from onnxfuse.schedules.stencil_last import StencilLast
 from onnxfuse.schedules.tiled import Tiled
 from onnxfuse.schedules.transposed import Transposed
 
@@ -48,8 +50,8 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Stencil(), Attention(), Product(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS, _ROWS, Pooling(),
-        Pointwise(), Tiled())
+        Stencil(), StencilLast(), Attention(), Product(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS,
+        _ROWS, Pooling(), Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

@@ -1,0 +1,152 @@
+"""The stencil schedule of images whose channels lie last: a depthwise convolution with what is computed of its results.
+
+    results = g(sums of the window's products of weights and f(image), with zeros around it)
+
+A thread has a vector of channels and a strip of neighbouring windows.  It reads each row of pixels below them once,
+vectors of channels as they lie in memory, and adds its products to all sums of the strip; what threads beside it read
+too comes from the caches.  The weights of a block's channels lie in shared memory, each channel's beside the next
+one's, for all strips that a block goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.launch import Variant, expression
+from onnxfuse.lowering.lower import Lowered
+from onnxfuse.refusal import Refusal
+from onnxfuse.schedules.choice import told
+from onnxfuse.schedules.kernel import (
+    Kernel,
+    contractions,
+    divides,
+    fits_narrow,
+    has_reductions,
+    is_vector,
+    make_plan,
+    moving_loads,
+    narrow_guards,
+    vector_guards,
+    widest,
+)
+from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
+from onnxfuse.schedules.source import Entry, Function, Signature, Source
+from onnxfuse.schedules.stencil_last_shape import VECTORS, WIDTHS, Parts, Shape, depthwise_of, parts_of, shapes
+from onnxfuse.schedules.stencil_last_text import StripsText
+
+BLOCKS = 8
+"""Blocks for each multiprocessor, beyond which those there are go through more strips: weights are brought once."""
+
+
+class StencilLast(Schedule):
+    """Depthwise convolutions of images with channels last; shares as the stencil's, until more was measured."""
+
+    name = "stencil_last"
+    settings = ("{tall} x {broad} results a thread, vectors of {width} channels, "
+                "{vectors} of them and {across} x {down} strips a block")
+    efficiency = 0.45
+    arithmetic = 0.35
+    waits_us = 1.5
+
+    def runs(self, does: Does) -> bool:
+        """Convolutions of each channel by itself."""
+        return Does.SLIDES in does
+
+    def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
+        """One kernel, whose blocks read what others beside them read from the caches."""
+        found = contractions(lowered)
+        return Expected() if len(found) == 1 and not has_reductions(lowered) and depthwise_of(found[0]) else None
+
+    def kernel(self, request: Request) -> Kernel | Refusal | None:
+        """The kernel of a region with one depthwise convolution, channels last, and no reduction beside it."""
+        lowered = request.lowered
+        found = contractions(lowered)
+        if len(found) != 1 or has_reductions(lowered):
+            return None
+        try:
+            parts = parts_of(lowered, found[0])
+        except Unlowerable as stopped:
+            return replace(stopped.refusal, code="stencil-structure")
+        return _kernel(request, parts) if isinstance(parts, Parts) else parts
+
+
+# ---- Its kernel. ----
+
+
+def _kernel(request: Request, parts: Parts) -> Kernel:
+    lowered = parts.lowered
+    planned = lowered.binding.planned(request.sizes)
+    sides = {width: found for width in WIDTHS if (found := _lanes(parts, width, planned)) is not None}
+    counts = [lowered.binding.at(axis.count, request.sizes) for axis in parts.axes]
+    channels = lowered.binding.at(parts.channels, request.sizes)
+    offered = {shape.choice: shape for shape in shapes(parts.axes, counts, channels, list(sides))}
+    offered = offered if fits_narrow(lowered) else {}
+    choice, first = told(request.choice, offered)
+    own = next(iter(offered.values()), None)
+    least = Shape(1, 1, 1, VECTORS, 1, 4)
+    work = _Work(parts)
+    for shape in dict.fromkeys(each for each in (first, own) if each is not None):
+        lanes, guards = sides[shape.width]
+        work.add(shape, lanes, (*narrow_guards(lowered), *guards))
+    if fits_narrow(lowered):
+        work.add(least, parts.lanes(1), narrow_guards(lowered))
+    work.add(replace(least, bits=64), parts.lanes(1), ())
+    plan = make_plan(lowered, request.rule, parts.puller, work.variants)
+    comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
+    source = Source(("onnxfuse",), comment, tuple(work.functions.values()), tuple(work.entries))
+    choices = tuple(each for each in offered if offered[each] != own)
+    return Kernel("stencil_last", source, plan, (), choice, choices, heavy=True)
+
+
+def _lanes(parts: Parts, width: int, planned: Mapping[str, int]) -> tuple[Lanes, tuple[str, ...]] | None:
+    """Lanes of vectors of so many channels, and the guards under which they are so; None where they never are."""
+    lanes, outputs = parts.lanes(width), parts.lowered.program.outputs
+    moving = moving_loads([*parts.read, *parts.results], lanes)
+    if width > widest(WIDTHS, [*(output.dtype for output in outputs), *(load.dtype for load in moving)]):
+        return None
+    if not lanes.may_divide(parts.channels) or not all(
+            lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places):
+        return None
+    vectors = [load for load in moving if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    if not all(load in vectors for load in moving_loads([parts.image], lanes)):
+        return None
+    lanes.rely_on_size(parts.channels)
+    lanes.rely_on_loads(moving)
+    lanes.rely_on_vectors(parts.places)
+    if not divides(lanes, planned):
+        return None
+    targets = [(f"i{load.input}", TYPES[load.dtype].size) for load in vectors]
+    targets += [(f"o{place}", TYPES[output.dtype].size) for place, output in enumerate(outputs)]
+    return lanes, vector_guards(parts.lowered, lanes, targets)
+
+
+class _Work:
+    """The functions, kernels and variants of one region as they come."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.signature = Signature(parts.lowered)
+        self.functions: dict[str, Function] = {}
+        self.entries: list[Entry] = []
+        self.variants: list[Variant] = []
+
+    def add(self, shape: Shape, lanes: Lanes, guards: tuple[str, ...]) -> None:
+        """A variant."""
+        key = replace(shape, bits=32).name
+        if key not in self.functions:
+            body = StripsText(self.parts, lanes, shape, self.signature.sizes).text()
+            self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
+        entry = self.functions[key].entry(shape.name, (), shape.bits, shape.threads)
+        self.entries.append(entry)
+        symbols, axes = self.parts.lowered.binding.symbols, self.parts.axes
+        z, y, x = (expression(axis.count, symbols) for axis in axes)
+        images, channels = (expression(size, symbols) for size in (self.parts.images, self.parts.channels))
+        strips = (f"{y} {shape.tall * shape.down} ceil {x} {shape.broad * shape.across} ceil * {z} * {images} * "
+                  f"sms {BLOCKS} * min")
+        taps = axes[0].taps * axes[1].taps * axes[2].taps
+        step = entry.step(strips, f"{channels} {shape.channels} ceil", str(4 * taps * shape.channels))
+        self.variants.append(Variant(f"{StencilLast().words(shape.choice)}, {shape.bits}-bit", (step,), guards))

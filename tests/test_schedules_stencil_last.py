@@ -1,0 +1,142 @@
+"""Depthwise convolutions of images with channels last: windows of every form, with what is around them, every choice."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_harness import Made, attempt, check, make, only, parse, random_inputs
+
+from onnxfuse.compiling import source_of
+from onnxfuse.refusal import Refusal
+from onnxfuse.runtime.compile import default_compiler
+from onnxfuse.schedules import Kernel, Request, make_kernel, parse_choice
+
+FIRST, LAST = "t = Transpose<perm = [0,3,1,2]>(x)", "Transpose<perm = [0,2,3,1]>"
+PLAIN = ("g (T[2,14,15,24] x, T[24,1,3,3] w, T[24] b) => (T[A,B,C,D] y) "
+         f"{{ {FIRST} c = Conv<group = 24, pads = [1,1,1,1]>(t, w, b) y = {LAST}(c) }}")
+
+CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "three by three": (PLAIN, {}),
+    "SiLU, of many channels": (
+        "g (T[N,7,7,H] x, T[H,1,5,5] w, T[H] b) => (T[A,B,C,D] y) ".replace("H", "288") +
+        f"{{ {FIRST} c = Conv<group = 288, pads = [2,2,2,2]>(t, w, b) s = Sigmoid(c) m = Mul(c, s) y = {LAST}(m) }}",
+        {"N": 3}),
+    "every other, uneven": (
+        "g (T[2,15,33,16] x, T[16,1,3,5] w) => (T[A,B,C,D] y) "
+        f"{{ {FIRST} c = Conv<group = 16, pads = [1,0,0,3], strides = [2,2]>(t, w) y = {LAST}(c) }}", {}),
+    "spread": (
+        "g (T[1,19,40,8] x, T[8,1,2,5] w) => (T[A,B,C,D] y) "
+        f"{{ {FIRST} c = Conv<group = 8, pads = [0,5,2,1], strides = [3,1], dilations = [1,3]>(t, w) y = {LAST}(c) }}", {}),
+    "spread rows": (
+        "g (T[1,12,12,8] x, T[8,1,3,2] w) => (T[A,B,C,D] y) "
+        f"{{ {FIRST} c = Conv<group = 8, pads = [3,0,3,1], dilations = [3,2]>(t, w) y = {LAST}(c) }}", {}),
+    "any size": (
+        "g (T[N,H,W,40] x, T[40,1,7,7] w, T[40] b) => (T[A,B,C,D] y) "
+        f"{{ {FIRST} c = Conv<group = 40, pads = [3,3,3,3]>(t, w, b) y = {LAST}(c) }}", {"N": 2, "H": 9, "W": 12}),
+    "six channels": (PLAIN.replace("24", "6"), {}),
+    "seven channels": (PLAIN.replace("24", "7"), {}),
+    "one pixel": (PLAIN.replace("14,15,", "1,1,"), {}),
+    "a large window": (PLAIN.replace("24", "8").replace("3,3] w", "11,9] w").replace("1,1,1,1", "5,4,5,4"), {}),
+    "residuals, scales, two results": (
+        "g (T[2,9,8,16] x, T[16,1,3,3] w, T[2,9,8,16] r, T[16,1,1] s, T[2,16,1,1] q) => (T[A,B,C,D] y, T[A,B,C,D] z) "
+        f"{{ {FIRST} c = Conv<group = 16, pads = [1,1,1,1]>(t, w) d = Mul(c, s) e = Add(d, q) f = {LAST}(e) "
+        "y = Add(f, r) z = Neg(f) }", {}),
+    "what is no zero at zero": (PLAIN.replace(FIRST, "i = Sigmoid(x) " + FIRST.replace("(x)", "(i)")), {}),
+    "a sequence": (
+        "g (T[N,L,32] x, T[32,1,31] w) => (T[A,B,C] y) { t = Transpose<perm = [0,2,1]>(x) "
+        "c = Conv<group = 32, pads = [15,15]>(t, w) y = Transpose<perm = [0,2,1]>(c) }", {"N": 2, "L": 61}),
+    "three axes": (
+        "g (T[2,5,6,9,8] x, T[8,1,2,3,1] w) => (T[A,B,C,D,E] y) { t = Transpose<perm = [0,4,1,2,3]>(x) "
+        "c = Conv<group = 8, strides = [2,1,2], dilations = [2,2,1], pads = [1,0,0,1,0,0]>(t, w) "
+        "y = Transpose<perm = [0,2,3,4,1]>(c) }", {}),
+}
+
+
+def lasts(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> Made:
+    """The kernel, which must be of this schedule."""
+    made = make(text.replace("T[", f"{kind}["), planned=planned)
+    assert made.kernel.schedule == "stencil_last"
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["float16", "float"])
+def test_windows(case: str, kind: str) -> None:
+    """Every variant."""
+    text, sizes = CASES[case]
+    made = lasts(text, kind, sizes)
+    check(made, random_inputs(made, sizes), length=100)
+
+
+def test_bfloat16() -> None:
+    made = lasts(PLAIN, "bfloat16")
+    check(made, random_inputs(made, {}), length=9)
+
+
+@pytest.mark.parametrize("shape", ["1,31,33,8", "3,1,64,8", "1,2,2,8", "0,4,4,8"])
+def test_sizes(shape: str) -> None:
+    made = lasts(PLAIN.replace("2,14,15,24", "N,H,W,8").replace("24", "8"))
+    sizes = dict(zip("NHW", map(int, shape.split(",")[:3]), strict=True))
+    check(made, random_inputs(made, sizes), length=9)
+
+
+@pytest.mark.parametrize("case", ["three by three", "every other, uneven", "any size"])
+def test_every_choice(case: str) -> None:
+    text, sizes = CASES[case]
+    made = lasts(text, planned=sizes)
+    assert len(made.kernel.choices) >= 5
+    for choice in made.kernel.choices:
+        kernel = make_kernel(Request(made.lowered, "test", sizes, choice), "stencil_last")
+        assert isinstance(kernel, Kernel) and kernel.choice == choice and parse_choice(str(choice)) == choice
+        one = only(replace(made, kernel=kernel), kernel.plan.variants[:1])
+        check(one, random_inputs(made, sizes), length=49)
+
+
+def test_blocks_in_any_order_go_through_many_strips() -> None:
+    made = lasts(PLAIN)
+    for order in ("backward", 3):
+        check(made, random_inputs(made, {}), length=9, orders=[order], multiprocessors=1)
+
+
+def test_what_is_infinite_shows_in_its_windows_alone() -> None:
+    made = lasts(PLAIN)
+    inputs = random_inputs(made, {})
+    inputs["x"][0, 0, 0, [0, 21]], inputs["x"][1, 13, 14, 8] = np.inf, np.nan
+    check(made, inputs, length=9)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (PLAIN.replace(f"y = {LAST}(c)", "y = Neg(c)"), "its images and results lie neither both channels first nor both last"),
+    (PLAIN.replace("3,3] w", "13,11] w").replace("1,1,1,1", "6,5,6,5"),
+     "windows of 143 elements over images that lie so; kernels have those up to 128")])
+def test_refusals(text: str, message: str) -> None:
+    found = attempt(parse(text.replace("T[", "float16[")))
+    assert isinstance(found, Refusal) and (found.code, found.message) == ("stencil-structure", message)
+
+
+@pytest.mark.parametrize("text", [
+    PLAIN.replace("24,1,3,3", "24,2,3,3").replace("group = 24", "group = 12"),
+    PLAIN.replace("[24,1,3,3] w, T[24] b", "[48,1,3,3] w, T[48] b")], ids=["no channel by itself", "two of each"])
+def test_other_convolutions_are_products(text: str) -> None:
+    made = make(text.replace("T[", "float16["))
+    assert made.kernel.schedule == "product"
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("window", ["3,3", "5,5", "7,7"])
+def test_it_fits_registers(architecture: str, window: str) -> None:
+    reach = int(window[0]) // 2
+    text = PLAIN.replace("2,14,15,24", "32,56,56,96").replace("24", "96").replace("3,3] w", f"{window}] w")
+    made = lasts(text.replace("1,1,1,1", ",".join([str(reach)] * 4)))
+    for choice in (None, *made.kernel.choices):
+        kernel = make_kernel(Request(made.lowered, "test", {}, choice), "stencil_last")
+        assert isinstance(kernel, Kernel)
+        (name,) = {step.kernel for step in kernel.plan.variants[0].launches}
+        code = kernel.code.keeping({name})  # type: ignore[union-attr]
+        figures = default_compiler().figures(source_of(replace(kernel, code=code).source, kernel.plan), architecture)
+        assert figures is not None and figures[name].spilled_bytes == 0, name
