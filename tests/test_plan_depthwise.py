@@ -134,7 +134,10 @@ def test_what_was_measured_decides(tmp_path: Path, microseconds: float, count: i
     assert len(taken(fuse(model, database=database, target="H100"))) == count
 
 
-@pytest.mark.parametrize(("budget", "plans"), [(None, [(), ("depthwise",)]), (0.0, [(), ("depthwise",)]), (1e-9, [()])])
+BOTH: list[tuple[str, ...]] = [(), ("depthwise",), ("layouts",)]
+
+
+@pytest.mark.parametrize(("budget", "plans"), [(None, BOTH), (0.0, BOTH), (1e-9, [()])])
 def test_what_could_stand_in_its_place_is_measured_behind_the_plan_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, plans: list[tuple[str, ...]]
 ) -> None:
@@ -202,3 +205,17 @@ def test_what_the_runtime_takes_is_predicted(network: str) -> None:
         made = fuse(parse(text), dims={})
         total += 1e6 * count * made.costs.total()
     assert 0.8 * measured < total < 1.2 * measured, total
+
+
+@pytest.mark.parametrize(("last", "schedules"), [
+    (5.0, ["product", "stencil_last", "product"]), (300.0, ["product", "stencil", "product"])])
+def test_images_lie_channels_last_between_convolutions(tmp_path: Path, last: float, schedules: list[str]) -> None:
+    """Where that was measured faster, the depthwise one reads and writes what those around it do; else none does."""
+    body = f"a = Conv (z, v) r = Relu(a) c = {CONV} (r, d, b) g = Sigmoid(c) m = Mul(c, g) y = Conv (m, v)"
+    model, path = model_of(body, inputs=f"{Z}, T[16, 16, 1, 1] v"), tmp_path / "measurements.sqlite"
+    timer = FakeTimer(lambda name: last if name.startswith("stencil_last") else 60.0 if name == RUNTIME else
+                      40.0 if name.startswith("stencil") else 5.0)
+    with open_database(path) as kept:
+        tune(model, timer, kept, TuneOptions(dims=DIMS))
+    found = [region.kernel.schedule for region in fuse(model, database=path, target="H100").plan.fusions]
+    assert [each for each in found if each not in ("pointwise", "tiled")] == schedules
