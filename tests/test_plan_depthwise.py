@@ -134,7 +134,7 @@ def test_what_was_measured_decides(tmp_path: Path, microseconds: float, count: i
     assert len(taken(fuse(model, database=database, target="H100"))) == count
 
 
-BOTH: list[tuple[str, ...]] = [(), ("depthwise",), ("layouts",)]
+BOTH: list[tuple[str, ...]] = [(), ("depthwise",)]
 
 
 @pytest.mark.parametrize(("budget", "plans"), [(None, BOTH), (0.0, BOTH), (1e-9, [()])])

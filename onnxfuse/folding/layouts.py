@@ -69,14 +69,13 @@ def paired(graph: Graph, view: Graph) -> tuple[Paired, ...]:
 
 
 def _is_read_so(node: Node) -> bool:
-    """Whether kernels read a convolution's operand best with its channels last, or as well as otherwise where each
-    channel is convolved by itself: whole vectors of them."""
-    if node.op != "Conv" or node.domain or node.broken or len(node.inputs) < 2:
+    """Whether kernels read a convolution's operand best with its channels last: whole vectors of them."""
+    if node.op != "Conv" or node.domain or node.broken or slides(node) or len(node.inputs) < 2:
         return False
-    image, weights = node.inputs[:2]
-    if image is None or weights is None or weights.shape is None or len(weights.shape) <= 2:
+    weights = node.inputs[1]
+    if weights is None or weights.shape is None or len(weights.shape) <= 2:
         return False
-    return (is_narrow(weights) or weights.dtype == FLOAT) and _in_vectors(image if slides(node) else weights)
+    return (is_narrow(weights) or weights.dtype == FLOAT) and _in_vectors(weights)
 
 
 def _around(convolutions: Iterable[Node]) -> dict[str, Value]:
@@ -123,10 +122,9 @@ def _computes(node: Node) -> bool:
 
 
 def _weights(convolutions: Iterable[Node]) -> dict[str, Value]:
-    """By name, the constant weights of convolutions over more than one pixel; those of others lie so already, and of
-    one channel by itself as well."""
+    """By name, the constant weights of convolutions over more than one pixel; those of others lie so already."""
     return {weights.name: weights for node in convolutions if (weights := node.inputs[1]) is not None
-            and not slides(node) and weights.is_constant and any(size != 1 for size in (weights.shape or ())[2:])}
+            and weights.is_constant and any(size != 1 for size in (weights.shape or ())[2:])}
 
 
 def _goes_on(readers: Sequence[Node], around: Mapping[str, Value]) -> bool:

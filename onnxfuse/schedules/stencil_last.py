@@ -35,16 +35,7 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.stencil_last_shape import (
-    VECTORS,
-    WIDTHS,
-    Parts,
-    Shape,
-    beside,
-    depthwise_of,
-    parts_of,
-    shapes,
-)
+from onnxfuse.schedules.stencil_last_shape import VECTORS, WIDTHS, Parts, Shape, depthwise_of, parts_of, shapes
 from onnxfuse.schedules.stencil_last_text import StripsText
 
 BLOCKS = 8
@@ -55,7 +46,7 @@ class StencilLast(Schedule):
     """Depthwise convolutions of images with channels last; shares as the stencil's, until more was measured."""
 
     name = "stencil_last"
-    settings = ("{broad} results a thread, vectors of {width} channels, "
+    settings = ("{tall} x {broad} results a thread, vectors of {width} channels, "
                 "{vectors} of them and {across} x {down} strips a block")
     efficiency = 0.45
     arithmetic = 0.35
@@ -96,7 +87,7 @@ def _kernel(request: Request, parts: Parts) -> Kernel:
     offered = offered if fits_narrow(lowered) else {}
     choice, first = told(request.choice, offered)
     own = next(iter(offered.values()), None)
-    least = Shape(1, 1, VECTORS, 1, 4)
+    least = Shape(1, 1, 1, VECTORS, 1, 4)
     work = _Work(parts)
     for shape in dict.fromkeys(each for each in (first, own) if each is not None):
         lanes, guards = sides[shape.width]
@@ -149,12 +140,12 @@ class _Work:
         if key not in self.functions:
             body = StripsText(self.parts, lanes, shape, self.signature.sizes).text()
             self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
-        symbols, axes = self.parts.lowered.binding.symbols, self.parts.axes
-        entry = self.functions[key].entry(shape.name, (), shape.bits, shape.threads, beside(shape, axes))
+        entry = self.functions[key].entry(shape.name, (), shape.bits, shape.threads)
         self.entries.append(entry)
+        symbols, axes = self.parts.lowered.binding.symbols, self.parts.axes
         z, y, x = (expression(axis.count, symbols) for axis in axes)
         images, channels = (expression(size, symbols) for size in (self.parts.images, self.parts.channels))
-        strips = (f"{y} {shape.down} ceil {x} {shape.broad * shape.across} ceil * {z} * {images} * "
+        strips = (f"{y} {shape.tall * shape.down} ceil {x} {shape.broad * shape.across} ceil * {z} * {images} * "
                   f"sms {BLOCKS} * min")
         taps = axes[0].taps * axes[1].taps * axes[2].taps
         step = entry.step(strips, f"{channels} {shape.channels} ceil", str(4 * taps * shape.channels))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product as each_of
 from math import prod
 
 from onnxfuse.graph.dims import Dim, dim
@@ -38,35 +37,19 @@ MOST_TAPS = 128
 THREADS, VECTORS = 256, 32
 """Of a block, at most; neighbouring threads with different channels of a pixel, at most."""
 
-REGISTERS = 184
-"""Of a thread, at most."""
+REGISTERS = 176
+"""That a thread's pixels, sums and weights may take, at most; some more hold where they are."""
 
 OFFERED = 8
 """Shapes, at most."""
 
-UNKNOWN = 64
-"""What is taken for a size that is not known."""
-
-OTHERS = 30
-"""Registers of a thread for all else."""
-
-QUARTERS, FILE, MOST_BESIDE = 4, 16384, 8
-"""Parts of a multiprocessor, which share its warps; registers of each of them, which threads have by eights; blocks
-that are asked for beside one another, at most."""
-
-CONVERTED, ASKED, WEIGHTS, STORED, AGAIN = 1.0, 5.0, 4.0, 8.0, 4.0
-"""Instructions, of which a product takes one: for an element that is converted, a vector that is read, weights of a
-vector, a vector of results; and what it takes to bring a pixel to a block."""
-
-ENOUGH, SHORT = 24, 0.8
-"""Warps that a multiprocessor should hold, and how much longer it takes with next to none (benchmarks/results)."""
-
 
 @dataclass(frozen=True)
 class Shape:
-    """A thread's strip of ``broad`` results for ``width`` channels, and a block's threads: ``vectors`` of channels,
-    ``across`` strips by ``down``; ``bits``: of an index."""
+    """A thread's strip of ``tall`` x ``broad`` results for ``width`` channels, and a block's threads: ``vectors`` of
+    channels, ``across`` strips by ``down``; ``bits``: of an index."""
 
+    tall: int
     broad: int
     width: int
     vectors: int
@@ -77,13 +60,14 @@ class Shape:
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"stencil_last_t{self.broad}_w{self.width}_{self.vectors}x{self.across}x{self.down}_{self.bits}"
+        return (f"stencil_last_t{self.tall}x{self.broad}_w{self.width}_{self.vectors}x{self.across}x{self.down}_"
+                f"{self.bits}")
 
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of("stencil_last", broad=self.broad, width=self.width, vectors=self.vectors, across=self.across,
-                         down=self.down)
+        return Choice.of("stencil_last", tall=self.tall, broad=self.broad, width=self.width, vectors=self.vectors,
+                         across=self.across, down=self.down)
 
     @property
     def threads(self) -> int:
@@ -238,46 +222,30 @@ def shapes(
     axes: Sequence[Axis], counts: Sequence[int | None], channels: int | None, widths: Sequence[int]
 ) -> list[Shape]:
     """The shapes to choose from, the one first that is expected to be quickest."""
-    high, wide = (UNKNOWN if count is None else max(count, 1) for count in counts[1:])
-    found: dict[Shape, float] = {}
-    for width, broad in each_of(widths, (1, 2, 4, 7, 8)):
-        if _registers(axes, broad, width) > REGISTERS or broad >= 2 * wide:
-            continue
-        vectors = _vectors(-(-(channels or UNKNOWN) // width))
-        strips = max(1, THREADS // vectors)
-        tiles = {Shape(broad, width, vectors, across, max(1, min(strips // across, _power(high))))
-                 for across in (1, 2, 4, 8, 16) if across <= strips and across < 2 * -(-wide // broad)}
-        best = min(tiles, key=lambda shape: (_cost(shape, axes, high, wide), shape.across))
-        found[best] = _cost(best, axes, high, wide)
-    return sorted(found, key=lambda shape: found[shape])[:OFFERED]
-
-
-def _registers(axes: Sequence[Axis], broad: int, width: int) -> int:
-    """What a thread holds: pixels on their way and at hand, sums, weights of a row, and all else."""
-    return OTHERS + width * (axes[2].span(broad) + broad + (axes[2].taps + 3) // 2)
-
-
-def beside(shape: Shape, axes: Sequence[Axis]) -> int:
-    """Blocks that a multiprocessor is to hold at least: as many as its registers are enough for."""
-    registers, warps = _registers(axes, shape.broad, shape.width), -(-shape.threads // 32)
-    fitting = (blocks for blocks in range(MOST_BESIDE, 1, -1)
-               if FILE // (32 * -(-blocks * warps // QUARTERS)) // 8 * 8 >= registers)
-    return next(fitting, 1)
-
-
-def _cost(shape: Shape, axes: Sequence[Axis], high: int, wide: int) -> float:
-    """Instructions for a result, more of them where threads idle or few are there to hide what others wait for."""
     _, y, x = axes
-    idle = 1.0
-    for count, side in ((wide, shape.broad * shape.across), (high, shape.down)):
-        idle *= -(-count // side) * side / count
-    read = x.span(shape.broad) * y.taps / shape.broad
-    again = x.span(shape.broad * shape.across) * y.span(shape.down) / (shape.broad * shape.across * shape.down)
-    warps = beside(shape, axes) * -(-shape.threads // 32)
-    taps = x.taps * y.taps
-    vector = ASKED * read + WEIGHTS * taps / shape.broad + STORED
-    work = taps + CONVERTED * read + vector / shape.width + AGAIN * again
-    return idle * work * (1.0 + SHORT * max(0.0, ENOUGH - warps) / ENOUGH)
+    high, wide = (64 if count is None else max(count, 1) for count in counts[1:])
+    found: dict[Shape, float] = {}
+    for width in widths:
+        vectors = _vectors(-(-(channels or 64) // width))
+        for broad in (1, 2, 4, 8):
+            for tall in (1, 2):
+                spans = x.span(broad), y.span(tall)
+                registers = width * (spans[0] + tall * broad + 2)
+                if registers > REGISTERS or broad >= 2 * wide or tall >= 2 * high:
+                    continue
+                strips = max(1, THREADS // vectors)
+                across = min(strips, _power(-(-wide // broad)))
+                down = max(1, min(strips // across, _power(-(-high // tall))))
+                shape = Shape(tall, broad, width, vectors, across, down)
+                idle = 1.0
+                for count, side in ((wide, broad * across), (high, tall * down)):
+                    idle *= -(-count // side) * side / count
+                read = spans[0] * spans[1] / (tall * broad)
+                weights = x.taps * y.taps / broad
+                few = max(1.0, 1.5 * 128 / shape.threads)
+                found[shape] = idle * few * (
+                    x.taps * y.taps + 3.0 * read + 6.0 * read / width + 4.0 * weights / width + 8.0 / width)
+    return sorted(found, key=lambda shape: found[shape])[:OFFERED]
 
 
 def _vectors(count: int) -> int:
