@@ -112,6 +112,12 @@ def test_a_packed_database_is_packed_again_whole_or_not_at_all(tmp_path):
     assert kept.read_bytes() == before
 
 
+def test_what_was_measured_for_published_figures_is_kept():
+    with common.packed(zoo.ZOO / "measured-h100.sqlite.xz") as path, open_database(path) as database:
+        assert {where.gpu for where in database.environments()} == {"NVIDIA H100 80GB HBM3"}
+        assert database.counts()[0] > 5000 and {row.status for _, row in database} == {"ok"}
+
+
 def test_the_three_bert_rows_count_a_third_each():
     outcomes = [outcome(name, 8.0) for name in BERT] + [outcome("tower_fp32:8192", 2.0)]
     assert zoo.mean(outcomes, "gpu") == pytest.approx(4.0, rel=1e-12)
