@@ -159,6 +159,7 @@ def test_what_could_stand_in_its_place_is_measured_behind_the_plan_itself(
         with open_database(tmp_path / "measurements.sqlite") as kept:
             found = tune(model_of(TAKEN["a normalisation"][0]), timer, kept,
                          TuneOptions(dims=DIMS, budget=budget, force=force))
+            assert kept.counts()[0] == len(timer.timed)
         assert done == plans
         assert found.measured == len(timer.timed) and found.known == 0 and (found.left == 0) == (budget is None)
 

@@ -18,7 +18,6 @@ from types import MappingProxyType
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.context import Unlowerable
-from onnxfuse.ir.tensors import Window
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
@@ -46,7 +45,6 @@ from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
-from onnxfuse.schedules.stencil_last_shape import depthwise_of
 from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
 
 SHARED_EVERYWHERE = 48 * 1024
@@ -98,8 +96,6 @@ class Product(Schedule):
         products = contractions(request.lowered)
         if not products:
             return None
-        if any(isinstance(each.operands[0], Window) and depthwise_of(each) is not None for each in products):
-            return None  # of one column each: tensor cores would multiply zeros
         if len(products) > MOST_BESIDE:
             return Refusal("product-structure", f"{len(products)} products in one region")
         try:
