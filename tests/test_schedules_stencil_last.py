@@ -127,6 +127,19 @@ def test_other_convolutions_are_products(text: str) -> None:
     assert made.kernel.schedule == "product"
 
 
+@pytest.mark.parametrize("window", ["3,3", "11,11"])
+def test_weights_of_a_block_fit_shared_memory(window: str) -> None:
+    reach = int(window.split(",")[0]) // 2
+    text = PLAIN.replace("24", "1024").replace("3,3] w", f"{window}] w").replace("1,1,1,1", ",".join([str(reach)] * 4))
+    made = lasts(text)
+    assert made.kernel.choices
+    for choice in (None, *made.kernel.choices):
+        kernel = make_kernel(Request(made.lowered, "test", {}, choice), "stencil_last")
+        assert isinstance(kernel, Kernel)
+        shared = [int(step.shared) for variant in kernel.plan.variants for step in variant.launches]
+        assert max(shared) <= 48 * 1024
+
+
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("window", ["3,3", "5,5", "7,7"])
 def test_it_fits_registers(architecture: str, window: str) -> None:

@@ -148,5 +148,5 @@ class _Work:
         strips = (f"{y} {shape.tall * shape.down} ceil {x} {shape.broad * shape.across} ceil * {z} * {images} * "
                   f"sms {BLOCKS} * min")
         taps = axes[0].taps * axes[1].taps * axes[2].taps
-        step = entry.step(strips, f"{channels} {shape.channels} ceil", str(4 * taps * shape.channels))
+        step = entry.step(strips, f"{channels} {shape.channels} ceil", str(shape.shared(taps)))
         self.variants.append(Variant(f"{StencilLast().words(shape.choice)}, {shape.bits}-bit", (step,), guards))

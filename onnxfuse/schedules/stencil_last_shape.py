@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product as each_of
 from math import prod
 
 from onnxfuse.graph.dims import Dim, dim
@@ -39,6 +40,16 @@ THREADS, VECTORS = 256, 32
 
 REGISTERS = 176
 """That a thread's pixels, sums and weights may take, at most; some more hold where they are."""
+
+SHARED = 48 * 1024
+"""Bytes of a block's weights, at most: what every GPU has without being asked."""
+
+MOVED, ASKED, WEIGHTS, STORED, FEW = 3.0, 6.0, 4.0, 8.0, 192.0
+"""What takes as long as so many products: a pixel's channel that is read; a vector of them that is asked for; weights
+of a vector; a vector of results.  Threads of a block below which it waits longer (benchmarks/results, h100-zoo)."""
+
+UNKNOWN = 64
+"""What is taken for a size that is not known."""
 
 OFFERED = 8
 """Shapes, at most."""
@@ -78,6 +89,10 @@ class Shape:
     def channels(self) -> int:
         """Channels of a block."""
         return self.vectors * self.width
+
+    def shared(self, taps: int) -> int:
+        """Bytes of its weights, so many for each channel."""
+        return 4 * taps * self.channels
 
 
 @dataclass(frozen=True)
@@ -222,30 +237,35 @@ def shapes(
     axes: Sequence[Axis], counts: Sequence[int | None], channels: int | None, widths: Sequence[int]
 ) -> list[Shape]:
     """The shapes to choose from, the one first that is expected to be quickest."""
-    _, y, x = axes
-    high, wide = (64 if count is None else max(count, 1) for count in counts[1:])
+    taps = prod(axis.taps for axis in axes)
+    _, high, wide = (UNKNOWN if count is None else max(count, 1) for count in counts)
     found: dict[Shape, float] = {}
-    for width in widths:
-        vectors = _vectors(-(-(channels or 64) // width))
-        for broad in (1, 2, 4, 8):
-            for tall in (1, 2):
-                spans = x.span(broad), y.span(tall)
-                registers = width * (spans[0] + tall * broad + 2)
-                if registers > REGISTERS or broad >= 2 * wide or tall >= 2 * high:
-                    continue
-                strips = max(1, THREADS // vectors)
-                across = min(strips, _power(-(-wide // broad)))
-                down = max(1, min(strips // across, _power(-(-high // tall))))
-                shape = Shape(tall, broad, width, vectors, across, down)
-                idle = 1.0
-                for count, side in ((wide, broad * across), (high, tall * down)):
-                    idle *= -(-count // side) * side / count
-                read = spans[0] * spans[1] / (tall * broad)
-                weights = x.taps * y.taps / broad
-                few = max(1.0, 1.5 * 128 / shape.threads)
-                found[shape] = idle * few * (
-                    x.taps * y.taps + 3.0 * read + 6.0 * read / width + 4.0 * weights / width + 8.0 / width)
+    for width, broad, tall in each_of(widths, (1, 2, 4, 8), (1, 2)):
+        vectors = _vectors(-(-(channels or UNKNOWN) // width))
+        strips = max(1, THREADS // vectors)
+        across = min(strips, _power(-(-wide // broad)))
+        down = max(1, min(strips // across, _power(-(-high // tall))))
+        shape = Shape(tall, broad, width, vectors, across, down)
+        fits = _registers(shape, axes) <= REGISTERS and shape.shared(taps) <= SHARED
+        if fits and broad < 2 * wide and tall < 2 * high:
+            found[shape] = _cost(shape, axes, high, wide)
     return sorted(found, key=lambda shape: found[shape])[:OFFERED]
+
+
+def _registers(shape: Shape, axes: Sequence[Axis]) -> int:
+    """What a thread holds of pixels of a row, sums and weights."""
+    return shape.width * (axes[2].span(shape.broad) + shape.tall * shape.broad + 2)
+
+
+def _cost(shape: Shape, axes: Sequence[Axis], high: int, wide: int) -> float:
+    """Instructions for a result, more where threads idle and where few of a block wait for memory together."""
+    _, y, x = axes
+    idle = 1.0
+    for count, side in ((wide, shape.broad * shape.across), (high, shape.tall * shape.down)):
+        idle *= -(-count // side) * side / count
+    taps, read = x.taps * y.taps, x.span(shape.broad) * y.span(shape.tall) / (shape.tall * shape.broad)
+    vector = ASKED * read + WEIGHTS * taps / shape.broad + STORED
+    return idle * max(1.0, FEW / shape.threads) * (taps + MOVED * read + vector / shape.width)
 
 
 def _vectors(count: int) -> int:
