@@ -237,7 +237,7 @@ def test_report_as_html_names_what_is_left(tmp_path: Path) -> None:
 def test_rules_list_names_every_shipped_rule() -> None:
     listed = json.loads(run("rules", "list", "--json").output)
     kinds = {rule["kind"] for rule in listed}
-    assert kinds == {"canonical", "fuse", "grow", "forbid", "runtime"}
+    assert kinds == {"canonical", "fuse", "grow", "forbid", "runtime", "name"}
     plain = run("rules", "list").output
     for rule in listed:
         assert rule["id"] in plain

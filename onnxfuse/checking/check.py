@@ -37,6 +37,7 @@ from onnxfuse.rules import (
     ExampleOutcome,
     FuseRule,
     GrowRule,
+    NameRule,
     Rule,
     RuleSet,
     RuntimeRule,
@@ -50,6 +51,7 @@ from onnxfuse.verifying.bounds import Bounds
 
 NO_EXAMPLE = "nothing was tried: the rule has no example"
 RUNTIME = "nothing was computed: ONNX Runtime itself fuses what the rule describes"
+NAMED = "nothing was computed: the rule names what others fuse"
 WRITTEN = "no kernel was run: onnxfuse writes it, and verifies it in every model that it fuses"
 
 
@@ -116,6 +118,8 @@ def _unrun(rules: Sequence[Rule], computer: Computer) -> tuple[tuple[str, tuple[
             reasons.append(NO_EXAMPLE)
         elif isinstance(rule, RuntimeRule):
             reasons.append(RUNTIME)
+        elif isinstance(rule, NameRule):
+            reasons.append(NAMED)
         elif isinstance(rule, FuseRule | GrowRule) and not _has_kernel(rule):
             reasons.append(WRITTEN)
         for reason in reasons:
@@ -156,7 +160,7 @@ class Computer:
     def _compute(self, model: onnx.ModelProto, graph: Graph, rule: Rule, example: Example,
                  inputs: Mapping[str, NDArray[Any]]) -> tuple[str | None, bool]:
         """What is wrong, and whether anything was computed."""
-        if isinstance(rule, RuntimeRule):
+        if isinstance(rule, RuntimeRule | NameRule):
             return None, False
         if isinstance(rule, CanonicalRule):
             told = check_view(model, canonicalise(graph, self.rules.canonical), rule.id, inputs)

@@ -138,6 +138,25 @@ class MatchEntry:
 
 
 @dataclass(frozen=True)
+class NamedPlaces:
+    """Where a name rule matches, and what became of the products there.
+
+    Attributes:
+        name: the rule's id; places: how many there are.
+        one, several: of those whose products are all fused, how many have them in one fused node, and in several;
+            left: how many whose products are all left to ONNX Runtime.
+        rules: what fused products of theirs.
+    """
+
+    name: str
+    places: int
+    one: int
+    several: int
+    left: int
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Arithmetic on sizes that was folded: operands that read a constant or an earlier value now, nodes that went."""
 
@@ -164,6 +183,7 @@ class Findings:
             node adds; layouts: values that lie channels-last between fused nodes.
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
+        named: where name rules match, and in how many fused nodes the products there are.
         matches: what became of the places where fuse rules of the user's own matched.
         broken: fusions of the runtime's own of which fused nodes take a part.
         assumed: what of ``target`` and ``dims`` nobody said.
@@ -195,6 +215,7 @@ class Findings:
     layouts: int = 0
     left: tuple[LeftRegions, ...] = ()
     canonical: Mapping[str, int] = field(default_factory=dict)
+    named: tuple[NamedPlaces, ...] = ()
     matches: tuple[MatchEntry, ...] = ()
     advice: tuple[Refusal, ...] = ()
     assumed: Assumed = field(default_factory=Assumed)
@@ -236,6 +257,7 @@ def as_json(report: Findings) -> dict[str, Any]:
         "left": [{**asdict(left), "times": len(left.nodes)} for left in report.left],
         "broken": [{**asdict(entry), "seconds": round(entry.seconds, 9)} for entry in report.broken],
         "canonical": dict(report.canonical),
+        "named": [asdict(found) for found in report.named],
         "matches": [asdict(match) for match in report.matches],
         "advice": [asdict(refusal) for refusal in report.advice],
         "refusals": [asdict(refusal) for refusal in report.refusals],

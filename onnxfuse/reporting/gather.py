@@ -25,6 +25,7 @@ from onnxfuse.planning.traffic import Ledger, Observation
 from onnxfuse.reporting.costs import by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, FusionEntry, Sizes, Totals
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
+from onnxfuse.reporting.named import named_places
 from onnxfuse.reporting.reasons import advice, told
 from onnxfuse.reporting.remaining import largest
 from onnxfuse.reporting.report import Report
@@ -68,6 +69,7 @@ def report_of(optimised: Optimised) -> Report:
         sizes=sizes_of(optimised.model), biases=biases_of(optimised.model), layouts=layouts_of(optimised.model),
         left=left_regions(optimised),
         canonical=recognised(optimised),
+        named=named_places(optimised),
         matches=own_matches(optimised),
         advice=advice(optimised),
         assumed=Assumed(optimised.assumed_target, optimised.assumed),

@@ -10,7 +10,15 @@ from rich.console import Console
 from onnxfuse.reporting.explain import Explained
 from onnxfuse.reporting.explain_text import show_whole
 from onnxfuse.reporting.findings import Findings, FusionEntry
-from onnxfuse.reporting.left_text import NAMES, SHOWN, show_left, show_matches, show_near, show_recognised
+from onnxfuse.reporting.left_text import (
+    NAMES,
+    SHOWN,
+    show_left,
+    show_matches,
+    show_named,
+    show_near,
+    show_recognised,
+)
 from onnxfuse.reporting.text import (
     alike,
     count,
@@ -41,6 +49,7 @@ def show(report: Findings, console: Console, *, explanation: Explained | None = 
     _fusions(report, console)
     _broken(report, console)
     show_recognised(report.canonical, console)
+    show_named(report.named, console)
     if explanation is not None and explanation.whole is not None:
         console.print()
         show_whole(explanation.whole, console, verbose=verbose)

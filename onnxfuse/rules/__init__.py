@@ -4,6 +4,7 @@
     canonicalise(graph, rules) the internal view: many spellings, one node
     find_matches(graph, rules) where the fuse rules match, and the near misses
     prohibitions(graph, rules) what the forbid rules say of the graph
+    named(view, rules)         where the name rules match
     runtime_groups(graph, rules) what the runtime rules say that ONNX Runtime fuses by itself
     check_examples(rules)      run the examples that rules carry
 """
@@ -26,6 +27,7 @@ from onnxfuse.rules.kinds import (
     GrowRule,
     Growth,
     Kernel,
+    NameRule,
     PatternRule,
     Rule,
     RuleSet,
@@ -34,13 +36,14 @@ from onnxfuse.rules.kinds import (
 from onnxfuse.rules.load import load_rules
 from onnxfuse.rules.matcher import match
 from onnxfuse.rules.matches import Match, MatchResult, NodeIndex
+from onnxfuse.rules.naming import named
 from onnxfuse.rules.runtime import groups_of, runtime_groups
 
 __all__ = [
     "CLASSES", "CanonicalGraph", "CanonicalRule", "Component", "Example", "ExampleOutcome", "ForbidRule", "FuseRule",
-    "GrowRule", "Growth", "Kernel", "Match", "MatchResult", "NodeIndex", "PatternRule", "Prohibition", "Prohibitions",
-    "Rule", "RuleSet", "RuntimeRule", "canonicalise", "check_examples", "components", "example_model", "find_matches",
-    "groups_of", "load_rules", "match", "postfix", "prohibitions", "runtime_groups",
+    "GrowRule", "Growth", "Kernel", "Match", "MatchResult", "NameRule", "NodeIndex", "PatternRule", "Prohibition",
+    "Prohibitions", "Rule", "RuleSet", "RuntimeRule", "canonicalise", "check_examples", "components", "example_model",
+    "find_matches", "groups_of", "load_rules", "match", "named", "postfix", "prohibitions", "runtime_groups",
 ]
 
 

@@ -26,6 +26,7 @@ from onnxfuse.rules.kinds import (
     ForbidRule,
     FuseRule,
     GrowRule,
+    NameRule,
     PatternRule,
     Rule,
     RuleSet,
@@ -138,9 +139,8 @@ def check_examples(
 ) -> list[ExampleOutcome]:
     """Run the examples of the rules, or of those named in ``only``.
 
-    Fuse, grow and forbid rules see the canonical view that the canonical rules of the set make, runtime rules the model
-    as it is.  Where ``compute`` is
-    given, an example that matches is computed as well.
+    Fuse, grow, forbid and name rules see the canonical view that the canonical rules of the set make, runtime rules the
+    model as it is.  Where ``compute`` is given, an example that matches is computed as well.
     """
     chosen = None if only is None else set(only)
     outcomes = []
@@ -187,8 +187,8 @@ def _try(rule: Rule, graph: Graph, rules: RuleSet) -> tuple[bool, tuple[Refusal,
         return bool(found), refusals
     if isinstance(rule, ForbidRule):
         return _try_forbid(rule, view.graph, rules)
-    assert isinstance(rule, FuseRule)
-    result = match(rule, view.graph, forbidden=rules.conditions)
+    assert isinstance(rule, FuseRule | NameRule)
+    result = match(rule, view.graph, forbidden={} if isinstance(rule, NameRule) else rules.conditions)
     return bool(result.matches), result.near_misses
 
 

@@ -1,10 +1,11 @@
-"""The five kinds of rules, as the stages after loading read them.  All frozen.
+"""The six kinds of rules, as the stages after loading read them.  All frozen.
 
     Rule
     ├── PatternRule              has a pattern and conditions
     │   ├── CanonicalRule        many spellings become one node of the internal view
     │   ├── FuseRule             the matched nodes become one fused node
     │   ├── RuntimeRule          what ONNX Runtime makes one node of by itself
+    │   ├── NameRule             what a computation around products is called
     │   └── ForbidRule           what must not be joined (by pattern, edge or condition)
     └── GrowRule                 classes of operators that may join
 """
@@ -56,7 +57,7 @@ class Rule:
 
     @property
     def kind(self) -> str:
-        """canonical, fuse, runtime, grow or forbid."""
+        """canonical, fuse, runtime, name, grow or forbid."""
         return type(self).__name__.removesuffix("Rule").lower()
 
 
@@ -91,6 +92,11 @@ class RuntimeRule(PatternRule):
     becomes: Becomes
     level: str
     core: str | None
+
+
+@dataclass(frozen=True)
+class NameRule(PatternRule):
+    """The pattern of a computation that reports call by the rule's id, whatever fuses which of its nodes."""
 
 
 @dataclass(frozen=True)
@@ -171,12 +177,13 @@ class RuleSet:
     grow: tuple[GrowRule, ...] = ()
     forbid: tuple[ForbidRule, ...] = ()
     runtime: tuple[RuntimeRule, ...] = ()
+    name: tuple[NameRule, ...] = ()
     disabled: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Rule, ...]:
-        return (*self.canonical, *self.fuse, *self.grow, *self.forbid, *self.runtime)
+        return (*self.canonical, *self.fuse, *self.grow, *self.forbid, *self.runtime, *self.name)
 
     @property
     def by_id(self) -> Mapping[str, Rule]:

@@ -26,6 +26,7 @@ from onnxfuse.rules.kinds import (
     GrowRule,
     Growth,
     Kernel,
+    NameRule,
     Rule,
     RuleSet,
     RuntimeRule,
@@ -93,6 +94,7 @@ def load_rules(paths: Iterable[str | Path], disable: Iterable[str] = ()) -> Rule
         tuple(rule for rule in kept if isinstance(rule, GrowRule)),
         tuple(rule for rule in kept if isinstance(rule, ForbidRule)),
         tuple(rule for rule in kept if isinstance(rule, RuntimeRule)),
+        tuple(rule for rule in kept if isinstance(rule, NameRule)),
         disabled,
         tuple(warnings),
     )
@@ -155,6 +157,10 @@ def _rule(document: Document) -> Rule:
         return _runtime(document, part, common)
     if isinstance(part, schema.CanonicalPart):
         return CanonicalRule(**common, **_made(document, part))
+    if isinstance(part, schema.NamePart):
+        pattern = _pattern(document, part.pattern, part.results, part.sets)
+        where = _conditions(document, part.where, pattern)
+        return NameRule(**common, pattern=pattern, pattern_text=part.pattern, where=where)
     if isinstance(part, schema.FusePart):
         return _fuse(document, part, common)
     if isinstance(part, schema.GrowPart):

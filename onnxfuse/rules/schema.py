@@ -91,6 +91,13 @@ class RuntimePart(CanonicalPart):
     core: str | None = None
 
 
+class NamePart(RulePart):
+    pattern: str
+    results: Words | None = None
+    where: Conditions = []
+    sets: dict[str, Words] = {}
+
+
 class ArgumentPart(Part):
     kind: Literal["i32", "i64"]
     size: Size
@@ -142,4 +149,5 @@ class ForbidPart(RulePart):
 
 KINDS: dict[str, type[RulePart]] = {
     "canonical": CanonicalPart, "fuse": FusePart, "grow": GrowPart, "forbid": ForbidPart, "runtime": RuntimePart,
+    "name": NamePart,
 }

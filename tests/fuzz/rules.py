@@ -117,7 +117,7 @@ def attempt(files: Sequence[Path]) -> str:
     ids = {rule.id for rule in own.all}
     rules = RuleSet(*(
         (*(rule for rule in getattr(SHIPPED, kind) if rule.id not in ids), *getattr(own, kind))
-        for kind in ("canonical", "fuse", "grow", "forbid", "runtime")
+        for kind in ("canonical", "fuse", "grow", "forbid", "runtime", "name")
     ))
     computed = files[0].name != "rule.yaml" or zlib.crc32(files[0].read_bytes()) % 2 == 0
     outcomes = check_examples(rules, ids, Computer(rules) if computed else None)
