@@ -81,7 +81,7 @@ The key kind is missing.
   |
 1 | id: my-rule
   | ^
-help: It is one of canonical, fuse, grow, forbid, runtime."""
+help: It is one of canonical, fuse, grow, forbid, runtime, name."""
 
 
 def test_typo_in_the_key_kind(tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ class BrokenRecord:
 
 
 @dataclass(frozen=True)
+class NamedRecord:
+    """What became of places that a name rule calls by its id: ``named`` of the report."""
+
+    name: str
+    places: int
+    one: int
+    several: int
+    left: int
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class OperatorRecord:
     """What all nodes of an operator cost in one run, before and after fusion; ``operator`` is ``FUSED`` for the fused
     nodes.  Seconds are predicted; those of nodes that ONNX Runtime runs as one kernel are the main one's."""
@@ -136,7 +148,7 @@ class PlanRecord:
         unknown, candidates, canonical: as in the report.
         operators, remaining: as in the report; roofline: as there, empty where it is not known.
         verification, measured: None where that was not done.
-        broken: fusions of the runtime's own that fused nodes break.
+        broken: fusions of the runtime's own that fused nodes break; named: what name rules call by a name.
     """
 
     onnxfuse: str
@@ -164,6 +176,7 @@ class PlanRecord:
     verification: VerificationRecord | None = None
     measured: MeasuredRecord | None = None
     broken: tuple[BrokenRecord, ...] = ()
+    named: tuple[NamedRecord, ...] = ()
 
 
 def note_plan(model: onnx.ModelProto, record: PlanRecord) -> None:
