@@ -52,6 +52,7 @@ def test_they_run_in_one_kernel_or_in_several(tmp_path: Path) -> None:
         NamedPlaces("feed-forward", 1, 0, 1, 0, ("products",)),
     )
     assert report.to_json()["named"][2]["several"] == 1
+    assert "1 × <code>feed-forward</code> (0 fused in one kernel, 1 in several, 0 left)" in report.to_html()
     assert ("named: 1 softmax-attention (fused); 1 projection-residual-norm (fused); "
             "1 feed-forward (fused in several kernels)") in " ".join(report.to_text(200).split())
 
