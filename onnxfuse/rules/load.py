@@ -158,17 +158,13 @@ def _rule(document: Document) -> Rule:
     if isinstance(part, schema.CanonicalPart):
         return CanonicalRule(**common, **_made(document, part))
     if isinstance(part, schema.NamePart):
-        pattern = _pattern(document, part.pattern, part.results, part.sets)
-        where = _conditions(document, part.where, pattern)
-        return NameRule(**common, pattern=pattern, pattern_text=part.pattern, where=where)
+        return NameRule(**common, **_matched(document, part))
     if isinstance(part, schema.FusePart):
         return _fuse(document, part, common)
     if isinstance(part, schema.GrowPart):
         operators = _operators(document, ("operators",), part.operators)
-        return GrowRule(
-            **common, classes=tuple(part.operators), operators=operators, max_nodes=part.max_nodes,
-            max_inputs=part.max_inputs, max_outputs=part.max_outputs,
-        )
+        limits: _Common = {"max_nodes": part.max_nodes, "max_inputs": part.max_inputs, "max_outputs": part.max_outputs}
+        return GrowRule(**common, classes=tuple(part.operators), operators=operators, **limits)
     assert isinstance(part, schema.ForbidPart)
     return _forbid(document, part, common)
 
@@ -275,10 +271,16 @@ def _conditions(
     return tuple(found)
 
 
+def _matched(document: Document, part: schema.CanonicalPart | schema.FusePart | schema.NamePart) -> _Common:
+    """A pattern and its conditions, as keywords."""
+    pattern = _pattern(document, part.pattern, part.results, part.sets)
+    return {"pattern": pattern, "pattern_text": part.pattern, "where": _conditions(document, part.where, pattern)}
+
+
 def _made(document: Document, part: schema.CanonicalPart) -> _Common:
     """A pattern and what it becomes, as keywords."""
-    pattern = _pattern(document, part.pattern, part.results, part.sets)
-    where = _conditions(document, part.where, pattern)
+    matched = _matched(document, part)
+    pattern: CompiledPattern = matched["pattern"]
     if pattern.optional_results and not isinstance(part, schema.RuntimePart):
         raise document.error(("results",), "A canonical rule has no optional results.", "Remove the question mark.")
     offset = len("y = ")
@@ -289,7 +291,7 @@ def _made(document: Document, part: schema.CanonicalPart) -> _Common:
             raise TextError("becomes holds one node.", offset, offset + len(part.becomes))
     except TextError as error:
         raise document.text_error(("becomes",), error, offset) from None
-    return {"pattern": pattern, "pattern_text": part.pattern, "where": where, "becomes": becomes}
+    return matched | {"becomes": becomes}
 
 
 def _assigned(document: Document, path: Path_, name: str, pattern: CompiledPattern) -> None:
@@ -338,8 +340,8 @@ def _becomes(tree: syntax.Tree, pattern: CompiledPattern) -> Becomes:
 
 
 def _fuse(document: Document, part: schema.FusePart, common: _Common) -> FuseRule:
-    pattern = _pattern(document, part.pattern, part.results, part.sets)
-    where = _conditions(document, part.where, pattern)
+    matched = _matched(document, part)
+    pattern: CompiledPattern = matched["pattern"]
     edges = {}
     for name, operators in part.grow.items():
         if name not in ("before", "after") and name not in pattern.inputs and name not in pattern.results:
@@ -353,10 +355,7 @@ def _fuse(document: Document, part: schema.FusePart, common: _Common) -> FuseRul
     if part.kernel is None:
         _check_light(document, part.pattern)
     kernel = _kernel(document, part.kernel, pattern) if part.kernel is not None else None
-    return FuseRule(
-        **common, pattern=pattern, pattern_text=part.pattern, where=where, growth=Growth(edges), kernel=kernel,
-        schedule=part.schedule,
-    )
+    return FuseRule(**common, **matched, growth=Growth(edges), kernel=kernel, schedule=part.schedule)
 
 
 def _check_light(document: Document, text: str) -> None:
