@@ -59,7 +59,7 @@ class Stencil(Schedule):
 
     def runs(self, does: Does) -> bool:
         """Convolutions of each channel by itself, with maps around them."""
-        return Does.SLIDES in does
+        return Does.SLIDES in does and Does.TRANSPOSES not in does
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
         """One kernel, which reads each element about once."""
