@@ -81,13 +81,13 @@ def main(rows: tuple[str, ...], seconds: float, database: Path, force: bool) -> 
     where = measured_on()
     lines, failed = [], False
     for row, budget in wanted:
-        try:
-            with packed(database, keep=True) as path:
+        with packed(database, keep=True) as path:  # what was measured before a crash is kept too
+            try:
                 spent = apart(tune, row, budget, path, force)
-        except ApartError as error:
-            failed = True
-            click.echo(f"  {row.name}: {error}", err=True)
-            continue
+            except ApartError as error:
+                failed = True
+                click.echo(f"  {row.name}: {error}", err=True)
+                continue
         lines.append([row.name, f"{spent.seconds:.0f}", str(spent.measured), str(spent.known), str(spent.left),
                       f"{spent.runtime:.0f}", f"{spent.best:.0f}", str(len(spent.faults))])
         click.echo(f"  {row.name}: {spent.measured} measured, {spent.left} left  [{spent.seconds:.1f} s]", err=True)
