@@ -12,7 +12,7 @@ from kernel_harness import parse
 from onnxfuse.measuring.database import open_database
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.reporting import report_of
-from onnxfuse.reporting.findings import NamedPlaces
+from onnxfuse.rewriting import NamedRecord
 from onnxfuse.tuning import TuneOptions, tune
 
 pytestmark = pytest.mark.usefixtures("few_ways")
@@ -29,7 +29,7 @@ BLOCK = """g (float16[8, 128, 64] x, float16[64, 64] a, float16[64, 64] d, float
 }"""
 
 
-def named(model: onnx.ModelProto, **options: object) -> tuple[NamedPlaces, ...]:
+def named(model: onnx.ModelProto, **options: object) -> tuple[NamedRecord, ...]:
     wanted = {"target": "H100", "verify": False, "database": False, **options}
     return report_of(optimise(model, Options(**wanted))).named  # type: ignore[arg-type]
 
@@ -47,9 +47,9 @@ def test_they_run_in_one_kernel_or_in_several(tmp_path: Path) -> None:
         tune(parse(BLOCK), FakeTimer(lambda name: 50.0 if name == RUNTIME else 5.0), kept, TuneOptions())
     report = report_of(optimise(parse(BLOCK), Options(target="H100", verify=False, database=path)))
     assert report.named == (
-        NamedPlaces("softmax-attention", 1, 1, 0, 0, ("attention",)),
-        NamedPlaces("projection-residual-norm", 1, 1, 0, 0, ("products",)),
-        NamedPlaces("feed-forward", 1, 0, 1, 0, ("products",)),
+        NamedRecord("softmax-attention", 1, 1, 0, 0, ("attention",)),
+        NamedRecord("projection-residual-norm", 1, 1, 0, 0, ("products",)),
+        NamedRecord("feed-forward", 1, 0, 1, 0, ("products",)),
     )
     assert report.to_json()["named"][2]["several"] == 1
     assert "1 × <code>feed-forward</code> (0 fused in one kernel, 1 in several, 0 left)" in report.to_html()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.rewriting import OperatorRecord, RemainingRecord
+from onnxfuse.rewriting import NamedRecord, OperatorRecord, RemainingRecord
 
 
 @dataclass(frozen=True)
@@ -138,25 +138,6 @@ class MatchEntry:
 
 
 @dataclass(frozen=True)
-class NamedPlaces:
-    """Where a name rule matches, and what became of the products there.
-
-    Attributes:
-        name: the rule's id; places: how many there are.
-        one, several: of those whose products are all fused, how many have them in one fused node, and in several;
-            left: how many whose products are all left to ONNX Runtime.
-        rules: what fused products of theirs.
-    """
-
-    name: str
-    places: int
-    one: int
-    several: int
-    left: int
-    rules: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Sizes:
     """Arithmetic on sizes that was folded: operands that read a constant or an earlier value now, nodes that went."""
 
@@ -215,7 +196,7 @@ class Findings:
     layouts: int = 0
     left: tuple[LeftRegions, ...] = ()
     canonical: Mapping[str, int] = field(default_factory=dict)
-    named: tuple[NamedPlaces, ...] = ()
+    named: tuple[NamedRecord, ...] = ()
     matches: tuple[MatchEntry, ...] = ()
     advice: tuple[Refusal, ...] = ()
     assumed: Assumed = field(default_factory=Assumed)

@@ -28,7 +28,7 @@ from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.reporting.costs import MOST, RATES, by_operator, roofline
-from onnxfuse.reporting.findings import Assumed, BrokenEntry, NamedPlaces, Totals
+from onnxfuse.reporting.findings import Assumed, BrokenEntry, Totals
 from onnxfuse.reporting.gather import (
     Named,
     biases_of,
@@ -48,7 +48,6 @@ from onnxfuse.rewriting import (
     BrokenRecord,
     FusedNode,
     MeasuredRecord,
-    NamedRecord,
     PlanRecord,
     VerificationRecord,
     annotate,
@@ -104,7 +103,7 @@ def _record(optimised: Optimised, report: Report) -> PlanRecord:
         report.unknown, report.candidates, dict(report.canonical), report.operators, report.remaining, report.roofline,
         _verified(report.verification, optimised),
         broken=tuple(BrokenRecord(**vars(entry)) for entry in report.broken),
-        named=tuple(NamedRecord(**vars(found)) for found in report.named),
+        named=report.named,
     )
 
 
@@ -168,7 +167,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         assumed=Assumed(record.assumed_target, record.assumed_dims), operators=record.operators,
         remaining=record.remaining, roofline=_roofline(record), kernels=_texts(nodes),
         broken=tuple(BrokenEntry(**vars(entry)) for entry in record.broken),
-        named=tuple(NamedPlaces(**vars(found)) for found in record.named),
+        named=record.named,
         embedded=embedded_bytes(node.images for node in nodes),
     )
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.reporting.findings import LeftRegions, MatchEntry, NamedPlaces
+from onnxfuse.reporting.findings import LeftRegions, MatchEntry
 from onnxfuse.reporting.text import COMPILER, alike, count, escape, grouped, indented, operator_runs
+from onnxfuse.rewriting import NamedRecord
 from onnxfuse.wording import as_data, verbose
 
 SHOWN = 24
@@ -43,13 +44,13 @@ def show_recognised(canonical: Mapping[str, int], console: Console) -> None:
         console.print("recognised: " + ", ".join(f"{number} {escape(rule)}" for rule, number in canonical.items()))
 
 
-def show_named(named: Sequence[NamedPlaces], console: Console) -> None:
+def show_named(named: Sequence[NamedRecord], console: Console) -> None:
     """Print what name rules call by a name, and in how many kernels its products run."""
     if named:
         console.print("named: " + "; ".join(f"{found.places} {escape(found.name)} {_fates(found)}" for found in named))
 
 
-def _fates(found: NamedPlaces) -> str:
+def _fates(found: NamedRecord) -> str:
     """What became of the products of places, in brackets."""
     rest = found.places - found.one - found.several - found.left
     fates = [(found.one, "fused"), (found.several, "fused in several kernels"), (rest, "fused in part"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfuse.graph.model import Node
-from onnxfuse.operators import OPERATORS, OperatorClass
+from onnxfuse.operators import OperatorClass
+from onnxfuse.operators.record import operator_of
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.region import Region
-from onnxfuse.reporting.findings import NamedPlaces
+from onnxfuse.rewriting import NamedRecord
 from onnxfuse.rules import Match, named
 
 
-def named_places(optimised: Optimised) -> tuple[NamedPlaces, ...]:
+def named_places(optimised: Optimised) -> tuple[NamedRecord, ...]:
     """The name rules that match anywhere, in their order, and what became of the products at these places: one place
     is fused where every product of it is in a fused node, whatever else is in that."""
     holder = {node: place for place, region in enumerate(optimised.plan.fusions) for node in region.view}
@@ -25,16 +26,16 @@ def named_places(optimised: Optimised) -> tuple[NamedPlaces, ...]:
 
 def _counted(
     rule: str, matches: Sequence[Match], holder: dict[Node, int], regions: Sequence[Region]
-) -> NamedPlaces:
+) -> NamedRecord:
     held = [[holder.get(node) for node in match.nodes if _multiplies(node)] for match in matches]
     whole = [each for each in held if each and None not in each]
     one = sum(len(set(each)) == 1 for each in whole)
     left = sum(all(place is None for place in each) for each in held)
     ids = (regions[place].rule for each in held for place in each if place is not None)
-    return NamedPlaces(rule, len(matches), one, len(whole) - one, left, tuple(dict.fromkeys(ids)))
+    return NamedRecord(rule, len(matches), one, len(whole) - one, left, tuple(dict.fromkeys(ids)))
 
 
 def _multiplies(node: Node) -> bool:
     """Whether a node is a product, or holds some."""
-    found = OPERATORS.get((node.domain, node.op))
+    found = operator_of(node)
     return found is not None and found.kind is OperatorClass.HEAVY

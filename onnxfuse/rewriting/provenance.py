@@ -77,7 +77,14 @@ class BrokenRecord:
 
 @dataclass(frozen=True)
 class NamedRecord:
-    """What became of places that a name rule calls by its id: ``named`` of the report."""
+    """Where a name rule matches, and what became of the products there: ``named`` of the report.
+
+    Attributes:
+        name: the rule's id; places: how many there are.
+        one, several: of those whose products are all fused, how many have them in one fused node, and in several;
+            left: how many whose products are all left to ONNX Runtime.
+        rules: what fused products of theirs.
+    """
 
     name: str
     places: int
