@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfuse.verifying.feeds import rounded
-from onnxfuse.verifying.tolerances import Judgement, judge, reduction_factor, replace_unowed, ulp
+from onnxfuse.verifying.judging import Judgement, Leeway, judge, replace_unowed
+from onnxfuse.verifying.tolerances import reduction_factor, ulp
 
 FLOAT, HALF, BFLOAT, INT, BOOL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64,
                                   TensorProto.BOOL)
@@ -26,7 +27,7 @@ def samples(count: int = 4000, seed: int = 0) -> NDArray[np.float64]:
 def judged(got: Any, wanted: NDArray[Any], dtype: int, arithmetic: int | None = FLOAT, own: Any = None,
            length: int = 1) -> Judgement:
     own = None if own is None else np.asarray(own).astype(NUMPY[dtype])
-    return judge(np.asarray(got).astype(NUMPY[dtype]), [wanted], own, (dtype, arithmetic), length)
+    return judge(np.asarray(got).astype(NUMPY[dtype]), [wanted], own, (dtype, arithmetic), Leeway(length))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])

@@ -13,6 +13,7 @@ from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import HOST_INPUTS, LaunchPlan
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.evaluate import CPU
+from onnxfuse.verifying.extents import Extent, extents
 from onnxfuse.verifying.runner import holding_variants, tensors
 
 Array = NDArray[Any]
@@ -52,6 +53,10 @@ class EmulatedRunner:
 
     def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
         """See ``KernelRunner``: the CPU provider runs the original's nodes."""
+
+    def measure(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+        """See ``KernelRunner``."""
+        return extents(got, reference, own, types)
 
     def variants(self, plan: LaunchPlan, feeds: Mapping[str, Array]) -> list[int]:
         """See ``KernelRunner``; all memory is aligned."""

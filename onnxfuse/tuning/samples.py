@@ -14,7 +14,8 @@ from onnx import helper
 
 from onnxfuse.measuring.machine import Memory
 from onnxfuse.verifying.blocks import pieces
-from onnxfuse.verifying.tolerances import TABLE, judge
+from onnxfuse.verifying.judging import Leeway, judge
+from onnxfuse.verifying.tolerances import TABLE
 
 Array = NDArray[Any]
 
@@ -47,7 +48,7 @@ def disagreement(got: Mapping[str, Array], right: Mapping[str, Array], length: i
             continue
         kind = int(helper.np_dtype_to_tensor_dtype(wanted.dtype))
         reference = wanted.astype(np.float64) if kind in TABLE else wanted
-        judgement = judge(array, [reference], None, (kind, kind if kind in TABLE else None), length)
+        judgement = judge(array, [reference], None, (kind, kind if kind in TABLE else None), Leeway(length))
         if not judgement.passed:
             return (f"output {name} is wrong in {judgement.wrong} of {judgement.count} elements; "
                     f"{judgement.got} instead of {judgement.wanted}")

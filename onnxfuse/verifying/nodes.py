@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,10 +18,11 @@ from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.blocks import sample
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.feeds import Feeds, edges
+from onnxfuse.verifying.judging import Judgement, Leeway, judge, near, replace_unowed
 from onnxfuse.verifying.reference import Reference, formal_names, lengths
 from onnxfuse.verifying.results import NodeResult
 from onnxfuse.verifying.runner import KernelRunner
-from onnxfuse.verifying.tolerances import NEAR, TABLE, Judgement, judge, near, replace_unowed
+from onnxfuse.verifying.tolerances import TABLE
 from onnxfuse.verifying.wavering import moves, replace_moved
 
 Array = NDArray[Any]
@@ -112,20 +113,6 @@ class NodeVerifier:
             self._references[key] = Reference(node, self._model)
         return self._references[key]
 
-    def _own(self, reference: Reference, arrays: Mapping[str, Array]) -> list[Array]:
-        """The original nodes' own result: on the kernels' device, else on the CPU.
-
-        Raises:
-            VerificationError: they end the device; no kernel is to blame for that.
-        """
-        own = None
-        try:
-            own = self._runner.own(reference.body, arrays)
-        except KernelError as error:  # what the device's provider cannot run may still run as a kernel
-            if not self._runner.alive():
-                raise VerificationError(f"the original's own nodes end the device's work: {error.message}") from error
-        return reference.own(arrays) if own is None else own
-
     def _compare(self, node: FusedNode, reference: Reference, feeds: Feeds, tally: _Tally,
                  every_variant: bool = False) -> None:
         arrays = {name: np.asarray(array, order="C") for name, array in feeds.arrays.items()}
@@ -136,8 +123,7 @@ class NodeVerifier:
             holding = self._runner.variants(node.plan, arrays) if every_variant else [None]
         except ValueError as error:
             raise KernelError(f"the launch plan refuses inputs that the model gives: {error}") from error
-        case = _Case(node, reference, arrays, wanted, lambda: self._own(reference, arrays), lengths(arrays, wanted),
-                     feeds.even)
+        case = _Case(node, reference, self._runner, arrays, wanted, feeds.even)
         for variant in holding:
             if tally.failed:
                 break
@@ -155,24 +141,38 @@ class _Case:
     """What a node's outputs have to be for one set of inputs.
 
     Attributes:
-        arrays: the inputs; length: of the longest sum of them.
-        wanted: the reference's results; run_own: runs the original's own nodes.
+        arrays: the inputs; wanted: the reference's results.
         even: whether a sample of many elements is looked at, and all of them where it shows a fault.
     """
 
     node: FusedNode
     reference: Reference
+    runner: KernelRunner
     arrays: Mapping[str, Array]
     wanted: Sequence[Array]
-    run_own: Callable[[], Sequence[Array]]
-    length: int
     even: bool = False
 
     @cached_property
     def own(self) -> Sequence[Array]:
-        """The original's own results.  They only ever widen what passes, and are run where that is needed: a library's
-        first run at a size takes longer than most nodes' whole verification."""
-        return self.run_own()
+        """The original nodes' own results: on the kernels' device, else on the CPU.  They only ever widen what passes,
+        and are asked for where that is needed: a library's first run at a size takes longer than most nodes' whole
+        verification.
+
+        Raises:
+            VerificationError: they end the device; no kernel is to blame for that.
+        """
+        own = None
+        try:
+            own = self.runner.own(self.reference.body, self.arrays)
+        except KernelError as error:  # what the device's provider cannot run may still run as a kernel
+            if not self.runner.alive():
+                raise VerificationError(f"the original's own nodes end the device's work: {error.message}") from error
+        return self.reference.own(self.arrays) if own is None else own
+
+    @cached_property
+    def length(self) -> int:
+        """Of the longest sum of the inputs."""
+        return lengths(self.arrays, self.wanted)
 
     def judged(self, place: int, got: Array) -> Judgement:
         """The judgement of one output."""
@@ -193,32 +193,32 @@ class _Case:
         reference, arrays = self.reference, self.arrays
         got, wanted = taken(got), taken(self.wanted[place])
         precision = reference.precision[place]
-        sides, mine, nearness = [wanted], got, NEAR
+        sides, mine = [wanted], got
         types = self.node.plan.outputs[place].dtype, precision.arithmetic
-        terms = self.length if precision.reduces else 1
-        judgement = judge(got, sides, None, types, terms)
+        leeway, measure = Leeway(self.length if precision.reduces else 1), self.runner.measure
+        judgement = judge(got, sides, None, types, leeway, measure)
         if judgement.passed:
             return judgement
         own = taken(self.own[place])
-        judgement = judge(got, sides, own, types, terms)
+        judgement = judge(got, sides, own, types, leeway, measure)
         if not judgement.passed and (rounded := reference.rounded(arrays)) is not None:
             own = taken(rounded[place])
-            judgement = judge(got, sides, own, types, terms)
+            judgement = judge(got, sides, own, types, leeway)
         if not judgement.passed and precision.decides:
             sides += [taken(entry[place]) for entry in reference.nudged(arrays)]
-            judgement = judge(got, sides, own, types, terms)
+            judgement = judge(got, sides, own, types, leeway)
         if not judgement.passed and precision.reduces:
             sides += [taken(entry[place]) for entry in reference.hidden(arrays)]
-            judgement = judge(got, sides, own, types, terms)
+            judgement = judge(got, sides, own, types, leeway)
         if not judgement.passed and types[0] in TABLE and not np.isfinite(own).all():
             single = taken(reference.single(arrays)[place])
-            nearness = near(single, wanted, own)
+            leeway = replace(leeway, nearness=near(single, wanted, own))
             mine = replace_unowed(got, single, wanted, own)
-            judgement = judge(mine, sides, own, types, terms, nearness)
+            judgement = judge(mine, sides, own, types, leeway)
         if not judgement.passed and types[0] in TABLE and mine.shape == wanted.shape:
             moved = moves(wanted, [taken(each[place]) for each in reference.wavering(arrays, self.length)])
             mine = replace_moved(mine, wanted, moved)
-            again = judge(mine, sides, own, types, terms, nearness)
+            again = judge(mine, sides, own, types, leeway)
             judgement = again if again.passed else judgement
         return judgement
 

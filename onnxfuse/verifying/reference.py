@@ -13,7 +13,7 @@ On a GPU the original's own result comes from the CUDA provider instead (``runne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -373,7 +373,7 @@ def _moved(name: str, target: str, share: float) -> list[onnx.NodeProto]:
     ]
 
 
-def lengths(arrays: Mapping[str, Array], outputs: list[Array]) -> int:
+def lengths(arrays: Mapping[str, Array], outputs: Sequence[Array]) -> int:
     """An upper estimate of the terms in the body's longest sum, from the sizes of what it reads and writes."""
     largest = max((array.size for array in arrays.values()), default=1)
     axis = max((size for array in arrays.values() for size in array.shape), default=1)

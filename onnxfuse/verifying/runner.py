@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,9 @@ from onnxfuse.graph.order import all_nodes
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError
+from onnxfuse.verifying.device_extents import DeviceExtents
 from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
+from onnxfuse.verifying.extents import Extent
 
 Array = NDArray[Any]
 
@@ -68,6 +70,11 @@ class KernelRunner(Protocol):
         Raises:
             KernelError: they cannot be run.
         """
+        ...
+
+    def measure(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]
+                ) -> Sequence[Extent]:
+        """An ``extents.Measure``."""
         ...
 
     def variants(self, plan: launch.LaunchPlan, feeds: Mapping[str, Array]) -> list[int]:
@@ -138,6 +145,14 @@ class CudaRunner:
         session = self._bodies(body.SerializeToString(deterministic=True))
         outputs = [info.type.tensor_type.elem_type for info in body.graph.output]
         return self._run(session, {name: feeds[name] for name in kinds}, kinds, outputs, None)
+
+    def measure(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+        """See ``KernelRunner``."""
+        return self._extents(got, reference, own, types)
+
+    @cached_property
+    def _extents(self) -> DeviceExtents:
+        return DeviceExtents(self.device, self.gpu.architecture)
 
     def variants(self, plan: launch.LaunchPlan, feeds: Mapping[str, Array]) -> list[int]:
         """See ``KernelRunner``; device memory is aligned to 256 bytes."""
