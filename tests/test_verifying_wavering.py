@@ -22,7 +22,7 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.rewriting.standalone import value_types
 from onnxfuse.verifying.evaluate import Evaluator
-from onnxfuse.verifying.nodes import NodeVerifier
+from onnxfuse.verifying.nodes import NodeVerifier, _kernel_key
 from onnxfuse.verifying.results import NodeResult
 from onnxfuse.verifying.wavering import SAMPLE, SAMPLES, off_by, wavering_model
 
@@ -79,8 +79,7 @@ def verdict(text: str, kind: str, runner: EmulatedRunner, *arrays: Array) -> Nod
     feeds = {f"x{place}": array for place, array in enumerate(arrays)}
     verifier = NodeVerifier(subject.model, runner)
     # Of a node that is not the first of its kernel the captured inputs alone are looked at: no edges here.
-    verifier._first[(node.op, tuple((name, array.shape, str(array.dtype)) for name, array in sorted(feeds.items())))
-                    ] = "another"
+    verifier._first[_kernel_key(node, feeds)] = "another"
     return verifier.verify(node, feeds, "given")
 
 

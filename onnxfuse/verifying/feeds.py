@@ -118,6 +118,8 @@ def rounded(wide: Array, dtype: np.dtype[Any]) -> Array:
     if dtype != np.float16:
         return wide.astype(dtype)
     small = np.abs(wide) < _LEAST_NORMAL
+    if not small.any():
+        return wide.astype(dtype)
     few = wide[small]
     result = np.where(small, 0.0, wide).astype(np.float16)
     result.view(np.uint16)[small] = np.rint(np.abs(few) / _LEAST).astype(np.uint16) | np.signbit(few) * _SIGN

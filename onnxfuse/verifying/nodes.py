@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -53,8 +53,7 @@ class _Tally:
 class NodeVerifier:
     """Verifies the fused nodes of one model, one after another.
 
-    A kernel that several nodes share is run on edge inputs, and in every variant, for the first of them; the others
-    run on their own captured inputs.
+    A kernel that several nodes share is run on edge inputs, and in every variant, for the first of them.
     """
 
     def __init__(self, model: onnx.ModelProto, runner: KernelRunner, bounds: Bounds = NONE) -> None:
@@ -64,10 +63,12 @@ class NodeVerifier:
         self._weights = frozenset(tensor.name for _, graph in graphs_of(model) for tensor in graph.initializer)
         self._references: dict[tuple[Any, ...], Reference] = {}
         self._first: dict[tuple[Any, ...], str] = {}
+        self._judged: dict[tuple[Any, ...], NodeResult] = {}
 
-    def is_first(self, node: FusedNode, feeds: Mapping[str, Array]) -> bool:
-        """Whether no node with this kernel was verified at these shapes."""
-        return _kernel_key(node, feeds) not in self._first
+    def standing(self, node: FusedNode, feeds: Mapping[str, Array]) -> NodeResult | None:
+        """What was found of a node with this kernel at these shapes, as this one's result; None where none was."""
+        found = self._judged.get(_kernel_key(node, feeds))
+        return None if found is None else replace(found, node=node.name, rule=node.rule, shared=found.node)
 
     def verify(self, node: FusedNode, feeds: Mapping[str, Array], label: str) -> NodeResult:
         """One node on its captured inputs and, where it is the first with its kernel, on as many edges of them as there
@@ -91,11 +92,13 @@ class NodeVerifier:
         except KernelError as error:
             tally.failed, tally.message = True, f"on {tally.where}: {error}"
         worst = tally.worst or Judgement(0.0, 0.0, 0.0, 0, 0)
-        return NodeResult(
+        found = NodeResult(
             node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
             worst.ratio, tuple(tally.inputs), tuple(tally.variants), "" if first == node.name else first, tally.rounded,
             tally.message, tally.farthest,
         )
+        self._judged.setdefault(key, found)
+        return found
 
     def _compare_edges(self, node: FusedNode, reference: Reference, feeds: Mapping[str, Array], tally: _Tally) -> None:
         """On edges of these inputs, as far as there is time and nothing has failed."""
@@ -154,9 +157,7 @@ class _Case:
 
     @cached_property
     def own(self) -> Sequence[Array]:
-        """The original nodes' own results: on the kernels' device, else on the CPU.  They only ever widen what passes,
-        and are asked for where that is needed: a library's first run at a size takes longer than most nodes' whole
-        verification.
+        """The original nodes' own results: on the kernels' device, else on the CPU.
 
         Raises:
             VerificationError: they end the device; no kernel is to blame for that.
@@ -167,7 +168,18 @@ class _Case:
         except KernelError as error:  # what the device's provider cannot run may still run as a kernel
             if not self.runner.alive():
                 raise VerificationError(f"the original's own nodes end the device's work: {error.message}") from error
-        return self.reference.own(self.arrays) if own is None else own
+        return self._on_host if own is None else own
+
+    @cached_property
+    def _on_host(self) -> Sequence[Array]:
+        return self.reference.own(self.arrays)
+
+    def _owns(self) -> Iterator[Sequence[Array]]:
+        """The same, asked for only where they decide, since they only ever widen what passes.  Of products those on the
+        CPU come first: a GPU library's first run at a size takes longer than most nodes' whole verification."""
+        if self.reference.products:
+            yield self._on_host
+        yield self.own
 
     @cached_property
     def length(self) -> int:
@@ -199,8 +211,11 @@ class _Case:
         judgement = judge(got, sides, None, types, leeway, measure)
         if judgement.passed:
             return judgement
-        own = taken(self.own[place])
-        judgement = judge(got, sides, own, types, leeway, measure)
+        for results in self._owns():
+            own = taken(results[place])
+            judgement = judge(got, sides, own, types, leeway, measure)
+            if judgement.passed:
+                return judgement
         if not judgement.passed and (rounded := reference.rounded(arrays)) is not None:
             own = taken(rounded[place])
             judgement = judge(got, sides, own, types, leeway)
@@ -234,7 +249,8 @@ def condemned(results: list[NodeResult]) -> list[NodeResult]:
 
 
 def _kernel_key(node: FusedNode, feeds: Mapping[str, Array]) -> tuple[Any, ...]:
-    return node.op, tuple((name, array.shape, str(array.dtype)) for name, array in sorted(feeds.items()))
+    shapes = tuple((name, array.shape, str(array.dtype)) for name, array in sorted(feeds.items()))
+    return node.op, node.source, node.plan, shapes
 
 
 def _explained(judgement: Judgement) -> str:

@@ -182,6 +182,11 @@ class Reference:
         return None if self._rounded is None else self._rounded.run(feeds)
 
     @cached_property
+    def products(self) -> list[onnx.NodeProto]:
+        """The body's products and convolutions."""
+        return [node for node in self.body.graph.node if _is_product(node)]
+
+    @cached_property
     def _nudgers(self) -> tuple[Evaluator, Evaluator]:
         up, down = (Evaluator(_nudge(self.lifted, self.types, sign), self._declared) for sign in (1.0, -1.0))
         return up, down
@@ -208,10 +213,9 @@ class Reference:
 
     @cached_property
     def _rounded(self) -> Evaluator | None:
-        products = [node for node in self.body.graph.node if _is_product(node)]
-        if not rounds(self._node, products, self.types):
+        if not rounds(self._node, self.products, self.types):
             return None
-        body = with_rounded_products(rounded_model(self.body, self.types), products, self.types)
+        body = with_rounded_products(rounded_model(self.body, self.types), self.products, self.types)
         return Evaluator(body, self._declared)
 
 

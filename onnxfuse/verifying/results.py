@@ -21,7 +21,8 @@ class NodeResult:
         error: the largest error met, as a share of the output's largest magnitude (of wrong elements, for integers).
         tolerance: what was allowed where error over tolerance was worst; ratio: that quotient.
         inputs: labels of the inputs used; variants: names of the launch plan's variants that ran.
-        shared: another node with the same kernel, whose edge inputs stand for this one's, or "".
+        shared: another node with the same kernel, whose inputs stand for this one's: all of them, or edges alone where
+            the user gave inputs; or "".
         rounded: whether elements passed because they hang on a number on the edge of a comparison or of rounding.
         message: what failed, and where; or why it was not run.
         where: of the largest error: which output, on which inputs, at which element.

@@ -400,11 +400,12 @@ class _Work:
                     original.bounds.left()
                     self.step(f"verifying {node.name}", number * len(nodes) + len(done), total)
                     done.add(node.name)
-                    earlier = results.get(node.name)
-                    if earlier is not None and earlier.verdict == "failed":
+                    if (earlier := results.get(node.name)) is not None and earlier.verdict == "failed":
                         continue
-                    if not self.sets and earlier is not None and not verifier.is_first(node, taken.feeds):
-                        continue  # a kernel that was judged at these shapes, on what the first run gave this node too
+                    # Inputs that are made up show nothing new of a kernel that was judged at these shapes.
+                    if not self.sets and (standing := verifier.standing(node, taken.feeds)) is not None:
+                        results.setdefault(node.name, standing)
+                        continue
                     results[node.name] = _joined(earlier, verifier.verify(node, taken.feeds, f"{taken.how}{turn}"))
                     if results[node.name].verdict == "failed" and not runner.alive():
                         raise VerificationError(f"the GPU stopped answering when {node.name} ran")
