@@ -67,7 +67,11 @@ GRANULE = 2 << 20
 """Bytes by which they may raise it in any case: CUDA hands out memory in pieces of this size."""
 
 ALIKE = 8
-"""How many times more blocks one part of a launch may have than another: the grid has room for the most for each."""
+"""How many times more blocks one part of a launch may have than another, where more would leave too many empty: the
+grid has room for the most for each."""
+
+EMPTY = 1024
+"""Blocks of a launch that may be empty in any case: they begin and end in less than half of what a kernel costs."""
 
 LEAST_SAVED = 0.05
 """Share of its parts' time that a join must be predicted to save: parts share registers, and estimates err."""
@@ -305,7 +309,8 @@ class _Joiner:
             return f"a launch holds {MOST_PARTS} regions"
         if depth - launch.level > NEAR:
             return f"{depth - launch.level} kernels in a row run between the first of its regions and this one"
-        if max(blocks) > ALIKE * min(blocks):
+        empty = len(blocks) * max(blocks) - sum(blocks)
+        if max(blocks) > ALIKE * min(blocks) and empty > EMPTY:
             return f"one has more than {ALIKE} times the blocks of another"
         if part.fusion.cost.executions != launch.parts[0].fusion.cost.executions:
             return "they do not run equally often"

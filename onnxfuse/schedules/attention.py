@@ -25,7 +25,7 @@ from onnxfuse.lowering.pull import Load
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_parts import OTHER, Access, Parts, parts_of
 from onnxfuse.schedules.attention_shape import HOPPER, WARPS, WIDTH, Shape
-from onnxfuse.schedules.attention_split import JOIN_WARPS, JoinText, SplitText
+from onnxfuse.schedules.attention_split import JOIN_WARPS, MOST_CHUNKS, JoinText, SplitText
 from onnxfuse.schedules.attention_text import attention_text
 from onnxfuse.schedules.attention_together import TogetherText
 from onnxfuse.schedules.choice import told
@@ -62,9 +62,6 @@ TEMPLATE = ("warps", "tiles", "keys", "depth", "columns", "wide")
 
 SPLIT_BLOCKS = 4
 """Blocks a multiprocessor that chunks of keys are to be enough for; so many of one warp are to be split no further."""
-
-MOST_CHUNKS = 64
-"""Chunks at most: each costs the second kernel a row of sums."""
 
 LEAST_KEYS = 256
 """Keys from which on they are split."""

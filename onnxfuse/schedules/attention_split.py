@@ -15,12 +15,12 @@ from onnxfuse.schedules.text import indented, unrolled
 ROW = "columns + 2"
 """Numbers of a row in scratch memory: its sums, their maximum, and the sum of the powers."""
 
+MOST_CHUNKS = 64
+"""Chunks at most: each costs the second kernel a row of sums."""
+
 JOIN_WARPS = 8
-"""Warps of a block that puts chunks together: of the most that there are each has eight, which it asks for at once."""
-
-_COLUMNS = "int n = lane * width; n < columns; n += 32 * width"
-"""What heads a loop over a lane's columns."""
-
+"""Warps of a block that puts chunks together: of the most that there are each has eight, all of whose numbers it asks
+for at once."""
 
 class SplitText(AttentionText):
     """The body of the first kernel; beside what the whole one has it takes ``t0``, scratch memory, ``chunk``, the keys
@@ -73,16 +73,25 @@ class JoinText(AttentionText):
     def text(self) -> Body:
         """All of it."""
         results, outer = self.results("sums[v]")
+        over_warps = unrolled("int of_warp = 0; of_warp < warps; ++of_warp", [
+            "const float share = Powers::scale(mosts[of_warp], offset);",
+            "whole += wholes[of_warp] * share;",
+        ])
         lines = [
             *self.functors(), *self._share(),
             "__syncthreads();",
             "if (warp > 0) return;",
+            "float most = mosts[0], whole = 0.0f;",
+            *unrolled("int of_warp = 1; of_warp < warps; ++of_warp", ["most = Largest::of(most, mosts[of_warp]);"]),
+            "const float offset = Powers::offset(most);",
+            *over_warps,
             *self.scale("most"), *outer,
-            f"for ({_COLUMNS}) {{",
+            "for (int n = lane * width; n < columns; n += 32 * width) {",
             *indented([
                 "float sums[width] = {};",
-                *unrolled("int part = 0; part < warps; ++part", unrolled("int v = 0; v < width; ++v", [
-                    "sums[v] += laid[part][n + v];"])),
+                *unrolled("int of_warp = 0; of_warp < warps; ++of_warp", [
+                    "const float share = Powers::scale(mosts[of_warp], offset);",
+                    *unrolled("int v = 0; v < width; ++v", ["sums[v] += laid[of_warp][n + v] * share;"])]),
                 *results,
             ]),
             "}",
@@ -90,33 +99,44 @@ class JoinText(AttentionText):
         return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
 
     def _share(self) -> list[str]:
-        """Lines that leave each warp's share of a row's sums in shared memory."""
+        """Lines that leave each warp's share of a row in shared memory: its sums under the largest maximum of its
+        chunks, that, and the sum of the powers."""
         rows = self.extents["m"]
+        each, column = f"int i = 0; i < {MOST_CHUNKS} / warps; ++i", "int n = 0; n < turns; ++n"
         return [
-            f"constexpr int width = wide > 1 ? 2 : 1, warps = {JOIN_WARPS};",
-            "__shared__ float laid[warps][columns];",
+            f"constexpr int width = wide > 1 ? 2 : 1, warps = {JOIN_WARPS}, turns = (columns - 1) / (32 * width) + 1;",
+            "__shared__ float laid[warps][columns], mosts[warps], wholes[warps];",
             f"const idx row = blockIdx.x, b = row / {rows}, m = row % {rows};",
-            f"const float* const from = reinterpret_cast<const float*>(t0) + row * chunks * ({ROW});",
             "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
-            "float most = -OF_INFINITY, whole = 0.0f;",
-            "for (idx part = lane; part < chunks; part += 32)",
-            f"  most = Largest::of(most, from[part * ({ROW}) + columns]);",
-            "most = of::reduce_lanes<Largest, 32>(most);",
-            "const float offset = Powers::offset(most);",
-            "for (idx part = lane; part < chunks; part += 32) {",
-            f"  const float* const own = from + part * ({ROW}) + columns;",
-            "  whole += own[1] * Powers::scale(own[0], offset);",
-            "}",
-            "whole = of::reduce_lanes<of::Sum, 32>(whole);",
-            f"for ({_COLUMNS}) {{",
+            "{",
             *indented([
-                "float sums[width] = {};",
-                *unrolled("idx part = warp; part < chunks; part += warps", [
+                f"const float* const from = reinterpret_cast<const float*>(t0) + row * chunks * ({ROW});",
+                f"float most_of[{MOST_CHUNKS} / warps], whole_of[{MOST_CHUNKS} / warps];",
+                f"float sums_of[{MOST_CHUNKS} / warps][turns][width];",
+                *unrolled(each, [
+                    "const idx part = warp + i * warps;",
                     f"const float* const own = from + part * ({ROW});",
-                    "const float share = Powers::scale(own[columns], offset);",
-                    *unrolled("int v = 0; v < width; ++v", ["sums[v] += own[n + v] * share;"]),
-                ], by=8),
-                *unrolled("int v = 0; v < width; ++v", ["laid[warp][n + v] = sums[v];"]),
+                    "most_of[i] = part < chunks ? own[columns] : -OF_INFINITY;",
+                    "whole_of[i] = part < chunks ? own[columns + 1] : 0.0f;",
+                    *unrolled(column, unrolled("int v = 0; v < width; ++v", [
+                        "const int at = (lane + n * 32) * width + v;",
+                        "sums_of[i][n][v] = part < chunks && at < columns ? own[at] : 0.0f;",
+                    ])),
+                ]),
+                "float most = -OF_INFINITY, whole = 0.0f, sums[turns][width] = {};",
+                *unrolled(each, ["most = Largest::of(most, most_of[i]);"]),
+                "const float offset = Powers::offset(most);",
+                *unrolled(each, [
+                    "const float share = Powers::scale(most_of[i], offset);",
+                    "whole += whole_of[i] * share;",
+                    *unrolled(column, unrolled("int v = 0; v < width; ++v", [
+                        "sums[n][v] += sums_of[i][n][v] * share;"])),
+                ]),
+                *unrolled(column, unrolled("int v = 0; v < width; ++v", [
+                    "const int at = (lane + n * 32) * width + v;",
+                    "if (at < columns) laid[warp][at] = sums[n][v];",
+                ])),
+                "if (lane == 0) mosts[warp] = most, wholes[warp] = whole;",
             ]),
             "}",
         ]
