@@ -17,6 +17,7 @@ SOFTMAX = "g (float[n, m] x, float[m] b) => (float[n, m] y) { a = Add(x, b) y = 
 NORM = """g (float16[n, 200] x, float16[200] s) => (float16[n, 200] y) {
   y = LayerNormalization <axis = -1> (x, s) }"""
 CHAIN = "g (float16[n, m] x, float16[m] w) => (float16[n, m] y) { a = Mul(x, w) b = Tanh(a) y = Add(b, x) }"
+INTEGERS = "g (int64[n, m] x, int64[m] w) => (int64[n, m] y) { a = Mul(x, w) b = Abs(a) y = Sub(b, x) }"
 COLUMNS = """g (float16[n, 48, m] x, float[m] b) => (float16[n, 48, m] y) {
   a = Cast <to = 1> (x) c = Add(a, b) d = Softmax <axis = 1> (c) y = Cast <to = 10> (d) }"""
 TRANSPOSED = """g (float16[n, 48, m] x, float16[48] s, float16[48] b) => (float16[n, m, 48] y) {
@@ -31,6 +32,7 @@ CASES = {
     "rows": (SOFTMAX, {"n": 3, "m": 31}),
     "norm": (NORM, {"n": 3}),
     "pointwise": (CHAIN, {"n": 3, "m": 31}),
+    "integers": (INTEGERS, {"n": 3, "m": 31}),
     "columns": (COLUMNS, {"n": 3, "m": 31}),
     "transposed": (TRANSPOSED, {"n": 3, "m": 31}),
     "tiled": (TILED, {"n": 3, "m": 31}),
@@ -54,7 +56,7 @@ def told(made: Made, choice: Choice | None, sizes: Mapping[str, int] = SIZES) ->
 def test_choices_are_distinct_and_run_at_the_planned_sizes(case: str) -> None:
     made = made_of(case)
     own = made.kernel
-    assert own.schedule == {"norm": "rows", "split-columns": "split"}.get(case, case)
+    assert own.schedule == {"norm": "rows", "integers": "pointwise", "split-columns": "split"}.get(case, case)
     assert own.choice is None
     assert len(set(own.choices)) == len(own.choices) == len({words(choice) for choice in own.choices}) >= 5
     given = arguments(made, random_inputs(made, SIZES))

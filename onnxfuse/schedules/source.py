@@ -160,7 +160,7 @@ class Source:
 
     Attributes:
         headers: those that it begins with; comment: a line for people, which two equal texts need not share.
-        functions, entries: defined in their order.
+        functions, entries: defined in their order; a kernel of several variants once.
         inner: texts of other kernels, with the namespace that holds their functions, their entries among them.
     """
 
@@ -169,6 +169,10 @@ class Source:
     functions: tuple[Function, ...]
     entries: tuple[Entry, ...]
     inner: tuple[tuple[str, Source], ...] = ()
+
+    def __post_init__(self) -> None:
+        # What tuning tells a schedule to begin with may be what it ends with by itself.
+        object.__setattr__(self, "entries", tuple(dict.fromkeys(self.entries)))
 
     @cached_property
     def text(self) -> str:
