@@ -34,6 +34,11 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         "t = Transpose<perm = [0,2,1]>(c) y = Add(t, z) }", {"L": 301, "P": 147}),
     "channels first": (FIRST, {}),
     "channels first, no vectors": (FIRST.replace("30,32", "29,37").replace("15,16", "15,19").replace("40", "13"), {}),
+    "channels first, lines that vectors do not divide, though they divide all places": (
+        FIRST.replace("30,32", "23,24").replace("15,16", "12,12"), {}),
+    "channels first, any size, lines that vectors do not divide": (
+        "g (T[N,2,H,W] x, T[24,2,3,3] w) => (T[N,24,H,W] y) { y = Conv<pads = [1,1,1,1]>(x, w) }",
+        {"N": 2, "H": 8, "W": 12}),
     "channels first, any size, numbers of channels and images": (
         "g (T[N,2,H,W] x, T[72,2,5,3] w, T[1,72,1,1] z, T[N,1,1,1] q) => (T[N,72,P,Q] y) "
         "{ c = Conv<pads = [4,0,1,2], dilations = [2,1], strides = [1,2]>(x, w) s = Add(c, z) y = Mul(s, q) }",

@@ -201,16 +201,18 @@ def side_guards(parts: Parts, side: Side) -> tuple[str, ...]:
         (f"i{load.input}", TYPES[load.dtype].size) for load in moving if side.lanes.stride(load.offset) == 1])
 
 
-def result_lanes(parts: Parts, planned: Mapping[str, int], loop: str = "@n") -> tuple[Lanes, tuple[str, ...]]:
-    """Lanes of the results' vectors along their columns, or their rows, and the guards under which they are so."""
-    extent = parts.columns if loop == "@n" else parts.rows
+def result_lanes(parts: Parts, planned: Mapping[str, int], line: Dim | None = None) -> tuple[Lanes, tuple[str, ...]]:
+    """Lanes of the results' vectors along their columns, or where rows are places of windows along a line of so many of
+    these, and the guards under which they are so."""
+    loop, extents = ("@n", [parts.columns]) if line is None else ("@m", [parts.rows, line])
     lanes = parts.lanes(loop, parts.width)
     moving = moving_loads(parts.results, lanes)
     stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
-    if not stored or not lanes.may_divide(extent):
+    if not stored or not all(map(lanes.may_divide, extents)):
         return parts.lanes(loop, 1), ()
     vectors = [load for load in moving if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
-    lanes.rely_on_size(extent)
+    for extent in extents:
+        lanes.rely_on_size(extent)
     lanes.rely_on_loads(vectors)
     lanes.rely_on_vectors(parts.places)
     if not divides(lanes, planned):

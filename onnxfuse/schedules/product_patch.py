@@ -182,7 +182,7 @@ def _patch(contract: Contract, parts: Parts, planned: Mapping[str, int]) -> Patc
         axis: (f"@{name}", image.shape[axis]) for axis, name in zip(windowed.axes, "yx"[-len(axes):], strict=True)}}
     space = parts.puller.space
     coordinates = tuple(space.base(*at[axis]) for axis in range(image.rank))
-    lanes, guards = result_lanes(parts, planned, loop)
+    lanes, guards = result_lanes(parts, planned, None if loop == "@n" else x.count)
     found = Patch(parts, lanes, guards, parts.puller.element(image, coordinates), image.shape[lone[0]], channels, y, x,
                   order, summed[0] == image.rank - 1)
     fits = 0 < found.depth <= MOST_DEPTH and side_of(parts, parts.left, "@m", planned).width == 1

@@ -24,6 +24,20 @@ CASES = {
         { c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c) }""",
     "a depthwise convolution": """g (T[2,24,31,33] x, T[24,1,5,5] w, T[24] b) => (T[2,24,31,33] y)
         { c = Conv<group = 24, pads = [2,2,2,2]>(x, w, b) y = Relu(c) }""",
+    "a depthwise convolution, channels last": """g (T[2,31,33,24] x, T[24,1,5,5] w, T[24] b) => (T[2,16,17,24] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) c = Conv<group = 24, pads = [2,2,2,2], strides = [2,2]>(i, w, b)
+          r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a stem": """g (T[2,3,37,35] x, T[24,3,3,3] w) => (T[2,24,19,18] y)
+        { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) s = Sigmoid(c) y = Mul(c, s) }""",
+    "a stem, channels last": """g (T[2,3,37,35] x, T[24,3,3,3] w) => (T[2,19,18,24] y)
+        { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "one row": """g (T[1,264] a, T[264,136] b, T[1,136] r) => (T[1,136] y) { p = MatMul(a, b) y = Add(p, r) }""",
+    "nine rows": """g (T[9,264] a, T[136,264] b, T[136] c) => (T[9,136] y)
+        { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }""",
+    "a product of float32": """g (float[65,72] a, float[72,136] b, float[136] c) => (float[65,136] y)
+        { p = MatMul(a, b) s = Add(p, c) y = Tanh(s) }""",
+    "few queries of many keys": """g (T[2,3,5,40] q, T[2,3,40,600] k, T[2,3,600,40] v) => (T[2,3,5,40] y)
+        { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
     "attention": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v, T[2,1,1,97] m) => (T[2,3,65,40] y)
         { s = MatMul(q, k) t = Add(s, m) p = Softmax(t) y = MatMul(p, v) }""",
 }
