@@ -18,7 +18,7 @@ from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered, hosts, lower
 from onnxfuse.operators import load_graph
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import Kernel, Request, make_kernel
+from onnxfuse.schedules import Choice, Kernel, Request, make_kernel
 from onnxfuse.schedules.source import Given
 
 NAMES = {
@@ -121,6 +121,13 @@ def make(
     made = attempt(parse(text, opset), planned, schedule)
     assert isinstance(made, Made), made
     return made
+
+
+def told(made: Made, choice: Choice | None, planned: Mapping[str, int]) -> Made:
+    """The region with another kernel of its schedule: what tuning tells it to be."""
+    kernel = make_kernel(Request(made.lowered, "test", planned, choice), made.kernel.schedule)
+    assert not isinstance(kernel, Refusal), kernel
+    return replace(made, kernel=kernel)
 
 
 def refused(text: str, opset: int = 20) -> Refusal:

@@ -32,6 +32,12 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "one row, batches": ("g (T[5,1,100] a, T[5,100,48] b) => (T[5,1,48] y) { y = MatMul(a, b) }", {}),
     "fewer than one step": ("g (T[M,8] a, T[8,24] b) => (T[M,24] y) { y = MatMul(a, b) }", {"M": 3}),
     "odd sizes": ("g (T[M,33] a, T[33,31] b) => (T[M,31] y) { y = MatMul(a, b) }", {"M": 1}),
+    "windows that reach over the border": (
+        "g (T[M,8,1,2] x, T[64,8,3,2] w, T[64] b) => (T[M,64,1,1] y) "
+        "{ c = Conv<pads = [1,0,1,1], strides = [2,2]>(x, w, b) y = Relu(c) }", {"M": 2}),
+    "windows that reach over the border, on tensor cores": (
+        "g (T[M,8,3,3] x, T[3,3,8,72] t) => (T[M,72,1,1] y) { w = Transpose<perm = [3,2,0,1]>(t) "
+        "y = Conv<pads = [1,1,1,1], strides = [3,3], dilations = [2,2]>(x, w) }", {"M": 9}),
     "heads": (
         "g (T[M,1,128] a, T[128,96] b, T[96] c) => (T[M,6,1,16] y) <int64[4] h = {0,0,6,16}> { p = MatMul(a, b) "
         "q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }", {"M": 4}),

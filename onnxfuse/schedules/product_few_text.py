@@ -142,7 +142,9 @@ class FewText(ProductText):
             allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
             address = pointer(f"i{side.scalar.input}", writer.index(side.scalar.offset))
             how = "load" if loop == "m" else "load_once"
-            piece += [*writer.upto(Scope.VECTOR), f"if ({allowed}) vector = of::{how}<width>({address});"]
+            # Whether an element is there may hang on where itself is only where it stands alone.
+            lone = ["constexpr int v = 0;", *writer.lines[Scope.LANE]] if side.width == 1 and allowed != inside else []
+            piece += [*writer.upto(Scope.VECTOR), *lone, f"if ({allowed}) vector = of::{how}<width>({address});"]
         else:
             value = writer.scalar(side.scalar)
             piece += [f"if ({inside}) {{", *indented([
