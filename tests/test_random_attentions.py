@@ -1,4 +1,5 @@
-"""Random attentions: masks of places and others joined anyhow, groups, layouts, lengths and types, against float64.
+"""Random attentions: masks of places and others joined anyhow, groups, layouts, lengths and types, against float64, in
+ways that tuning may run them, keys that blocks share among them.
 
     python -m pytest tests/test_random_attentions.py --seed 1 --graphs 500
 """
@@ -11,12 +12,14 @@ import random
 from typing import Any
 
 import pytest
-from kernel_harness import Made, check, make, random_inputs
+from kernel_harness import Made, check, make, random_inputs, told
 
 QUICK = 6
 """Attentions that are tried where no more are asked for."""
 
 LENGTHS = (1, 5, 17, 49, 64, 65, 100, 130)
+MANY = (256, 300, 577)
+"""Keys of few queries."""
 
 PLACES = ("qs = Shape<start = -2, end = -1>(q) ks = Shape<start = -2, end = -1>(k) S = Squeeze(qs) K = Squeeze(ks) "
           "past = Sub(K, S) cols = Range(nought, K, once) row = Range(nought, S, once) rows = Unsqueeze(row, axis) ")
@@ -114,24 +117,27 @@ class Drawn:
                 f"<int64 nought = {{0}}, int64 once = {{1}}, int64[1] axis = {{1}}> {{ {numbers}{' '.join(self.lines)} }}")
 
     def sizes(self) -> dict[str, int]:
-        return {"B": self.rng.randint(1, 2), "S": self.rng.choice(LENGTHS), "K": self.rng.choice(LENGTHS)}
+        queries = self.rng.choice(LENGTHS)
+        return {"B": self.rng.randint(1, 2), "S": queries, "K": self.rng.choice(LENGTHS + MANY * (queries < 17))}
 
 
-def attention(drawn: Drawn) -> Made:
-    made = make(drawn.text, planned={"B": 1, "S": 300, "K": 300})
+def attentions(drawn: Drawn) -> tuple[Made, Made]:
+    """As its schedule would run it, and in another way."""
+    planned = {"B": 1, "S": drawn.choose(1, 300), "K": 300}
+    made = make(drawn.text, planned=planned)
     assert made.kernel.schedule == "attention"
-    return made
+    return made, told(made, drawn.choose(*made.kernel.choices), planned)
 
 
 def test_attentions(request: pytest.FixtureRequest) -> None:
-    """Some of them leave keys out."""
+    """Some of them leave keys out, and blocks of some share a query's keys."""
     first, count = (request.config.getoption(name) for name in ("--seed", "--graphs"))
-    hides = 0
+    hides = shares = 0
     for seed in range(first, first + (count if count > 100 else QUICK)):
         drawn = Drawn(seed)
-        made = attention(drawn)
-        hides += made.kernel.hides
-        for run in range(2):
+        for run, made in enumerate(attentions(drawn)):
+            hides += made.kernel.hides
+            shares += any("keys split" in variant.name for variant in made.kernel.plan.variants)
             sizes = drawn.sizes()
             inputs = random_inputs(made, sizes, seed + run)
             if "m" in inputs and drawn.rng.random() < 0.3:
@@ -141,4 +147,4 @@ def test_attentions(request: pytest.FixtureRequest) -> None:
                 check(made, inputs, length=sizes["K"], misalign=False, limit=2, slack=2.0)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, {sizes}: {drawn.text}") from error
-    assert hides
+    assert hides and shares
