@@ -103,7 +103,11 @@ def test_a_model_shows_each_region_with_its_function(layers: int) -> None:
     titles = texts(drawn, "fused")
     times = [int(title.split(" × ")[0]) if " × " in title else 1 for title in titles]
     assert sum(times) == len(result.report.fusions)
-    assert {title.split(" × ")[-1] for title in titles} == {fusion.rule for fusion in result.report.fusions}
+    names = {title.split(" × ")[-1] for title in titles}
+    rules = {fusion.rule for fusion in result.report.fusions}
+    # A box is too narrow for the rules of several regions in one launch.
+    assert all(any(rule.startswith(name.removesuffix("…")) for name in names) for rule in rules)
+    assert all(any(rule.startswith(name.removesuffix("…")) for rule in rules) for name in names)
     root = ElementTree.fromstring(drawn)
     assert root.findtext(f"{SVG}title") == "encoder: fused graph"
     told = root.findtext(f"{SVG}desc") or ""
