@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -55,6 +55,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def orders(pytestconfig: pytest.Config) -> int:
     """In how many ways a model is written down."""
     return int(pytestconfig.getoption("--orders"))
+
+
+@pytest.fixture
+def seeds(pytestconfig: pytest.Config) -> Callable[[int], range]:
+    """Those of random models of a kind: as many as are asked for where that is more than by default, else a few."""
+    first, count = (int(pytestconfig.getoption(name)) for name in ("--seed", "--graphs"))
+    return lambda few: range(first, first + (count if count > 100 else few))
 
 
 @pytest.fixture(scope="module")

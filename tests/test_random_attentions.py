@@ -9,9 +9,9 @@ ways that tuning may run them, keys that blocks share among them.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from kernel_harness import Made, check, make, random_inputs, told
 
 QUICK = 6
@@ -129,11 +129,10 @@ def attentions(drawn: Drawn) -> tuple[Made, Made]:
     return made, told(made, drawn.choose(*made.kernel.choices), planned)
 
 
-def test_attentions(request: pytest.FixtureRequest) -> None:
+def test_attentions(seeds: Callable[[int], range]) -> None:
     """Some of them leave keys out, and blocks of some share a query's keys."""
-    first, count = (request.config.getoption(name) for name in ("--seed", "--graphs"))
     hides = shares = 0
-    for seed in range(first, first + (count if count > 100 else QUICK)):
+    for seed in seeds(QUICK):
         drawn = Drawn(seed)
         for run, made in enumerate(attentions(drawn)):
             hides += made.kernel.hides

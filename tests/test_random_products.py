@@ -10,11 +10,10 @@ emulator.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-from kernel_harness import attempt, check, parse, told
-from test_random_convolutions import inputs_of
+from kernel_harness import attempt, check, parse, short_inputs, told
 
 from onnxfuse.emulator import EmulatorError
 from onnxfuse.refusal import Refusal
@@ -110,11 +109,10 @@ class Drawn:
         return {"M": self.choose(*ROWS), "B": self.rng.randint(1, 3)}
 
 
-def test_products(request: pytest.FixtureRequest) -> None:
+def test_products(seeds: Callable[[int], range]) -> None:
     """Nearly all of them have a kernel; why one has none is told."""
-    first, count = (request.config.getoption(name) for name in ("--seed", "--graphs"))
-    drawn, ran = count if count > 100 else QUICK, 0
-    for seed in range(first, first + drawn):
+    drawn, ran = seeds(QUICK), 0
+    for seed in drawn:
         one = Drawn(seed)
         planned = one.sizes()
         made = attempt(parse(one.text), planned)
@@ -127,8 +125,8 @@ def test_products(request: pytest.FixtureRequest) -> None:
         for sizes, run in ((planned, made), (one.sizes(), told(made, choice, planned))):
             try:
                 # Of a gate's two sums one may be large where the other nearly vanishes.
-                check(run, inputs_of(run, sizes, seed), length=2 * one.inner, misalign=one.choose(False, True),
+                check(run, short_inputs(run, sizes, seed), length=2 * one.inner, misalign=one.choose(False, True),
                       slack=4.0)
             except (AssertionError, EmulatorError) as error:
                 raise AssertionError(f"seed {seed}, planned {planned}, {sizes}, {choice}: {one.text}") from error
-    assert ran >= drawn * 3 // 4
+    assert ran >= len(drawn) * 3 // 4

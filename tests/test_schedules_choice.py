@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import kernel_harness
 import pytest
 from emulator import variants_that_hold
 from kernel_harness import Made, arguments, check, compile_all, make, random_inputs
 
-from onnxfuse.schedules import Choice, Kernel, Request, make_kernel, parse_choice, words
+from onnxfuse.schedules import Choice, Kernel, parse_choice, words
 
 SOFTMAX = "g (float[n, m] x, float[m] b) => (float[n, m] y) { a = Add(x, b) y = Softmax <axis = -1> (a) }"
 NORM = """g (float16[n, 200] x, float16[200] s) => (float16[n, 200] y) {
@@ -47,9 +48,7 @@ def made_of(case: str) -> Made:
 
 
 def told(made: Made, choice: Choice | None, sizes: Mapping[str, int] = SIZES) -> Kernel:
-    kernel = make_kernel(Request(made.lowered, "test", sizes, choice), made.kernel.schedule)
-    assert isinstance(kernel, Kernel)
-    return kernel
+    return kernel_harness.told(made, choice, sizes).kernel
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,14 +6,11 @@ outputs, threads in several orders, against float64.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from kernel_harness import attempt, check, make, parse, random_inputs
+from kernel_harness import attempt, check, make, parse, random_inputs, told
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import Kernel, Request, make_kernel
 
 BETWEEN = """g (T[N,H,W,{channels}] x, T[{channels},1,1] w) => ({result} y)
 <int64[3] s = {{0,{groups},-1}}, int64[4] t = {{0,{channels},H,W}}> {{
@@ -59,9 +56,8 @@ def test_every_way_that_tuning_may_choose() -> None:
     made = make(norm("float16", 64, 8, 14, 14), planned={"N": 4})
     assert len(made.kernel.choices) > 4
     for choice in made.kernel.choices:
-        kernel = make_kernel(Request(made.lowered, "test", {"N": 4}, choice), made.kernel.schedule)
-        assert isinstance(kernel, Kernel) and kernel.choice == choice
-        other = replace(made, kernel=kernel)
+        other = told(made, choice, {"N": 4})
+        assert other.kernel.choice == choice
         check(other, random_inputs(other, {"N": 2}, 1), length=8 * 14 * 14, orders=("forward",))
 
 

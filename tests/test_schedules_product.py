@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import kernel_harness
 import numpy as np
 import pytest
 from emulator import run_plan, variants_that_hold
@@ -14,7 +15,7 @@ from kernel_harness import Made, arguments, check, compile_all, make, random_inp
 
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import default_compiler
-from onnxfuse.schedules import Choice, Kernel, Request, make_kernel, parse_choice
+from onnxfuse.schedules import Choice, parse_choice
 from onnxfuse.schedules.source import Source
 
 PLAIN = "g (T[M,K] a, T[K,N] b) => (T[M,N] y) { y = MatMul(a, b) }"
@@ -55,10 +56,10 @@ def product(text: str, kind: str = "float16", planned: Mapping[str, int] | None 
 
 def told(made: Made, choice: Choice, planned: Mapping[str, int]) -> Made:
     """The kernel of a choice, the text of its first variant alone."""
-    kernel = make_kernel(Request(made.lowered, "test", planned, choice), "product")
-    assert isinstance(kernel, Kernel) and kernel.choice == choice and isinstance(kernel.code, Source)
+    kernel = kernel_harness.told(made, choice, planned).kernel
+    assert kernel.choice == choice and isinstance(kernel.code, Source)
     code = replace(kernel.code, functions=kernel.code.functions[:1], entries=kernel.code.entries[:1])
-    return Made(made.model, made.graph, made.lowered, replace(kernel, code=code))
+    return replace(made, kernel=replace(kernel, code=code))
 
 
 def specialised(made: Made, planned: Mapping[str, int]) -> list[Made]:

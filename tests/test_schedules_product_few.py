@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_harness import Made, check, make, only, random_inputs
+from kernel_harness import Made, check, make, only, random_inputs, told
 
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import default_compiler
@@ -52,10 +52,10 @@ def ways(text: str, kind: str, planned: Mapping[str, int]) -> list[Made]:
     made = make(text.replace("T[", f"{kind}["), planned=planned)
     found = []
     for choice in (None, *made.kernel.choices):
-        kernel = make_kernel(Request(made.lowered, "test", planned, choice), "product")
-        assert isinstance(kernel, Kernel) and kernel.choice == choice
-        if "share what is summed over" in kernel.plan.variants[0].name:
-            found.append(only(replace(made, kernel=kernel), kernel.plan.variants[:1]))
+        one = told(made, choice, planned)
+        assert one.kernel.choice == choice
+        if "share what is summed over" in one.kernel.plan.variants[0].name:
+            found.append(only(one, one.kernel.plan.variants[:1]))
     return found
 
 

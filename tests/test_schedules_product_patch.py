@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_harness import Made, check, make, only, random_inputs
+from kernel_harness import Made, check, make, only, random_inputs, told
 
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import default_compiler
-from onnxfuse.schedules import Kernel, Request, make_kernel
+from onnxfuse.schedules import Kernel
 
 LAST = "y = Transpose<perm = [0,2,3,1]>"
 FIRST = ("g (T[2,3,30,32] x, T[40,3,3,3] w, T[40] b) => (T[2,40,15,16] y) "
@@ -96,10 +96,9 @@ def test_every_choice(text: str) -> None:
     choices = [choice for choice in made.kernel.choices if "wide" in dict(choice.settings)]
     assert len(choices) == 5
     for choice in choices:
-        kernel = make_kernel(Request(made.lowered, "test", {}, choice), "product")
-        assert isinstance(kernel, Kernel) and kernel.choice == choice
-        one = only(replace(made, kernel=kernel), kernel.plan.variants[:1])
-        check(one, random_inputs(made, {}), length=150, misalign=False)
+        one = told(made, choice, {})
+        assert one.kernel.choice == choice
+        check(only(one, one.kernel.plan.variants[:1]), random_inputs(made, {}), length=150, misalign=False)
 
 
 @pytest.mark.parametrize("text", [

@@ -79,7 +79,7 @@ def verdict(text: str, kind: str, runner: EmulatedRunner, *arrays: Array) -> Nod
     feeds = {f"x{place}": array for place, array in enumerate(arrays)}
     verifier = NodeVerifier(subject.model, runner)
     # Of a node that is not the first of its kernel the captured inputs alone are looked at: no edges here.
-    verifier._first[_kernel_key(node, feeds)] = "another"
+    verifier._first[_kernel_key(node, feeds)] = NodeResult("another", node.op, node.rule, "passed")
     return verifier.verify(node, feeds, "given")
 
 

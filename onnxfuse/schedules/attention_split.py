@@ -22,6 +22,7 @@ JOIN_WARPS = 8
 """Warps of a block that puts chunks together: of the most that there are each has eight, all of whose numbers it asks
 for at once."""
 
+
 class SplitText(AttentionText):
     """The body of the first kernel; beside what the whole one has it takes ``t0``, scratch memory, ``chunk``, the keys
     of a chunk, and ``chunks``."""
@@ -73,24 +74,21 @@ class JoinText(AttentionText):
     def text(self) -> Body:
         """All of it."""
         results, outer = self.results("sums[v]")
-        over_warps = unrolled("int of_warp = 0; of_warp < warps; ++of_warp", [
-            "const float share = Powers::scale(mosts[of_warp], offset);",
-            "whole += wholes[of_warp] * share;",
-        ])
+        each, share = "; of_warp < warps; ++of_warp", "const float share = Powers::scale(mosts[of_warp], offset);"
         lines = [
             *self.functors(), *self._share(),
             "__syncthreads();",
             "if (warp > 0) return;",
             "float most = mosts[0], whole = 0.0f;",
-            *unrolled("int of_warp = 1; of_warp < warps; ++of_warp", ["most = Largest::of(most, mosts[of_warp]);"]),
+            *unrolled(f"int of_warp = 1{each}", ["most = Largest::of(most, mosts[of_warp]);"]),
             "const float offset = Powers::offset(most);",
-            *over_warps,
+            *unrolled(f"int of_warp = 0{each}", [share, "whole += wholes[of_warp] * share;"]),
             *self.scale("most"), *outer,
             "for (int n = lane * width; n < columns; n += 32 * width) {",
             *indented([
                 "float sums[width] = {};",
-                *unrolled("int of_warp = 0; of_warp < warps; ++of_warp", [
-                    "const float share = Powers::scale(mosts[of_warp], offset);",
+                *unrolled(f"int of_warp = 0{each}", [
+                    share,
                     *unrolled("int v = 0; v < width; ++v", ["sums[v] += laid[of_warp][n + v] * share;"])]),
                 *results,
             ]),

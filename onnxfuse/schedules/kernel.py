@@ -130,7 +130,8 @@ def has_scans(lowered: Lowered) -> bool:
 
 
 def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Variant]) -> LaunchPlan:
-    """The launch plan of a region: its symbols, checks and outputs around the schedule's variants."""
+    """The launch plan of a region: its symbols, checks and outputs around the schedule's variants, each once: what
+    tuning tells a schedule to begin with may be what it ends with by itself."""
     binding = lowered.binding
     checks = list(binding.checks)
     for size, whole in puller.broadcasts:
@@ -145,7 +146,8 @@ def make_plan(lowered: Lowered, rule: str, puller: Puller, variants: Sequence[Va
         Output(tensor.dtype, tuple(expression(size, binding.symbols) for size in tensor.shape))
         for tensor in lowered.program.outputs
     )
-    return LaunchPlan(rule, len(lowered.tensors), binding.sources, tuple(checks), outputs, tuple(variants))
+    once = tuple(dict.fromkeys(variants))
+    return LaunchPlan(rule, len(lowered.tensors), binding.sources, tuple(checks), outputs, once)
 
 
 def narrow_guards(lowered: Lowered, rows: bool = True) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def kernel_of(request: Request, schedule: str, width_of: Callable[[Sequence[Loop
     offered = _offered(own, total.substitute(lowered.binding.names), sizes) if fits_narrow(lowered) else {}
     choice, first = told(request.choice, offered)
     odd = any(each.multiples for each in lanes)
-    for shape, guards in dict.fromkeys(_shapes(lowered, own, tuple(needed), first, odd)):
+    for shape, guards in _shapes(lowered, own, tuple(needed), first, odd):
         entry = whole.entry(shape.name, (shape.width, shape.block, shape.vectors), shape.bits, shape.block)
         entries.append(entry)
         grid = " ".join([f"{count} {shape.elements} ceil" for count in counts] + ["+"] * (len(counts) - 1))

@@ -171,7 +171,7 @@ class Source:
     inner: tuple[tuple[str, Source], ...] = ()
 
     def __post_init__(self) -> None:
-        # What tuning tells a schedule to begin with may be what it ends with by itself.
+        # Variants under other guards may run the same kernel.
         object.__setattr__(self, "entries", tuple(dict.fromkeys(self.entries)))
 
     @cached_property

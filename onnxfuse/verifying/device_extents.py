@@ -19,7 +19,7 @@ from onnxfuse.errors import KernelError
 from onnxfuse.verifying.blocks import BLOCK, parts
 from onnxfuse.verifying.evaluate import array_type
 from onnxfuse.verifying.extents import NOTHING, SQUARED, Extent, Squares, extents
-from onnxfuse.verifying.tolerances import DIGITS, LEAST, TABLE, Tolerance
+from onnxfuse.verifying.tolerances import DIGITS, LEAST, TABLE, Tolerance, units_of
 
 if TYPE_CHECKING:
     import cupy
@@ -65,9 +65,9 @@ def entry(dtype: int) -> str:
 def scalars(types: tuple[int, int]) -> tuple[np.generic, ...]:
     """What the kernel takes of an output's types: ``judging.judge``'s, where something is computed."""
     dtype, arithmetic = types
-    ulps = TABLE[arithmetic].ulps
+    ulps, rounds = units_of(dtype, arithmetic)
     digits = (DIGITS[arithmetic], LEAST[arithmetic], DIGITS[dtype], LEAST[dtype])
-    return *map(np.int32, digits), np.float64(ulps), np.int32(dtype != arithmetic or ulps < 1)
+    return *map(np.int32, digits), np.float64(ulps), np.int32(rounds)
 
 
 def read(fields: Array, count: int, limits: Tolerance) -> Extent | None:
@@ -97,10 +97,10 @@ class DeviceExtents:
     def __call__(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
         """See ``extents.Measure``."""
         dtype, arithmetic = types
-        if got.size < LEAST_ELEMENTS or arithmetic is None:
-            return extents(got, reference, own, types)
-        fields = self._fields(got, reference, own, (dtype, arithmetic))
-        if fields is None:
+        fields = None
+        if arithmetic is not None and got.size >= LEAST_ELEMENTS:
+            fields = self._fields(got, reference, own, (dtype, arithmetic))
+        if fields is None or arithmetic is None:
             return extents(got, reference, own, types)
         return [
             read(row, part.stop - part.start, TABLE[arithmetic])
@@ -114,11 +114,11 @@ class DeviceExtents:
         import cupy
 
         try:
-            return np.concatenate([*self._parts(got, reference, own, types)])
+            return np.concatenate([*self._in_turns(got, reference, own, types)])
         except (MemoryError, KernelError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError):
             return None
 
-    def _parts(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int]) -> Iterator[Array]:
+    def _in_turns(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int]) -> Iterator[Array]:
         """The same of as many blocks as are on the GPU together.
 
         Raises:

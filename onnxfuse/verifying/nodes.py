@@ -62,13 +62,14 @@ class NodeVerifier:
         self._bounds = bounds
         self._weights = frozenset(tensor.name for _, graph in graphs_of(model) for tensor in graph.initializer)
         self._references: dict[tuple[Any, ...], Reference] = {}
-        self._first: dict[tuple[Any, ...], str] = {}
-        self._judged: dict[tuple[Any, ...], NodeResult] = {}
+        self._first: dict[tuple[Any, ...], NodeResult] = {}
 
     def standing(self, node: FusedNode, feeds: Mapping[str, Array]) -> NodeResult | None:
         """What was found of a node with this kernel at these shapes, as this one's result; None where none was."""
-        found = self._judged.get(_kernel_key(node, feeds))
-        return None if found is None else replace(found, node=node.name, rule=node.rule, shared=found.node)
+        found = self._first.get(_kernel_key(node, feeds))
+        if found is None or found.verdict == "not run":
+            return None
+        return replace(found, node=node.name, rule=node.rule, shared=found.node)
 
     def verify(self, node: FusedNode, feeds: Mapping[str, Array], label: str) -> NodeResult:
         """One node on its captured inputs and, where it is the first with its kernel, on as many edges of them as there
@@ -78,27 +79,31 @@ class NodeVerifier:
             feeds: by formal name; label: what the run that they come from is called.
         """
         key = _kernel_key(node, feeds)
-        first = self._first.setdefault(key, node.name)
+        known = self._first.get(key)
+        found = self._verified(node, Feeds(label, feeds), node.name if known is None else known.node)
+        self._first.setdefault(key, found)
+        return found
+
+    def _verified(self, node: FusedNode, feeds: Feeds, first: str) -> NodeResult:
+        """The same; ``first``: the node that is the first with this kernel."""
         tally = _Tally()
         try:
             reference = self._reference(node)
             with ExitStack() as stack:
                 stack.callback(reference.forget)
-                self._compare(node, reference, Feeds(label, feeds), tally, every_variant=first == node.name)
+                self._compare(node, reference, feeds, tally, every_variant=first == node.name)
                 if first == node.name:
-                    self._compare_edges(node, reference, feeds, tally)
+                    self._compare_edges(node, reference, feeds.arrays, tally)
         except (VerificationError, ModelError) as error:
             return NodeResult(node.name, node.op, node.rule, "not run", message=error.message)
         except KernelError as error:
             tally.failed, tally.message = True, f"on {tally.where}: {error}"
         worst = tally.worst or Judgement(0.0, 0.0, 0.0, 0, 0)
-        found = NodeResult(
+        return NodeResult(
             node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
             worst.ratio, tuple(tally.inputs), tuple(tally.variants), "" if first == node.name else first, tally.rounded,
             tally.message, tally.farthest,
         )
-        self._judged.setdefault(key, found)
-        return found
 
     def _compare_edges(self, node: FusedNode, reference: Reference, feeds: Mapping[str, Array], tally: _Tally) -> None:
         """On edges of these inputs, as far as there is time and nothing has failed."""
@@ -177,9 +182,11 @@ class _Case:
     def _owns(self) -> Iterator[Sequence[Array]]:
         """The same, asked for only where they decide, since they only ever widen what passes.  Of products those on the
         CPU come first: a GPU library's first run at a size takes longer than most nodes' whole verification."""
-        if self.reference.products:
-            yield self._on_host
-        yield self.own
+        first = self._on_host if self.reference.products else None
+        if first is not None:
+            yield first
+        if self.own is not first:  # without a device they are the CPU's
+            yield self.own
 
     @cached_property
     def length(self) -> int:
@@ -216,7 +223,7 @@ class _Case:
             judgement = judge(got, sides, own, types, leeway, measure)
             if judgement.passed:
                 return judgement
-        if not judgement.passed and (rounded := reference.rounded(arrays)) is not None:
+        if (rounded := reference.rounded(arrays)) is not None:
             own = taken(rounded[place])
             judgement = judge(got, sides, own, types, leeway)
         if not judgement.passed and precision.decides:

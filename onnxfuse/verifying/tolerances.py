@@ -103,6 +103,13 @@ def ulp(values: Array, dtype: int) -> Array:
     return exponent.view(np.float64)
 
 
+def units_of(dtype: int, arithmetic: int) -> tuple[float, bool]:
+    """How many units in the last place of the narrowest type that is computed in an element may err by itself, and
+    whether it may err one of its own type's in any case."""
+    ulps = TABLE[arithmetic].ulps
+    return ulps, dtype != arithmetic or ulps < 1
+
+
 def own_limit(exact: Array, types: tuple[int, int | None], unit: Array | None = None) -> Array | None:
     """What each element may err by itself, by its units in the last place; None where that is nothing.
 
@@ -112,10 +119,10 @@ def own_limit(exact: Array, types: tuple[int, int | None], unit: Array | None = 
     dtype, arithmetic = types
     if arithmetic is None:
         return None
-    ulps, limit = TABLE[arithmetic].ulps, None
+    (ulps, rounds), limit = units_of(dtype, arithmetic), None
     if ulps:
         limit = ulps * (ulp(exact, arithmetic) if unit is None else unit)
-    if dtype != arithmetic or ulps < 1:
+    if rounds:
         rounding = ulp(exact, dtype)
         limit = rounding if limit is None else np.maximum(rounding, limit)
     return limit
