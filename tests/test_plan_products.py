@@ -93,6 +93,51 @@ def test_what_several_read_is_offered_as_it_lies_too(second: str, offered: bool)
     assert ["MatMul", "Add", "Reshape", "Transpose"] in found and (["MatMul", "Add"] in found) is offered
 
 
+APART = {
+    "queries, keys and values": (
+        "q = Add(p, c) qr = Reshape(q, h) qt = Transpose<perm = [0,2,1,3]>(qr) qs = Mul(qt, e) "
+        "kr = Reshape(k, h) kt = Transpose<perm = [0,2,3,1]>(kr) ks = Mul(kt, e) "
+        "s = MatMul(qs, ks) m = Softmax(s) vr = Reshape(v, h) vt = Transpose<perm = [0,2,1,3]>(vr) y = MatMul(m, vt)",
+        ["MatMul", "Add", "Reshape", "Transpose", "Mul", "MatMul", "MatMul"]),
+    "two that meet, and one": (
+        "q = Add(p, c) g = Sigmoid(q) s = Mul(g, k) w = Transpose<perm = [0,2,1]>(v) t = MatMul(s, w) "
+        "y = MatMul(t, a)", None),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_products_whose_results_go_ways_of_their_own(case: str) -> None:
+    """One kernel for all of them, with what is computed of each while neighbours stay neighbours: another transpose is
+    for whoever reads it.  What meets is a region of its own."""
+    lines, offered = APART[case]
+    shape = "N,4,M,16" if offered else "N,M,64"
+    model = parse(
+        "g (float16[N,M,64] a, float16[64,64] b, float16[64,64] d, float16[64,64] f, float16[64] c, float16 e) => "
+        f"(float16[{shape}] y) "
+        "<int64[4] h = {0,0,4,16}> "
+        f"{{ p = MatMul(a, b) k = MatMul(a, d) v = MatMul(a, f) {lines} }}")
+    found = [each for each in held(fuse(model, eager=True)) if each.count("MatMul") == 3]
+    assert found == ([offered] if offered else [])
+
+
+def test_two_that_meet_behind_what_no_region_holds() -> None:
+    """They are one kernel with what makes one value of both, or bare: nothing between."""
+    model = parse(
+        "g (float16[M,64] a, float16[64,72] b, float16[64,72] c) => (float16[M,72] y) { p = MatMul(a, b) "
+        "q = MatMul(a, c) r = Relu(p) s = Relu(q) m = ReduceMax<keepdims = 1>(r) y = Mul(m, s) }")
+    assert [each for each in held(fuse(model, eager=True)) if each.count("MatMul") == 2] == [["MatMul", "MatMul"]]
+
+
+@pytest.mark.parametrize(("count", "groups"), [(2, [2]), (4, [4]), (5, [3, 2]), (9, [3, 3, 3])])
+def test_as_few_kernels_as_hold_them_of_much_the_same_size(count: int, groups: list[int]) -> None:
+    products = " ".join(f"p{place} = MatMul(a, w{place}) y{place} = Softmax(p{place})" for place in range(count))
+    weights, results = (", ".join(f"float16[{shape}] {name}{place}" for place in range(count))
+                        for shape, name in (("64,72", "w"), ("M,72", "y")))
+    model = parse(f"g (float16[M,64] a, {weights}) => ({results}) {{ {products} }}")
+    found = [len(each) for each in held(fuse(model, eager=True)) if len(each) > 1]
+    assert sorted(found, reverse=True) == groups
+
+
 def test_nothing_is_looked_at_where_nothing_can_be_known() -> None:
     assert not fuse(model_of("a gate")).plan.with_products
 

@@ -1,8 +1,8 @@
 """Random matrix products with what surrounds them, in ways that tuning may run them, against their nodes in float64.
 
-Batches that either operand lacks, operands and results that lie transposed, few rows and odd sizes, biases, gates,
-activations, residuals, heads; float16, bfloat16 and float32; planned for other sizes than they run at; kernels in the
-emulator.
+Batches that either operand lacks, up to four products of one operand with results of their own, operands and results
+that lie transposed, few rows and odd sizes, biases, gates, activations, residuals, heads; float16, bfloat16 and
+float32; planned for other sizes than they run at; kernels in the emulator.
 
     python -m pytest tests/test_random_products.py --seed 1 --graphs 500
 """
@@ -55,19 +55,21 @@ class Drawn:
     def _text(self) -> str:
         left, right = self.batch, self.choose(self.batch, [])
         a = self._operand("a", [*left, self.rows, self.inner], self.choose(False, False, False, True))
-        w = self._operand("w", [*right, self.inner, self.columns], self.choose(False, False, True))
-        self.lines.append(f"p = MatMul({a}, {w})")
-        result, shape = "p", [*left, self.rows, self.columns]
-        for number in range(self.rng.randint(0, 3)):
-            result = self._behind(result, shape, number, (a, right))
-        result, shape = self._laid(result, shape)
+        outputs: list[str] = []
+        for place in range(self.choose(1, 1, 1, 2, 3, 3, 4)):
+            w = self._operand(f"w{place}", [*right, self.inner, self.columns], self.choose(False, False, True))
+            self.lines.append(f"p{place} = MatMul({a}, {w})")
+            result, shape = f"p{place}", [*left, self.rows, self.columns]
+            for number in range(self.rng.randint(0, 3)):
+                result = self._behind(result, shape, f"r{place}{number}", (a, right))
+            result, shape = self._laid(result, shape, f"l{place}")
+            outputs.append(f"{self.kind}[{', '.join(map(str, shape))}] y{place}")
+            self.lines.append(f"y{place} = Identity({result})")
         inputs = [f"{self.kind}[{', '.join(map(str, sizes))}] {name}" for name, sizes in self.inputs.items()]
-        out = f"{self.kind}[{', '.join(map(str, shape))}] y"
-        return f"g ({', '.join(inputs)}) => ({out}) {{ {' '.join(self.lines)} y = Identity({result}) }}"
+        return f"g ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {' '.join(self.lines)} }}"
 
-    def _behind(self, result: str, shape: list[Any], number: int, gated: tuple[str, list[Any]]) -> str:
+    def _behind(self, result: str, shape: list[Any], name: str, gated: tuple[str, list[Any]]) -> str:
         """Something that is computed of a result."""
-        name = f"r{number}"
         match self.choose("bias", "residual", "rows", "Relu", "Tanh", "Sigmoid", "gate"):
             case "bias":
                 self.inputs[name + "b"] = [self.columns]
@@ -88,21 +90,21 @@ class Drawn:
                 self.lines.append(f"{name} = {op}({result})")
         return name
 
-    def _laid(self, result: str, shape: list[Any]) -> tuple[str, list[Any]]:
+    def _laid(self, result: str, shape: list[Any], name: str) -> tuple[str, list[Any]]:
         """As it is, with its last axes changed, or split into heads before the rows."""
         way = self.choose("", "", "transposed", "heads")
         if way == "transposed":
             axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
-            self.lines.append(f"l = Transpose<perm = {axes}>({result})")
-            return "l", [shape[place] for place in axes]
+            self.lines.append(f"{name} = Transpose<perm = {axes}>({result})")
+            return name, [shape[place] for place in axes]
         if way == "heads" and self.columns % 8 == 0 and len(shape) <= 3:
             depth, rank = self.columns // self.choose(1, 2, 4, 8), len(shape)
             sizes = [*["0"] * (rank - 1), str(self.columns // depth), str(depth)]
             axes = [*range(rank - 2), rank - 1, rank - 2, rank]
-            self.lines.append(f"s = Constant<value_ints = [{', '.join(sizes)}]>() h = Reshape({result}, s) "
-                              f"l = Transpose<perm = {axes}>(h)")
+            self.lines.append(f"{name}s = Constant<value_ints = [{', '.join(sizes)}]>() "
+                              f"{name}h = Reshape({result}, {name}s) {name} = Transpose<perm = {axes}>({name}h)")
             whole = [*shape[:-1], self.columns // depth, depth]
-            return "l", [whole[place] for place in axes]
+            return name, [whole[place] for place in axes]
         return result, shape
 
     def sizes(self) -> dict[str, int]:

@@ -179,6 +179,43 @@ def test_forms_of_tiles_that_a_warp_copies(case: str) -> None:
     check(made, random_inputs(made, sizes), length=200, limit=1, misalign=False, multiprocessors=1)
 
 
+APART = {
+    "three": "g (T[M,K] a, T[K,N] b, T[K,N] c, T[K,N] d, T[N] e) => (T[M,N] q, T[M,N] k, T[M,N] v) "
+             "{ p = MatMul(a, b) q = Add(p, e) r = MatMul(a, c) k = Relu(r) v = MatMul(a, d) }",
+    "four": "g (T[M,K] a, T[N,K] b, T[N,K] c, T[N,K] d, T[N,K] e) => (T[M,N] q, T[M,N] k, T[M,N] v, T[M,N] w) "
+            "{ q = Gemm<transB = 1>(a, b) k = Gemm<transB = 1>(a, c) v = Gemm<transB = 1>(a, d) r = Gemm<transB = 1>(a, e) w = Neg(r) }",
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_results_that_go_ways_of_their_own(case: str) -> None:
+    """Queries, keys and values: whole tiles and parts of them, with vectors and without; the same as a warp copies them."""
+    made = product(APART[case], planned={"M": 1024, "K": 768, "N": 768})
+    assert made.kernel.plan.variants[0].name.startswith("tiles of 128 x 192" if case == "three" else "tiles of 64 x 128")
+    for seed, sizes in enumerate(SIZES):
+        check(made, random_inputs(made, sizes, seed), length=sizes["K"])
+    sizes = {"M": 197, "K": 200, "N": 136}
+    for way in specialised(product(APART[case], planned=LARGE), LARGE):
+        check(way, random_inputs(way, sizes), length=200, limit=1, misalign=False, multiprocessors=1)
+
+
+@pytest.mark.parametrize(("block", "across"), [((128, 192, 1), True), ((64, 192, 2), True), ((128, 96, 2), False)])
+def test_a_third_of_tiles_that_a_warp_copies(
+    monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int], across: bool
+) -> None:
+    monkeypatch.setattr("onnxfuse.schedules.product.SPECIALISED_OF_THREE", {block: 1.0})
+    text = APART["three"]
+    if not across:
+        text = text.replace("T[K,N]", "T[N,K]").replace("{ p = MatMul(a, b)", (
+            "{ bt = Transpose<perm = [1,0]>(b) ct = Transpose<perm = [1,0]>(c) dt = Transpose<perm = [1,0]>(d) p = MatMul(a, bt)"
+        )).replace("MatMul(a, c)", "MatMul(a, ct)").replace("MatMul(a, d)", "MatMul(a, dt)")
+    (made,) = specialised(product(text, "bfloat16", LARGE), LARGE)
+    for sizes, multiprocessors, order in (({"M": 1, "K": 8, "N": 8}, 132, "forward"), ({"M": 197, "K": 200, "N": 136}, 1, 3)):
+        inputs = random_inputs(made, sizes)
+        assert "one copies" in variants_that_hold(made.kernel.plan, arguments(made, inputs))[0]
+        check(made, inputs, length=sizes["K"], limit=1, misalign=False, orders=[order], multiprocessors=multiprocessors)
+
+
 CUT = {
     "rows that are longer than they are": ("g (T[M,64] a, T[72,40] b) => (T[M,40] y) <int64[4] p = {0,0,0,8}> { q = Pad(a, p) y = MatMul(q, b) }", {"M": 70}),
     "a part of rows": ("g (T[M,72] a, T[64,40] b) => (T[M,40] y) <int64[1] f = {8}, int64[1] t = {72}, int64[1] x = {1}> "
@@ -225,7 +262,8 @@ def test_four_warps_multiply_together_where_the_gpu_can() -> None:
 
 @pytest.mark.parametrize(("text", "message"), [
     (PLAIN.replace("T[", "double["), "a product of float64; its kernels have those of float16, bfloat16 or float32"),
-    ("g (T[M,K] a, T[K,N] b, T[K,N] c, T[K,N] d) => (T[M,N] y) { p = MatMul(a, b) q = MatMul(a, c) r = MatMul(a, d) s = Add(p, q) y = Add(s, r) }", "3 products in one region"),
+    ("g (T[M,K] a, T[K,N] b, T[K,N] c, T[K,N] d, T[K,N] e, T[K,N] f) => (T[M,N] y) { p = MatMul(a, b) q = MatMul(a, c) r = MatMul(a, d) "
+     "s = MatMul(a, e) t = MatMul(a, f) y = Sum(p, q, r, s, t) }", "5 products in one region"),
     ("g (T[M,K] a, T[L,K] c, T[K,N] b) => (T[M,N] y, T[L,N] z) { y = MatMul(a, b) z = MatMul(c, b) }", "its products have no operand in common that all of their rows are of"),
     ("g (T[M,K] a, T[M,K] c, T[K,N] b, T[K,N] d) => (T[M,N] y, T[M,N] z) { y = MatMul(a, b) z = MatMul(c, d) }", "its products have no operand in common that all of their rows are of"),
     ("g (T[2,8,5,6] x, T[8,16,3,3] w) => (T[2,16,7,8] y) { y = ConvTranspose(x, w) }", "what follows the product changes the number of its elements"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from onnxfuse.graph.dims import product
 from onnxfuse.graph.model import Graph, Node, Value
@@ -55,12 +56,23 @@ class Beside:
         """The products with what is computed of their results, but not the views that end it where several read what is
         transposed: each may read its part as it lies, as an attention reads queries, keys and values."""
         steps = list(self._behind())
-        places = [place for place, (_, node) in enumerate(steps)
-                  if not self.facts[node].view and node.op != "Transpose"]
-        if not places or all(node.op != "Transpose" for _, node in steps[places[-1] + 1:]):
+        computed = self._computed(steps)
+        if not computed or all(node.op != "Transpose" for _, node in steps[computed:]):
             return []
         (value,) = escaping(set(steps[-1][0]))
-        return [steps[places[-1]][0]] if len(value.consumers) > 1 else []
+        return [steps[computed - 1][0]] if len(value.consumers) > 1 else []
+
+    def computed(self) -> Members:
+        """The products with what is computed of their results while neighbours stay such, but not the views that end
+        it."""
+        steps = list(takewhile(lambda step: not self.facts[step[1]].transposes, self._behind()))
+        computed = self._computed(steps)
+        return steps[computed - 1][0] if computed else self.core
+
+    def _computed(self, steps: Sequence[tuple[Members, Node]]) -> int:
+        """How many of the steps lead to the last that is no view."""
+        return max((place for place, (_, node) in enumerate(steps, 1)
+                    if not self.facts[node].view and node.op != "Transpose"), default=0)
 
     def _behind(self) -> Iterator[tuple[Members, Node]]:
         """From the least on; with the last node that came in."""
@@ -142,6 +154,12 @@ class Offer:
                 return  # nothing is around it
             refusal = replace(refusal, node=refusal.node or beside.products[0].label, rule=self.stage)
             self.pool.refuse(least, self.stage, refusal, cost)
+
+    def together(self, apart: Sequence[Beside]) -> None:
+        """Weigh products of one operand whose results go ways of their own, with what is computed of each."""
+        whole, least = (frozenset[Node]().union(*parts) for parts in (
+            (each.computed() for each in apart), (each.core for each in apart)))
+        _ = self._admits(whole) or self._is_open(whole) or self._admits(least)
 
     def _admits(self, members: Members) -> bool:
         """Whether a region may be chosen."""

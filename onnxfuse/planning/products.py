@@ -1,6 +1,10 @@
-"""Regions that hold one product or convolution, or two products of one operand, with what is around them.
+"""Regions that hold one product or convolution, or several products of one operand, with what is around them.
 
     operands ─ views ─ product ─ bias, activation, gate, residual ─▶
+
+              ┌─ product ─ bias ─▶ queries
+    operand ──┼─ product ─ bias ─▶ keys
+              └─ product ─ bias ─▶ values
 
 How long a product takes is known less well than how long bytes do, and the runtime's library is hard to beat: such a
 region is taken where it was measured faster than the runtime's own nodes, and offered where that may be known.  What
@@ -10,7 +14,7 @@ may hold the product, an attention's too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
@@ -23,6 +27,7 @@ from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.weighing import CandidatePool, ordered
+from onnxfuse.schedules.product_parts import MOST_BESIDE
 
 STAGE = "products"
 """Id of these regions, under which ``--disable`` leaves them out."""
@@ -52,12 +57,16 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     products = [node for node in ordered(node for node in pool.facts if pool.facts[node].contracts)
                 if not slides(node) and _is_held(node) and not pool.facts[node].maxima]
     kept = pool.maker.keeps_float32()
-    for group in (*([node] for node in products), *_beside(products)):
+    for group in (*([node] for node in products), *_beside(products, pool.facts)):
         beside = Beside(group, pool.maker.view, pool.facts, transposes=True)
         if kept is None or is_narrow(group[0].inputs[0]):
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
+    multiplied = products if kept is None else [node for node in products if is_narrow(node.inputs[0])]
+    for group in _apart(multiplied, pool.facts):
+        alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
+        Offer(pool, context, STAGE, trusted=False).together(alone)
 
 
 def _is_held(node: Node) -> bool:
@@ -66,34 +75,45 @@ def _is_held(node: Node) -> bool:
     return all(map(is_narrow, operands)) or all(value is not None and value.dtype == FLOAT for value in operands)
 
 
-def _beside(products: list[Node]) -> Iterator[list[Node]]:
+def _beside(products: list[Node], facts: Mapping[Node, Facts]) -> Iterator[list[Node]]:
     """Two products of the same first operand and the same shape whose results meet, as a gate and its value do."""
-    readers: dict[Value | None, list[Node]] = {}
-    for node in products:
-        readers.setdefault(node.inputs[0], []).append(node)
-    for one, other in (pair for same in readers.values() for pair in combinations(same, 2)):
-        if _shape(one) == _shape(other) is not None and _meet(one, other):
+    for one, other in (pair for same in _alike(products) for pair in combinations(same, 2)):
+        if _meet(one, other, facts):
             yield [one, other]
 
 
-def _meet(one: Node, other: Node) -> bool:
-    """Whether a node reads what is made of both, a few nodes on."""
-    return bool(_near(one) & _near(other))
+def _apart(products: list[Node], facts: Mapping[Node, Facts]) -> Iterator[list[Node]]:
+    """Products of the same first operand and the same shape whose results go ways of their own, as queries, keys and
+    values do: as few groups as a kernel computes side by side, of much the same size."""
+    for same in _alike(products):
+        lone = [node for node in same if not any(_meet(node, other, facts) for other in same if other is not node)]
+        groups = -(-len(lone) // MOST_BESIDE)
+        yield from (group for place in range(groups) if len(group := lone[place::groups]) > 1)
 
 
-def _near(node: Node) -> set[Node]:
-    """Nodes that read a result, and that read theirs, where one node does."""
+def _alike(products: list[Node]) -> Iterable[list[Node]]:
+    """Products of the same first operand and the same shape."""
+    found: dict[tuple[Value | None, object], list[Node]] = {}
+    for node in products:
+        (result,) = node.outputs
+        if result is not None and result.shape is not None:
+            found.setdefault((node.inputs[0], result.shape), []).append(node)
+    return found.values()
+
+
+def _meet(one: Node, other: Node, facts: Mapping[Node, Facts]) -> bool:
+    """Whether a node reads what is made of both, a few nodes on, and is no product itself."""
+    return bool(_near(one, facts) & _near(other, facts))
+
+
+def _near(node: Node, facts: Mapping[Node, Facts]) -> set[Node]:
+    """Nodes that read a result, and that read theirs, where one node does; as far as the next product."""
     found: set[Node] = set()
     waiting = [value for value in node.outputs if value is not None]
     while waiting and len(found) < MOST_BETWEEN:
         value = waiting.pop()
         for reader in value.consumers:
-            if reader not in found:
+            if reader not in found and reader in facts and not facts[reader].contracts:
                 found.add(reader)
                 waiting += [output for output in reader.outputs if output is not None]
     return found
-
-
-def _shape(node: Node) -> object:
-    (result,) = node.outputs
-    return None if result is None else result.shape

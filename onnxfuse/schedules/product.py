@@ -54,8 +54,14 @@ TILES = {(128, 128): 1.0, (128, 256): 1.0, (64, 128): 0.85, (128, 64): 0.85, (64
 """Rows and columns of a block, and the share of the largest ones' rate that they reach (H200: each byte that comes from
 the caches is multiplied so much less often)."""
 
+TILES_OF_THREE = {(128, 192): 1.0, (64, 192): 0.85, (128, 96): 0.85, (64, 96): 0.65}
+"""The same where three products share the columns."""
+
 SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8}
 """The same of blocks with a warp that copies, which go through so many tiles at a time."""
+
+SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.85}
+"""The same where three products share the columns."""
 
 MOST_TILES = 3
 """Of these those that are worth a measurement: which are expected to take least."""
@@ -69,7 +75,7 @@ MOST_WARPS = 16
 UNKNOWN = 4096
 """What is taken for a size that is not known."""
 
-LEAST = Shape(64, 64, 2, vectors=False)
+LEAST, LEAST_OF_THREE = (Shape(64, columns, 2, vectors=False) for columns in (64, 96))
 """What runs anything."""
 
 
@@ -121,6 +127,9 @@ class _Work:
         self.lanes, self.stored = result_lanes(parts, planned)
         self.patch = patch_of(contractions(self.lowered), parts, planned)
         self.few = few_of(parts, self._planned(parts.rows), planned)
+        thirds = len(parts.rights) == 3
+        self.tiles, self.specialised, self.least = (
+            (TILES_OF_THREE, SPECIALISED_OF_THREE, LEAST_OF_THREE) if thirds else (TILES, SPECIALISED, LEAST))
         self.together = (False,) if parts.rounds else (True, False)
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
@@ -163,8 +172,8 @@ class _Work:
                     self._add_few(shape, narrow)
                 else:
                     self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
-            self._add(LEAST, narrow)
-        self._add(replace(LEAST, bits=64), ())
+            self._add(self.least, narrow)
+        self._add(replace(self.least, bits=64), ())
         plan = replace(make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps))
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
         headers = ("onnxfuse", "mma", *(["tf32"] if self.parts.rounds else ["warpgroup"]),
@@ -188,10 +197,10 @@ class _Work:
 
     def _specialised(self) -> list[Shape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
-        beside = len(self.parts.rights)
-        fitting = [tile for tile in SPECIALISED
+        beside, rates = len(self.parts.rights), self.specialised
+        fitting = [tile for tile in rates
                    if self.mapped and not (self.mapped[1].across and tile[1] // beside % PANEL)]
-        ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], SPECIALISED[tile]))[:MOST_TILES]
+        ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], rates[tile]))[:MOST_TILES]
         shapes: list[Shape] = []
         for rows, columns, turns in ranked:
             least = SpecialisedShape(rows, columns, 1, turns=turns)
@@ -213,7 +222,8 @@ class _Work:
 
     def _ranked(self) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
-        return sorted(TILES, key=lambda tile: self._expected(tile[0], tile[1], TILES[tile]))
+        fitting = [tile for tile in self.tiles if not (self.vectors[1].across and tile[1] % PANEL)]
+        return sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], self.tiles[tile]))
 
     def _expected(self, high: int, wide: int, rate: float) -> float:
         """What the busiest multiprocessor's tiles of this size take."""
@@ -228,7 +238,7 @@ class _Work:
         steps = -(-self._planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
         least = 3 if tile == (128, 128) else 4
         wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
-        if tile == (128, 256):
+        if sum(tile) > 256:
             wanted = (2, 3) if steps <= SHORT else (4, 3)
         shapes = [Shape(*tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]

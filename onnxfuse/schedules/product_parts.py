@@ -20,8 +20,9 @@ from onnxfuse.schedules.kernel import VECTOR_BYTES, divides, is_vector, moving_l
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 
-MOST_BESIDE = 2
-"""Products of one left operand that a kernel computes side by side: a gate and what it is for."""
+MOST_BESIDE = 4
+"""Products of one left operand that a kernel computes side by side, as a gate and what it is for, or queries, keys and
+values."""
 
 
 @dataclass(frozen=True)

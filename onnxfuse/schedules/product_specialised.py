@@ -240,8 +240,9 @@ class SpecialisedText(ProductText):
         m, n = self.extents["m"], self.extents["n"]
         taken = "of::load_laid<width>(own_laid, line, {} * wide + column)"
         line, row = "const int line = lane / lanes + pass * step;", "const idx row = first_row + line;"
+        wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
         return [
-            f"constexpr int wide = {PIECE} / beside, pieces = own_columns / wide;",
+            f"constexpr int wide = {wide}, pieces = own_columns / wide;",
             "#pragma unroll 1",
             "for (int now = 0; now < rows64 * pieces; ++now) {",
             *indented([

@@ -179,7 +179,7 @@ class ProductText:
                 f"constexpr int width = {side.width}, lanes = of::lanes_of({columns} / width, threads);",
                 "constexpr int step = threads / lanes;",
                 "const int thread = threadIdx.x % threads;  // which the compiler sees is less",
-                f"for (int column = thread % lanes * width; column < {columns}; column += lanes * width) {{",
+                f"for (int column = {self._first('thread', columns)}; column < {columns}; column += lanes * width) {{",
                 *indented([
                     f"const idx {column} = {first[column]} + column;",
                     *unrolled(f"int pass = 0; pass < ({lines} + step - 1) / step; ++pass", [
@@ -191,6 +191,11 @@ class ProductText:
             ]),
             "}",
         ]
+
+    def _first(self, thread: str, past: str) -> str:
+        """A thread's first column; past them all for threads that are too few for one more line."""
+        first, warps = f"{thread} % lanes * width", self.shape.warps
+        return first if warps & (warps - 1) == 0 else f"{thread} < step * lanes ? {first} : {past}"
 
     # ---- After it. ----
 
@@ -218,7 +223,8 @@ class ProductText:
             f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(own_columns / width, threads);",
             "constexpr int step = threads / lanes, all = (rows + step - 1) / step;",
             f"constexpr int passes = all < {ABREAST} ? all : {ABREAST};",
-            "for (int column = threadIdx.x % lanes * width; column < own_columns; column += lanes * width) {",
+            f"for (int column = {self._first('threadIdx.x', 'own_columns')}; column < own_columns; "
+            "column += lanes * width) {",
             *indented([
                 "const idx n = first_n + column;",
                 f"if (n >= {self.extents['n']}) break;",

@@ -18,6 +18,16 @@ CASES = {
         { p = MatMul(a, b) q = Add(p, c) r = Reshape(q, h) y = Transpose<perm = [0,2,1,3]>(r) }""",
     "a gate": """g (T[130,72] a, T[72,200] b, T[72,200] c) => (T[130,200] y)
         { u = MatMul(a, b) w = MatMul(a, c) s = Sigmoid(u) t = Mul(u, s) y = Mul(t, w) }""",
+    "three projections": """g (T[2,65,72] a, T[72,96] b, T[72,96] c, T[72,96] d, T[96] e, T[96] f)
+        => (T[2,65,96] q, T[2,6,65,16] k, T[2,65,96] v) <int64[4] h = {0,0,6,16}>
+        { p = MatMul(a, b) q = Add(p, e) r = MatMul(a, c) s = Add(r, f) t = Reshape(s, h)
+          u = Transpose<perm = [0,2,1,3]>(t) k = Relu(u) v = MatMul(a, d) }""",
+    "three projections, no vectors": """g (T[33,31] a, T[31,65] b, T[31,65] c, T[31,65] d, T[65] e)
+        => (T[33,65] q, T[33,65] k, T[33,65] v) { p = MatMul(a, b) q = Add(p, e) k = MatMul(a, c) v = MatMul(a, d) }""",
+    "four projections": """g (T[130,72] a, T[200,72] b, T[200,72] c, T[200,72] d, T[200,72] e, T[200] f)
+        => (T[130,200] q, T[130,200] k, T[130,200] v, T[130,200] w)
+        { q = Gemm<transB = 1>(a, b, f) k = Gemm<transB = 1>(a, c) v = Gemm<transB = 1>(a, d)
+          r = Gemm<transB = 1>(a, e) w = Sigmoid(r) }""",
     "a residual, no vectors": """g (T[33,31] a, T[31,65] b, T[33,65] r) => (T[33,65] y)
         { p = MatMul(a, b) y = Add(p, r) }""",
     "a convolution": """g (T[2,16,19,17] x, T[24,16,3,3] w, T[24] b) => (T[2,24,19,17] y)
