@@ -10,9 +10,9 @@ from reference import Array
 
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant
 from onnxfuse.lowering.tensor_map import TensorMap
-from onnxfuse.schedules.source import header
+from onnxfuse.schedules.headers import linked, used_in
 
-COPY = "".join(map(header, ("onnxfuse", "mma", "warpgroup", "tensor_copies"))) + """
+KERNEL = """
 extern "C" __global__ void copy(const __grid_constant__ of::TensorMap map, const int x, const int y, __half* out) {
   extern __shared__ __align__(1024) unsigned char tiles[];
   __half* const tile = reinterpret_cast<__half*>(tiles);
@@ -28,6 +28,7 @@ extern "C" __global__ void copy(const __grid_constant__ of::TensorMap map, const
   for (int i = threadIdx.x; i < 16 * 64; i += 64) out[i] = tile[of::place<16>(i / 64, i % 64)];
 }
 """
+COPY = linked(("onnxfuse", "mma", "warpgroup", "tensor_copies"), used_in(KERNEL)) + KERNEL
 MAP = TensorMap("i0", "float16", ("i0.2", "i0.1", "i0.0"), ("i0.2 2 *", "i0.1 i0.2 * 2 *"), (64, 16, 1), swizzle=128)
 MATRICES: Array = np.arange(2 * 20 * 72).reshape(2, 20, 72).astype(np.float16)
 

@@ -15,8 +15,9 @@ from reference import difference, tolerance
 
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.runtime.compile import compile_cubin
+from onnxfuse.schedules.headers import header
 from onnxfuse.schedules.kernel import INDEX_LIMIT
-from onnxfuse.schedules.source import Source, header
+from onnxfuse.schedules.source import Source
 
 SAMPLES = {
     "bias": "g (float16[B,S,768] x, float16[768] b) => (float16[B,S,768] y) { y = Add(x, b) }",

@@ -17,7 +17,8 @@ from test_schedules_product import CONVOLUTIONS, FORMS, PLAIN, SIZES, told
 
 from onnxfuse.compiling import source_of
 from onnxfuse.runtime.compile import architectures, default_compiler
-from onnxfuse.schedules.source import Source, header
+from onnxfuse.schedules.headers import linked, used_in
+from onnxfuse.schedules.source import Source
 
 FLOAT32 = PLAIN.replace("T[", "float[")
 
@@ -149,6 +150,6 @@ extern "C" __global__ void banks(int* y) {
 
 def test_lanes_read_words_of_different_banks() -> None:
     banks = np.zeros((16, 32), np.int32)
-    text = "".join(map(header, ("onnxfuse", "mma", "tf32"))) + BANKS
+    text = linked(("onnxfuse", "mma", "tf32"), used_in(BANKS)) + BANKS
     Emulator(text).launch("banks", 1, 32, [banks])
     assert (np.sort(banks, axis=1) == np.arange(32)).all()

@@ -17,7 +17,7 @@ from pathlib import Path
 from onnxfuse.emulator.errors import EmulatorError
 from onnxfuse.emulator.kernel_text import HostText, for_host
 from onnxfuse.runtime.cache import default_folder, distrusted
-from onnxfuse.schedules.source import header as generated_header
+from onnxfuse.schedules.headers import all_definitions, without_definitions
 
 HERE = Path(__file__).parent
 COMPILER = os.environ.get("CXX", "g++")
@@ -123,13 +123,14 @@ def _header(common: str = "") -> Path:
 
 
 def parts(text: str) -> tuple[Path, str]:
-    """The header to compile a text after, and what is left of the text: where it begins as generated ones do, that is
-    read once for all of them."""
-    common = f'#line 1 "kernel"\n{generated_header()}'
-    if not text.startswith(common):
+    """The header to compile a text after, and what is left of the text: where it begins with definitions of the headers
+    of generated kernels, all of these are read once for all such texts."""
+    begin = '#line 1 "kernel"\n'
+    body = without_definitions(text.removeprefix(begin)) if text.startswith(begin) else None
+    if body is None:
         return _header(), text
-    line = 1 + common.count("\n", common.index("\n") + 1)
-    return _header(common), f'#line {line} "kernel"\n{text[len(common):]}'
+    line = text.count("\n", len(begin), len(text) - len(body)) + 1
+    return _header(all_definitions()), f'#line {line} "kernel"\n{body}'
 
 
 @lru_cache(maxsize=1)

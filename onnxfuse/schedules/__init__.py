@@ -20,8 +20,8 @@ text.py        scalar expressions as C++; lanes.py where they are known
 together.py    several independent regions, each with its own schedule's kernel, in one launch
 schedule.py    what a schedule is; choice.py what tuning may change
 source.py      a kernel's text as data: functions, entries and their parameters
+headers.py     what of the headers in cuda/ a text uses, which it begins with
 kernel.py      what schedules share
-cuda/          headers that every kernel's text begins with
 """
 
 from __future__ import annotations

@@ -303,7 +303,8 @@ def _functions(parameters: tuple[Parameter, ...], texts: Sequence[_Text]) -> lis
     )
     loops += last.at_each(names, "block" if before else "(idx)blockIdx.x")
     opening = "  idx block = blockIdx.x;\n" if before else ""
-    return [*functions, Function("pointwise", ("width", "threads", "items"), parameters, f"{opening}{loops}")]
+    calls = tuple(each.name for each in functions)
+    return [*functions, Function("pointwise", ("width", "threads", "items"), parameters, f"{opening}{loops}", calls)]
 
 
 def elements(lowered: Lowered) -> Dim | Refusal:

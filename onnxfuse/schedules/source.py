@@ -6,25 +6,14 @@ names that a profiler shows, several kernels in one text) is structure until ``S
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from importlib.resources import files
+from functools import cached_property
 
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.launch import Step
 from onnxfuse.lowering.lower import Lowered
-
-_NAME = re.compile(r"[A-Za-z_]\w*")
-
-
-@cache
-def header(name: str = "onnxfuse") -> str:
-    """A header, without its comments; every kernel's text begins with the one called "onnxfuse"."""
-    text = files("onnxfuse.schedules").joinpath(f"cuda/{name}.cuh").read_text(encoding="utf-8")
-    lines = (re.sub(r"\s*//.*$", "", line) for line in text.splitlines())
-    return "\n".join(line for line in lines if line.strip()) + "\n"
+from onnxfuse.schedules.headers import linked, used_in
 
 
 @dataclass(frozen=True)
@@ -72,12 +61,14 @@ class Body:
 
 @dataclass(frozen=True)
 class Function:
-    """A device function, a template over ``template`` and over ``idx``, the type of an index."""
+    """A device function, a template over ``template`` and over ``idx``, the type of an index; ``calls``: names of the
+    functions of the same text that it calls."""
 
     name: str
     template: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     body: str
+    calls: tuple[str, ...] = ()
 
     def entry(self, name: str, settings: Sequence[int], bits: int, threads: int, blocks: int = 1) -> Entry:
         """A kernel that calls it, with these numbers for its template and indices of so many bits; ``threads`` and
@@ -159,7 +150,8 @@ class Source:
     """The text of a kernel's variants.
 
     Attributes:
-        headers: those that it begins with; comment: a line for people, which two equal texts need not share.
+        headers: those of which it begins with what it uses.
+        comment: a line for people, which two equal texts need not share.
         functions, entries: defined in their order; a kernel of several variants once.
         inner: texts of other kernels, with the namespace that holds their functions, their entries among them.
     """
@@ -179,7 +171,8 @@ class Source:
         """All of it."""
         spaces = (f"namespace {name} {{\n{each._as_functions}}}\n" for name, each in self.inner)
         functions, entries = (each.text for each in self.functions), (each.text for each in self.entries)
-        return "".join([*map(header, self.headers), self._line, *spaces, *functions, *entries])
+        text = "".join([*spaces, *functions, *entries])
+        return "".join([linked(self.headers, used_in(text)), self._line, text])
 
     @property
     def _as_functions(self) -> str:
@@ -199,7 +192,7 @@ class Source:
         needed = {call.function for entry in entries for call in entry.calls}
         for function in reversed(self.functions):  # each is defined after what it calls
             if function.name in needed:
-                needed.update(_NAME.findall(function.body))
+                needed.update(function.calls)
         functions = tuple(each for each in self.functions if each.name in needed)
         return replace(self, functions=functions, entries=entries)
 

@@ -52,9 +52,11 @@ class StencilText:
                 Parameter("of::Vector<float, width>&", "values")), value),
             Function("stencil_result", ("width",),
                      (*parameters, Parameter("const {index}", "L"), Parameter("const float*", "from")), result),
-            Function("stencil", TEMPLATE, parameters, self._joined(tiles)),
         ]
-        return [*found, Function("stencil_planes", TEMPLATE, parameters, self._joined(planes))] if whole else found
+        calls = tuple(each.name for each in found)
+        kernels = {"stencil": tiles, **({"stencil_planes": planes} if whole else {})}
+        return [*found, *(Function(name, TEMPLATE, parameters, self._joined(lines), calls)
+                          for name, lines in kernels.items())]
 
     def _size(self, size: object) -> str:
         return self._writer(self.results).size(size)  # type: ignore[arg-type]

@@ -41,8 +41,9 @@ template <typename T, int count> struct Lanes {
 };
 
 // Each lane's four sums from what the lanes have that hold its rows and its columns.
+// (No GPU is quick at it, and in the place of each product it would be text that takes the compiler a minute.)
 template <typename T>
-__device__ __forceinline__ void plain_mma(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+__device__ __noinline__ void plain_mma(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
   const unsigned pairs[6] = {left[0], left[1], left[2], left[3], low, high};
   float own[12];
 #pragma unroll
@@ -74,7 +75,7 @@ __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&left)[4],
 #if defined(ONNXFUSE_EMULATOR) || __CUDA_ARCH__ < 750
   plain_mma<T>(sums, left, low, high);
 #elif __CUDA_ARCH__ < 800
-  if constexpr (is_same<T, __half>) {
+  if constexpr (is_half<T>) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(left[0]), "r"(left[1]), "r"(low));
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
@@ -83,7 +84,7 @@ __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&left)[4],
     plain_mma<T>(sums, left, low, high);
   }
 #else
-  if constexpr (is_same<T, __half>)
+  if constexpr (is_half<T>)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])

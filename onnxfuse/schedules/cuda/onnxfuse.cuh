@@ -1,7 +1,5 @@
-// Scalars, vectors and reductions that generated kernels are made of.  Every kernel's text begins with this file.
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-
+// Scalars, vectors and reductions that generated kernels are made of.  A kernel's text begins with what it uses of them
+// (headers.py).
 namespace of {
 
 #define OF_INFINITY __int_as_float(0x7f800000)
@@ -15,33 +13,42 @@ template <typename T> __device__ __forceinline__ T value(T x) { return x; }
 
 template <typename T> struct Store {
   template <typename U> static __device__ __forceinline__ T from(U x) { return (T)x; }
+  template <typename U> static __device__ __forceinline__ void pair(T* to, U first, U second) {
+    to[0] = from(first), to[1] = from(second);
+  }
 };
 template <> struct Store<__half> {
   static __device__ __forceinline__ __half from(float x) { return __float2half_rn(x); }
+  static __device__ __forceinline__ void pair(__half* to, float first, float second) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(first, second);
+  }
 };
 template <> struct Store<__nv_bfloat16> {
   static __device__ __forceinline__ __nv_bfloat16 from(float x) { return __float2bfloat16_rn(x); }
+  static __device__ __forceinline__ void pair(__nv_bfloat16* to, float first, float second) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(first, second);
+  }
 };
 template <typename T> __device__ __forceinline__ float round_to(float x) { return value(Store<T>::from(x)); }
 
 // As the GPU converts: what is out of range of 32 or 64 bits gives the nearest limit; shorter integers keep the lowest
 // bits of the 32-bit one.  NaN gives 0 where a float becomes 32 bits, else the highest bit alone.  A C++ cast would be
 // the same instruction, but leaves such values undefined.
-#define OF_TRUNCATE(type, name)                                                                        \
+#define OF_TRUNCATE(truncate, type, name)                                                              \
   __device__ __forceinline__ type truncate(float x, type) { return __float2##name##_rz(x); }           \
   __device__ __forceinline__ type truncate(double x, type) { return __double2##name##_rz(x); }
-OF_TRUNCATE(int, int)
-OF_TRUNCATE(unsigned int, uint)
-OF_TRUNCATE(long long, ll)
-OF_TRUNCATE(unsigned long long, ull)
+OF_TRUNCATE(truncate, int, int)
+OF_TRUNCATE(truncate, unsigned int, uint)
+OF_TRUNCATE(truncate, long long, ll)
+OF_TRUNCATE(truncate, unsigned long long, ull)
 template <typename T, typename U> __device__ __forceinline__ T to_integer(U x) {
   if constexpr (sizeof(T) >= 4) return truncate(x, T());
   else if constexpr ((T)-1 < (T)0) return (T)truncate(x, int());
   else return (T)truncate(x, 0u);
 }
 
-template <typename T, typename U> constexpr bool is_same = false;
-template <typename T> constexpr bool is_same<T, T> = true;
+template <typename T> constexpr bool is_half = false;
+template <> constexpr bool is_half<__half> = true;
 
 // ---- Vectors: `width` neighbouring elements, moved 16 bytes at a time where they are that long. ----
 
@@ -59,14 +66,9 @@ template <int width, typename T> __device__ __forceinline__ void store(T* to, co
 // Computed values as a vector in memory; halves and bfloat16 are converted in pairs.
 template <typename T, int width, typename U> __device__ __forceinline__ Vector<T, width> pack(const U (&values)[width]) {
   Vector<T, width> vector;
-  if constexpr (is_same<T, __half> && width % 2 == 0) {
+  if constexpr (width % 2 == 0) {
 #pragma unroll
-    for (int v = 0; v < width; v += 2)
-      *reinterpret_cast<__half2*>(&vector.at[v]) = __floats2half2_rn(values[v], values[v + 1]);
-  } else if constexpr (is_same<T, __nv_bfloat16> && width % 2 == 0) {
-#pragma unroll
-    for (int v = 0; v < width; v += 2)
-      *reinterpret_cast<__nv_bfloat162*>(&vector.at[v]) = __floats2bfloat162_rn(values[v], values[v + 1]);
+    for (int v = 0; v < width; v += 2) Store<T>::pair(vector.at + v, values[v], values[v + 1]);
   } else {
 #pragma unroll
     for (int v = 0; v < width; ++v) vector.at[v] = Store<T>::from(values[v]);

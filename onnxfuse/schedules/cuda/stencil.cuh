@@ -31,7 +31,7 @@ template <typename T, int width> __device__ __forceinline__ const Vector<T, widt
 template <typename T, int width> __device__ __forceinline__ Vector<float, width> floats(const Held<T, width>& words) {
   Vector<float, width> to;
 #ifndef ONNXFUSE_EMULATOR
-  if constexpr (is_same<T, __half> && width % 2 == 0) {
+  if constexpr (is_half<T> && width % 2 == 0) {
 #pragma unroll
     for (int v = 0; v < width; v += 2)
       asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"

@@ -53,14 +53,17 @@ template <int left> __device__ __forceinline__ void products_done() {
 #endif
 }
 // Keeps the compiler from moving what is done with these registers over what stands here.
+#ifdef OF_WARPGROUP
+__device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
+__device__ __forceinline__ void keep(unsigned& x) { asm volatile("" : "+r"(x) :: "memory"); }
+#endif
 template <typename T, int count> __device__ __forceinline__ void hold(T (&registers)[count][4]) {
 #ifdef OF_WARPGROUP
 #pragma unroll
   for (int i = 0; i < count; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      if constexpr (is_same<T, float>) asm volatile("" : "+f"(registers[i][j]) :: "memory");
-      else asm volatile("" : "+r"(registers[i][j]) :: "memory");
+      keep(registers[i][j]);
 #endif
 }
 
