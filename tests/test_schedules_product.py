@@ -152,11 +152,21 @@ def test_what_tuning_may_try(case: str, sizes: Mapping[str, int]) -> None:
         check(other, random_inputs(made, given), length=136, limit=1, misalign=False)
 
 
+@pytest.mark.parametrize("tile", [(128, 192), (192, 192)])
+@pytest.mark.parametrize("case", ["plain", "the right one transposed", "a gate", "results that lie transposed"])
+def test_tiles_whose_sides_are_no_powers_of_two(case: str, tile: tuple[int, int]) -> None:
+    text, given = FORMS.get(case, (PLAIN, {"M": 200, "K": 136, "N": 264}))
+    made = product(text, planned=LARGE)
+    way = told(made, Choice.of("product", rows=tile[0], columns=tile[1], stages=3, group=4), LARGE)
+    check(way, random_inputs(way, given), length=200, limit=1, misalign=False)
+
+
 LARGE = {"M": 4096, "K": 4096, "N": 4096}
 
 
 @pytest.mark.parametrize(("block", "kind"), [
-    ((128, 128, 2), "bfloat16"), ((128, 256, 1), "float16"), ((256, 128, 1), "bfloat16"), ((128, 64, 1), "float16")])
+    ((128, 128, 2), "bfloat16"), ((128, 256, 1), "float16"), ((256, 128, 1), "bfloat16"), ((128, 64, 1), "float16"),
+    ((128, 192, 1), "bfloat16")])
 def test_tiles_that_a_warp_copies(monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int], kind: str) -> None:
     """Parts of tiles, several of them a block and many stages of each, in any order of the threads."""
     monkeypatch.setattr("onnxfuse.schedules.product.SPECIALISED", {block: 1.0})
@@ -191,7 +201,7 @@ APART = {
 def test_results_that_go_ways_of_their_own(case: str) -> None:
     """Queries, keys and values: whole tiles and parts of them, with vectors and without; the same as a warp copies them."""
     made = product(APART[case], planned={"M": 1024, "K": 768, "N": 768})
-    assert made.kernel.plan.variants[0].name.startswith("tiles of 128 x 192" if case == "three" else "tiles of 64 x 128")
+    assert made.kernel.plan.variants[0].name.startswith("tiles of 128 x 192")
     for seed, sizes in enumerate(SIZES):
         check(made, random_inputs(made, sizes, seed), length=sizes["K"])
     sizes = {"M": 197, "K": 200, "N": 136}
@@ -245,7 +255,7 @@ def test_where_no_warp_copies(sizes: Mapping[str, int], sm: int, misaligned: Map
 
 
 @pytest.mark.parametrize(("sizes", "tile"), [
-    ({"M": 8192, "K": 1024, "N": 4096}, "128 x 128, 3"), ({"M": 12288, "K": 3072, "N": 768}, "128 x 128, 6"), ({"M": 1024, "K": 768, "N": 768}, "64 x 128, 4"),
+    ({"M": 8192, "K": 1024, "N": 4096}, "128 x 128, 3"), ({"M": 12288, "K": 3072, "N": 768}, "128 x 192, 4"), ({"M": 6304, "K": 768, "N": 3072}, "192 x 192, 4"), ({"M": 1024, "K": 768, "N": 768}, "64 x 128, 4"),
     ({"M": 100352, "K": 576, "N": 64}, "128 x 64, 4"), ({"M": 100352, "K": 64, "N": 256}, "128 x 128, 2"), ({"M": 17, "K": 4096, "N": 4096}, "64 x 64, 6"),
     ({"M": 1, "K": 4096, "N": 4096}, "1 x 32, 8")])
 def test_tiles_follow_the_sizes(sizes: Mapping[str, int], tile: str) -> None:

@@ -39,6 +39,15 @@ SAMPLES = {
             "y = Transpose<perm=[1,2,0]>(s) }",
     "parts": "g (float[R,8,1] x, float[R,128] z) => (float[R,256] y) <int64[3] e = {1,1,16}, int64[2] s = {-1,128}> "
              "{ a = Expand(x, e) b = Reshape(a, s) y = Concat<axis=1>(z, b) }",
+    "row": "g (float16[R,C] x) => (float16[R,1] y) <int64[1] a = {1}> { s = Sigmoid(x) y = ReduceMean(s, a) }",
+    "channels": "g (float16[N,64,H,W] x) => (float16[N,64,H,W] y) { y = Softmax<axis=1>(x) }",
+    "product": "g (float16[R,C] x, float16[C,64] w, float16[64] b) => (float16[R,64] y) { p = MatMul(x, w) y = Add(p, b) }",
+    "attention": "g (float16[B,S,64] q, float16[B,64,S] k, float16[B,S,64] v) => (float16[B,S,64] y) "
+                 "{ s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }",
+    "stem": "g (float16[N,3,36,36] x, float16[24,3,3,3] w) => (float16[N,24,18,18] y) "
+            "{ c = Conv<pads=[1,1,1,1],strides=[2,2]>(x, w) y = Relu(c) }",
+    "depthwise": "g (float16[N,24,18,18] x, float16[24,1,3,3] w) => (float16[N,24,18,18] y) "
+                 "{ c = Conv<pads=[1,1,1,1],group=24>(x, w) y = Relu(c) }",
 }
 
 
@@ -119,8 +128,13 @@ def test_only_sizes_that_are_used_are_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_line_only_copies(name: str) -> None:
-    """What a node only declares anew, as a cast that rounds later, has its operand's name."""
-    assert not re.findall(r"^ *const [\w ]+ \w+ = \w+;$", make(SAMPLES[name]).kernel.source, re.MULTILINE)
+    """What a node only declares anew, as a cast that rounds later, has its operand's name; and no term does nothing."""
+    code = make(SAMPLES[name]).kernel.code
+    assert isinstance(code, Source)
+    for function in code.functions:
+        lines = function.body.splitlines()
+        assert not [line for line in lines if re.fullmatch(r" *const [\w ]+ \w+ = [a-z]\w*;", line)]
+        assert not [line for line in lines if re.search(r"[ (]0 [+*] | \* 1[ ;,)]| \+ 0[ ;,)]|\(\d+ > 0\)", line)]
 
 
 def test_names_say_what_they_hold_and_phases_what_they_are_for() -> None:
@@ -131,6 +145,12 @@ def test_names_say_what_they_hold_and_phases_what_they_are_for() -> None:
         assert line in source, line
     # A name that a phase no longer needs is another's in the next.
     assert source.count("const float x0 = of::value(vector0.at[v]);") == 4
+
+
+def test_results_of_rows_are_a_phase_too() -> None:
+    source = make(SAMPLES["row"], planned={"R": 4096, "C": 256}).kernel.source
+    (row,) = set(re.findall(r"// Phase 2 of 2: .*", source))
+    assert row == "// Phase 2 of 2: output 0." and source.count("// Phase 1 of 2") == source.count(row)
 
 
 def test_a_value_kept_under_two_types_is_kept_once() -> None:

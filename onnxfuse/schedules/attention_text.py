@@ -57,7 +57,7 @@ class AttentionText:
         self.sizes = Sizes(sizes)
         size = self._writer(parts.accesses[0].lanes).size
         self.extents = {name: size(extent) for name, extent in (
-            ("b", parts.batch), ("m", parts.rows), ("k", parts.length), ("n", parts.columns), ("d", parts.depth))}
+            ("m", parts.rows), ("k", parts.length), ("n", parts.columns), ("d", parts.depth))}
         self.element = TYPES[self.operand_type].storage
 
     @property
@@ -152,9 +152,9 @@ class AttentionText:
         """Whether rows of a tile of keys are of one place of all of them."""
         return self.parts.accesses[1].across
 
-    def at(self, rows: str, columns: str) -> str:
-        """Where of a tile of so many rows and columns the vector lies that begins at ``column`` of row ``line``."""
-        return f"line * {_ROWS[columns]} + column"
+    def at(self, rows: str, columns: str, line: str, column: str) -> str:
+        """Where of a tile of so many rows and columns the vector lies that begins at a column of a line."""
+        return f"{line} * {_ROWS[columns]} + {column}"
 
     def functors(self) -> list[str]:
         """What maxima and powers are computed by."""
@@ -165,13 +165,15 @@ class AttentionText:
         """Fill a tile of queries (0), keys (1) or values (2) from row ``first`` on: vectors of each row, zeros past the
         ends.  Keys that lie side by side make rows of what they have at one place."""
         access, (rows, columns, row, column) = self.parts.accesses[place], _TILES[place]
-        at = {row: f"{first} + line", column: "column"}
+        begin = {row: "" if first == "0" else f"{first} + "}
         if access.across:
             rows, columns, row, column = columns, rows, column, row
-            at = {row: "line", column: f"{first} + column"}
+        # What counts lines or columns of the tile is the tensor's own coordinate where that begins with it.
+        line, at = (f"{name}_of_tile" if begin.get(name) else name for name in (row, column))
         writer = self._writer(access.lanes)
         inside = f"{row} < {self.extents[row]} && {column} < {self.extents[column]}"
-        body = [f"const idx {row} = {at[row]};", f"T* const to = {tile} + {self.at(rows, columns)};"]
+        own = {name: [f"const idx {name} = {start}{name}_of_tile;"] if start else [] for name, start in begin.items()}
+        body = [*own.get(row, ()), f"T* const to = {tile} + {self.at(rows, columns, line, at)};"]
         computed = ["of::Vector<T, width> vector = {};", f"if ({inside}) {{",
                     *indented(self._packed(writer, access.scalar)), "}", "of::store(to, vector);"]
         if access.copied:
@@ -183,10 +185,10 @@ class AttentionText:
             copied = [*copier.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
             computed = ["if constexpr (width == 8) {", *indented(copied), "} else {", *indented(computed), "}"]
         lines = [
-            f"const idx {column} = {at[column]};",
+            *own.get(column, ()),
             "#pragma unroll 8", f"for (int pass = 0; pass < ({rows} + step - 1) / step; ++pass) {{",
-            *indented(["const int line = thread / lanes + pass * step;",
-                       f"if ({rows} % step && line >= {rows}) break;", *body, *computed]), "}",
+            *indented([f"const int {line} = thread / lanes + pass * step;",
+                       f"if ({rows} % step && {line} >= {rows}) break;", *body, *computed]), "}",
         ]
         return [
             "{",
@@ -194,7 +196,7 @@ class AttentionText:
                 f"constexpr int width = wide, lanes = of::lanes_of({columns} / wide, threads);",
                 "constexpr int step = threads / lanes;",
                 "const int thread = threadIdx.x % threads;  // which the compiler sees is less",
-                f"for (int column = thread % lanes * width; column < {columns}; column += lanes * width) {{",
+                f"for (int {at} = thread % lanes * width; {at} < {columns}; {at} += lanes * width) {{",
                 *indented(lines), "}",
             ]),
             "}",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from onnxfuse.schedules.attention_parts import Parts
 from onnxfuse.schedules.attention_text import RESCALED, AttentionText, each_row
-from onnxfuse.schedules.text import indented, unrolled
+from onnxfuse.schedules.text import added, indented, unrolled
 
 _TILE = "unsigned long long"  # what the instruction reads one by
 _HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
@@ -50,9 +50,9 @@ class TogetherText(AttentionText):
             "T* const value_tile = key_tile + 2 * key_place;",
         ]
 
-    def at(self, rows: str, columns: str) -> str:
+    def at(self, rows: str, columns: str, line: str, column: str) -> str:
         """As products read it."""
-        return f"of::place<{rows}>(line, column)"
+        return f"of::place<{rows}>({line}, {column})"
 
     def _scored(self, tile: str) -> str:
         return _SCORES.format(str(self.across).lower(), tile)
@@ -71,7 +71,7 @@ class TogetherText(AttentionText):
             f"softmax({self.begin});",
             *_PACKED,
             "int turn = 0;  // the place of the values of the tile before",
-            f"for (idx start = {self.begin} + keys; start < {self.end}; start += keys, turn = 1 - turn) {{",
+            f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys, turn = 1 - turn) {{",
             *indented(self._step()),
             "}",
             *_HERE,
@@ -113,8 +113,9 @@ class TogetherText(AttentionText):
 
     def _following(self, start: str, values: str, keys: str) -> list[str]:
         """Ask for the values of a tile, and for the keys of the next if there is one."""
-        behind = self.bring(1, keys, f"{start} + keys")
-        return [*self.bring(2, values, start), f"if ({start} + keys < {self.end}) {{", *indented(behind), "}",
+        following = added(start, "keys")
+        behind = self.bring(1, keys, following)
+        return [*self.bring(2, values, start), f"if ({following} < {self.end}) {{", *indented(behind), "}",
                 "of::copies_asked();"]
 
     def _instructions(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim
@@ -216,7 +216,8 @@ class PhaseText(ABC):
 
     def total(self, name: str, largest: str, functor: str) -> str:
         """A line that makes a sum that of the row, for which the maximum is known: an infinite one gives no number."""
-        return f"if ({self.frame.length} > 0) {name} = {functor}::total({name}, {largest});"
+        some = "" if self.frame.length.isdecimal() and int(self.frame.length) else f"if ({self.frame.length} > 0) "
+        return f"{some}{name} = {functor}::total({name}, {largest});"
 
     def accumulator(self, name: str) -> str:
         """What the accumulators of the reduction of a name are called."""
@@ -326,6 +327,10 @@ class PhaseText(ABC):
         computed = [f"the row's {kind}" for kind in dict.fromkeys(kinds)]
         computed += [f"output {output.index}" for output in self.phases.outputs
                      if output.whole and self.phases.depth(output.scalar) == self.phase]
+        return self._phase(computed)
+
+    def _phase(self, computed: Sequence[str]) -> list[str]:
+        """A comment that says what a phase computes; nothing where there is one phase, or nothing that it computes."""
         if not computed or self.phases.count < 2:
             return []
         return [f"// Phase {self.phase + 1} of {self.phases.count}: {', '.join(computed)}."]
@@ -358,10 +363,14 @@ class PhaseText(ABC):
         if not once:
             return []
         values = [(output, TYPES[output.dtype], self.writer.scalar(output.scalar, each_row=True)) for output in once]
+        # The last phase is this one, where no output has all elements of a row.
+        self.phase = max(self.phases.depth(output.scalar) for output in once)
+        comment = indented(self._phase([f"output {output.index}" for output in once]))
+        self.phase = self.phases.count
         if not self.frame.lanes.across:
             stores = [f"    o{o.index}[{self.writer.index(o.place)}] = of::Store<{kind.storage}>::from({text});"
                       for o, kind, text in values]
-            return [*(f"  {line}" for line in self.writer.outside()), f"  if ({self.first}) {{", *stores, "  }"]
+            return [*comment, *indented(self.writer.outside()), f"  if ({self.first}) {{", *stores, "  }"]
         places = [self.writer.index(output.place) for output in once]
         lane, vector, row, each = (
             self.writer.leave(scope) for scope in (Scope.LANE, Scope.VECTOR, Scope.ROW, Scope.EACH_ROW))
@@ -371,7 +380,7 @@ class PhaseText(ABC):
         stores = [f"of::store({pointer(f'o{output.index}', place)}, of::pack<{kind.storage}>(y{output.index}));"
                   for (output, kind, _), place in zip(values, places, strict=True)]
         return [
-            f"  if ({self.first}) {{", *indented(lines, 2),
+            *comment, f"  if ({self.first}) {{", *indented(lines, 2),
             "#pragma unroll", "    for (int v = 0; v < width; ++v) {", *(f"      {line}" for line in inner), "    }",
             *(f"    {line}" for line in stores), "  }",
         ]

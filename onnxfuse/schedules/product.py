@@ -50,18 +50,22 @@ from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
 SHARED_EVERYWHERE = 48 * 1024
 """Bytes of shared memory that a block may have on every GPU."""
 
-TILES = {(128, 128): 1.0, (128, 256): 1.0, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65}
+TILES = {(128, 128): 1.0, (128, 256): 1.0, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65, (128, 192): 1.0,
+         (192, 192): 1.0}
 """Rows and columns of a block, and the share of the largest ones' rate that they reach (H200: each byte that comes from
 the caches is multiplied so much less often)."""
 
 TILES_OF_THREE = {(128, 192): 1.0, (64, 192): 0.85, (128, 96): 0.85, (64, 96): 0.65}
 """The same where three products share the columns."""
 
-SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8}
+SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128, 64, 1): 0.8, (128, 192, 1): 1.0}
 """The same of blocks with a warp that copies, which go through so many tiles at a time."""
 
 SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.85}
 """The same where three products share the columns."""
+
+HOPPER_HAS = 132
+"""Multiprocessors: of the GPUs that are the only ones where four warps multiply together, most have so many."""
 
 MOST_TILES = 3
 """Of these those that are worth a measurement: which are expected to take least."""
@@ -156,13 +160,15 @@ class _Work:
         lowered, request = self.lowered, self.request
         patched, few = self._patched(), self._few()
         plain = [shape for shape in few if shape.plain]
-        general = self._own()
+        general = self._own(self.together[0])
         own = [*patched, *plain, general][0]
-        offered = {shape.choice: shape for shape in (*patched, *few, *self._offered())}
-        choice, first = told(request.choice, offered)
+        offered = {shape.choice: shape for shape in (*patched, *few, *self._offered(MOST_TILES))}
+        # What was measured runs also where today's ranks would not have it tried.
+        known = {shape.choice: shape for shape in self._offered(len(self.tiles))} | offered
+        choice, first = told(request.choice, known)
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
-            shapes = (first, own, *(() if patched else (general, replace(general, together=False))))
+            shapes = (first, own, *(() if patched else (general, self._own(together=False))))
             for shape in dict.fromkeys(each for each in shapes if each is not None):
                 if isinstance(shape, SpecialisedShape):
                     self._add_specialised(shape, narrow)
@@ -184,25 +190,25 @@ class _Work:
         # Warps that only add leave room for others in a launch, as those of the few rows' other products.
         return Kernel("product", source, plan, (), choice, others, heavy=not plain, rounds=self.parts.rounds)
 
-    def _own(self) -> Shape:
+    def _own(self, together: bool) -> Shape:
         """The tile that is expected to take least, with as many stages as there is something to hold in."""
-        return self._staged(self._ranked()[0], together=self.together[0])[0]
+        return next(shape for tile in self._ranked(together) for shape in self._staged(tile, together))
 
-    def _offered(self) -> list[Shape]:
-        """What may be quickest; those with a warp that copies, which most large products are quickest by, and then
-        those by four warps together, before what a budget of measurements may not reach."""
-        shapes = [shape for tile in self._ranked()[:MOST_TILES] for together in self.together
+    def _offered(self, most: int) -> list[Shape]:
+        """What may be quickest, of so many tiles; those with a warp that copies, which most large products are quickest
+        by, and then those by four warps together, before what a budget of measurements may not reach."""
+        shapes = [shape for together in self.together for tile in self._ranked(together)[:most]
                   for shape in self._staged(tile, together)]
-        return sorted([*self._specialised(), *shapes], key=lambda shape: not shape.together)
+        return sorted([*self._specialised(most), *shapes], key=lambda shape: not shape.together)
 
-    def _specialised(self) -> list[Shape]:
+    def _specialised(self, most: int) -> list[Shape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
         beside, rates = len(self.parts.rights), self.specialised
         fitting = [tile for tile in rates
                    if self.mapped and not (self.mapped[1].across and tile[1] // beside % PANEL)]
-        ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], rates[tile]))[:MOST_TILES]
+        ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], rates[tile], HOPPER_HAS))
         shapes: list[Shape] = []
-        for rows, columns, turns in ranked:
+        for rows, columns, turns in ranked[:most]:
             least = SpecialisedShape(rows, columns, 1, turns=turns)
             one = replace(least, stages=2).shared - least.shared
             shapes.append(replace(least, stages=1 + (MOST_SHARED - least.shared) // one))
@@ -220,17 +226,18 @@ class _Work:
         sizes = map(self._planned, (self.parts.batch, self.parts.columns, self.parts.depth))
         return [] if self.few is None else self.few.shapes(*sizes)
 
-    def _ranked(self) -> list[tuple[int, int]]:
+    def _ranked(self, together: bool) -> list[tuple[int, int]]:
         """Tiles, those first of which the busiest multiprocessor's take least together."""
+        has = HOPPER_HAS if together else MULTIPROCESSORS
         fitting = [tile for tile in self.tiles if not (self.vectors[1].across and tile[1] % PANEL)]
-        return sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], self.tiles[tile]))
+        return sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], self.tiles[tile], has))
 
-    def _expected(self, high: int, wide: int, rate: float) -> float:
+    def _expected(self, high: int, wide: int, rate: float, multiprocessors: int) -> float:
         """What the busiest multiprocessor's tiles of this size take."""
         parts = self.parts
         batch, rows, columns = map(self._planned, (parts.batch, parts.rows, parts.columns))
         tiles = batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
-        return -(-tiles // MULTIPROCESSORS) * high * wide / rate
+        return -(-tiles // multiprocessors) * high * wide / rate
 
     def _staged(self, tile: tuple[int, int], together: bool) -> list[Shape]:
         """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less

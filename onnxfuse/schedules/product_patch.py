@@ -324,19 +324,19 @@ class PatchText(ProductText):
                 "pair.at[0] = sums[i][c][half * 2], pair.at[1] = sums[i][c][half * 2 + 1];",
                 "of::store(own_laid + (half * 8 + lane / 4) * long_row + c * 8 + lane % 4 * 2, pair);"]
 
-    def _row(self, valid: str) -> list[str]:
-        """Lines that give the ``row`` of ``window`` of the tile, behind the last one where there is none."""
+    def _row(self, name: str, valid: str) -> list[str]:
+        """Lines that name the row of ``window`` of the tile, behind the last one where there is none."""
         y, x = (self._writer(self.lanes).size(axis.count) for axis in (self.patch.y, self.patch.x))
         return [
             "const idx oy = first_y + window / wide, ox = first_x + window % wide;",
-            f"const idx row = {valid} && oy < {y} && ox < {x} ? (image * {y} + oy) * {x} + ox : "
+            f"const idx {name} = {valid} && oy < {y} && ox < {x} ? (image * {y} + oy) * {x} + ox : "
             f"(idx){self.extents['m']};",
         ]
 
     def _stored_channels(self) -> list[str]:
         """Lines that store vectors of a window's channels."""
-        begin = ["const int piece = lane / lanes + (first + pass) * step, window = warp * 32 + i * 16 + piece;",
-                 *self._row("piece < 16")]
+        begin = ["const int piece = lane / lanes + (first + pass) * step, window = warp * 32 + i * 16 + piece;"]
+        row, m = (self._row(name, "piece < 16") for name in ("row", "m"))
         return [
             "constexpr int lanes = of::lanes_of(columns / width, 32), step = 32 / lanes;",
             "constexpr int all = 16 / step, passes = all < 4 ? all : 4;",
@@ -347,8 +347,8 @@ class PatchText(ProductText):
                 "#pragma unroll 1",
                 "for (int first = 0; first < all; first += passes) {",
                 *indented(self._results(
-                    [*begin, "const float* const sums_of_row = own_laid + piece * long_row + column;"],
-                    "of::load<width>(sums_of_row + {} * own_columns)", begin)),
+                    [*begin, *row, "const float* const sums_of_row = own_laid + piece * long_row + column;"],
+                    "of::load<width>(sums_of_row{})", [*begin, *m])),
                 "}",
             ]),
             "}",
@@ -361,14 +361,14 @@ class PatchText(ProductText):
             "const int piece = lane % lanes * width, window = warp * 32 + i * 16 + piece;",
             "const int column = lane / lanes + (first + pass) * step;",
             f"const idx n = of::imin(first_n + column, (idx){n} - 1);",
-            *self._row(f"first_n + column < {n}"),
         ]
+        row, m = (self._row(name, f"first_n + column < {n}") for name in ("row", "m"))
         return [
             "constexpr int lanes = 16 / width, step = 32 / lanes, all = columns / step, passes = all < 4 ? all : 4;",
             "#pragma unroll 1",
             "for (int first = 0; first < all; first += passes) {",
             *indented(self._results(
-                [*begin, "const float* const sums_of_row = own_laid + column * long_row + piece;"],
-                "of::load<width>(sums_of_row)", begin)),
+                [*begin, *row, "const float* const sums_of_row = own_laid + column * long_row + piece;"],
+                "of::load<width>(sums_of_row{})", [*begin, *m])),
             "}",
         ]

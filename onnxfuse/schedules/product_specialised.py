@@ -238,8 +238,8 @@ class SpecialisedText(ProductText):
         laid = "of::laid_at(half * 8 + lane / 4, p * wide + j * 8 + lane % 4 * 2)"
         pair = "sums[piece / pieces][(p * own_columns + piece % pieces * wide) / 8 + j]"
         m, n = self.extents["m"], self.extents["n"]
-        taken = "of::load_laid<width>(own_laid, line, {} * wide + column)"
-        line, row = "const int line = lane / lanes + pass * step;", "const idx row = first_row + line;"
+        taken = "of::load_laid<width>(own_laid, line, column{})"
+        line, row = "const int line = lane / lanes + pass * step;", "const idx {} = first_row + line;"
         wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
         return [
             f"constexpr int wide = {wide}, pieces = own_columns / wide;",
@@ -267,7 +267,7 @@ class SpecialisedText(ProductText):
                 *indented([
                     "const idx n = first_column + column;",
                     f"if (n >= {n}) break;",
-                    *self._results([line, row], taken, [line, row]),
+                    *self._results([line, row.format("row")], taken, [line, row.format("m")], "wide"),
                 ]),
                 "}",
             ]),

@@ -154,21 +154,21 @@ class ProductText:
 
     def _brought(self) -> list[str]:
         """Fill a stage of all operands."""
-        left = self._filled(self.left, "left_tiles + turn * rows * depth", "rows", "rows", "0")
+        left = self._filled(self.left, "left_tiles + turn * rows * depth", "rows", "rows", "")
         rights = [
             self._filled(side, "right_tiles + turn * columns * depth", "columns", "own_columns",
-                         f"{number} * own_columns")
+                         f"{number} * own_columns + " if number else "")
             for number, side in enumerate(self.rights)]
         return [*left, *(line for lines in rights for line in lines)]
 
     def _filled(self, side: Side, tile: str, rows: str, own: str, offset: str) -> list[str]:
-        """Fill ``own`` rows, from ``offset`` on, of a tile that has ``rows``: vectors of each row, or of what is summed
+        """Fill ``own`` rows, behind ``offset``, of a tile that has ``rows``: vectors of each row, or of what is summed
         over, zeros past the ends."""
         writer, loop = self._writer(side.lanes), side.loop.removeprefix("@")
         place = f"place_tf32<{_flag(side)}, " if self.parts.rounds else "place<"
         line, column, lines, columns, at = (
-            ("k", loop, "depth", own, f"of::{place}depth>(line, {offset} + column)") if side.across else
-            (loop, "k", own, "depth", f"of::{place}{rows}>({offset} + line, column)"))
+            ("k", loop, "depth", own, f"of::{place}depth>(line, {offset}column)") if side.across else
+            (loop, "k", own, "depth", f"of::{place}{rows}>({offset}line, column)"))
         first = {"k": "start", loop: f"first_{loop}"}
         inside = f"{line} < {self.extents[line]} && {column} < {self.extents[column]}"
         body = [f"const idx {line} = {first[line]} + line;", f"T* const to = {tile} + {at};",
@@ -233,19 +233,21 @@ class ProductText:
                 *indented(self._results(
                     ["const idx line = of::imin((int)(" + line + "), rows - 1), row = first_m + line;",
                      "const float* const sums_of_row = laid + line * long_row + column;"],
-                    "of::load<width>(sums_of_row + {} * own_columns)",
-                    [f"const int line = {line};", "if (line >= rows) break;", "const idx row = first_m + line;"])),
+                    "of::load<width>(sums_of_row{})",
+                    [f"const int line = {line};", "if (line >= rows) break;", "const idx m = first_m + line;"])),
                 "}",
             ]),
             "}",
         ]
 
-    def _results(self, begin: Sequence[str], taken: str, end: Sequence[str]) -> list[str]:
+    def _results(
+        self, begin: Sequence[str], taken: str, end: Sequence[str], columns: str = "own_columns"
+    ) -> list[str]:
         """Lines that store a vector of results of each pass, of a row of the result if there is such a row.
 
-        ``taken`` gives the sums of the product that its braces number.  All passes are computed before any is stored,
-        and past the last row that one again: without a branch or a store between them the compiler asks for what all of
-        them read before it waits for any of it."""
+        ``taken`` gives the sums of the product whose columns begin where its braces say.  All passes are computed
+        before any is stored, and past the last row that one again: without a branch or a store between them the
+        compiler asks for what all of them read before it waits for any of it."""
         writer, places = self._writer(self.lanes), self._writer(self.lanes)
         rows, outputs = self.extents["m"], self.parts.lowered.program.outputs
         kinds = [TYPES[output.dtype] for output in outputs]
@@ -257,14 +259,15 @@ class ProductText:
             *(f"of::Vector<{kind.storage}, width> results{number}[passes];" for number, kind in enumerate(kinds)),
             *unrolled("int pass = 0; pass < passes; ++pass", [
                 *begin, f"const idx m = of::imin(row, (idx){rows} - {lasts});",
-                *(f"const auto sums{number} = {taken.format(number)};" for number in range(len(self.rights))),
+                *(f"const auto sums{number} = {taken.format(f' + {number} * {columns}' if number else '')};"
+                  for number in range(len(self.rights))),
                 *writer.upto(Scope.VECTOR),
                 *(f"{kind.compute} y{number}[width];" for number, kind in enumerate(kinds)),
                 *unrolled("int v = 0; v < width; ++v", each),
                 *(f"results{number}[pass] = of::pack<{kind.storage}>(y{number});" for number, kind in enumerate(kinds)),
             ]),
             *unrolled("int pass = 0; pass < passes; ++pass", [
-                *end, f"if (row >= {rows}) break;", "const idx m = row;", *places.upto(Scope.VECTOR),
+                *end, f"if (m >= {rows}) break;", *places.upto(Scope.VECTOR),
                 *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
             ]),
         ]

@@ -17,7 +17,7 @@ from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Function, Parameter, Signature
 from onnxfuse.schedules.stencil_parts import Parts
 from onnxfuse.schedules.stencil_shape import MOST_TALL, is_line
-from onnxfuse.schedules.text import Sizes, Writer, indented, unrolled
+from onnxfuse.schedules.text import Sizes, Writer, added, indented, multiplied, unrolled
 
 TEMPLATE = ("planes", "deep", "high", "wide", "tall", "broad", "loads", "stores", "layers", "rows", "pitch", "lead",
             "kept", "room")
@@ -154,8 +154,8 @@ class StencilText:
             "__syncthreads();",
             "const int own = threadIdx.x, column = own % columns * broad, line = own / columns % lines * tall;",
             "const int layer = own / (columns * lines) % deep, plane = own / (columns * lines * deep);",
-            f"const float* const corner = tile + (plane * layers + layer * {z.stride}) * slab + "
-            f"line * {y.stride} * pitch + column * {x.stride};",
+            f"const float* const corner = tile + (plane * layers + {multiplied('layer', z.stride)}) * slab + "
+            f"{multiplied('line', y.stride)} * pitch + {multiplied('column', x.stride)};",
             "const float* const taps = weights + plane * held;",
             "float* const sums = tile + kept;",
             f"if constexpr (tall > {MOST_TALL}) {{",
@@ -209,26 +209,27 @@ class StencilText:
             "const idx z0 = (idx)blockIdx.x / across / down % along * deep;",
             "const idx first = (idx)blockIdx.x / across / down / along;",
         ]
-        place += [
-            f"const idx image = {f'first / {features}' if features > 1 else 'first'};",
-        ]
+        place += [f"const idx image = first / {features};"] if features > 1 else []
         summing = self._summing("broad % 4 == 0", "(layer * high + line) * wide + column", "wide", "tall", "broad")
         return [*self._opening(), *place, *self._fill_tile(), *summing, *self._finish_tile()]
 
     def _fill_tile(self) -> list[str]:
         (z, y, x), (sz, sy, sx), (depth, height, width) = self.parts.axes, self.starts, self.extents
+        image = "image" if self.parts.features > 1 else "first"
+        at_z, at_y, at_x = (added(multiplied(name, axis.stride), start) for name, axis, start in (
+            ("z0", z, sz), ("y0", y, sy), ("(x0 + line * wide)" if self.line else "x0", x, sx)))
         place = [
             "const int item = begin + pass * threads + threadIdx.x;",
             "const int line = item / vectors, column = item % vectors * width;",
         ]
         inside = " && ".join(f"{name} >= 0 && {name} < {size}" for name, size in zip("zyx", self.extents, strict=True))
         there = [
-            f"const idx x = (x0 + line * wide) * {x.stride} + {sx} - lead + column, q = image * {width} + x;",
+            f"const idx x = {at_x} - lead + column, q = {image} * {width} + x;",
             f"if (item < all && x >= 0 && x < {width})",
         ] if self.line else [
-            f"const idx z = z0 * {z.stride} + {sz} + line / rows, y = y0 * {y.stride} + {sy} + line % rows;",
-            f"const idx x = x0 * {x.stride} + {sx} - lead + column;",
-            f"const idx q = ((image * {depth} + z) * {height} + y) * {width} + x;",
+            f"const idx z = {at_z} + line / rows, y = {at_y} + line % rows;",
+            f"const idx x = {at_x} - lead + column;",
+            f"const idx q = (({multiplied(image, depth)} + z) * {height} + y) * {width} + x;",
             f"if (item < all && {inside})",
         ]
         bring = [*place, *there, "  stencil_read<width, idx>(@all, q, brought[pass]);"]
@@ -245,6 +246,7 @@ class StencilText:
 
     def _finish_tile(self) -> list[str]:
         depth, height, width = self.counts
+        plane = f"({multiplied('first', depth)} + z)"
         return ["{", *indented([
             "constexpr int width = stores, vectors = wide / width;",
             "for (int item = threadIdx.x; item < deep * high * vectors; item += threads) {",
@@ -256,7 +258,7 @@ class StencilText:
                 "const int line = item / vectors, column = item % vectors * width;",
                 "const idx z = z0 + line / high, y = y0 + line % high, x = x0 + column;",
                 f"if (z < {depth} && y < {height} && x < {width})",
-                f"  stencil_result<width, idx>(@all, ((first * {depth} + z) * {height} + y) * {width} + x, "
+                f"  stencil_result<width, idx>(@all, ({plane} * {height} + y) * {width} + x, "
                 "sums + line * wide + column);",
             ]), "}",
         ]), "}"]
@@ -278,9 +280,10 @@ class StencilText:
     def _fill_planes(self) -> list[str]:
         depth, height, width = self.extents
         z, y, x = (-(axis.start.value or 0) for axis in self.parts.axes)
-        offset = (f"({z} * rows + {y}) * pitch + lead + {x} + i + i / {width} * (pitch - {width}) + "
-                  f"i / ({width} * {height}) * ((rows - {height}) * pitch) + "
-                  f"i / ({width} * {height} * {depth}) * ((layers - {depth}) * slab)")
+        corner = added(multiplied(f"({added(f'{z} * rows' if z else 0, y)})", "pitch") if z or y else 0, "lead", x)
+        offset = (f"{corner} + {{0}} + {{0}} / {width} * (pitch - {width}) + "
+                  f"{{0}} / ({width} * {height}) * ((rows - {height}) * pitch) + "
+                  f"{{0}} / ({multiplied(width, height, depth)}) * ((layers - {depth}) * slab)")
         place = ["const int from = begin + (pass * threads + threadIdx.x) * width;"]
         bring = ["if (from < here * read) stencil_read<width, idx>(@all, first * read + from, brought[pass]);"]
         computed = [
@@ -289,11 +292,10 @@ class StencilText:
         put = [
             *place, "of::Vector<float, width> values = {};", *computed,
             f"if constexpr ({width} % width == 0) {{",
-            "  const int i = from;",
-            f"  if (from < here * read) of::store(tile + {offset}, values);",
+            f"  if (from < here * read) of::store(tile + {offset.format('from')}, values);",
             "} else {",
             *indented(unrolled("int v = 0; v < width; ++v", [
-                "const int i = from + v;", f"if (i < here * read) tile[{offset}] = values.at[v];"])),
+                "const int i = from + v;", f"if (i < here * read) tile[{offset.format('i')}] = values.at[v];"])),
             "}",
         ]
         zeroed = [*_ZEROS, *self._weights(), "__syncthreads();"]

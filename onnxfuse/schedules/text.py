@@ -89,6 +89,16 @@ def indented(lines: Iterable[str], depth: int = 1) -> list[str]:
     return [line if line.startswith("#") else "  " * depth + line for line in lines]
 
 
+def added(*terms: object) -> str:
+    """A sum as text, without zeros."""
+    return " + ".join(str(term) for term in terms if str(term) != "0") or "0"
+
+
+def multiplied(*factors: object) -> str:
+    """A product of operands as text, without ones."""
+    return " * ".join(str(factor) for factor in factors if str(factor) != "1") or "1"
+
+
 def unrolled(head: str, body: Iterable[str], by: int = 0) -> list[str]:
     """A loop that the compiler unrolls, wholly or by so many."""
     return [f"#pragma unroll{f' {by}' if by else ''}", f"for ({head}) {{", *indented(body), "}"]
