@@ -166,7 +166,7 @@ LARGE = {"M": 4096, "K": 4096, "N": 4096}
 
 @pytest.mark.parametrize(("block", "kind"), [
     ((128, 128, 2), "bfloat16"), ((128, 256, 1), "float16"), ((256, 128, 1), "bfloat16"), ((128, 64, 1), "float16"),
-    ((128, 192, 1), "bfloat16")])
+    ((128, 192, 1), "bfloat16"), ((192, 192, 1), "float16")])
 def test_tiles_that_a_warp_copies(monkeypatch: pytest.MonkeyPatch, block: tuple[int, int, int], kind: str) -> None:
     """Parts of tiles, several of them a block and many stages of each, in any order of the threads."""
     monkeypatch.setattr("onnxfuse.schedules.product.SPECIALISED", {block: 1.0})

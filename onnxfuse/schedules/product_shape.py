@@ -16,8 +16,8 @@ DEPTH = STAGE_BYTES // 2
 WARP_ROWS, WARP_COLUMNS = 64, 32
 """Of the tile of one that multiplies by itself."""
 
-GROUPS = 2
-"""Of four warps that multiply while one warp copies."""
+GROUPS, MOST_GROUPS = 2, 3
+"""Of four warps that multiply while one warp copies; three, of 64 rows each, where a tile has three times as many."""
 
 PIECE = 64
 """Sums of a row that a warp lays out in shared memory at a time, of 16 rows."""
@@ -26,8 +26,8 @@ ARRIVALS = 8
 """Bytes of a barrier that counts arrivals: two a stage, that it is there and that it was multiplied, and one a group
 that multiplies."""
 
-COPYING_REGISTERS, MULTIPLYING_REGISTERS = 40, 232
-"""Of a thread: of the four warps of which one copies, and of those that multiply."""
+SHARES = {GROUPS: (40, 232), MOST_GROUPS: (32, 160)}
+"""Registers of a thread: of the four warps of which one copies, and of those that multiply, in so many groups."""
 
 FLOATS = 8
 """Numbers by which a row of sums in shared memory is longer than it is, so that rows lie in different banks."""
@@ -86,8 +86,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class SpecialisedShape(Shape):
-    """A block of which one warp copies by tensor maps and two groups of four multiply: so many tiles at a time
-    (``turns``), one that they share or one each."""
+    """A block of which one warp copies by tensor maps and groups of four multiply: so many tiles at a time (``turns``),
+    one that they share or one each."""
 
     together: bool = True
     turns: int = 1
@@ -106,13 +106,19 @@ class SpecialisedShape(Shape):
     @property
     def warps(self) -> int:
         """Warps of a block."""
-        return (GROUPS + 1) * WARPS
+        return (self.groups + 1) * WARPS
+
+    @property
+    def groups(self) -> int:
+        """Groups of four warps that multiply."""
+        return MOST_GROUPS if self.rows == 64 * MOST_GROUPS else GROUPS
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory: the stages, the multiplying warps' sums, and the barriers."""
         staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
-        return TILE_BYTES + staged + GROUPS * WARPS * 16 * PIECE * 4 + (2 * self.stages + GROUPS) * ARRIVALS
+        laid = self.groups * WARPS * 16 * PIECE * 4
+        return TILE_BYTES + staged + laid + (2 * self.stages + self.groups) * ARRIVALS
 
     @property
     def beside(self) -> int:

@@ -1,7 +1,7 @@
 """The text of a product whose warps have roles: one copies tiles by tensor maps, the others multiply.
 
 As many blocks as the GPU has multiprocessors go through the tiles.  One warp asks for stages of them, for the next tile
-while this one is still being multiplied.  Two groups of four warps multiply, the rows of a tile between them, or by
+while this one is still being multiplied.  Groups of four warps multiply, the rows of a tile between them, or two by
 turns a tile each, so that one stores results while the other multiplies ("Efficient GEMM in CUDA" of NVIDIA's CUTLASS
 documentation calls these cooperative and ping-pong).  A stage has two barriers: that it is there, and that it was
 multiplied.  These tell only even from odd, so that whoever waits must know of the time before: by turns, a group begins
@@ -21,11 +21,9 @@ from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_maps import Mapped
 from onnxfuse.schedules.product_parts import Parts, Side
 from onnxfuse.schedules.product_shape import (
-    COPYING_REGISTERS,
     DEPTH,
-    GROUPS,
-    MULTIPLYING_REGISTERS,
     PIECE,
+    SHARES,
     SpecialisedShape,
 )
 from onnxfuse.schedules.product_text import ProductText
@@ -50,7 +48,7 @@ class SpecialisedText(ProductText):
         sides = [Side(scalar, "@n" if place else "@m", operand.across, results, WIDTH, copied=True)
                  for place, (scalar, operand) in enumerate(zip(scalars, operands, strict=True))]
         super().__init__(parts, sides, results, shape, sizes)
-        self.operands, self.first, self.apart = operands, first, shape.turns > 1
+        self.operands, self.first, self.apart, self.groups = operands, first, shape.turns > 1, shape.groups
 
     def text(self) -> Body:
         """All of it."""
@@ -65,7 +63,7 @@ class SpecialisedText(ProductText):
             *self._instruction(element),
             f"constexpr int rows = {shape.rows}, columns = {shape.columns}, stages = {shape.stages};",
             f"constexpr int depth = {DEPTH}, beside = {len(self.rights)}, own_columns = columns / beside;",
-            f"constexpr int groups = {GROUPS}, rows64 = rows / {64 if self.apart else 64 * GROUPS};",
+            f"constexpr int groups = {self.groups}, rows64 = rows / {64 if self.apart else 64 * self.groups};",
             "extern __shared__ __align__(1024) unsigned char of_tiles[];",
             "T* const left_tiles = reinterpret_cast<T*>(of::tiles_from(of_tiles));",
             "T* const right_tiles = left_tiles + stages * rows * depth;",
@@ -81,7 +79,7 @@ class SpecialisedText(ProductText):
     def _begun(self) -> list[str]:
         """Barriers, and what all warps know."""
         batch, k = self.extents["b"], self.extents["k"]
-        users = WARPS * (1 if self.apart else GROUPS)
+        users = WARPS * (1 if self.apart else self.groups)
         return [
             f"const idx tiles = below * beyond * {batch}, steps = ({k} + depth - 1) / depth;",
             "if (threadIdx.x == 0) {",
@@ -109,7 +107,7 @@ class SpecialisedText(ProductText):
         return [
             "if (group == groups) {",
             *indented([
-                f"of::give_registers<{COPYING_REGISTERS}>();",
+                f"of::give_registers<{SHARES[self.groups][0]}>();",
                 f"if (threadIdx.x != groups * {32 * WARPS}) return;",
                 *maps,
                 "int turn = 0, phase = 0;",
@@ -158,7 +156,7 @@ class SpecialisedText(ProductText):
         met = ["__syncwarp();", "if (lane == 0) of::arrive(allowed + (group ^ 1));"] if self.apart else []
         passed = ["// The other group's tile.", "pass_by(steps);"] if self.apart else []
         return [
-            f"of::take_registers<{MULTIPLYING_REGISTERS}>();",
+            f"of::take_registers<{SHARES[self.groups][1]}>();",
             f"const int own_row = {'' if self.apart else 'group * rows64 * 64 + '}warp % {WARPS} * 16;",
             f"float* const own_laid = laid + warp * {16 * PIECE};",
             "int turn = 0, phase = 0;",
