@@ -222,6 +222,24 @@ def test_sets_of_operators(tmp_path: Path) -> None:
         assert len(tried(tmp_path, pattern, model, sets="{act: [Relu, Tanh]}").matches) == count
 
 
+@pytest.mark.parametrize(("name", "call", "count"), [
+    ("softmax", "Softmax(p)", 1), ("softmax", "LogSoftmax(p)", 0),
+    ("norm", "LayerNormalization(p, q)", 1), ("norm", "InstanceNormalization(p, q, q)", 0),
+    ("project", "MatMul(p, r)", 1), ("project", "Gemm(p, r)", 1), ("project", "com.microsoft.FusedMatMul(p, r)", 0),
+    ("matmul", "MatMul(p, r)", 1), ("matmul", "com.microsoft.FusedMatMul(p, r)", 1), ("matmul", "Gemm(p, r)", 0),
+    ("products", "com.microsoft.FusedMatMul(p, r)", 1), ("products", "Gemm(p, r)", 1), ("products", "Mul(p, p)", 0),
+    ("light", "Reshape(p, n)", 1), ("light", "Expand(p, n)", 1), ("light", "Relu(p)", 1), ("light", "Softmax(p)", 0),
+])
+def test_sets_that_every_pattern_has(tmp_path: Path, name: str, call: str, count: int) -> None:
+    model = f"g (float[4,4] p, float[4] q, float[4,4] r, int64[2] n) => (float[4,4] y) {{ y = {call} }}"
+    assert len(tried(tmp_path, f"y = {name}(x, ...)", model).matches) == count
+
+
+def test_a_set_of_a_rule_stands_in_the_place_of_one_of_that_name(tmp_path: Path) -> None:
+    model = "g (float[4] p) => (float[4] y) { y = LogSoftmax(p) }"
+    assert len(tried(tmp_path, "y = softmax(x)", model, sets="{softmax: [LogSoftmax]}").matches) == 1
+
+
 def test_operators_of_other_domains_are_others(tmp_path: Path) -> None:
     own = "g (float[4] p) => (float[4] y) { y = com.microsoft.Gelu(p) }"
     assert tried(tmp_path, "y = Gelu(x)", own).matches == ()
@@ -393,7 +411,9 @@ PATTERN = "m = x - w\ny = m + e"
     "size(w) == 8", "size(x) == 8 * dim(x, 0)", "is_float(x)", "operator(m) == \"Sub\"", "uses(m) == 1",
     "not_output(m)", "is_output(y)", "e * 4 - 1 == 0", "-e < 0", "'last_axis(x, -1)'", "'last_axis(x, 1)'",
     "not last_axis(x, 0)", "dim(x, 1) // 3 == 2", "dim(x, 1) % 5 == 3", "min(e, 1) == 0.25", "abs(-e) == 0.25",
-    "same_type(x, y)",
+    "same_type(x, y)", 'read_by(m, ["Add", "Mul"])', 'read_by(m, ["pointwise"])', 'not read_by(m, ["products"])',
+    'not read_by(y, ["light"])', 'made_by(m, ["Sub"])', 'made_by(m, ["matmul", "light"])',
+    'not made_by(m, ["Add", "project"])', 'not made_by(x, ["Sub"])',
 ])
 def test_conditions_that_hold(tmp_path: Path, condition: str) -> None:
     text = condition.strip("'").replace('"', "'")
@@ -414,6 +434,8 @@ def test_conditions_that_hold(tmp_path: Path, condition: str) -> None:
     ("e > 1", "condition", "The rule needs e > 1; here e is 0.25."),
     ("same_shape(x, w)", "shape", "The rule needs same_shape(x, w); here x is float32 [b, 8], w is float32 [8]."),
     ("last_axis(x, 0)", "reduction-axis", "The rule needs last_axis(x, 0); here x is float32 [b, 8]."),
+    ("read_by(m, ['matmul'])", "uses", "The rule needs read_by(m, ['matmul']); here m is float32 [b, 8]."),
+    ("made_by(m, ['Add'])", "operator", "The rule needs made_by(m, ['Add']); here m is float32 [b, 8]."),
     ("1 // (rank(w) - 1) == 1", "condition",
      "The rule needs 1 // (rank(w) - 1) == 1, and it divides by zero."),
 ])

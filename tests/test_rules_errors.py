@@ -173,6 +173,18 @@ Unknown condition rnak.
 help: Did you mean rank?"""
 
 
+@pytest.mark.parametrize("function", ["read_by", "made_by"])
+def test_condition_about_an_unknown_operator(tmp_path: Path, function: str) -> None:
+    """One that is misspelled would be no node's, and the condition never hold."""
+    assert told(tmp_path, GOOD.replace("rank(bias) == 1", f'{function}(x, ["Relu", "matmull"])')) == f"""\
+Unknown operator or class matmull.
+--> mine.yaml:9:25
+  |
+9 |   - {function}(x, ["Relu", "matmull"])
+  |                         ^^^^^^^^^
+help: Did you mean MatMul?"""
+
+
 def test_condition_about_an_unknown_name(tmp_path: Path) -> None:
     assert told(tmp_path, GOOD.replace("rank(bias)", "rank(bais)")) == """\
 Nothing in the pattern is called bais.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from math import erf, sqrt
 from typing import Any
@@ -16,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxfuse.operators import load_graph
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import (
+    CLASSES,
     Example,
     Rule,
     RuleSet,
@@ -25,6 +28,8 @@ from onnxfuse.rules import (
     find_matches,
     load_rules,
 )
+from onnxfuse.rules.operators import operator_key
+from onnxfuse.rules.yamlfile import read, rule_files
 
 
 @cache
@@ -47,6 +52,38 @@ def test_every_rule_has_two_examples_of_each_sort() -> None:
         sorts = Counter(example.refused is None for example in rule.examples)
         assert sorts[True] >= 2, rule.id
         assert sorts[False] >= 2, rule.id
+
+
+def lists(part: Any) -> Iterator[tuple[str, ...]]:
+    """The lists of a rule's file, its examples apart, that name two operators, classes or sets and more."""
+    match part:
+        case dict():
+            for key, value in part.items():
+                yield from () if key == "examples" else lists(value)
+        case str():
+            for text in re.findall(r'\[("[\w.]+"(?:, *"[\w.]+")+)]', part):
+                yield from lists(re.findall(r'"([\w.]+)"', text))
+        case list():
+            if len(part) > 1 and all(isinstance(name, str) and (
+                    name in CLASSES or operator_key(name) is not None) for name in part):
+                yield tuple(sorted(part))
+            else:
+                yield from (found for each in part for found in lists(each))
+
+
+def test_lists_of_operators_are_named_once() -> None:
+    """What two rules list is a set that every pattern has (``onnxfuse.rules.classes``)."""
+    rules = [rule for file in rule_files(rules_folder()) for rule in read(file)]
+    found = Counter(each for rule in rules for each in set(lists(rule.data)))
+    assert found.total() >= 5
+    assert [each for each, count in found.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", ["softmax", "norm", "project", "matmul", "products"])
+def test_sets_hold_what_the_reference_says(name: str) -> None:
+    text = (rules_folder() / "README.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+    assert {operator_key(operator) for operator in row.split(", ")} == CLASSES[name]
 
 
 def test_every_rule_explains_itself() -> None:

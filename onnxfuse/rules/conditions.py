@@ -14,8 +14,9 @@ import numpy as np
 
 from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.graph.model import Value, root
+from onnxfuse.rules.classes import CLASSES
 from onnxfuse.rules.functions import FUNCTIONS, Dtype, Scope, UnknownError, content_number, plain_number, shown
-from onnxfuse.rules.operators import DTYPE_NAMES, DTYPES, attribute
+from onnxfuse.rules.operators import DTYPE_NAMES, DTYPES, attribute, operator_key, operator_names
 from onnxfuse.rules.pattern import suggestion
 from onnxfuse.rules.syntax import Call, Name, Number, Sequence, String, TextError, Tree
 
@@ -119,8 +120,21 @@ def verify(tree: Tree, names: Collection[str]) -> None:
                     )
                 if tree.name in ("is_absent", "is_present", "count") and not isinstance(tree.arguments[0], Name):
                     raise TextError(f"{tree.name}(...) takes a name.", tree.start, tree.end)
+                if tree.name in ("read_by", "made_by"):
+                    _verify_operators(tree.arguments[1])
             for argument in tree.arguments:
                 verify(argument, names)
+
+
+def _verify_operators(tree: Tree) -> None:
+    """Check the names of a list of operators: one that is misspelled would be no node's."""
+    for item in tree.items if isinstance(tree, Sequence) else ():
+        if isinstance(item, String) and item.value not in CLASSES and operator_key(item.value) is None:
+            close = suggestion(item.value, [*CLASSES, *operator_names()])
+            raise TextError(
+                f"Unknown operator or class {item.value}.", item.start, item.end,
+                f"Did you mean {close}?" if close else f"The classes are {', '.join(CLASSES)}.",
+            )
 
 
 def _default_code(tree: Tree) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.graph.model import Graph, Node, Value, root
+from onnxfuse.rules.classes import CLASSES
 from onnxfuse.rules.operators import DTYPE_NAMES
 
 
@@ -175,9 +176,19 @@ def _names(operators: Any) -> list[str]:
     return operators
 
 
+def _is_of(node: Node, names: Sequence[str]) -> bool:
+    """Whether a node is of one of these operators, classes and sets."""
+    return node.qualified_op in names or any((node.domain, node.op) in CLASSES.get(name, ()) for name in names)
+
+
 def _read_by(scope: Scope, given: Any, operators: Any) -> bool:
-    value, operators = _value(given, "read_by"), _names(operators)
-    return not value.is_output and all(reader.qualified_op in operators for reader in value.consumers)
+    value, names = _value(given, "read_by"), _names(operators)
+    return not value.is_output and all(_is_of(reader, names) for reader in value.consumers)
+
+
+def _made_by(scope: Scope, given: Any, operators: Any) -> bool:
+    producer, names = root(_value(given, "made_by")).producer, _names(operators)
+    return producer is not None and _is_of(producer, names)
 
 
 def _least(scope: Scope, given: Any) -> Any:
@@ -237,6 +248,7 @@ FUNCTIONS: dict[str, Function] = {
     "is_known": Function(1, "unknown-size", _is_known),
     "stated": Function(1, "unknown-size", _stated),
     "read_by": Function(2, "uses", _read_by),
+    "made_by": Function(2, "operator", _made_by),
     "least": Function(1, "constant-value", _least),
     "item": Function(2, "attribute", lambda scope, items, position: _item(items, position)),
     "uses": Function(1, "uses", lambda scope, v: len(_value(v, "uses").consumers)),
