@@ -390,6 +390,16 @@ def test_a_hole_ends_at_a_pointwise_argument(tmp_path: Path) -> None:
     assert bound(found)["x"] == "n"
 
 
+@pytest.mark.parametrize("operator", ["BitCast <to = 1> (n)", "com.microsoft.QLinearLeakyRelu(n, k, k, k)"])
+def test_a_hole_ends_at_what_no_kernel_holds(tmp_path: Path, operator: str) -> None:
+    pattern = "s = pointwise(scores)\ny = Softmax(s, axis=-1)"
+    model = f"""g (float[2, 8] p, float k) => (float[2, 8] y) {{
+        n = Neg(p) e = {operator} a = Abs(e) y = Softmax(a) }}"""
+    (found,) = tried(tmp_path, pattern, model, opset=26).matches
+    assert hole(found) == {"a"}
+    assert bound(found)["scores"] == "e"
+
+
 def test_a_hole_leaves_alone_what_is_given_away(tmp_path: Path) -> None:
     pattern = "s = pointwise(scores)\ny = Softmax(s, axis=-1)"
     model = "g (float[2, 8] p) => (float[2, 8] y, float[2, 8] a) { a = Neg(p) b = Abs(a) y = Softmax(b) }"

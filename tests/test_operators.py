@@ -8,8 +8,8 @@ from onnx import defs
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import OPERATORS, flops_of, lowered
 from onnxfuse.operators.arithmetic import none, per_output, uncounted
-from onnxfuse.operators.record import CANONICAL, HEAVY, OPAQUE, POINTWISE, VIEW, define
-from onnxfuse.rules.operators import CANONICAL_OPERATORS
+from onnxfuse.operators.record import CANONICAL, HEAVY, MICROSOFT, OPAQUE, POINTWISE, VIEW, define
+from onnxfuse.rules.operators import CANONICAL_OPERATORS, input_counts, operator_key
 
 
 def test_every_operator_of_the_standard_has_a_record() -> None:
@@ -18,8 +18,19 @@ def test_every_operator_of_the_standard_has_a_record() -> None:
     assert {schema.name for schema in defs.get_all_schemas() if schema.domain == ""} <= known
 
 
-def test_every_operator_of_the_canonical_view_has_a_record() -> None:
-    assert {name for domain, name in OPERATORS if domain == CANONICAL} == CANONICAL_OPERATORS
+def test_rules_know_the_operators_that_have_records() -> None:
+    assert all(operator_key(f"{domain}.{name}" if domain else name) == (domain, name) for domain, name in OPERATORS
+               if (domain, name) != ("", "SimplifiedLayerNormalization"))  # which onnx does not have
+    assert {"Silu", "QuickGelu", "SafeSoftmax"} == CANONICAL_OPERATORS
+    # Without schemas nothing else says how many inputs a rule may give them.
+    assert None not in {input_counts((CANONICAL, name)) for name in CANONICAL_OPERATORS}
+
+
+def test_rules_know_an_operator_without_asking_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxfuse.rules.operators._runtime_names", frozenset)
+    for name in ("BiasGelu", "FusedMatMul", "SimplifiedLayerNormalization", "QLinearAdd", "ComplexMul"):
+        assert operator_key(f"{MICROSOFT}.{name}") == (MICROSOFT, name)
+    assert operator_key(f"{MICROSOFT}.MurmurHash3") is None
 
 
 @pytest.mark.parametrize("key", sorted(lowered()), ids=".".join)

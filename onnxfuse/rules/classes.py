@@ -9,7 +9,7 @@ from __future__ import annotations
 from onnx import defs
 
 from onnxfuse.graph.model import Graph, Node
-from onnxfuse.operators import OPERATORS, OperatorClass, classify, is_deterministic
+from onnxfuse.operators import OPERATORS, OperatorClass, classify, is_deterministic, lowered
 from onnxfuse.operators.record import CANONICAL, MICROSOFT
 from onnxfuse.rules.operators import CANONICAL_OPERATORS, MICROSOFT_OPERATORS, OperatorKey
 
@@ -59,8 +59,10 @@ CLASSES = _by_name()
 """Operators of each class and set.  A rule may name one wherever it names operators.  Pointwise operators spread their
 operands as NumPy does; "broadcast" is Expand; "light" are these and views."""
 
+_IN_HOLES = (CLASSES["pointwise"] | CLASSES["broadcast"]) & lowered()
+
 
 def is_pointwise(node: Node) -> bool:
-    """Whether the node may lie in a ``pointwise(...)`` hole: each result element from one element of each operand."""
-    key = (node.domain, node.op)
-    return (key in CLASSES["pointwise"] or key in CLASSES["broadcast"]) and is_deterministic(node)
+    """Whether the node may lie in a ``pointwise(...)`` hole: each result element from one element of each operand, in a
+    way that kernels hold, or nothing would come of what matched around it."""
+    return (node.domain, node.op) in _IN_HOLES and is_deterministic(node)
