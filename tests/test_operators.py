@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from onnx import defs
 
@@ -9,6 +12,7 @@ from onnxfuse.graph.model import Node
 from onnxfuse.operators import OPERATORS, flops_of, lowered
 from onnxfuse.operators.arithmetic import none, per_output, uncounted
 from onnxfuse.operators.record import CANONICAL, HEAVY, MICROSOFT, OPAQUE, POINTWISE, VIEW, define
+from onnxfuse.provider import kernels
 from onnxfuse.rules.operators import CANONICAL_OPERATORS, input_counts, operator_key
 
 
@@ -60,6 +64,14 @@ def test_two_records_of_one_operator_are_refused() -> None:
     with pytest.raises(ValueError, match="two records of Add"):
         define("Add", kind=POINTWISE, arithmetic=per_output(1))
     assert OPERATORS["", "Add"] is before
+
+
+def test_how_good_the_runtime_is_hangs_on_records_alone() -> None:
+    """An operator's name there would be a second record of it."""
+    names = {name for _, name in OPERATORS}
+    texts = [node.value for node in ast.walk(ast.parse(Path(kernels.__file__).read_text(encoding="utf-8")))
+             if isinstance(node, ast.Constant)]
+    assert not names.intersection(filter(lambda text: isinstance(text, str), texts))
 
 
 def test_what_is_not_known_is_not_counted() -> None:

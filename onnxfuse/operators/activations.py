@@ -164,4 +164,4 @@ define("Swish", kind=POINTWISE, types=unary_types, lowering=lower_swish, arithme
        runtime=RuntimeKernel.CURVE)
 define("PRelu", kind=POINTWISE, types=binary_types, lowering=prelu, arithmetic=per_output(SIMPLE))
 define("BatchNormalization", kind=POINTWISE, types=batch_norm_types, lowering=batch_normalization,
-       arithmetic=per_input(2))
+       arithmetic=per_input(2), runtime=RuntimeKernel.AFFINE)

@@ -12,7 +12,7 @@ from onnxfuse.operators.arithmetic import elements, per_output, sizes_of, uncoun
 from onnxfuse.operators.convolving import conv, conv_integer, conv_transpose, qlinear_conv
 from onnxfuse.operators.pooling import average_pool, max_pool
 from onnxfuse.operators.products import INT32
-from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, POOLING, define
+from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, POOLING, RuntimeKernel, define
 
 
 def window_length(size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool) -> Dim:
@@ -165,7 +165,8 @@ def _pool_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return per_output(prod(node.attributes.get("kernel_shape", [1])))(node, sizes)
 
 
-define("Conv", kind=HEAVY, types=conv_types, lowering=conv, arithmetic=conv_arithmetic)
+define("Conv", kind=HEAVY, types=conv_types, lowering=conv, arithmetic=conv_arithmetic,
+       runtime=RuntimeKernel.CONVOLUTION)
 define("ConvInteger", kind=HEAVY, types=conv_types, lowering=conv_integer, arithmetic=conv_arithmetic)
 define("QLinearConv", kind=HEAVY, types=conv_types, lowering=qlinear_conv, arithmetic=conv_arithmetic)
 define("FusedConv", "QLinearConv", domain=MICROSOFT, kind=HEAVY, types=conv_types, arithmetic=conv_arithmetic)

@@ -250,9 +250,15 @@ for _name, _function, _runtime, _activation in (
 
 define("Relu", kind=POINTWISE, types=unary_types, lowering=_of("relu"), arithmetic=per_output(SIMPLE), activation=True)
 
+for _name, _function, _cost, _runtime in (
+    ("Add", "add", SIMPLE, RuntimeKernel.ADDITION), ("Mul", "mul", SIMPLE, RuntimeKernel.FACTOR),
+    ("Div", "div", ROOT, RuntimeKernel.FACTOR),
+):
+    define(_name, kind=POINTWISE, types=binary_types, lowering=_of(_function), arithmetic=per_output(_cost),
+           runtime=_runtime)
+
 for _name, _function, _cost in (
-    ("Add", "add", SIMPLE), ("Sub", "sub", SIMPLE), ("Mul", "mul", SIMPLE), ("Div", "div", ROOT),
-    ("And", "and", SIMPLE), ("Or", "or", SIMPLE), ("Xor", "xor", SIMPLE),
+    ("Sub", "sub", SIMPLE), ("And", "and", SIMPLE), ("Or", "or", SIMPLE), ("Xor", "xor", SIMPLE),
     ("BitwiseAnd", "bitand", SIMPLE), ("BitwiseOr", "bitor", SIMPLE), ("BitwiseXor", "bitxor", SIMPLE),
 ):
     define(_name, kind=POINTWISE, types=binary_types, lowering=_of(_function), arithmetic=per_output(_cost))
@@ -263,7 +269,9 @@ for _name, _function in COMPARISONS.items():
 define("IsNaN", kind=POINTWISE, types=test_types, lowering=_test_of("isnan"), arithmetic=per_output(SIMPLE))
 define("IsInf", kind=POINTWISE, types=test_types, lowering=is_inf, arithmetic=per_output(SIMPLE))
 define("Min", "Max", kind=POINTWISE, types=binary_types, lowering=extremum, arithmetic=per_output(SIMPLE))
-define("Sum", "Mean", kind=POINTWISE, types=binary_types, lowering=sum_of_operands, arithmetic=per_operand)
+define("Sum", kind=POINTWISE, types=binary_types, lowering=sum_of_operands, arithmetic=per_operand,
+       runtime=RuntimeKernel.ADDITION)
+define("Mean", kind=POINTWISE, types=binary_types, lowering=sum_of_operands, arithmetic=per_operand)
 define("Pow", kind=POINTWISE, types=binary_types, lowering=power, arithmetic=_power_arithmetic)
 define("Mod", kind=POINTWISE, types=binary_types, lowering=modulo, arithmetic=per_output(ROOT))
 define("BitShift", kind=POINTWISE, types=binary_types, lowering=shift, arithmetic=per_output(SIMPLE))

@@ -20,7 +20,7 @@ from onnxfuse.ir.scalars import BOOL
 from onnxfuse.ir.tensors import Concat, Iota, Map, Take, Tensor
 from onnxfuse.operators.operands import axis_of, integer_attribute, operand, present, result_shape
 from onnxfuse.operators.pieces import cut
-from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, define
+from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, RuntimeKernel, define
 
 
 def gather_types(context: TypeContext) -> list[Type]:
@@ -380,6 +380,6 @@ define("Compress", kind=OPAQUE, types=compress_types)
 define("Unique", kind=OPAQUE, types=unique_types)
 define("TopK", kind=OPAQUE, types=top_k_types, host=(1,))
 define("NonMaxSuppression", kind=OPAQUE, types=non_max_suppression_types, host=(2, 3, 4))
-define("ScatterND", kind=VIEW, types=same, lowering=scatter_nd)
-define("ScatterElements", kind=VIEW, types=same, lowering=scatter_elements)
+define("ScatterND", kind=VIEW, types=same, lowering=scatter_nd, runtime=RuntimeKernel.SCATTER)
+define("ScatterElements", kind=VIEW, types=same, lowering=scatter_elements, runtime=RuntimeKernel.SCATTER)
 define("Scatter", "TensorScatter", "ReverseSequence", kind=OPAQUE, types=same)

@@ -15,7 +15,7 @@ from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, expand, like, reshape
 from onnxfuse.ir.tensors import Concat, Reshape, Slice, Tensor
 from onnxfuse.operators.operands import axis_of, operand, optional, present, result_shape, shape_operands
-from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, define
+from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, RuntimeKernel, define
 
 
 def tile_types(context: TypeContext) -> list[Type]:
@@ -430,7 +430,7 @@ define("Slice", kind=VIEW, types=slice_types, lowering=lower_slice, host=(1, 2, 
 define("Split", kind=VIEW, types=split_types, lowering=split, host=(1,))
 define("Concat", kind=VIEW, types=concat_types, lowering=concat)
 define("Tile", kind=VIEW, types=tile_types, lowering=tile, host=(1,))
-define("Pad", kind=VIEW, types=pad_types, lowering=pad, host=(1, 2, 3))
+define("Pad", kind=VIEW, types=pad_types, lowering=pad, host=(1, 2, 3), runtime=RuntimeKernel.BORDER)
 define("Pad", domain=MICROSOFT, kind=OPAQUE, types=pad_types)
 define("Resize", kind=VIEW, types=resize_types, lowering=resize, host=(1, 2, 3))
 define("Upsample", kind=OPAQUE, types=resize_types, host=(1,))

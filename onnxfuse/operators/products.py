@@ -13,7 +13,7 @@ from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import SOFTMAX, elements, per_output, sizes_of, uncounted
 from onnxfuse.operators.attending import attention
 from onnxfuse.operators.multiplying import einsum, fused_matmul, gemm, matmul, matmul_integer, qlinear_matmul
-from onnxfuse.operators.record import HEAVY, MICROSOFT, define
+from onnxfuse.operators.record import HEAVY, MICROSOFT, RuntimeKernel, define
 
 INT32 = int(onnx.TensorProto.INT32)
 
@@ -274,7 +274,8 @@ def _attention_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return query[0] * rows * columns * (2 * width + 2 * value_width + heads * SOFTMAX)
 
 
-define("MatMul", kind=HEAVY, types=matmul_types, lowering=matmul, arithmetic=matmul_arithmetic)
+define("MatMul", kind=HEAVY, types=matmul_types, lowering=matmul, arithmetic=matmul_arithmetic,
+       runtime=RuntimeKernel.PRODUCT)
 define("MatMulInteger", kind=HEAVY, types=matmul_types, lowering=matmul_integer, arithmetic=matmul_arithmetic)
 define("QLinearMatMul", kind=HEAVY, types=matmul_types, lowering=qlinear_matmul, arithmetic=matmul_arithmetic)
 define("FusedMatMul", "TransposeMatMul", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types,
@@ -284,7 +285,7 @@ define("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "GemmFloat8", "QGemm", d
        types=scaled_matmul_types, arithmetic=matmul_arithmetic)
 define("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", domain=MICROSOFT, kind=HEAVY, types=packed_matmul_types,
        arithmetic=_packed_arithmetic)
-define("Gemm", kind=HEAVY, types=gemm_types, lowering=gemm, arithmetic=_gemm_arithmetic)
+define("Gemm", kind=HEAVY, types=gemm_types, lowering=gemm, arithmetic=_gemm_arithmetic, runtime=RuntimeKernel.GEMM)
 define("FusedGemm", domain=MICROSOFT, kind=HEAVY, types=gemm_types, arithmetic=_gemm_arithmetic)
 define("GemmFastGelu", domain=MICROSOFT, kind=HEAVY, arithmetic=_gemm_arithmetic)
 define("Einsum", kind=HEAVY, types=einsum_types, lowering=einsum, arithmetic=_einsum_arithmetic)

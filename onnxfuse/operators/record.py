@@ -55,9 +55,20 @@ POINTWISE, VIEW, REDUCTION, SCAN, POOLING, HEAVY, SHAPE, OPAQUE = (
 
 
 class RuntimeKernel(Enum):
-    """What kernel ONNX Runtime has for an operator: ``provider.kernels`` says how good each is."""
+    """What kernel ONNX Runtime has for an operator: ``provider.kernels`` says how good each is, and what the runtime
+    folds into a convolution's or a product's."""
 
     PLAIN = "plain"
+    """One like any other."""
+    ADDITION = "addition"
+    """Of operands: a bias, where it is folded."""
+    AFFINE = "affine"
+    """A factor and a summand for each channel: a bias too, where it is folded."""
+    FACTOR = "factor"
+    """Products and quotients: weights take them in."""
+    BORDER = "border"
+    """Elements around a tensor: a convolution takes them in."""
+    TRANSPOSE = "transpose"
     CURVE = "curve"
     """Sigmoid, tanh and their like."""
     GELU = "gelu"
@@ -65,6 +76,21 @@ class RuntimeKernel(Enum):
     SOFTMAX = "softmax"
     NORM = "norm"
     REDUCTION = "reduction"
+    """cuDNN's, of rows that lie anyhow."""
+    SUM = "sum"
+    """Of rows that lie together in a kernel of its own, else cuDNN's."""
+    MEAN = "mean"
+    """A sum, which another kernel divides."""
+    TOTALS = "totals"
+    """Running totals, each added up from the beginning."""
+    SCATTER = "scatter"
+    """Over its first operand, where nobody else needs that."""
+    CONVOLUTION = "convolution"
+    """cuDNN's; its bias is added by a kernel that reads the result again."""
+    PRODUCT = "product"
+    """cuBLAS's."""
+    GEMM = "gemm"
+    """The same, of two axes, with a bias of its own."""
 
 
 @dataclass(frozen=True)

@@ -186,13 +186,15 @@ def running_total(node: Node, context: LoweringContext) -> Tensor:
     return declare(Scan(summed.dtype, summed.shape, "sum", summed, axis, exclusive, reverse), source.dtype)
 
 
-for _name, _cost in (
-    ("ReduceSum", SIMPLE), ("ReduceMean", SIMPLE), ("ReduceMax", SIMPLE), ("ReduceMin", SIMPLE),
-    ("ReduceProd", SIMPLE), ("ReduceL1", SIMPLE), ("ReduceLogSum", SIMPLE), ("ReduceSumSquare", 2), ("ReduceL2", 2),
-    ("ReduceLogSumExp", 3 + ELEMENTARY),
+for _name, _cost, _runtime in (
+    ("ReduceSum", SIMPLE, RuntimeKernel.SUM), ("ReduceMean", SIMPLE, RuntimeKernel.MEAN),
+    ("ReduceMax", SIMPLE, RuntimeKernel.REDUCTION), ("ReduceMin", SIMPLE, RuntimeKernel.REDUCTION),
+    ("ReduceProd", SIMPLE, RuntimeKernel.REDUCTION), ("ReduceL1", SIMPLE, RuntimeKernel.REDUCTION),
+    ("ReduceLogSum", SIMPLE, RuntimeKernel.SUM), ("ReduceSumSquare", 2, RuntimeKernel.SUM),
+    ("ReduceL2", 2, RuntimeKernel.REDUCTION), ("ReduceLogSumExp", 3 + ELEMENTARY, RuntimeKernel.REDUCTION),
 ):
     define(_name, kind=REDUCTION, types=reduce_types, lowering=reduction, arithmetic=per_input(_cost), host=(1,),
-           runtime=RuntimeKernel.REDUCTION)
+           runtime=_runtime)
 
 define("ArgMax", "ArgMin", kind=REDUCTION, types=arg_types, arithmetic=per_input(SIMPLE))
 define("GlobalAveragePool", "GlobalMaxPool", kind=REDUCTION, types=global_pool_types, lowering=global_pool,
@@ -201,5 +203,6 @@ define("GlobalLpPool", kind=REDUCTION, types=global_pool_types, lowering=global_
 define("NegativeLogLikelihoodLoss", kind=REDUCTION, types=loss_types, lowering=negative_log_likelihood,
        arithmetic=per_output(SIMPLE))
 define("SoftmaxCrossEntropyLoss", kind=REDUCTION, types=loss_types, arithmetic=per_input(4 + ELEMENTARY))
-define("CumSum", kind=SCAN, types=same, lowering=running_total, arithmetic=per_input(SIMPLE), host=(1,))
+define("CumSum", kind=SCAN, types=same, lowering=running_total, arithmetic=per_input(SIMPLE), host=(1,),
+       runtime=RuntimeKernel.TOTALS)
 define("CumProd", kind=OPAQUE, types=same, arithmetic=per_input(SIMPLE), host=())

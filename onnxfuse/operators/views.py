@@ -9,7 +9,7 @@ from onnxfuse.ir.context import LoweringContext, expand, reshape
 from onnxfuse.ir.tensors import Permute, Tensor
 from onnxfuse.operators.contents import spread
 from onnxfuse.operators.operands import integer_attribute, operand, result_shape, shape_operands
-from onnxfuse.operators.record import VIEW, define
+from onnxfuse.operators.record import VIEW, RuntimeKernel, define
 
 
 def reshape_types(context: TypeContext) -> list[Type]:
@@ -173,7 +173,7 @@ define("Reshape", kind=VIEW, types=reshape_types, lowering=same_elements, host=(
 define("Squeeze", kind=VIEW, types=squeeze_types, lowering=same_elements, host=(1,))
 define("Unsqueeze", kind=VIEW, types=unsqueeze_types, lowering=same_elements, host=(1,))
 define("Flatten", kind=VIEW, types=flatten_types, lowering=same_elements)
-define("Transpose", kind=VIEW, types=transpose_types, lowering=transpose)
+define("Transpose", kind=VIEW, types=transpose_types, lowering=transpose, runtime=RuntimeKernel.TRANSPOSE)
 define("Expand", kind=VIEW, types=expand_types, lowering=broadcast, host=(1,))
 define("DepthToSpace", kind=VIEW, types=depth_space_types, lowering=depth_to_space)
 define("SpaceToDepth", kind=VIEW, types=depth_space_types, lowering=space_to_depth)

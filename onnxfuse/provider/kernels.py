@@ -62,7 +62,7 @@ BLOCK_SECONDS = 2.5e-6
 adds them up across its warps.  The kernel has a block, or several, for each row, whatever these move: 16 of an
 EfficientNet's take 278 us, 17 of a LLaMA's 128, 17 of a T5's 71 (benchmarks/results, zoo-quick)."""
 
-_SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceLogSum"})
+_SUMS = frozenset({RuntimeKernel.SUM, RuntimeKernel.MEAN})
 """What it computes, of rows that lie together; cuDNN computes the other reductions."""
 
 _LOADS, _MOST_WARPS, _MOST_BLOCKS, _MOST_ROWS = 4 * 32, 8, 256, 32_768
@@ -71,15 +71,16 @@ _LOADS, _MOST_WARPS, _MOST_BLOCKS, _MOST_ROWS = 4 * 32, 8, 256, 32_768
 _WARPS_HELD, _BLOCKS_HELD = 64, 32
 """Warps and blocks that a multiprocessor holds at a time."""
 
+_REDUCTIONS = _SUMS | {RuntimeKernel.REDUCTION}
 _CURVES = (RuntimeKernel.CURVE, RuntimeKernel.GELU)
 
-_BEHIND = frozenset({"Add", "Sum", "BatchNormalization"})
+_BEHIND = frozenset({RuntimeKernel.ADDITION, RuntimeKernel.AFFINE})
 """What becomes a bias of the convolution or product that the runtime folds it into."""
 
-_FOLDED = frozenset({"Pad", "Mul", "Div", "Transpose"}) | _BEHIND
+_FOLDED = frozenset({RuntimeKernel.BORDER, RuntimeKernel.FACTOR, RuntimeKernel.TRANSPOSE}) | _BEHIND
 """What it folds into one.  Beside others it makes one call of a convolution and an activation."""
 
-_BIASED = frozenset({"Conv", "Gemm", "MatMul"})
+_BIASED = frozenset({RuntimeKernel.CONVOLUTION, RuntimeKernel.GEMM, RuntimeKernel.PRODUCT})
 
 
 class Biased(NamedTuple):
@@ -91,12 +92,12 @@ class Biased(NamedTuple):
 
 def runtime_efficiency(nodes: Collection[Node]) -> float:
     """The share of the copy rate at which ONNX Runtime runs one node, or a group that it fuses itself."""
-    kernels = {found.runtime for node in nodes if (found := operator_of(node)) is not None}
+    kernels = set(map(_kernel, nodes))
     if RuntimeKernel.NORM in kernels:
-        return SKIP_NORM if any(node.op == "Add" for node in nodes) else NORM
+        return SKIP_NORM if RuntimeKernel.ADDITION in kernels else NORM
     if RuntimeKernel.SOFTMAX in kernels:
         return SOFTMAX
-    if RuntimeKernel.REDUCTION in kernels:
+    if kernels & _REDUCTIONS:
         return REDUCTION
     if RuntimeKernel.GELU in kernels and len(nodes) > 1:
         return BIAS_GELU
@@ -104,7 +105,7 @@ def runtime_efficiency(nodes: Collection[Node]) -> float:
         return DEPTHWISE if is_narrow(sliding[0].outputs[0]) else WIDE_DEPTHWISE
     node = max(nodes, key=lambda node: node.index)
     operands = [source(value) for value in node.inputs if value is not None]
-    if node.op == "Transpose" and not node.domain:
+    if _kernel(node) is RuntimeKernel.TRANSPOSE:
         return MOVED if _moves_last(node) else 0.9
     if len(nodes) > 1 or len(operands) == 1:
         return NARROW_CURVE if not kernels.isdisjoint(_CURVES) and is_narrow(node.outputs[0]) else DEFAULT
@@ -120,23 +121,25 @@ def biased(nodes: Collection[Node]) -> Biased | None:
     """The bias that takes a kernel of its own, of a convolution or a product that ONNX Runtime runs with other nodes as
     one: its own, or what comes of what is folded into it.  None where there is none, or where one call does it all
     (FusedConv)."""
-    made = {node.op: node for node in nodes if not node.domain}
-    heavy = [node for node in nodes if not node.domain and node.op in _BIASED]
+    kernels = {node: _kernel(node) for node in nodes}
+    heavy = [node for node, kernel in kernels.items() if kernel in _BIASED]
     if len(heavy) != 1 or heavy[0].outputs[0] is None or any(
-            node.domain or node.op not in _FOLDED for node in nodes if node is not heavy[0]):
+            kernel not in _FOLDED for node, kernel in kernels.items() if node is not heavy[0]):
         return None
-    own = heavy[0].op != "MatMul" and len(heavy[0].inputs) > 2 and heavy[0].inputs[2] is not None
-    return Biased(heavy[0].outputs[0], heavy[0].op == "Conv") if own or made.keys() & _BEHIND else None
+    kernel = kernels[heavy[0]]
+    own = kernel is not RuntimeKernel.PRODUCT and len(heavy[0].inputs) > 2 and heavy[0].inputs[2] is not None
+    folded = not _BEHIND.isdisjoint(kernels.values())
+    return Biased(heavy[0].outputs[0], kernel is RuntimeKernel.CONVOLUTION) if own or folded else None
 
 
 def extra_arithmetic(node: Node, sizes: Mapping[str, int]) -> int:
     """Operations of the float32 cores that would take as long as what ONNX Runtime's kernel does beyond moving its
-    tensors: for the totals of a CumSum, half the axis for every element; for a depthwise convolution, its products; for
+    tensors: for running totals, half the axis for every element; for a depthwise convolution, its products; for
     pooling, the elements of windows."""
     for takes, share in ((slides, DEPTHWISE_PRODUCTS), (pools, TAPS)):
         if takes(node):
             return round((flops_of(node, sizes) or 0) * (1 / share - 1))
-    if node.domain or node.op != "CumSum":
+    if _kernel(node) is not RuntimeKernel.TOTALS:
         return 0
     data, axis = node.inputs[:2]
     shape = None if data is None else shape_of(data, sizes)
@@ -149,7 +152,7 @@ def extra_arithmetic(node: Node, sizes: Mapping[str, int]) -> int:
 def held_seconds(node: Node, sizes: Mapping[str, int], multiprocessors: int) -> float:
     """What ONNX Runtime's kernel takes beyond a kernel's least time, however little it moves: for sums over the last
     axes, the blocks that each multiprocessor has one after the other.  0 for other nodes."""
-    shape = shape_of(node.inputs[0], sizes) if node.op in _SUMS and not node.domain and node.inputs[0] else None
+    shape = shape_of(node.inputs[0], sizes) if _kernel(node) in _SUMS and node.inputs[0] else None
     axes = None if shape is None else _reduced(node, len(shape))
     if shape is None or not axes:
         return 0.0
@@ -167,7 +170,13 @@ def held_seconds(node: Node, sizes: Mapping[str, int], multiprocessors: int) -> 
 
 def divides_apart(node: Node) -> bool:
     """Whether a kernel of its own divides what a node has summed up."""
-    return not node.domain and node.op == "ReduceMean"
+    return _kernel(node) is RuntimeKernel.MEAN
+
+
+def _kernel(node: Node) -> RuntimeKernel | None:
+    """The kernel that ONNX Runtime has for a node; None where nothing is known of its operator."""
+    found = operator_of(node)
+    return None if found is None else found.runtime
 
 
 def _reduced(node: Node, rank: int) -> frozenset[int] | None:
@@ -184,9 +193,9 @@ def _reduced(node: Node, rank: int) -> frozenset[int] | None:
 
 
 def overwrites(node: Node) -> bool:
-    """Whether ONNX Runtime may write a node's result over its first operand, and then moves its updates alone: a
-    Scatter of what nobody else needs."""
-    if node.domain or node.op not in ("ScatterND", "ScatterElements") or None in node.inputs[:3]:
+    """Whether ONNX Runtime may write a node's result over its first operand, and then moves its updates alone: where
+    it scatters them over what nobody else needs."""
+    if _kernel(node) is not RuntimeKernel.SCATTER or None in node.inputs[:3]:
         return False
     data = node.inputs[0]
     return (
