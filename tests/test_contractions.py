@@ -33,6 +33,7 @@ from onnxfuse.ir.tensors import Contract, Expand, Input, Permute, Tensor, Window
 from onnxfuse.lowering.index import IndexSpace
 from onnxfuse.lowering.pull import Constant, Load, Puller, Scalar, Select
 from onnxfuse.operators import OPERATORS, OperatorClass, flops_of, lowered, record
+from onnxfuse.operators.arithmetic import none
 from onnxfuse.operators.operands import operand
 from onnxfuse.operators.record import MICROSOFT, VIEW
 from onnxfuse.refusal import Refusal
@@ -294,7 +295,8 @@ def sliding_types(context: TypeContext) -> list[Type]:
 @pytest.fixture()
 def sliding_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "OPERATORS", dict(OPERATORS))
-    record.define("Sliding", domain=MICROSOFT, kind=VIEW, types=sliding_types, lowering=sliding)
+    record.define("Sliding", domain=MICROSOFT, kind=VIEW, types=sliding_types, lowering=sliding, arithmetic=none,
+                  host=(), runtime=record.PLAIN)
 
 
 WINDOWS = [

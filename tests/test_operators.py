@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 from onnx import defs
 
+from onnxfuse.graph.context import same
 from onnxfuse.graph.model import Node
-from onnxfuse.operators import OPERATORS, flops_of, lowered
+from onnxfuse.ir.context import LoweringContext
+from onnxfuse.ir.tensors import Tensor
+from onnxfuse.operators import OPERATORS, flops_of, record
 from onnxfuse.operators.arithmetic import none, per_output, uncounted
-from onnxfuse.operators.record import CANONICAL, HEAVY, MICROSOFT, OPAQUE, POINTWISE, VIEW, define
+from onnxfuse.operators.record import CANONICAL, HEAVY, MICROSOFT, OPAQUE, PLAIN, POINTWISE, VIEW, define, opaque
 from onnxfuse.provider import kernels
 from onnxfuse.rules.operators import CANONICAL_OPERATORS, input_counts, operator_key
 
@@ -37,32 +41,70 @@ def test_rules_know_an_operator_without_asking_the_runtime(monkeypatch: pytest.M
     assert operator_key(f"{MICROSOFT}.MurmurHash3") is None
 
 
-@pytest.mark.parametrize("key", sorted(lowered()), ids=".".join)
-def test_what_kernels_hold_is_counted(key: tuple[str, str]) -> None:
-    record = OPERATORS[key]
-    assert record.arithmetic is not uncounted
-    assert record.kind is not OPAQUE
-
-
 def test_views_take_no_arithmetic() -> None:
     assert {record.arithmetic for record in OPERATORS.values() if record.kind is VIEW} == {none}
 
 
+def lowering(node: Node, context: LoweringContext) -> list[Tensor | None]:
+    raise AssertionError(node, context)
+
+
+WHOLE: dict[str, Any] = {
+    "kind": POINTWISE, "types": same, "lowering": lowering, "arithmetic": per_output(1), "host": (), "runtime": PLAIN,
+    "activation": False,
+}
+
+
+@pytest.fixture()
+def own_records(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], record.Operator]:
+    """Records that a test may enter more into."""
+    monkeypatch.setattr(record, "OPERATORS", dict(OPERATORS))
+    return record.OPERATORS
+
+
+def test_a_record_that_is_whole_is_entered(own_records: dict[tuple[str, str], record.Operator]) -> None:
+    define("Unheard", **WHOLE)
+    assert own_records["", "Unheard"] == record.Operator(
+        "Unheard", "", POINTWISE, same, lowering, WHOLE["arithmetic"], frozenset(), PLAIN, False, False)
+
+
+@pytest.mark.parametrize("part", [name for name in WHOLE if name != "activation"])
+def test_no_part_of_a_record_has_a_default(part: str) -> None:
+    with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{part}'"):
+        define("Unheard", **{name: value for name, value in WHOLE.items() if name != part})
+    assert ("", "Unheard") not in OPERATORS
+
+
+@pytest.mark.parametrize("part", ["types", "host", "random"])
+def test_no_part_of_an_opaque_record_has_a_default(part: str) -> None:
+    parts: dict[str, Any] = {"types": same, "host": (), "random": False}
+    del parts[part]
+    with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{part}'"):
+        opaque("Unheard", **parts)
+
+
+OPAQUE_PARTS = {"kind": OPAQUE, "activation": None, "lowering": None}
+
+
 @pytest.mark.parametrize("parts, message", [
-    ({"kind": POINTWISE}, "does not say what arithmetic it takes"),
-    ({"kind": HEAVY}, "does not say what arithmetic it takes"),
-    ({"kind": VIEW, "lowering": lambda node, context: []}, "has a lowering and no types"),
+    ({"activation": None}, "must say whether it is an activation"),
+    ({"kind": HEAVY}, "must say whether it is an activation if it is pointwise, and only then"),
+    ({"random": True}, "must say whether it is random if it is opaque, and only then"),
+    (OPAQUE_PARTS, "must say whether it is random"),
+    ({**OPAQUE_PARTS, "random": False, "lowering": lowering}, "has a lowering and is opaque"),
+    ({"types": None}, "has a lowering and no types"),
+    ({"arithmetic": uncounted}, "has a lowering and no arithmetic"),
 ])
-def test_a_record_that_lacks_a_part_is_refused(parts: dict[str, object], message: str) -> None:
+def test_a_record_that_lacks_a_part_is_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"Unheard {message}"):
-        define("Unheard", **parts)  # type: ignore[arg-type]
+        define("Unheard", **(WHOLE | parts))
     assert ("", "Unheard") not in OPERATORS
 
 
 def test_two_records_of_one_operator_are_refused() -> None:
     before = OPERATORS["", "Add"]
     with pytest.raises(ValueError, match="two records of Add"):
-        define("Add", kind=POINTWISE, arithmetic=per_output(1))
+        define("Add", **WHOLE)
     assert OPERATORS["", "Add"] is before
 
 

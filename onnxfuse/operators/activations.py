@@ -13,7 +13,7 @@ from onnxfuse.ir.tensors import Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, ROOT, SIMPLE, per_input, per_output
 from onnxfuse.operators.elementwise import binary_types, unary_types
 from onnxfuse.operators.operands import number_attribute, operand
-from onnxfuse.operators.record import POINTWISE, RuntimeKernel, define
+from onnxfuse.operators.record import PLAIN, POINTWISE, RuntimeKernel, define
 
 SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
@@ -147,21 +147,23 @@ def batch_norm_types(context: TypeContext) -> list[Type]:
 
 for _name, _lowering, _cost, _runtime in (
     ("Gelu", lower_gelu, ELEMENTARY, RuntimeKernel.GELU), ("Mish", lower_mish, ELEMENTARY, RuntimeKernel.CURVE),
-    ("HardSigmoid", hard_sigmoid, ROOT, RuntimeKernel.PLAIN), ("HardSwish", hard_swish, ROOT, RuntimeKernel.PLAIN),
-    ("LeakyRelu", leaky_relu, SIMPLE, RuntimeKernel.PLAIN), ("Elu", elu, ELEMENTARY, RuntimeKernel.PLAIN),
-    ("Selu", selu, ELEMENTARY, RuntimeKernel.PLAIN),
+    ("HardSigmoid", hard_sigmoid, ROOT, PLAIN), ("HardSwish", hard_swish, ROOT, PLAIN),
+    ("LeakyRelu", leaky_relu, SIMPLE, PLAIN), ("Elu", elu, ELEMENTARY, PLAIN),
+    ("Selu", selu, ELEMENTARY, PLAIN),
 ):
-    define(_name, kind=POINTWISE, types=unary_types, lowering=_lowering, arithmetic=per_output(_cost),
+    define(_name, kind=POINTWISE, types=unary_types, lowering=_lowering, arithmetic=per_output(_cost), host=(),
            runtime=_runtime, activation=True)
 
 for _name, _lowering, _cost in (
     ("Celu", celu, ELEMENTARY), ("Softsign", softsign, ROOT), ("ThresholdedRelu", thresholded_relu, SIMPLE),
     ("Shrink", shrink, SIMPLE),
 ):
-    define(_name, kind=POINTWISE, types=unary_types, lowering=_lowering, arithmetic=per_output(_cost))
+    define(_name, kind=POINTWISE, types=unary_types, lowering=_lowering, arithmetic=per_output(_cost), host=(),
+           runtime=PLAIN, activation=False)
 
-define("Swish", kind=POINTWISE, types=unary_types, lowering=lower_swish, arithmetic=per_output(ELEMENTARY),
-       runtime=RuntimeKernel.CURVE)
-define("PRelu", kind=POINTWISE, types=binary_types, lowering=prelu, arithmetic=per_output(SIMPLE))
+define("Swish", kind=POINTWISE, types=unary_types, lowering=lower_swish, arithmetic=per_output(ELEMENTARY), host=(),
+       runtime=RuntimeKernel.CURVE, activation=False)
+define("PRelu", kind=POINTWISE, types=binary_types, lowering=prelu, arithmetic=per_output(SIMPLE), host=(),
+       runtime=PLAIN, activation=False)
 define("BatchNormalization", kind=POINTWISE, types=batch_norm_types, lowering=batch_normalization,
-       arithmetic=per_input(2), runtime=RuntimeKernel.AFFINE)
+       arithmetic=per_input(2), host=(), runtime=RuntimeKernel.AFFINE, activation=False)

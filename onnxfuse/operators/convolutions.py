@@ -12,7 +12,7 @@ from onnxfuse.operators.arithmetic import elements, per_output, sizes_of, uncoun
 from onnxfuse.operators.convolving import conv, conv_integer, conv_transpose, qlinear_conv
 from onnxfuse.operators.pooling import average_pool, max_pool
 from onnxfuse.operators.products import INT32
-from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, POOLING, RuntimeKernel, define
+from onnxfuse.operators.record import HEAVY, MICROSOFT, OPAQUE, PLAIN, POOLING, RuntimeKernel, define, opaque
 
 
 def window_length(size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool) -> Dim:
@@ -165,20 +165,28 @@ def _pool_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return per_output(prod(node.attributes.get("kernel_shape", [1])))(node, sizes)
 
 
-define("Conv", kind=HEAVY, types=conv_types, lowering=conv, arithmetic=conv_arithmetic,
+define("Conv", kind=HEAVY, types=conv_types, lowering=conv, arithmetic=conv_arithmetic, host=(),
        runtime=RuntimeKernel.CONVOLUTION)
-define("ConvInteger", kind=HEAVY, types=conv_types, lowering=conv_integer, arithmetic=conv_arithmetic)
-define("QLinearConv", kind=HEAVY, types=conv_types, lowering=qlinear_conv, arithmetic=conv_arithmetic)
-define("FusedConv", "QLinearConv", domain=MICROSOFT, kind=HEAVY, types=conv_types, arithmetic=conv_arithmetic)
-define("NhwcConv", "NhwcFusedConv", domain=MICROSOFT, kind=HEAVY, types=nhwc_conv_types, arithmetic=conv_arithmetic)
+define("ConvInteger", kind=HEAVY, types=conv_types, lowering=conv_integer, arithmetic=conv_arithmetic, host=(),
+       runtime=PLAIN)
+define("QLinearConv", kind=HEAVY, types=conv_types, lowering=qlinear_conv, arithmetic=conv_arithmetic, host=(),
+       runtime=PLAIN)
+define("FusedConv", "QLinearConv", domain=MICROSOFT, kind=HEAVY, types=conv_types, lowering=None,
+       arithmetic=conv_arithmetic, host=(), runtime=PLAIN)
+define("NhwcConv", "NhwcFusedConv", domain=MICROSOFT, kind=HEAVY, types=nhwc_conv_types, lowering=None,
+       arithmetic=conv_arithmetic, host=(), runtime=PLAIN)
 define("ConvTranspose", kind=HEAVY, types=conv_transpose_types, lowering=conv_transpose,
-       arithmetic=_conv_transpose_arithmetic)
-define("DeformConv", "CausalConvWithState", kind=HEAVY, arithmetic=uncounted)
-define("MaxPool", kind=POOLING, types=pool_types, lowering=max_pool, arithmetic=_pool_arithmetic)
-define("AveragePool", kind=POOLING, types=pool_types, lowering=average_pool, arithmetic=_pool_arithmetic)
-define("LpPool", kind=OPAQUE, types=pool_types, arithmetic=_pool_arithmetic)
-define("GridSample", kind=OPAQUE, types=grid_sample_types)
-define("GridSample", domain=MICROSOFT, kind=OPAQUE, types=grid_sample_types)
-define("RoiAlign", kind=OPAQUE, types=roi_align_types)
-define("MaxRoiPool", kind=OPAQUE, types=max_roi_pool_types)
-define("AffineGrid", kind=OPAQUE, host=(1,))
+       arithmetic=_conv_transpose_arithmetic, host=(), runtime=PLAIN)
+define("DeformConv", "CausalConvWithState", kind=HEAVY, types=None, lowering=None, arithmetic=uncounted, host=(),
+       runtime=PLAIN)
+define("MaxPool", kind=POOLING, types=pool_types, lowering=max_pool, arithmetic=_pool_arithmetic, host=(),
+       runtime=PLAIN)
+define("AveragePool", kind=POOLING, types=pool_types, lowering=average_pool, arithmetic=_pool_arithmetic, host=(),
+       runtime=PLAIN)
+define("LpPool", kind=OPAQUE, types=pool_types, lowering=None, arithmetic=_pool_arithmetic, host=(), runtime=PLAIN,
+       random=False)
+opaque("GridSample", types=grid_sample_types, host=(), random=False)
+opaque("GridSample", domain=MICROSOFT, types=grid_sample_types, host=(), random=False)
+opaque("RoiAlign", types=roi_align_types, host=(), random=False)
+opaque("MaxRoiPool", types=max_roi_pool_types, host=(), random=False)
+opaque("AffineGrid", types=None, host=(1,), random=False)

@@ -15,7 +15,7 @@ from onnxfuse.ir.tensors import Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, POWER, ROOT, SIMPLE, none, per_operand, per_output
 from onnxfuse.operators.contents import ARITHMETIC, folded, operands
 from onnxfuse.operators.operands import integer_attribute, operand, optional
-from onnxfuse.operators.record import POINTWISE, Lowering, RuntimeKernel, define
+from onnxfuse.operators.record import PLAIN, POINTWISE, Lowering, RuntimeKernel, define
 
 COMPARISONS = {
     "Equal": "eq",
@@ -238,7 +238,8 @@ for _name, _function, _cost in (
     ("Sinh", "sinh", ELEMENTARY), ("Cosh", "cosh", ELEMENTARY), ("Asinh", "asinh", ELEMENTARY),
     ("Acosh", "acosh", ELEMENTARY), ("Atanh", "atanh", ELEMENTARY),
 ):
-    define(_name, kind=POINTWISE, types=unary_types, lowering=_of(_function), arithmetic=per_output(_cost))
+    define(_name, kind=POINTWISE, types=unary_types, lowering=_of(_function), arithmetic=per_output(_cost), host=(),
+           runtime=PLAIN, activation=False)
 
 for _name, _function, _runtime, _activation in (
     ("Exp", "exp", RuntimeKernel.CURVE, False), ("Sigmoid", "sigmoid", RuntimeKernel.CURVE, True),
@@ -246,40 +247,56 @@ for _name, _function, _runtime, _activation in (
     ("Tanh", "tanh", RuntimeKernel.GELU, True),
 ):
     define(_name, kind=POINTWISE, types=unary_types, lowering=_of(_function), arithmetic=per_output(ELEMENTARY),
-           runtime=_runtime, activation=_activation)
+           host=(), runtime=_runtime, activation=_activation)
 
-define("Relu", kind=POINTWISE, types=unary_types, lowering=_of("relu"), arithmetic=per_output(SIMPLE), activation=True)
+define("Relu", kind=POINTWISE, types=unary_types, lowering=_of("relu"), arithmetic=per_output(SIMPLE), host=(),
+       runtime=PLAIN, activation=True)
 
 for _name, _function, _cost, _runtime in (
     ("Add", "add", SIMPLE, RuntimeKernel.ADDITION), ("Mul", "mul", SIMPLE, RuntimeKernel.FACTOR),
     ("Div", "div", ROOT, RuntimeKernel.FACTOR),
 ):
-    define(_name, kind=POINTWISE, types=binary_types, lowering=_of(_function), arithmetic=per_output(_cost),
-           runtime=_runtime)
+    define(_name, kind=POINTWISE, types=binary_types, lowering=_of(_function), arithmetic=per_output(_cost), host=(),
+           runtime=_runtime, activation=False)
 
 for _name, _function, _cost in (
     ("Sub", "sub", SIMPLE), ("And", "and", SIMPLE), ("Or", "or", SIMPLE), ("Xor", "xor", SIMPLE),
     ("BitwiseAnd", "bitand", SIMPLE), ("BitwiseOr", "bitor", SIMPLE), ("BitwiseXor", "bitxor", SIMPLE),
 ):
-    define(_name, kind=POINTWISE, types=binary_types, lowering=_of(_function), arithmetic=per_output(_cost))
+    define(_name, kind=POINTWISE, types=binary_types, lowering=_of(_function), arithmetic=per_output(_cost), host=(),
+           runtime=PLAIN, activation=False)
 
 for _name, _function in COMPARISONS.items():
-    define(_name, kind=POINTWISE, types=binary_types, lowering=_test_of(_function), arithmetic=per_output(SIMPLE))
+    define(_name, kind=POINTWISE, types=binary_types, lowering=_test_of(_function), arithmetic=per_output(SIMPLE),
+           host=(), runtime=PLAIN, activation=False)
 
-define("IsNaN", kind=POINTWISE, types=test_types, lowering=_test_of("isnan"), arithmetic=per_output(SIMPLE))
-define("IsInf", kind=POINTWISE, types=test_types, lowering=is_inf, arithmetic=per_output(SIMPLE))
-define("Min", "Max", kind=POINTWISE, types=binary_types, lowering=extremum, arithmetic=per_output(SIMPLE))
-define("Sum", kind=POINTWISE, types=binary_types, lowering=sum_of_operands, arithmetic=per_operand,
-       runtime=RuntimeKernel.ADDITION)
-define("Mean", kind=POINTWISE, types=binary_types, lowering=sum_of_operands, arithmetic=per_operand)
-define("Pow", kind=POINTWISE, types=binary_types, lowering=power, arithmetic=_power_arithmetic)
-define("Mod", kind=POINTWISE, types=binary_types, lowering=modulo, arithmetic=per_output(ROOT))
-define("BitShift", kind=POINTWISE, types=binary_types, lowering=shift, arithmetic=per_output(SIMPLE))
-define("Where", kind=POINTWISE, types=where_types, lowering=where, arithmetic=per_output(SIMPLE))
+define("IsNaN", kind=POINTWISE, types=test_types, lowering=_test_of("isnan"), arithmetic=per_output(SIMPLE), host=(),
+       runtime=PLAIN, activation=False)
+define("IsInf", kind=POINTWISE, types=test_types, lowering=is_inf, arithmetic=per_output(SIMPLE), host=(),
+       runtime=PLAIN, activation=False)
+define("Min", "Max", kind=POINTWISE, types=binary_types, lowering=extremum, arithmetic=per_output(SIMPLE), host=(),
+       runtime=PLAIN, activation=False)
+define("Sum", kind=POINTWISE, types=binary_types, lowering=sum_of_operands, arithmetic=per_operand, host=(),
+       runtime=RuntimeKernel.ADDITION, activation=False)
+define("Mean", kind=POINTWISE, types=binary_types, lowering=sum_of_operands, arithmetic=per_operand, host=(),
+       runtime=PLAIN, activation=False)
+define("Pow", kind=POINTWISE, types=binary_types, lowering=power, arithmetic=_power_arithmetic, host=(), runtime=PLAIN,
+       activation=False)
+define("Mod", kind=POINTWISE, types=binary_types, lowering=modulo, arithmetic=per_output(ROOT), host=(), runtime=PLAIN,
+       activation=False)
+define("BitShift", kind=POINTWISE, types=binary_types, lowering=shift, arithmetic=per_output(SIMPLE), host=(),
+       runtime=PLAIN, activation=False)
+define("Where", kind=POINTWISE, types=where_types, lowering=where, arithmetic=per_output(SIMPLE), host=(),
+       runtime=PLAIN, activation=False)
 define("Clip", kind=POINTWISE, types=unary_types, lowering=clip, arithmetic=per_output(SIMPLE), host=(1, 2),
-       activation=True)
-define("Identity", kind=POINTWISE, types=unary_types, lowering=_of("copy"), arithmetic=none)
-define("Cast", kind=POINTWISE, types=cast_types, lowering=cast, arithmetic=none)
-define("CastLike", kind=POINTWISE, types=cast_like_types, lowering=cast, arithmetic=none)
-define("BitCast", kind=POINTWISE, types=bit_cast_types, arithmetic=none)
-define("Dropout", kind=POINTWISE, types=dropout_types, lowering=dropout, arithmetic=none, host=(1, 2))
+       runtime=PLAIN, activation=True)
+define("Identity", kind=POINTWISE, types=unary_types, lowering=_of("copy"), arithmetic=none, host=(), runtime=PLAIN,
+       activation=False)
+define("Cast", kind=POINTWISE, types=cast_types, lowering=cast, arithmetic=none, host=(), runtime=PLAIN,
+       activation=False)
+define("CastLike", kind=POINTWISE, types=cast_like_types, lowering=cast, arithmetic=none, host=(), runtime=PLAIN,
+       activation=False)
+define("BitCast", kind=POINTWISE, types=bit_cast_types, lowering=None, arithmetic=none, host=(), runtime=PLAIN,
+       activation=False)
+define("Dropout", kind=POINTWISE, types=dropout_types, lowering=dropout, arithmetic=none, host=(1, 2), runtime=PLAIN,
+       activation=False)

@@ -18,9 +18,10 @@ from onnxfuse.graph.model import Node, Value, root
 from onnxfuse.ir.context import LoweringContext, apply, expand, like, reshape, size_of, test
 from onnxfuse.ir.scalars import BOOL
 from onnxfuse.ir.tensors import Concat, Iota, Map, Take, Tensor
+from onnxfuse.operators.arithmetic import none
 from onnxfuse.operators.operands import axis_of, integer_attribute, operand, present, result_shape
 from onnxfuse.operators.pieces import cut
-from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, RuntimeKernel, define
+from onnxfuse.operators.record import MICROSOFT, PLAIN, VIEW, RuntimeKernel, define, opaque
 
 
 def gather_types(context: TypeContext) -> list[Type]:
@@ -369,17 +370,19 @@ def _laid_out(updates: Tensor, axis: int, places: Places, size: Dim) -> Tensor:
     return parts[0] if len(parts) == 1 else Concat(updates.dtype, (*before, size, *after), tuple(parts), axis)
 
 
-define("Gather", kind=VIEW, types=gather_types, lowering=gather)
-define("GatherElements", kind=VIEW, types=gather_elements_types, lowering=gather_elements)
-define("OneHot", kind=VIEW, types=one_hot_types, lowering=one_hot, host=(1,))
-define("Trilu", kind=VIEW, types=same, lowering=trilu, host=(1,))
-define("Trilu", domain=MICROSOFT, kind=OPAQUE, types=same)
-define("GatherND", kind=VIEW, types=gather_nd_types, lowering=gather_nd)
-define("NonZero", kind=OPAQUE, types=non_zero_types)
-define("Compress", kind=OPAQUE, types=compress_types)
-define("Unique", kind=OPAQUE, types=unique_types)
-define("TopK", kind=OPAQUE, types=top_k_types, host=(1,))
-define("NonMaxSuppression", kind=OPAQUE, types=non_max_suppression_types, host=(2, 3, 4))
-define("ScatterND", kind=VIEW, types=same, lowering=scatter_nd, runtime=RuntimeKernel.SCATTER)
-define("ScatterElements", kind=VIEW, types=same, lowering=scatter_elements, runtime=RuntimeKernel.SCATTER)
-define("Scatter", "TensorScatter", "ReverseSequence", kind=OPAQUE, types=same)
+define("Gather", kind=VIEW, types=gather_types, lowering=gather, arithmetic=none, host=(), runtime=PLAIN)
+define("GatherElements", kind=VIEW, types=gather_elements_types, lowering=gather_elements, arithmetic=none, host=(),
+       runtime=PLAIN)
+define("OneHot", kind=VIEW, types=one_hot_types, lowering=one_hot, arithmetic=none, host=(1,), runtime=PLAIN)
+define("Trilu", kind=VIEW, types=same, lowering=trilu, arithmetic=none, host=(1,), runtime=PLAIN)
+opaque("Trilu", domain=MICROSOFT, types=same, host=(), random=False)
+define("GatherND", kind=VIEW, types=gather_nd_types, lowering=gather_nd, arithmetic=none, host=(), runtime=PLAIN)
+opaque("NonZero", types=non_zero_types, host=(), random=False)
+opaque("Compress", types=compress_types, host=(), random=False)
+opaque("Unique", types=unique_types, host=(), random=False)
+opaque("TopK", types=top_k_types, host=(1,), random=False)
+opaque("NonMaxSuppression", types=non_max_suppression_types, host=(2, 3, 4), random=False)
+define("ScatterND", kind=VIEW, types=same, lowering=scatter_nd, arithmetic=none, host=(), runtime=RuntimeKernel.SCATTER)
+define("ScatterElements", kind=VIEW, types=same, lowering=scatter_elements, arithmetic=none, host=(),
+       runtime=RuntimeKernel.SCATTER)
+opaque("Scatter", "TensorScatter", "ReverseSequence", types=same, host=(), random=False)

@@ -9,8 +9,9 @@ from onnxfuse.graph.dims import dim, maximum, product
 from onnxfuse.graph.model import Node
 from onnxfuse.ir.context import LoweringContext, apply, number, size_of
 from onnxfuse.ir.tensors import Fill, Iota, Tensor
+from onnxfuse.operators.arithmetic import none
 from onnxfuse.operators.operands import present, result_shape, shape_operands
-from onnxfuse.operators.record import MICROSOFT, OPAQUE, SHAPE, VIEW, define
+from onnxfuse.operators.record import MICROSOFT, PLAIN, SHAPE, VIEW, define, opaque
 
 
 def shape_types(context: TypeContext) -> list[Type]:
@@ -139,16 +140,17 @@ def constant_of_shape(node: Node, context: LoweringContext) -> Tensor:
     return Fill(dtype, result_shape(node, context), 0.0 if value is None else number(value))
 
 
-define("Shape", kind=SHAPE, types=shape_types)
-define("Size", kind=SHAPE, types=size_types)
-define("Constant", kind=OPAQUE, types=constant_types)
-define("ConstantOfShape", kind=VIEW, types=constant_of_shape_types, lowering=constant_of_shape, host=(0,))
-define("Range", kind=VIEW, types=range_types, lowering=lower_range, host=(0, 1, 2))
-define("Range", domain=MICROSOFT, kind=OPAQUE, types=range_types)
-define("EyeLike", kind=OPAQUE, types=eye_like_types)
-define("RandomNormal", "RandomUniform", kind=OPAQUE, types=random_types, random=True)
-define("RandomNormalLike", "RandomUniformLike", "Bernoulli", kind=OPAQUE, types=random_like_types, random=True)
-define("Multinomial", kind=OPAQUE, types=multinomial_types, random=True)
-define("BlackmanWindow", "HammingWindow", "HannWindow", kind=OPAQUE, types=window_types)
-define("MelWeightMatrix", kind=OPAQUE, types=mel_types)
-define("STFT", kind=OPAQUE, types=stft_types)
+define("Shape", kind=SHAPE, types=shape_types, lowering=None, arithmetic=none, host=(), runtime=PLAIN)
+define("Size", kind=SHAPE, types=size_types, lowering=None, arithmetic=none, host=(), runtime=PLAIN)
+opaque("Constant", types=constant_types, host=(), random=False)
+define("ConstantOfShape", kind=VIEW, types=constant_of_shape_types, lowering=constant_of_shape, arithmetic=none,
+       host=(0,), runtime=PLAIN)
+define("Range", kind=VIEW, types=range_types, lowering=lower_range, arithmetic=none, host=(0, 1, 2), runtime=PLAIN)
+opaque("Range", domain=MICROSOFT, types=range_types, host=(), random=False)
+opaque("EyeLike", types=eye_like_types, host=(), random=False)
+opaque("RandomNormal", "RandomUniform", types=random_types, host=(), random=True)
+opaque("RandomNormalLike", "RandomUniformLike", "Bernoulli", types=random_like_types, host=(), random=True)
+opaque("Multinomial", types=multinomial_types, host=(), random=True)
+opaque("BlackmanWindow", "HammingWindow", "HannWindow", types=window_types, host=(), random=False)
+opaque("MelWeightMatrix", types=mel_types, host=(), random=False)
+opaque("STFT", types=stft_types, host=(), random=False)

@@ -14,7 +14,7 @@ from onnxfuse.operators.activations import gelu, gelu_tanh, silu
 from onnxfuse.operators.arithmetic import ELEMENTARY, ROOT, SOFTMAX, per_input, per_output
 from onnxfuse.operators.norms import layer_norm, rms_norm, scaled, softmax
 from onnxfuse.operators.operands import axis_of, number_attribute, operand, optional
-from onnxfuse.operators.record import CANONICAL, MICROSOFT, OPAQUE, POINTWISE, REDUCTION, RuntimeKernel, define
+from onnxfuse.operators.record import CANONICAL, MICROSOFT, PLAIN, POINTWISE, REDUCTION, RuntimeKernel, define, opaque
 
 
 def bias_dropout_types(context: TypeContext) -> list[Type]:
@@ -115,29 +115,35 @@ def safe_softmax(node: Node, context: LoweringContext) -> Tensor:
 
 
 define("BiasGelu", "FastGelu", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=biased_gelu,
-       arithmetic=per_output(ELEMENTARY))
+       arithmetic=per_output(ELEMENTARY), host=(), runtime=PLAIN, activation=False)
 define("Gelu", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=biased_gelu, arithmetic=per_output(ELEMENTARY),
-       runtime=RuntimeKernel.GELU)
+       host=(), runtime=RuntimeKernel.GELU, activation=False)
 define("QuickGelu", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=quick_gelu,
-       arithmetic=per_output(ELEMENTARY), runtime=RuntimeKernel.CURVE)
-define("BiasAdd", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=bias_add, arithmetic=per_output(2))
-define("BiasDropout", domain=MICROSOFT, kind=POINTWISE, types=bias_dropout_types, arithmetic=per_output(2))
-define("BitmaskBiasDropout", "BitmaskDropout", domain=MICROSOFT, kind=OPAQUE, types=bias_dropout_types)
-define("BiasSplitGelu", domain=MICROSOFT, kind=OPAQUE, types=bias_split_gelu_types)
-define("BiasSoftmax", domain=MICROSOFT, kind=REDUCTION, types=same, arithmetic=per_input(4 + ELEMENTARY + ROOT))
-define("GroupNorm", domain=MICROSOFT, kind=REDUCTION, types=same, arithmetic=per_input(7))
-define("SkipGroupNorm", domain=MICROSOFT, kind=REDUCTION, types=skip_group_norm_types, arithmetic=per_input(8))
+       arithmetic=per_output(ELEMENTARY), host=(), runtime=RuntimeKernel.CURVE, activation=False)
+define("BiasAdd", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=bias_add, arithmetic=per_output(2), host=(),
+       runtime=PLAIN, activation=False)
+define("BiasDropout", domain=MICROSOFT, kind=POINTWISE, types=bias_dropout_types, lowering=None,
+       arithmetic=per_output(2), host=(), runtime=PLAIN, activation=False)
+opaque("BitmaskBiasDropout", "BitmaskDropout", domain=MICROSOFT, types=bias_dropout_types, host=(), random=False)
+opaque("BiasSplitGelu", domain=MICROSOFT, types=bias_split_gelu_types, host=(), random=False)
+define("BiasSoftmax", domain=MICROSOFT, kind=REDUCTION, types=same, lowering=None,
+       arithmetic=per_input(4 + ELEMENTARY + ROOT), host=(), runtime=PLAIN)
+define("GroupNorm", domain=MICROSOFT, kind=REDUCTION, types=same, lowering=None, arithmetic=per_input(7), host=(),
+       runtime=PLAIN)
+define("SkipGroupNorm", domain=MICROSOFT, kind=REDUCTION, types=skip_group_norm_types, lowering=None,
+       arithmetic=per_input(8), host=(), runtime=PLAIN)
 define("SkipLayerNormalization", domain=MICROSOFT, kind=REDUCTION, types=skip_layer_norm_types,
-       lowering=skip_layer_normalization, arithmetic=per_input(8))
+       lowering=skip_layer_normalization, arithmetic=per_input(8), host=(), runtime=PLAIN)
 define("SkipSimplifiedLayerNormalization", domain=MICROSOFT, kind=REDUCTION, types=skip_layer_norm_types,
-       lowering=skip_rms_normalization, arithmetic=per_input(5))
+       lowering=skip_rms_normalization, arithmetic=per_input(5), host=(), runtime=PLAIN)
 for _domain in ("", MICROSOFT):
     define("SimplifiedLayerNormalization", domain=_domain, kind=REDUCTION, types=simplified_layer_norm_types,
-           lowering=simplified_layer_normalization, arithmetic=per_input(4))
-define("EmbedLayerNormalization", domain=MICROSOFT, kind=OPAQUE, types=embed_layer_norm_types)
+           lowering=simplified_layer_normalization, arithmetic=per_input(4), host=(), runtime=PLAIN)
+opaque("EmbedLayerNormalization", domain=MICROSOFT, types=embed_layer_norm_types, host=(), random=False)
 
-define("Silu", domain=CANONICAL, kind=POINTWISE, lowering=canonical_silu, arithmetic=per_output(ELEMENTARY),
-       activation=True)
-define("QuickGelu", domain=CANONICAL, kind=POINTWISE, lowering=quick_gelu, arithmetic=per_output(ELEMENTARY),
-       runtime=RuntimeKernel.CURVE, activation=True)
-define("SafeSoftmax", domain=CANONICAL, kind=REDUCTION, lowering=safe_softmax, arithmetic=per_input(SOFTMAX))
+define("Silu", domain=CANONICAL, kind=POINTWISE, types=None, lowering=canonical_silu, arithmetic=per_output(ELEMENTARY),
+       host=(), runtime=PLAIN, activation=True)
+define("QuickGelu", domain=CANONICAL, kind=POINTWISE, types=None, lowering=quick_gelu,
+       arithmetic=per_output(ELEMENTARY), host=(), runtime=RuntimeKernel.CURVE, activation=True)
+define("SafeSoftmax", domain=CANONICAL, kind=REDUCTION, types=None, lowering=safe_softmax,
+       arithmetic=per_input(SOFTMAX), host=(), runtime=PLAIN)

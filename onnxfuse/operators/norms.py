@@ -25,7 +25,7 @@ from onnxfuse.ir.scalars import FLOAT16
 from onnxfuse.ir.tensors import Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, SOFTMAX, per_input
 from onnxfuse.operators.operands import axis_of, integer_attribute, number_attribute, operand, optional
-from onnxfuse.operators.record import OPAQUE, REDUCTION, RuntimeKernel, define
+from onnxfuse.operators.record import OPAQUE, PLAIN, REDUCTION, RuntimeKernel, define
 from onnxfuse.operators.reductions import reduced
 
 
@@ -142,20 +142,23 @@ def lp_normalization(node: Node, context: LoweringContext) -> Tensor:
     return declare(apply("div", x, safe), source.dtype)
 
 
-define("Softmax", kind=REDUCTION, types=same, lowering=lower_softmax, runtime=RuntimeKernel.SOFTMAX,
-       arithmetic=per_input(SOFTMAX))
-define("LogSoftmax", kind=REDUCTION, types=same, lowering=lower_softmax, runtime=RuntimeKernel.SOFTMAX,
-       arithmetic=per_input(4 + ELEMENTARY))
-define("Hardmax", kind=REDUCTION, types=same, arithmetic=per_input(2))
+define("Softmax", kind=REDUCTION, types=same, lowering=lower_softmax, arithmetic=per_input(SOFTMAX), host=(),
+       runtime=RuntimeKernel.SOFTMAX)
+define("LogSoftmax", kind=REDUCTION, types=same, lowering=lower_softmax, arithmetic=per_input(4 + ELEMENTARY), host=(),
+       runtime=RuntimeKernel.SOFTMAX)
+define("Hardmax", kind=REDUCTION, types=same, lowering=None, arithmetic=per_input(2), host=(), runtime=PLAIN)
 # Mean, difference, square, sum, scale, weight, bias.
 define("LayerNormalization", kind=REDUCTION, types=norm_types, lowering=layer_normalization, arithmetic=per_input(7),
-       runtime=RuntimeKernel.NORM)
+       host=(), runtime=RuntimeKernel.NORM)
 define("InstanceNormalization", kind=REDUCTION, types=same, lowering=instance_normalization, arithmetic=per_input(7),
-       runtime=RuntimeKernel.NORM)
-define("GroupNormalization", kind=REDUCTION, types=same, lowering=group_normalization, arithmetic=per_input(7),
+       host=(), runtime=RuntimeKernel.NORM)
+define("GroupNormalization", kind=REDUCTION, types=same, lowering=group_normalization, arithmetic=per_input(7), host=(),
        runtime=RuntimeKernel.NORM)
 # Square, sum, scale, weight.
-define("RMSNormalization", kind=REDUCTION, types=norm_types, lowering=rms_normalization, arithmetic=per_input(4))
-define("LpNormalization", kind=REDUCTION, types=same, lowering=lp_normalization, arithmetic=per_input(3))
-define("MeanVarianceNormalization", kind=REDUCTION, types=same, arithmetic=per_input(6))
-define("LRN", kind=OPAQUE, types=same, arithmetic=per_input(4))
+define("RMSNormalization", kind=REDUCTION, types=norm_types, lowering=rms_normalization, arithmetic=per_input(4),
+       host=(), runtime=PLAIN)
+define("LpNormalization", kind=REDUCTION, types=same, lowering=lp_normalization, arithmetic=per_input(3), host=(),
+       runtime=PLAIN)
+define("MeanVarianceNormalization", kind=REDUCTION, types=same, lowering=None, arithmetic=per_input(6), host=(),
+       runtime=PLAIN)
+define("LRN", kind=OPAQUE, types=same, lowering=None, arithmetic=per_input(4), host=(), runtime=PLAIN, random=False)

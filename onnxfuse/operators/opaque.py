@@ -6,7 +6,7 @@ from __future__ import annotations
 import onnx
 
 from onnxfuse.graph.context import INT64, Type, TypeContext, same
-from onnxfuse.operators.record import MICROSOFT, OPAQUE, define
+from onnxfuse.operators.record import MICROSOFT, opaque
 
 
 def det_types(context: TypeContext) -> list[Type]:
@@ -22,15 +22,13 @@ def sequence_length_types(context: TypeContext) -> list[Type]:
     return [Type(INT64, ())]
 
 
-define("Det", kind=OPAQUE, types=det_types)
-define("OptionalHasElement", kind=OPAQUE, types=has_element_types)
-define("SequenceLength", kind=OPAQUE, types=sequence_length_types)
-define("SequenceAt", kind=OPAQUE, host=(1,))
-define("RotaryEmbedding", kind=OPAQUE, types=same)
-define("RotaryEmbedding", "Inverse", domain=MICROSOFT, kind=OPAQUE, types=same)
-define(
-    "CenterCropPad", "Col2Im", "ConcatFromSequence", "DFT", "If", "ImageDecoder", "Loop", "MaxUnpool", "Optional",
-    "OptionalGetElement", "RegexFullMatch", "Scan", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
-    "SequenceInsert", "SequenceMap", "SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit", "SwiGLU",
-    "TfIdfVectorizer", kind=OPAQUE,
-)
+opaque("Det", types=det_types, host=(), random=False)
+opaque("OptionalHasElement", types=has_element_types, host=(), random=False)
+opaque("SequenceLength", types=sequence_length_types, host=(), random=False)
+opaque("SequenceAt", types=None, host=(1,), random=False)
+opaque("RotaryEmbedding", types=same, host=(), random=False)
+opaque("RotaryEmbedding", "Inverse", domain=MICROSOFT, types=same, host=(), random=False)
+opaque("CenterCropPad", "Col2Im", "ConcatFromSequence", "DFT", "If", "ImageDecoder", "Loop", "MaxUnpool", "Optional",
+       "OptionalGetElement", "RegexFullMatch", "Scan", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
+       "SequenceInsert", "SequenceMap", "SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit", "SwiGLU",
+       "TfIdfVectorizer", types=None, host=(), random=False)

@@ -14,8 +14,9 @@ from onnxfuse.graph.dims import Dim, dim, maximum, minimum
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, expand, like, reshape
 from onnxfuse.ir.tensors import Concat, Reshape, Slice, Tensor
+from onnxfuse.operators.arithmetic import none
 from onnxfuse.operators.operands import axis_of, operand, optional, present, result_shape, shape_operands
-from onnxfuse.operators.record import MICROSOFT, OPAQUE, VIEW, RuntimeKernel, define
+from onnxfuse.operators.record import MICROSOFT, PLAIN, VIEW, RuntimeKernel, define, opaque
 
 
 def tile_types(context: TypeContext) -> list[Type]:
@@ -426,11 +427,11 @@ def _padded(source: Tensor, axis: int, amounts: tuple[Dim, Dim], border: Tensor)
     return source if len(parts) == 1 else Concat(source.dtype, shape, tuple(parts), axis)
 
 
-define("Slice", kind=VIEW, types=slice_types, lowering=lower_slice, host=(1, 2, 3, 4))
-define("Split", kind=VIEW, types=split_types, lowering=split, host=(1,))
-define("Concat", kind=VIEW, types=concat_types, lowering=concat)
-define("Tile", kind=VIEW, types=tile_types, lowering=tile, host=(1,))
-define("Pad", kind=VIEW, types=pad_types, lowering=pad, host=(1, 2, 3), runtime=RuntimeKernel.BORDER)
-define("Pad", domain=MICROSOFT, kind=OPAQUE, types=pad_types)
-define("Resize", kind=VIEW, types=resize_types, lowering=resize, host=(1, 2, 3))
-define("Upsample", kind=OPAQUE, types=resize_types, host=(1,))
+define("Slice", kind=VIEW, types=slice_types, lowering=lower_slice, arithmetic=none, host=(1, 2, 3, 4), runtime=PLAIN)
+define("Split", kind=VIEW, types=split_types, lowering=split, arithmetic=none, host=(1,), runtime=PLAIN)
+define("Concat", kind=VIEW, types=concat_types, lowering=concat, arithmetic=none, host=(), runtime=PLAIN)
+define("Tile", kind=VIEW, types=tile_types, lowering=tile, arithmetic=none, host=(1,), runtime=PLAIN)
+define("Pad", kind=VIEW, types=pad_types, lowering=pad, arithmetic=none, host=(1, 2, 3), runtime=RuntimeKernel.BORDER)
+opaque("Pad", domain=MICROSOFT, types=pad_types, host=(), random=False)
+define("Resize", kind=VIEW, types=resize_types, lowering=resize, arithmetic=none, host=(1, 2, 3), runtime=PLAIN)
+opaque("Upsample", types=resize_types, host=(1,), random=False)

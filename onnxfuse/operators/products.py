@@ -13,7 +13,7 @@ from onnxfuse.graph.sizes import Sizes
 from onnxfuse.operators.arithmetic import SOFTMAX, elements, per_output, sizes_of, uncounted
 from onnxfuse.operators.attending import attention
 from onnxfuse.operators.multiplying import einsum, fused_matmul, gemm, matmul, matmul_integer, qlinear_matmul
-from onnxfuse.operators.record import HEAVY, MICROSOFT, RuntimeKernel, define
+from onnxfuse.operators.record import HEAVY, MICROSOFT, PLAIN, RuntimeKernel, define
 
 INT32 = int(onnx.TensorProto.INT32)
 
@@ -274,28 +274,40 @@ def _attention_arithmetic(node: Node, sizes: Sizes) -> int | None:
     return query[0] * rows * columns * (2 * width + 2 * value_width + heads * SOFTMAX)
 
 
-define("MatMul", kind=HEAVY, types=matmul_types, lowering=matmul, arithmetic=matmul_arithmetic,
+define("MatMul", kind=HEAVY, types=matmul_types, lowering=matmul, arithmetic=matmul_arithmetic, host=(),
        runtime=RuntimeKernel.PRODUCT)
-define("MatMulInteger", kind=HEAVY, types=matmul_types, lowering=matmul_integer, arithmetic=matmul_arithmetic)
-define("QLinearMatMul", kind=HEAVY, types=matmul_types, lowering=qlinear_matmul, arithmetic=matmul_arithmetic)
-define("FusedMatMul", "TransposeMatMul", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types,
-       lowering=fused_matmul, arithmetic=matmul_arithmetic)
-define("FusedMatMulActivation", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types, arithmetic=matmul_arithmetic)
+define("MatMulInteger", kind=HEAVY, types=matmul_types, lowering=matmul_integer, arithmetic=matmul_arithmetic, host=(),
+       runtime=PLAIN)
+define("QLinearMatMul", kind=HEAVY, types=matmul_types, lowering=qlinear_matmul, arithmetic=matmul_arithmetic, host=(),
+       runtime=PLAIN)
+define("FusedMatMul", "TransposeMatMul", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types, lowering=fused_matmul,
+       arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
+define("FusedMatMulActivation", domain=MICROSOFT, kind=HEAVY, types=fused_matmul_types, lowering=None,
+       arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
 define("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "GemmFloat8", "QGemm", domain=MICROSOFT, kind=HEAVY,
-       types=scaled_matmul_types, arithmetic=matmul_arithmetic)
+       types=scaled_matmul_types, lowering=None, arithmetic=matmul_arithmetic, host=(), runtime=PLAIN)
 define("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", domain=MICROSOFT, kind=HEAVY, types=packed_matmul_types,
-       arithmetic=_packed_arithmetic)
-define("Gemm", kind=HEAVY, types=gemm_types, lowering=gemm, arithmetic=_gemm_arithmetic, runtime=RuntimeKernel.GEMM)
-define("FusedGemm", domain=MICROSOFT, kind=HEAVY, types=gemm_types, arithmetic=_gemm_arithmetic)
-define("GemmFastGelu", domain=MICROSOFT, kind=HEAVY, arithmetic=_gemm_arithmetic)
-define("Einsum", kind=HEAVY, types=einsum_types, lowering=einsum, arithmetic=_einsum_arithmetic)
-define("LSTM", "GRU", "RNN", kind=HEAVY, types=recurrent_types, arithmetic=_recurrent_arithmetic)
-define("Attention", kind=HEAVY, types=attention_types, lowering=attention, arithmetic=_attention_arithmetic)
-define("LinearAttention", kind=HEAVY, arithmetic=uncounted)
-define("MultiHeadAttention", domain=MICROSOFT, kind=HEAVY, types=multi_head_attention_types,
-       arithmetic=_attention_arithmetic)
-define("Attention", "QAttention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, arithmetic=uncounted)
-define("GroupQueryAttention", domain=MICROSOFT, kind=HEAVY, types=group_query_attention_types, arithmetic=uncounted)
-define("LongformerAttention", domain=MICROSOFT, kind=HEAVY, types=same, arithmetic=uncounted)
+       lowering=None, arithmetic=_packed_arithmetic, host=(), runtime=PLAIN)
+define("Gemm", kind=HEAVY, types=gemm_types, lowering=gemm, arithmetic=_gemm_arithmetic, host=(),
+       runtime=RuntimeKernel.GEMM)
+define("FusedGemm", domain=MICROSOFT, kind=HEAVY, types=gemm_types, lowering=None, arithmetic=_gemm_arithmetic, host=(),
+       runtime=PLAIN)
+define("GemmFastGelu", domain=MICROSOFT, kind=HEAVY, types=None, lowering=None, arithmetic=_gemm_arithmetic, host=(),
+       runtime=PLAIN)
+define("Einsum", kind=HEAVY, types=einsum_types, lowering=einsum, arithmetic=_einsum_arithmetic, host=(), runtime=PLAIN)
+define("LSTM", "GRU", "RNN", kind=HEAVY, types=recurrent_types, lowering=None, arithmetic=_recurrent_arithmetic,
+       host=(), runtime=PLAIN)
+define("Attention", kind=HEAVY, types=attention_types, lowering=attention, arithmetic=_attention_arithmetic, host=(),
+       runtime=PLAIN)
+define("LinearAttention", kind=HEAVY, types=None, lowering=None, arithmetic=uncounted, host=(), runtime=PLAIN)
+define("MultiHeadAttention", domain=MICROSOFT, kind=HEAVY, types=multi_head_attention_types, lowering=None,
+       arithmetic=_attention_arithmetic, host=(), runtime=PLAIN)
+define("Attention", "QAttention", domain=MICROSOFT, kind=HEAVY, types=packed_attention_types, lowering=None,
+       arithmetic=uncounted, host=(), runtime=PLAIN)
+define("GroupQueryAttention", domain=MICROSOFT, kind=HEAVY, types=group_query_attention_types, lowering=None,
+       arithmetic=uncounted, host=(), runtime=PLAIN)
+define("LongformerAttention", domain=MICROSOFT, kind=HEAVY, types=same, lowering=None, arithmetic=uncounted, host=(),
+       runtime=PLAIN)
 define("SparseAttention", "PackedAttention", "PackedMultiHeadAttention", "DecoderMaskedMultiHeadAttention",
-       "DecoderMaskedSelfAttention", "MoE", "QMoE", domain=MICROSOFT, kind=HEAVY, arithmetic=uncounted)
+       "DecoderMaskedSelfAttention", "MoE", "QMoE", domain=MICROSOFT, kind=HEAVY, types=None, lowering=None,
+       arithmetic=uncounted, host=(), runtime=PLAIN)

@@ -17,7 +17,7 @@ from onnxfuse.ir.scalars import BFLOAT16, FLOAT16, TYPES
 from onnxfuse.ir.tensors import Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, SOFTMAX, per_input, per_output
 from onnxfuse.operators.operands import integer_attribute, operand, optional
-from onnxfuse.operators.record import MICROSOFT, OPAQUE, POINTWISE, REDUCTION, define
+from onnxfuse.operators.record import MICROSOFT, PLAIN, POINTWISE, REDUCTION, define, opaque
 
 RANGES: dict[int, tuple[int, int]] = {
     TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255),
@@ -127,14 +127,17 @@ def _parameters(node: Node, context: LoweringContext, source: Tensor) -> tuple[T
 
 for _domain in ("", MICROSOFT):
     define("QuantizeLinear", domain=_domain, kind=POINTWISE, types=quantize_types, lowering=quantize,
-           arithmetic=per_output(SIMPLE))
+           arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
     define("DequantizeLinear", domain=_domain, kind=POINTWISE, types=dequantize_types, lowering=dequantize,
-           arithmetic=per_output(SIMPLE))
-define("DynamicQuantizeLinear", kind=OPAQUE, types=dynamic_quantize_types)
-define("QLinearAdd", "QLinearMul", domain=MICROSOFT, kind=POINTWISE, types=quantised_binary_types,
-       arithmetic=per_output(SIMPLE))
-define("QLinearSigmoid", domain=MICROSOFT, kind=POINTWISE, types=same, arithmetic=per_output(ELEMENTARY))
-define("QLinearLeakyRelu", domain=MICROSOFT, kind=POINTWISE, types=same, arithmetic=per_output(SIMPLE))
-define("QLinearSoftmax", domain=MICROSOFT, kind=REDUCTION, types=same, arithmetic=per_input(SOFTMAX))
-define("QLinearGlobalAveragePool", domain=MICROSOFT, kind=REDUCTION, types=quantised_global_pool_types,
-       arithmetic=per_input(SIMPLE))
+           arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
+opaque("DynamicQuantizeLinear", types=dynamic_quantize_types, host=(), random=False)
+define("QLinearAdd", "QLinearMul", domain=MICROSOFT, kind=POINTWISE, types=quantised_binary_types, lowering=None,
+       arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN, activation=False)
+define("QLinearSigmoid", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=None, arithmetic=per_output(ELEMENTARY),
+       host=(), runtime=PLAIN, activation=False)
+define("QLinearLeakyRelu", domain=MICROSOFT, kind=POINTWISE, types=same, lowering=None, arithmetic=per_output(SIMPLE),
+       host=(), runtime=PLAIN, activation=False)
+define("QLinearSoftmax", domain=MICROSOFT, kind=REDUCTION, types=same, lowering=None, arithmetic=per_input(SOFTMAX),
+       host=(), runtime=PLAIN)
+define("QLinearGlobalAveragePool", domain=MICROSOFT, kind=REDUCTION, types=quantised_global_pool_types, lowering=None,
+       arithmetic=per_input(SIMPLE), host=(), runtime=PLAIN)

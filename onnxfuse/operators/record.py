@@ -1,8 +1,7 @@
 """What is known of an operator, in one record: ``define`` enters it, one file a family.
 
-A record is whole or the package does not import: an operator with a lowering has types, and what fuses, reduces or
-multiplies says what arithmetic it takes.  An operator without a record is opaque: nothing is fused with it, and its
-types are onnx's own.
+A record is whole or the package does not import: no part of it has a default, and parts that go together are there
+together.  An operator without a record is opaque: nothing is fused with it, and its types are onnx's own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from onnxfuse.graph.order import MICROSOFT
 from onnxfuse.graph.sizes import Sizes
 from onnxfuse.ir.context import LoweringContext
 from onnxfuse.ir.tensors import Tensor
-from onnxfuse.operators.arithmetic import Arithmetic, none, uncounted
+from onnxfuse.operators.arithmetic import Arithmetic, uncounted
 
 CANONICAL = "onnxfuse.canonical"
 """Domain of operators that only the canonical view has."""
@@ -93,6 +92,9 @@ class RuntimeKernel(Enum):
     """The same, of two axes, with a bias of its own."""
 
 
+PLAIN = RuntimeKernel.PLAIN
+
+
 @dataclass(frozen=True)
 class Operator:
     """An operator of a domain.
@@ -104,7 +106,7 @@ class Operator:
         arithmetic: floating-point operations of a node.
         host: operands that ONNX Runtime's CUDA kernels read in host memory.
         runtime: the kernel that ONNX Runtime has for it.
-        random: whether it draws random numbers.
+        random: whether it draws random numbers; what no kernel holds alone may.
         activation: whether it is what rules call an activation: a curve that networks put behind a layer.
     """
 
@@ -121,24 +123,28 @@ class Operator:
 
 
 __all__ = [
-    "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "POINTWISE", "POOLING", "REDUCTION", "SCAN", "SHAPE",
-    "VIEW", "Lowering", "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "is_contraction", "lowered",
-    "lowering_of", "operator_of",
+    "CANONICAL", "HEAVY", "MICROSOFT", "OPAQUE", "OPERATORS", "PLAIN", "POINTWISE", "POOLING", "REDUCTION", "SCAN",
+    "SHAPE", "VIEW", "Lowering", "Operator", "OperatorClass", "RuntimeKernel", "define", "flops_of", "is_contraction",
+    "lowered", "lowering_of", "opaque", "operator_of",
 ]
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
 """Every record by domain and name."""
 
-_COUNTED = (POINTWISE, REDUCTION, SCAN, POOLING, HEAVY)
-
 
 def define(
-    *names: str, domain: str = "", kind: OperatorClass, types: TypeFunction | None = None,
-    lowering: Lowering | None = None, arithmetic: Arithmetic | None = None, host: Collection[int] = (),
-    runtime: RuntimeKernel = RuntimeKernel.PLAIN, random: bool = False,
-    activation: bool = False,
+    *names: str, domain: str = "", kind: OperatorClass, types: TypeFunction | None, lowering: Lowering | None,
+    arithmetic: Arithmetic, host: Collection[int], runtime: RuntimeKernel, activation: bool | None = None,
+    random: bool | None = None,
 ) -> None:
     """Enter operators that are alike in everything but their names.
+
+    Args:
+        names: of the operators.
+        domain: of all of them.
+        kind, types, lowering, arithmetic, host, runtime: parts of the record; None where it has none of the first two.
+        activation: said of pointwise operators, the only ones that may be one.
+        random: said of opaque operators, in the same way.
 
     Raises:
         ValueError: an operator has a record already, or the record lacks a part that its kind needs.
@@ -146,13 +152,31 @@ def define(
     for name in names:
         if (domain, name) in OPERATORS:
             raise ValueError(f"two records of {name} of domain '{domain}'")
+        if (activation is None) is (kind is POINTWISE):
+            raise ValueError(f"{name} must say whether it is an activation if it is pointwise, and only then")
+        if (random is None) is (kind is OPAQUE):
+            raise ValueError(f"{name} must say whether it is random if it is opaque, and only then")
         if lowering is not None and types is None and domain != CANONICAL:
             raise ValueError(f"{name} has a lowering and no types")
-        if arithmetic is None and kind in _COUNTED:
-            raise ValueError(f"{name} does not say what arithmetic it takes")
-        counted = arithmetic or (uncounted if kind is OPAQUE else none)
+        if lowering is not None and kind is OPAQUE:
+            raise ValueError(f"{name} has a lowering and is opaque")
+        if lowering is not None and arithmetic is uncounted:
+            raise ValueError(f"{name} has a lowering and no arithmetic")
         OPERATORS[domain, name] = Operator(
-            name, domain, kind, types, lowering, counted, frozenset(host), runtime, random, activation)
+            name, domain, kind, types, lowering, arithmetic, frozenset(host), runtime, bool(random), bool(activation))
+
+
+def opaque(
+    *names: str, domain: str = "", types: TypeFunction | None, host: Collection[int], random: bool,
+) -> None:
+    """Enter operators of which nobody has said how they compute: nothing is fused with them, no kernel holds them,
+    their operations are not counted, and ONNX Runtime's kernel is taken for one like any other.
+
+    Raises:
+        ValueError: an operator has a record already.
+    """
+    define(*names, domain=domain, kind=OPAQUE, types=types, lowering=None, arithmetic=uncounted, host=host,
+           runtime=PLAIN, random=random)
 
 
 def lowered() -> frozenset[tuple[str, str]]:

@@ -12,7 +12,7 @@ from onnxfuse.ir.scalars import DOUBLE, TYPES, limits
 from onnxfuse.ir.tensors import Map, Scan, Take, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, SIMPLE, per_input, per_output
 from onnxfuse.operators.operands import integer_attribute, operand, optional, present, result_shape
-from onnxfuse.operators.record import OPAQUE, REDUCTION, SCAN, RuntimeKernel, define
+from onnxfuse.operators.record import OPAQUE, PLAIN, REDUCTION, SCAN, RuntimeKernel, define
 from onnxfuse.operators.views import axes_of
 
 
@@ -196,13 +196,17 @@ for _name, _cost, _runtime in (
     define(_name, kind=REDUCTION, types=reduce_types, lowering=reduction, arithmetic=per_input(_cost), host=(1,),
            runtime=_runtime)
 
-define("ArgMax", "ArgMin", kind=REDUCTION, types=arg_types, arithmetic=per_input(SIMPLE))
+define("ArgMax", "ArgMin", kind=REDUCTION, types=arg_types, lowering=None, arithmetic=per_input(SIMPLE), host=(),
+       runtime=PLAIN)
 define("GlobalAveragePool", "GlobalMaxPool", kind=REDUCTION, types=global_pool_types, lowering=global_pool,
-       arithmetic=per_input(SIMPLE))
-define("GlobalLpPool", kind=REDUCTION, types=global_pool_types, lowering=global_pool, arithmetic=per_input(2))
+       arithmetic=per_input(SIMPLE), host=(), runtime=PLAIN)
+define("GlobalLpPool", kind=REDUCTION, types=global_pool_types, lowering=global_pool, arithmetic=per_input(2), host=(),
+       runtime=PLAIN)
 define("NegativeLogLikelihoodLoss", kind=REDUCTION, types=loss_types, lowering=negative_log_likelihood,
-       arithmetic=per_output(SIMPLE))
-define("SoftmaxCrossEntropyLoss", kind=REDUCTION, types=loss_types, arithmetic=per_input(4 + ELEMENTARY))
+       arithmetic=per_output(SIMPLE), host=(), runtime=PLAIN)
+define("SoftmaxCrossEntropyLoss", kind=REDUCTION, types=loss_types, lowering=None, arithmetic=per_input(4 + ELEMENTARY),
+       host=(), runtime=PLAIN)
 define("CumSum", kind=SCAN, types=same, lowering=running_total, arithmetic=per_input(SIMPLE), host=(1,),
        runtime=RuntimeKernel.TOTALS)
-define("CumProd", kind=OPAQUE, types=same, arithmetic=per_input(SIMPLE), host=())
+define("CumProd", kind=OPAQUE, types=same, lowering=None, arithmetic=per_input(SIMPLE), host=(), runtime=PLAIN,
+       random=False)

@@ -7,9 +7,10 @@ from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, expand, reshape
 from onnxfuse.ir.tensors import Permute, Tensor
+from onnxfuse.operators.arithmetic import none
 from onnxfuse.operators.contents import spread
 from onnxfuse.operators.operands import integer_attribute, operand, result_shape, shape_operands
-from onnxfuse.operators.record import VIEW, RuntimeKernel, define
+from onnxfuse.operators.record import PLAIN, VIEW, RuntimeKernel, define
 
 
 def reshape_types(context: TypeContext) -> list[Type]:
@@ -169,11 +170,14 @@ def space_to_depth(node: Node, context: LoweringContext) -> Tensor:
     return reshape(moved, (n, c * block * block, h // block, w // block))
 
 
-define("Reshape", kind=VIEW, types=reshape_types, lowering=same_elements, host=(1,))
-define("Squeeze", kind=VIEW, types=squeeze_types, lowering=same_elements, host=(1,))
-define("Unsqueeze", kind=VIEW, types=unsqueeze_types, lowering=same_elements, host=(1,))
-define("Flatten", kind=VIEW, types=flatten_types, lowering=same_elements)
-define("Transpose", kind=VIEW, types=transpose_types, lowering=transpose, runtime=RuntimeKernel.TRANSPOSE)
-define("Expand", kind=VIEW, types=expand_types, lowering=broadcast, host=(1,))
-define("DepthToSpace", kind=VIEW, types=depth_space_types, lowering=depth_to_space)
-define("SpaceToDepth", kind=VIEW, types=depth_space_types, lowering=space_to_depth)
+define("Reshape", kind=VIEW, types=reshape_types, lowering=same_elements, arithmetic=none, host=(1,), runtime=PLAIN)
+define("Squeeze", kind=VIEW, types=squeeze_types, lowering=same_elements, arithmetic=none, host=(1,), runtime=PLAIN)
+define("Unsqueeze", kind=VIEW, types=unsqueeze_types, lowering=same_elements, arithmetic=none, host=(1,), runtime=PLAIN)
+define("Flatten", kind=VIEW, types=flatten_types, lowering=same_elements, arithmetic=none, host=(), runtime=PLAIN)
+define("Transpose", kind=VIEW, types=transpose_types, lowering=transpose, arithmetic=none, host=(),
+       runtime=RuntimeKernel.TRANSPOSE)
+define("Expand", kind=VIEW, types=expand_types, lowering=broadcast, arithmetic=none, host=(1,), runtime=PLAIN)
+define("DepthToSpace", kind=VIEW, types=depth_space_types, lowering=depth_to_space, arithmetic=none, host=(),
+       runtime=PLAIN)
+define("SpaceToDepth", kind=VIEW, types=depth_space_types, lowering=space_to_depth, arithmetic=none, host=(),
+       runtime=PLAIN)
