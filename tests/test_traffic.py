@@ -36,15 +36,15 @@ def region_traffic(ledger: Ledger, region: Region) -> tuple[int, int]:
     return sum(ledger.node(node).bytes for node in region.own), ledger.region(region).bytes
 
 
-def model(inputs: str, outputs: str, body: str, constants: str = "") -> onnx.ModelProto:
+def model(inputs: str, outputs: str, body: str, constants: str = "", opset: int = 17) -> onnx.ModelProto:
     held = f"<{constants}>" if constants else ""
     return onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => ({outputs}) {held} {{ {body} }}'
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g ({inputs}) => ({outputs}) {held} {{ {body} }}'
     )
 
 
-def graph(*parts: str) -> Graph:
-    return load_graph(model(*parts))
+def graph(*parts: str, opset: int = 17) -> Graph:
+    return load_graph(model(*parts, opset=opset))
 
 
 def nodes(graph: Graph, *ops: str) -> tuple[Node, ...]:
@@ -194,6 +194,13 @@ def replace_type(value: Value, dtype: int) -> Value:
     return replace(value, dtype=dtype)
 
 
+def resize(result: tuple[int, ...], attributes: str, sizes: str = "") -> tuple[str, ...]:
+    """A Resize of ``float[2,3,4,6] x``; ``sizes`` where not all axes are named."""
+    sizes = sizes or ",".join(map(str, result))
+    return ("float[2,3,4,6] x", f"float[{','.join(map(str, result))}] y", f"y = Resize<{attributes}>(x, cut, , sizes)",
+            f"int64[{sizes.count(',') + 1}] sizes = {{{sizes}}}, float[4] cut = {{0.0, 0.0, 0.5, 1.0}}")
+
+
 FLOPS: list[tuple[str, tuple[str, ...], int]] = [
     # y = 2 x 5 x 6 x 6 elements of 3 / 1 x 3 x 3 products each, and the bias
     ("convolution", ("float[2,3,8,8] x, float[5,3,3,3] w, float[5] b", "float[2,5,6,6] y", "y = Conv(x, w, b)"),
@@ -219,10 +226,31 @@ FLOPS: list[tuple[str, tuple[str, ...], int]] = [
     ("cast", ("float[3] x", "float16[3] y", "y = Cast<to=10>(x)"), 0),
 ]
 
+NEWER: list[tuple[str, tuple[str, ...], int]] = [
+    ("resize, the nearest", resize((2, 3, 8, 12), 'mode="nearest"'), 0),
+    # Each of y's elements is made of 2 x 2, or 4 x 4, of the images' axes alone.
+    ("resize, linear", resize((2, 3, 8, 12), 'mode="linear"'), 576 * 2 * 4),
+    ("resize, cubic", resize((2, 3, 8, 12), 'mode="cubic"'), 576 * 2 * 16),
+    ("resize of one axis", resize((2, 3, 4, 12), 'mode="cubic"'), 288 * 2 * 4),
+    ("resize of no axis", resize((2, 3, 4, 6), 'mode="cubic"'), 0),
+    ("resize of named axes, cut out", resize((2, 3, 4, 12),
+     'mode="linear", axes=[2,-1], coordinate_transformation_mode="tf_crop_and_resize"', "4,12"), 288 * 2 * 4),
+    ("resize to less, smoothed", resize((2, 3, 2, 12), 'mode="linear", antialias=1'), 144 * 2 * (4 * 2)),
+    ("resize to less", resize((2, 3, 2, 12), 'mode="linear"'), 144 * 2 * (2 * 2)),
+    ("scatter", ("float[8,5] x, int64[2,1] i, float[2,5] u", "float[8,5] y", "y = ScatterND(x, i, u)"), 0),
+    ("scatter that adds", ("float[8,5] x, int64[2,1] i, float[2,5] u", "float[8,5] y",
+     'y = ScatterND<reduction="add">(x, i, u)'), 10),
+    ("scatter that compares", ("float[8,5] x, int64[2,3] i, float[2,3] u", "float[8,5] y",
+     'y = ScatterElements<reduction="max">(x, i, u)'), 6),
+    ("scatter of elements", ("float[8,5] x, int64[2,3] i, float[2,3] u", "float[8,5] y",
+     "y = ScatterElements(x, i, u)"), 0),
+]
 
-@pytest.mark.parametrize(("parts", "expected"), [case[1:] for case in FLOPS], ids=[case[0] for case in FLOPS])
-def test_arithmetic(parts: tuple[str, ...], expected: int) -> None:
-    (node,) = (node for node in graph(*parts).nodes if node.op != "Constant")
+
+@pytest.mark.parametrize(("opset", "parts", "expected"), [
+    pytest.param(opset, *case[1:], id=case[0]) for opset, cases in ((17, FLOPS), (19, NEWER)) for case in cases])
+def test_arithmetic(opset: int, parts: tuple[str, ...], expected: int) -> None:
+    (node,) = (node for node in graph(*parts, opset=opset).nodes if node.op != "Constant")
     assert flops_of(node, {}) == expected
 
 

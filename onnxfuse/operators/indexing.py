@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from onnxfuse.graph.context import INT64, MAX_ELEMENTS, Type, TypeContext, elements_of, flat, same
 from onnxfuse.graph.dims import Dim, dim, product
 from onnxfuse.graph.model import Node, Value, root
+from onnxfuse.graph.sizes import Sizes
 from onnxfuse.ir.context import LoweringContext, apply, expand, like, reshape, size_of, test
 from onnxfuse.ir.scalars import BOOL
 from onnxfuse.ir.tensors import Concat, Iota, Map, Take, Tensor
-from onnxfuse.operators.arithmetic import none
+from onnxfuse.operators.arithmetic import elements, none
 from onnxfuse.operators.operands import axis_of, integer_attribute, operand, present, result_shape
 from onnxfuse.operators.pieces import cut
 from onnxfuse.operators.record import MICROSOFT, PLAIN, VIEW, RuntimeKernel, define, opaque
@@ -370,6 +371,11 @@ def _laid_out(updates: Tensor, axis: int, places: Places, size: Dim) -> Tensor:
     return parts[0] if len(parts) == 1 else Concat(updates.dtype, (*before, size, *after), tuple(parts), axis)
 
 
+def _scatter_arithmetic(node: Node, sizes: Sizes) -> int | None:
+    """One for each update that something is made of with what stands in its place."""
+    return 0 if node.attributes.get("reduction", "none") == "none" else elements(node.inputs[2], sizes)
+
+
 define("Gather", kind=VIEW, types=gather_types, lowering=gather, arithmetic=none, host=(), runtime=PLAIN)
 define("GatherElements", kind=VIEW, types=gather_elements_types, lowering=gather_elements, arithmetic=none, host=(),
        runtime=PLAIN)
@@ -382,7 +388,8 @@ opaque("Compress", types=compress_types, host=(), random=False)
 opaque("Unique", types=unique_types, host=(), random=False)
 opaque("TopK", types=top_k_types, host=(1,), random=False)
 opaque("NonMaxSuppression", types=non_max_suppression_types, host=(2, 3, 4), random=False)
-define("ScatterND", kind=VIEW, types=same, lowering=scatter_nd, arithmetic=none, host=(), runtime=RuntimeKernel.SCATTER)
-define("ScatterElements", kind=VIEW, types=same, lowering=scatter_elements, arithmetic=none, host=(),
+define("ScatterND", kind=VIEW, types=same, lowering=scatter_nd, arithmetic=_scatter_arithmetic, host=(),
+       runtime=RuntimeKernel.SCATTER)
+define("ScatterElements", kind=VIEW, types=same, lowering=scatter_elements, arithmetic=_scatter_arithmetic, host=(),
        runtime=RuntimeKernel.SCATTER)
 opaque("Scatter", "TensorScatter", "ReverseSequence", types=same, host=(), random=False)

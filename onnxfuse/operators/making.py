@@ -145,6 +145,7 @@ define("Size", kind=SHAPE, types=size_types, lowering=None, arithmetic=none, hos
 opaque("Constant", types=constant_types, host=(), random=False)
 define("ConstantOfShape", kind=VIEW, types=constant_of_shape_types, lowering=constant_of_shape, arithmetic=none,
        host=(0,), runtime=PLAIN)
+# Its numbers are places, which a kernel counts anyhow.
 define("Range", kind=VIEW, types=range_types, lowering=lower_range, arithmetic=none, host=(0, 1, 2), runtime=PLAIN)
 opaque("Range", domain=MICROSOFT, types=range_types, host=(), random=False)
 opaque("EyeLike", types=eye_like_types, host=(), random=False)

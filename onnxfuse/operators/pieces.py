@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate as running
-from math import floor, prod
+from math import ceil, floor, prod
 
 import numpy as np
 
 from onnxfuse.graph.context import MAX_ELEMENTS, Contents, Type, TypeContext, flat
 from onnxfuse.graph.dims import Dim, dim, maximum, minimum
 from onnxfuse.graph.model import Node, Shape
+from onnxfuse.graph.sizes import Sizes
 from onnxfuse.ir.context import LoweringContext, expand, like, reshape
 from onnxfuse.ir.tensors import Concat, Reshape, Slice, Tensor
-from onnxfuse.operators.arithmetic import none
+from onnxfuse.operators.arithmetic import none, sizes_of
 from onnxfuse.operators.operands import axis_of, operand, optional, present, result_shape, shape_operands
 from onnxfuse.operators.record import MICROSOFT, PLAIN, VIEW, RuntimeKernel, define, opaque
 
@@ -366,6 +367,29 @@ def resize(node: Node, context: LoweringContext) -> Tensor:
     return Reshape(source.dtype, result, expand(reshape(source, ones), paired))
 
 
+_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+"""Elements along an axis that a Resize makes one of, by its mode."""
+
+
+def _resize_arithmetic(node: Node, sizes: Sizes) -> int | None:
+    """Twice the output's elements times those that each is made of, along the axes whose size changes; a smoothed one
+    is made of as many more as the axis shrinks."""
+    taps = _TAPS.get(node.attributes.get("mode", "nearest"))
+    if taps is None or taps == 1:
+        return None if taps is None else 0
+    before, after = sizes_of(node.inputs[0], sizes), sizes_of(node.outputs[0], sizes)
+    if not before or not after or len(before) != len(after):
+        return None
+    smooth = node.attributes.get("antialias", 0)
+    crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    made_of = 1
+    for axis in node.attributes.get("axes") or range(len(after)):
+        old, new = before[axis % len(before)], after[axis % len(after)]
+        if old != new or crops:
+            made_of *= ceil(taps * old / new) if smooth and old > new > 0 else taps
+    return 2 * prod(after) * made_of if made_of > 1 else 0
+
+
 def _times(size: Dim, before: Dim) -> int | None:
     """How many times one size is another, where that is a whole number."""
     if size.value is not None and before.value:
@@ -433,5 +457,6 @@ define("Concat", kind=VIEW, types=concat_types, lowering=concat, arithmetic=none
 define("Tile", kind=VIEW, types=tile_types, lowering=tile, arithmetic=none, host=(1,), runtime=PLAIN)
 define("Pad", kind=VIEW, types=pad_types, lowering=pad, arithmetic=none, host=(1, 2, 3), runtime=RuntimeKernel.BORDER)
 opaque("Pad", domain=MICROSOFT, types=pad_types, host=(), random=False)
-define("Resize", kind=VIEW, types=resize_types, lowering=resize, arithmetic=none, host=(1, 2, 3), runtime=PLAIN)
+define("Resize", kind=VIEW, types=resize_types, lowering=resize, arithmetic=_resize_arithmetic, host=(1, 2, 3),
+       runtime=PLAIN)
 opaque("Upsample", types=resize_types, host=(1,), random=False)

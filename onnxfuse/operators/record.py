@@ -106,7 +106,7 @@ class Operator:
         arithmetic: floating-point operations of a node.
         host: operands that ONNX Runtime's CUDA kernels read in host memory.
         runtime: the kernel that ONNX Runtime has for it.
-        random: whether it draws random numbers; what no kernel holds alone may.
+        random: whether it draws random numbers; only what no kernel holds may.
         activation: whether it is what rules call an activation: a curve that networks put behind a layer.
     """
 
