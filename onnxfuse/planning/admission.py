@@ -28,18 +28,13 @@ from onnxfuse.planning.legality import check_nodes
 from onnxfuse.planning.placement import Kind, Placement
 from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import chosen_variant
+from onnxfuse.provider.layouts import is_converted
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.kernel import USER, Kernel
 from onnxfuse.wording import option
 
 MOST_OPERANDS = 128
 """Tensors that one node of a region reads, or writes: each neighbour that is tried costs a look at all of them."""
-
-CONVERTED = frozenset({
-    "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GlobalAveragePool", "GlobalMaxPool",
-    "GridSample", "LRN", "MaxPool", "SpaceToDepth",
-})
-"""Operators that the CUDA provider runs channels-last."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ def beside_convolutions(graph: Graph, facts: Mapping[Node, Facts]) -> list[tuple
     These are the pointwise nodes that a convolution or pooling feeds or that feed one, and so on from those.
     """
     found: dict[Node, Node] = {}
-    waiting = deque((node, node) for node in graph.nodes if node.domain == "" and node.op in CONVERTED)
+    waiting = deque((node, node) for node in graph.nodes if is_converted(node))
     while waiting:
         node, source = waiting.popleft()
         values: list[Value] = [value for value in (*node.reads(), *node.outputs) if value is not None]

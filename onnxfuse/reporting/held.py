@@ -21,12 +21,12 @@ from onnxfuse.graph.sizes import shapes_of
 from onnxfuse.operators import load_graph
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import chosen_target
-from onnxfuse.planning.admission import CONVERTED
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.provider.fusions import with_biases
+from onnxfuse.provider.layouts import is_converted
 from onnxfuse.reporting.costs import MOST, RATES, by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, Totals
 from onnxfuse.reporting.gather import (
@@ -109,10 +109,10 @@ def _record(optimised: Optimised, report: Report) -> PlanRecord:
 
 def _hangs_on(optimised: Optimised) -> Iterator[str]:
     """Options of the CUDA provider with which the model might be planned otherwise."""
-    operators = {node.op for graph in optimised.graph.walk() for node in graph.nodes if node.domain == ""}
-    if operators & CONVERTED:
+    nodes = [node for graph in optimised.graph.walk() for node in graph.nodes if node.domain == ""]
+    if any(map(is_converted, nodes)):
         yield LAYOUT
-    if operators & {"Conv", "ConvTranspose"}:
+    if any(node.op in ("Conv", "ConvTranspose") for node in nodes):
         yield BIAS
     kept = not optimised.objective.tf32 and any(each.code == "float32-products" for each in optimised.refusals)
     if kept or any(fusion.kernel.rounds for fusion in optimised.plan.fusions):
