@@ -27,7 +27,7 @@ ONE_BY_ONE = 8
 the compiler five times as long as all other variants together, and more registers than a thread has."""
 
 
-ABREAST = 4
+ROWS_AT_ONCE = 4
 """Rows of which a thread computes vectors of results at once."""
 
 
@@ -222,7 +222,7 @@ class ProductText:
         return [
             f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(own_columns / width, threads);",
             "constexpr int step = threads / lanes, all = (rows + step - 1) / step;",
-            f"constexpr int passes = all < {ABREAST} ? all : {ABREAST};",
+            f"constexpr int passes = all < {ROWS_AT_ONCE} ? all : {ROWS_AT_ONCE};",
             f"for (int column = {self._first('threadIdx.x', 'own_columns')}; column < own_columns; "
             "column += lanes * width) {",
             *indented([
