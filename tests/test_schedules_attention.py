@@ -287,9 +287,10 @@ def test_keys_that_lie_side_by_side(kind: str) -> None:
 
 
 REFUSED = [
-    (PLAIN.replace("T[", "float[").replace("T ", "float "), "products of float32; its kernels have those of float16 or bfloat16"),
+    (PLAIN.replace("T[", "double[").replace("T ", "double "), "products of float64; its kernels have those of float16, bfloat16 or float32"),
+    (PLAIN.replace("64", "136").replace("T[", "float[").replace("T ", "float "), "a head size of 136; its kernels of float32 have those up to 128"),
     (PLAIN.replace("64", "D"), "the head size, D and D, is known only when it runs"),
-    (PLAIN.replace("64", "264"), "a head size of 264; its kernels have those up to 256"),
+    (PLAIN.replace("64", "264"), "a head size of 264; its kernels of float16 have those up to 256"),
     (PLAIN.replace("(T[B,H,S,64] y)", "(T[B,H,S,64] y, T[B,H,S,K] p)"), "its scores, or what is made of them, are used outside too"),
 ]
 

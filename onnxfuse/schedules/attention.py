@@ -6,9 +6,9 @@ f and g are any maps, with masks and biases read or computed where a score is; w
 over heads or scaled before a product is read so.  A block has the queries of one or two tiles of 16 rows a warp, goes
 over the keys tile by tile, keeps the running maximum and sum of its rows' powers, and the sums with the values, which
 are scaled down where the maximum grows (Dao, "FlashAttention-2", 2023; Milakov and Gimelshein, 2018).  Products are of
-float16 or bfloat16, on tensor cores where the GPU has them; maxima, sums and scores are float32.  Where four warps can
-multiply together (Hopper), a variant of its own comes first.  Keys that a mask of places hides from all queries of a
-block are left out (``attention_visible``).
+float16, bfloat16 or float32 (rounded to TF32, ``attention_tf32``), on tensor cores where the GPU has them; maxima, sums
+and scores are float32.  Where four warps can multiply together (Hopper, 16-bit floats), a variant of its own comes
+first.  Keys that a mask of places hides from all queries of a block are left out (``attention_visible``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LEAST_ROWS = 33
 """Rows from which on they do: of fewer than half of theirs most of what they compute is of none."""
 
 LONG_HEAD = 128
-"""Columns up to which a multiprocessor holds two blocks of four warps that do."""
+"""Columns of 16 bits up to which a multiprocessor holds two blocks of four warps that do, or blocks with 64 keys."""
 
 SHARED_EVERYWHERE = 64 * 1024
 """Bytes of shared memory that a block may have on every GPU with tensor cores."""
@@ -106,17 +106,17 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     parts, guards = _accesses(parts, request.sizes)
     work = _Work(lowered, parts, guards)
     own = _own(request, parts)
-    width = WIDTH if parts.vectors else 1
-    together = _together(request, parts, work) if parts.vectors else None
-    tried = [Shape(warps, tiles, keys, width) for warps in {own.warps, WARPS} for tiles in (1, 2)
-             for keys in (32, 64, 128)]
+    width = parts.width if parts.vectors else 1
+    together = _together(request, parts, work) if parts.vectors and not parts.rounds else None
+    tried = [replace(own, warps=warps, tiles=tiles, keys=keys, width=width)
+             for warps in {own.warps, WARPS} for tiles in (1, 2) for keys in (32, 64, 128)]
     if together is not None:
         tried += [Shape(warps, 1, keys, WIDTH, together=True)
                   for warps, keys in ((4, 64), (4, 128), (8, 64), (12, 64))]
     offered = {shape.choice: shape for shape in sorted(tried, key=lambda shape: (not shape.together, shape.name))
                if shape.fits(work.depth, work.columns) and shape != (together or own)}
     choice, first = told(request.choice, offered)
-    least = Shape(WARPS, 1, 32 if own.keys > 32 else 16, 1)
+    least = replace(own, warps=WARPS, tiles=1, keys=32 if own.keys > 32 else 16, width=1)
     vectorised = [shape for shape in dict.fromkeys((first, together, own)) if shape is not None]
     divided = parts.vectors and _is_split(request, parts, own)
     for shape, needed in _shapes(lowered, vectorised if parts.vectors else [], guards, least):
@@ -126,11 +126,12 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
         work.whole(shape, needed)
     plan = make_plan(lowered, request.rule, parts.puller, work.variants)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-    headers = ("onnxfuse", "mma", *(["warpgroup"] if work.together else []))
+    headers = ("onnxfuse", "mma", *(["tf32"] if parts.rounds else ["warpgroup"] if work.together else []))
     source = Source(headers, comment, tuple(work.functions), tuple(work.entries))
     plan = replace(plan, scratch=tuple(work.scratch))
     hides = parts.visible is not None
-    return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True, hides=hides)
+    return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True, hides=hides,
+                  rounds=parts.rounds)
 
 
 def _words(shape: Shape, hides: bool) -> str:
@@ -237,10 +238,11 @@ def _own(request: Request, parts: Parts) -> Shape:
     warps = WARPS
     while warps > 1 and rows is not None and 16 * warps >= 2 * rows:
         warps //= 2
-    if max(parts.depth.value, parts.columns.value) > 128:
-        return Shape(warps, 1, 32)
+    least = Shape(warps, 1, 32, parts.width, size=parts.size)
+    if max(parts.depth.value, parts.columns.value) * parts.size > 2 * LONG_HEAD:
+        return least
     many = rows is not None and batch is not None and -(-rows // 128) * batch >= MANY_BLOCKS * MULTIPROCESSORS
-    return Shape(warps, 2 if many and warps == WARPS else 1, 64)
+    return replace(least, tiles=2 if many and warps == WARPS else 1, keys=64)
 
 
 def _together(request: Request, parts: Parts, work: _Work) -> Shape | None:
@@ -284,12 +286,12 @@ def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str,
     vectors = True
     sides = ((parts.queries, "@d", parts.depth), (parts.keys, "@d", parts.depth), (parts.values, "@n", parts.columns))
     for scalar, base, extent in sides:
-        lanes = Lanes(space, puller, base, "", WIDTH)
+        lanes = Lanes(space, puller, base, "", parts.width)
         along = _across(parts, planned) if scalar is parts.keys else None
         lanes = along or lanes
         moving = moving_loads([scalar, *puller.gathered.values()], lanes)
         lanes.rely_on_loads(moving)
-        whole = along is not None or extent.multiple_of() % WIDTH == 0
+        whole = along is not None or extent.multiple_of() % parts.width == 0
         alike = all(is_vector(load, lanes) for load in moving)
         vectors = vectors and whole and divides(lanes, planned)
         copied = isinstance(scalar, Load) and alike and lanes.stride(scalar.offset) == 1
@@ -316,7 +318,7 @@ def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str,
 def _across(parts: Parts, planned: Mapping[str, int]) -> Lanes | None:
     """Lanes along the keys, where these lie side by side, at the planned sizes too, and what a head is of does not."""
     space, puller = parts.puller.space, parts.puller
-    lanes, other = (Lanes(space, puller, base, "", WIDTH) for base in ("@k", "@d"))
+    lanes, other = (Lanes(space, puller, base, "", parts.width) for base in ("@k", "@d"))
     loads = moving_loads([parts.keys], lanes)
     if not loads or not lanes.may_divide(parts.length) or not all(is_vector(load, lanes) for load in loads):
         return None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.scalars import FLOAT, TYPES
 from onnxfuse.ir.tensors import Contract, Reduce, postorder
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.index import IndexSpace
@@ -19,7 +19,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Apply, Constant, Load, Puller, Reduced, Rows, Scalar, indices
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_visible import Visible, visible_keys
-from onnxfuse.schedules.kernel import walk
+from onnxfuse.schedules.kernel import VECTOR_BYTES, walk
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.online import bare, online_sums
@@ -92,6 +92,21 @@ class Parts:
     along_columns: Lanes | None = None
     vectors: bool = False
 
+    @property
+    def rounds(self) -> bool:
+        """Whether operands are rounded to what tensor cores multiply: float32's, to TF32."""
+        return self.queries.dtype == FLOAT
+
+    @property
+    def size(self) -> int:
+        """Bytes of an operand's element."""
+        return TYPES[self.queries.dtype].size
+
+    @property
+    def width(self) -> int:
+        """Elements of a vector."""
+        return VECTOR_BYTES // self.size
+
 
 def _refused(message: str, remedy: str = "") -> Refusal:
     return Refusal("attention-structure", message, remedy=remedy)
@@ -115,15 +130,17 @@ def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> Parts | Re
     if isinstance(found, Refusal):
         return found
     types = {operand.dtype for each in (scores, values) for operand in each.operands}
-    if len(types) > 1 or not TYPES[next(iter(types))].is_narrow:
+    if len(types) > 1 or not (types == {FLOAT} or TYPES[next(iter(types))].is_narrow):
         named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
-        return _refused(f"products of {named}; its kernels have those of float16 or bfloat16")
+        return _refused(f"products of {named}; its kernels have those of float16, bfloat16 or float32")
     depth, columns = found.depth.value, found.columns.value
     if depth is None or columns is None:
         return _refused(f"the head size, {found.depth} and {found.columns}, is known only when it runs",
                         f"state the size of a head, or give it: {option('dim', 'NAME=N')}")
-    if not 0 < depth <= MOST_DEPTH or not 0 < columns <= MOST_DEPTH:
-        return _refused(f"a head size of {max(depth, columns)}; its kernels have those up to {MOST_DEPTH}")
+    most = 2 * MOST_DEPTH // found.size
+    if not 0 < depth <= most or not 0 < columns <= most:
+        kind = TYPES[found.queries.dtype].name
+        return _refused(f"a head size of {max(depth, columns)}; its kernels of {kind} have those up to {most}")
     return found
 
 

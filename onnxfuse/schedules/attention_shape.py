@@ -31,7 +31,7 @@ REGISTERS, OTHER_REGISTERS = 65_536, 48
 @dataclass(frozen=True)
 class Shape:
     """Warps of a block, tiles of 16 rows a warp, keys of a tile, and elements of a vector; bits of an index; whether
-    four warps multiply together."""
+    four warps multiply together; bytes of an element."""
 
     warps: int
     tiles: int
@@ -39,6 +39,7 @@ class Shape:
     width: int = WIDTH
     bits: int = 32
     together: bool = False
+    size: int = 2
 
     @property
     def rows(self) -> int:
@@ -60,8 +61,9 @@ class Shape:
     def shared(self, depth: int, columns: int) -> int:
         """Bytes of shared memory for heads of these sizes; see ``attention_text`` and ``attention_together``."""
         if not self.together:
+            longer = 2 * WIDTH // self.size
             keys = self.keys * depth + WIDTH * max(self.keys, depth)  # which may lie across
-            return 2 * (self.rows * (depth + WIDTH) + keys + self.keys * (columns + WIDTH))
+            return self.size * (self.rows * (depth + longer) + keys + self.keys * (columns + longer))
         depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
         return TILE_BYTES + 2 * ((self.rows + 2 * self.keys) * depth + 2 * self.keys * columns)
 

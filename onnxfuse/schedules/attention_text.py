@@ -1,8 +1,8 @@
 """The text of an attention kernel.
 
 A block owns ``rows`` queries of one batch, a warp 16 of them or twice as many.  In shared memory lie the queries, a
-tile of keys and one of values, each row eight elements longer than it is, so that eight rows of 16 bytes lie in
-different banks.  While a tile of keys is multiplied, the values come; while these are, the next keys do.
+tile of keys and one of values, each row 16 bytes longer than it is, so that eight rows of 16 bytes lie in different
+banks.  While a tile of keys is multiplied, the values come; while these are, the next keys do.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 
 from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
+from onnxfuse.schedules import attention_tf32 as tf32
 from onnxfuse.schedules.attention_parts import Parts
 from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.attention_visible_text import clear, narrowed, seen
@@ -141,6 +142,7 @@ class AttentionText:
     def tiles(self) -> list[str]:
         """Lines that lay out shared memory."""
         return [
+            tf32.TILES if self.parts.rounds else
             "constexpr int long_row = depth + 8, wide_row = columns + 8, key_row = keys + 8;",
             "T* const query_tile = reinterpret_cast<T*>(of_dynamic);",
             "T* const key_tile = query_tile + rows * long_row;",
@@ -183,7 +185,8 @@ class AttentionText:
             allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
             address = pointer(f"i{access.scalar.input}", copier.index(access.scalar.offset))
             copied = [*copier.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
-            computed = ["if constexpr (width == 8) {", *indented(copied), "} else {", *indented(computed), "}"]
+            whole = f"if constexpr (width == {self.parts.width}) {{"
+            computed = [whole, *indented(copied), "} else {", *indented(computed), "}"]
         lines = [
             *own.get(column, ()),
             "#pragma unroll 8", f"for (int pass = 0; pass < ({rows} + step - 1) / step; ++pass) {{",
@@ -249,7 +252,7 @@ class AttentionText:
                 *self.bring(2, "value_tile", "start"),
                 "of::copies_asked();",
                 "float scores[tiles][keys / 8][4] = {};",
-                *_scores(self.across),
+                *(tf32.scores if self.parts.rounds else _scores)(self.across),
                 *self.scored(RESCALED),
                 "// The values are here, and everybody is done with the keys.",
                 "of::copies_here<0>();",
@@ -258,7 +261,7 @@ class AttentionText:
                 *indented(self.bring(1, "key_tile", "start + keys")),
                 "}",
                 "of::copies_asked();",
-                *_SUMS,
+                *(tf32.SUMS if self.parts.rounds else _SUMS),
             ]),
             "}",
         ])

@@ -14,6 +14,8 @@ __device__ __forceinline__ unsigned nearest_tf32(unsigned bits) {
   const unsigned size = bits & 0x7fffffffu;
   if (size > 0x7f800000u) return 0x7fffffffu;
   return (size < 0x7f7ff000u ? bits + 0x1000u : bits) & 0xffffe000u;
+#elif defined(OF_NO_TF32)
+  return bits;
 #else
   unsigned near;
   asm("{\n.reg .pred large;\n.reg .f32 size;\nabs.f32 size, %1;\nsetp.gt.f32 large, size, 0f7f7fefff;\n"
@@ -30,7 +32,8 @@ template <int count> __device__ __forceinline__ void round_tf32(unsigned (&words
 
 // With lane = 4 g + t, a lane holds of the left operand (g, t), (g + 8, t), (g, t + 4) and (g + 8, t + 4); of the right
 // operand (t, g) and (t + 4, g); of the sums what of::mma has there.
-__device__ __forceinline__ void plain_mma_tf32(float (&sums)[4], const unsigned (&left)[4], unsigned low,
+// (No GPU is quick at it: a function of its own, as of::plain_mma.)
+__device__ __noinline__ void plain_mma_tf32(float (&sums)[4], const unsigned (&left)[4], unsigned low,
                                                unsigned high) {
   float own[6];
 #pragma unroll
@@ -55,7 +58,7 @@ __device__ __forceinline__ void plain_mma_tf32(float (&sums)[4], const unsigned 
 }
 
 __device__ __forceinline__ void mma_tf32(float (&sums)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
-#if defined(ONNXFUSE_EMULATOR)
+#if defined(ONNXFUSE_EMULATOR) || defined(OF_NO_TF32)
   plain_mma_tf32(sums, left, low, high);
 #else
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "

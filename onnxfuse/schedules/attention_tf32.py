@@ -1,0 +1,63 @@
+"""Lines of an attention kernel that multiply float32 through TF32, in place of those for 16-bit floats.
+
+With lane = 4 g + t, a lane has of 16 x 8 powers what a product's sums have there: (g, 2 t), (g, 2 t + 1) and both eight
+rows below.  An operand of a product has (g, t) and (g, t + 4) there instead.  So what is summed over is counted in
+another order, in which 2 t is t and 2 t + 1 is t + 4, by powers and by values, and no lane needs another's powers.
+"""
+
+from __future__ import annotations
+
+from onnxfuse.schedules.text import unrolled
+
+TILES = "constexpr int long_row = depth + 4, wide_row = columns + 4, key_row = keys + 8;"
+"""How far rows are from one another, so that what a warp reads at once lies in different banks: eight rows of 16 bytes,
+or four rows of eight words, of values those of every second row."""
+
+
+def scores(across: bool) -> list[str]:
+    """Lines that sum up the first product, of keys that lie one after the other, or across."""
+    keys = (
+        unrolled("int j = 0; j < 4; ++j", [
+            "const int k = step * 8 + lane % 4 + j % 2 * 4;",
+            "right[j] = __float_as_uint(key_tile[k * key_row + n * 8 + group + j / 2 * 8]);"]) if across else
+        ["const float* const line = key_tile + (n * 8 + lane / 16 * 8 + lane % 8) * long_row;",
+         "of::load_words(right, line + step * 8 + lane / 8 % 2 * 4);"])
+    return [
+        "// Scores: the sums of the first product.",
+        *unrolled("int step = 0; step < depth / 8; ++step", [
+            "unsigned left[tiles][4];",
+            *unrolled("int i = 0; i < tiles; ++i", [
+                "const int line = own + i * 16 + lane % 16;",
+                "of::load_words(left[i], query_tile + line * long_row + step * 8 + lane / 16 * 4);",
+                "of::round_tf32(left[i]);",
+            ]),
+            *unrolled("int n = 0; n < keys / 8; n += 2", [
+                "unsigned right[4];",
+                *keys,
+                "of::round_tf32(right);",
+                *unrolled("int i = 0; i < tiles; ++i", [
+                    "of::mma_tf32(scores[i][n], left[i], right[0], right[1]);",
+                    "of::mma_tf32(scores[i][n + 1], left[i], right[2], right[3]);",
+                ]),
+            ]),
+        ]),
+    ]
+
+
+SUMS = (
+    "// The second product: powers by values.",
+    *unrolled("int step = 0; step < keys / 8; ++step", [
+        "unsigned left[tiles][4];",
+        *unrolled("int i = 0; i < tiles; ++i", [
+            *unrolled("int j = 0; j < 4; ++j", [
+                "left[i][j] = __float_as_uint(scores[i][step][j % 2 * 2 + j / 2]);"]),
+            "of::round_tf32(left[i]);",
+        ]),
+        "const float* const line = value_tile + (step * 8 + corner) * wide_row + group;",
+        *unrolled("int c = 0; c < columns / 8; ++c", [
+            "unsigned right[2] = {__float_as_uint(line[c * 8]), __float_as_uint(line[wide_row + c * 8])};",
+            "of::round_tf32(right);",
+            *unrolled("int i = 0; i < tiles; ++i", ["of::mma_tf32(sums[i][c], left[i], right[0], right[1]);"]),
+        ]),
+    ]),
+)
