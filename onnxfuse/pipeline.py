@@ -225,8 +225,8 @@ def region_of(fusion: Region) -> FusedRegion:
         "kernels_after": cost.kernels_after,
         "estimated_speedup": round(cost.estimated_speedup, 4),
         "memory_saved": cost.memory_saved,
-        **({} if fusion.measured is None else {"measured": fusion.measured}),
-        **({} if fusion.compiled is None else {"compiled": fusion.compiled}),
+        **({} if fusion.measured is None else {"measured": fusion.measured.as_json()}),
+        **({} if fusion.compiled is None else {"compiled": fusion.compiled.as_json()}),
     }
     return FusedRegion(
         fusion.rule,

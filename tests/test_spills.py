@@ -20,10 +20,9 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.evidence import Times
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.horizontal import joined
-from onnxfuse.planning.region import Region
+from onnxfuse.planning.region import Built, Region, Times
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime import Gpu
@@ -110,11 +109,10 @@ def test_rows_too_long_for_registers_run_another_way(tmp_path: Path) -> None:
     assert after.kernel.choice is not None
     assert after.kernel.choice["items"] == IN_SHARED, "neither spilled nor read again"
     assert after.compiled is not None
-    assert after.compiled == {"architecture": "sm_90", "registers": after.compiled["registers"], "spilled_bytes": 0,
-                              "local_bytes": 0, "shared_bytes": after.compiled["shared_bytes"]}
-    assert 16 <= after.compiled["registers"] <= 64
+    assert after.compiled == Built("sm_90", after.compiled.registers, 0, 0, after.compiled.shared_bytes)
+    assert 16 <= after.compiled.registers <= 64
     (node,) = read_fused(optimised.model)
-    assert node.figures["compiled"] == after.compiled
+    assert node.figures["compiled"] == after.compiled.as_json()
 
 
 def test_what_fits_stays_as_it_was() -> None:
@@ -133,7 +131,7 @@ def test_slight_spills_are_left_and_no_other_way_is_compiled() -> None:
     assert found.kernel == only(optimised).kernel
     assert found.cost.seconds_after > only(optimised).cost.seconds_after
     assert found.compiled is not None
-    assert found.compiled["spilled_bytes"] == 2
+    assert found.compiled.spilled_bytes == 2
     assert len(said.asked) == 1
 
 
@@ -186,12 +184,12 @@ def test_a_region_that_spills_more_than_it_saves_is_left() -> None:
 
 def test_what_was_measured_is_not_weighed_by_spills() -> None:
     optimised = planned(SHORT)
-    fusion = replace(only(optimised), measured=Times(5.0, 9.0, "NVIDIA H200", "2026-01-01").as_json())
+    fusion = replace(only(optimised), measured=Times(5.0, 9.0, "NVIDIA H200", "2026-01-01"))
     found = judge(optimised, Said({"_32": 4000}), fusion)
     assert isinstance(found, Region)
     assert found.kernel == fusion.kernel
     assert found.compiled is not None
-    assert found.compiled["spilled_bytes"] == 4000
+    assert found.compiled.spilled_bytes == 4000
 
 
 def test_a_plan_for_several_sizes_keeps_its_variants() -> None:

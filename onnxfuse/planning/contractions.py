@@ -198,10 +198,10 @@ def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:
     what the runtime fuses with them.  (A region that was measured slower than the runtime's nodes is none.)
     """
     measured = region.measured
-    if measured is None or measured["runtime_microseconds"] is None:
+    if measured is None or measured.runtime is None:
         return None
     cost = costs.region(region)
-    before, after = (1e-6 * cost.executions * measured[side] for side in ("runtime_microseconds", "microseconds"))
+    before, after = (1e-6 * cost.executions * each for each in (measured.runtime, measured.fused))
     left = max(cost.seconds_after - cost.executions * costs.kernel_seconds(region), 0.0)
     if cost.seconds_before <= after + left and not any(map(costs.is_learned, region.nodes)):
         return replace(cost, seconds_before=before + left, seconds_after=after + left)

@@ -4,41 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity, Shape
 from onnxfuse.planning.known import KnownKernels
-from onnxfuse.planning.region import Region
+from onnxfuse.planning.region import Region, Times
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Choice, Kernel, make_kernel
-
-
-@dataclass(frozen=True)
-class Times:
-    """Measured GPU time of a region, in microseconds.
-
-    Attributes:
-        fused: of its kernel; runtime: of the nodes as ONNX Runtime runs them, None where only the kernel was measured.
-        gpu: name of the GPU; date: when, as ISO 8601.
-        source: "tune", or "statistics" for what the library recorded in production.
-    """
-
-    fused: float
-    runtime: float | None
-    gpu: str
-    date: str
-    source: str = "tune"
-
-    def as_json(self) -> dict[str, Any]:
-        """As the report has it."""
-        return {
-            "microseconds": round(self.fused, 3),
-            "runtime_microseconds": None if self.runtime is None else round(self.runtime, 3),
-            "speedup": None if self.runtime is None else round(self.runtime / self.fused, 4),
-            "gpu": self.gpu, "date": self.date, "source": self.source,
-        }
 
 
 class Evidence(Protocol):
@@ -83,7 +57,7 @@ class Measured:
     def revision(self, fusion: Region) -> Region | Refusal:
         """A region with its best kernel and its times, or why it is left to the runtime."""
         kernel, times = self._found(fusion)
-        fusion = replace(fusion, made=kernel, measured=None if times is None else times.as_json())
+        fusion = replace(fusion, made=kernel, measured=times)
         return fusion if times is None else _slower(fusion, times, self.costs) or fusion
 
     def runtime(self, fusion: Region) -> float | None:

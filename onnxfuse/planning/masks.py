@@ -239,7 +239,7 @@ def _words(region: Region) -> str:
 
 
 def _microseconds(region: Region) -> float | None:
-    return None if region.measured is None else float(region.measured["microseconds"])
+    return None if region.measured is None else region.measured.fused
 
 
 def _is_faster(made: Region, region: Region) -> bool:

@@ -7,7 +7,7 @@ on: tensor operations, a cost, a kernel, what was measured of that and what the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxfuse.graph.dims import Dim, dim
@@ -49,6 +49,52 @@ class RegionCost:
 
 
 @dataclass(frozen=True)
+class Times:
+    """Measured GPU time of a region, in microseconds.
+
+    Attributes:
+        fused: of its kernel; runtime: of the nodes as ONNX Runtime runs them, None where only the kernel was measured.
+        gpu: name of the GPU; date: when, as ISO 8601.
+        source: "tune", or "statistics" for what the library recorded in production.
+    """
+
+    fused: float
+    runtime: float | None
+    gpu: str
+    date: str
+    source: str = "tune"
+
+    def as_json(self) -> dict[str, Any]:
+        """As a fused node, and the report, have it."""
+        return {
+            "microseconds": round(self.fused, 3),
+            "runtime_microseconds": None if self.runtime is None else round(self.runtime, 3),
+            "speedup": None if self.runtime is None else round(self.runtime / self.fused, 4),
+            "gpu": self.gpu, "date": self.date, "source": self.source,
+        }
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the compiler made of a region's kernel, of that of its kernels that spills the most.
+
+    Attributes:
+        architecture: what it was compiled for, as "sm_90".
+        registers: of a thread; spilled_bytes, local_bytes: of a thread's local memory; shared_bytes: of a block.
+    """
+
+    architecture: str
+    registers: int
+    spilled_bytes: int
+    local_bytes: int
+    shared_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """As a fused node, and the report, have it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class Region:
     """Nodes that are, or could be, one fused node.
 
@@ -65,7 +111,7 @@ class Region:
             brings the kernel.
         counted: what it gains; made: its kernel.  None until they are known.
         measured, compiled: what was measured of it on the GPU to plan for, and what the compiler made of its kernel for
-            that GPU, as the report has them (``evidence.Times``, ``spills``).
+            that GPU.
     """
 
     nodes: tuple[Node, ...]
@@ -83,8 +129,8 @@ class Region:
     lowered: Lowered | None = field(default=None, compare=False, repr=False)
     counted: RegionCost | None = None
     made: Kernel | None = None
-    measured: Mapping[str, Any] | None = None
-    compiled: Mapping[str, Any] | None = None
+    measured: Times | None = None
+    compiled: Built | None = None
 
     @property
     def own(self) -> tuple[Node, ...]:

@@ -59,7 +59,7 @@ class Part:
     def measured(self) -> float | None:
         """Measured seconds of its kernel, once."""
         measured = self.region.measured
-        return None if measured is None else float(measured["microseconds"]) * 1e-6
+        return None if measured is None else measured.fused * 1e-6
 
 
 @dataclass(frozen=True)

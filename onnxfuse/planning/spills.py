@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 from onnxfuse.errors import KernelError
 from onnxfuse.graph.sizes import bytes_of, shapes_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.region import Region
+from onnxfuse.planning.region import Built, Region
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import USER, Kernel, make_kernel, named
@@ -128,7 +128,7 @@ class Spills:
                     f"{best.largest.registers} registers of a thread do not hold what its kernel needs, and "
                     f"{best.largest.spilled_bytes} bytes go through memory: {refusal.message}", label, fusion.rule,
                 )
-        return replace(fusion, made=best.kernel, counted=cost, compiled=self._told(best))
+        return replace(fusion, made=best.kernel, counted=cost, compiled=self._built(best))
 
     def _best(self, fusion: Region, own: _Way) -> _Way:
         """The way to run a fusion that moves the fewest bytes; its own where others save next to nothing."""
@@ -187,13 +187,10 @@ class Spills:
         """Seconds that bytes through the second-level cache take."""
         return nbytes / (self.costs.profile.bandwidth * self.costs.profile.l2_gain)
 
-    def _told(self, way: _Way) -> dict[str, Any]:
-        """As the report has it."""
-        return {
-            "architecture": self.compiled.architecture, "registers": way.largest.registers,
-            "spilled_bytes": way.largest.spilled_bytes, "local_bytes": way.largest.local_bytes,
-            "shared_bytes": way.largest.shared_bytes,
-        }
+    def _built(self, way: _Way) -> Built:
+        largest = way.largest
+        return Built(self.compiled.architecture, largest.registers, largest.spilled_bytes, largest.local_bytes,
+                     largest.shared_bytes)
 
 
 def _once(fusion: Region) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from onnxfuse.planning.region import Built
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.findings import Assumed, LeftRegions, MatchEntry
 
@@ -87,7 +88,7 @@ class NodeExplanation:
         considered: regions weighed around it, the chosen ones first.
         refusals: what stopped regions at it or at what it reads.
         reads, read_by: its neighbours.
-        compiled: what the compiler made of each fused node's kernel (``planning.spills``), None where not compiled.
+        compiled: what the compiler made of each fused node's kernel, None where not compiled.
     """
 
     subject: str
@@ -103,7 +104,7 @@ class NodeExplanation:
     refusals: tuple[Refusal, ...]
     reads: tuple[Neighbour, ...]
     read_by: tuple[Neighbour, ...]
-    compiled: tuple[Mapping[str, Any] | None, ...] = ()
+    compiled: tuple[Built | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 
+from onnxfuse.planning.region import Built
 from onnxfuse.refusal import Refusal
 from onnxfuse.reporting.explain import (
     Explained,
@@ -67,9 +67,9 @@ def _node(node: NodeExplanation, console: Console) -> None:
     if node.bytes:
         console.print(f"{'node by node' if len(node.nodes) > 1 else 'on its own'}: {size(node.bytes)}, "
                       f"{duration(node.seconds)} predicted")
-    for name, figures in zip(node.fused_nodes, node.compiled, strict=True):
-        if figures is not None:
-            console.print(escape(_compiled(name, figures)))
+    for name, built in zip(node.fused_nodes, node.compiled, strict=True):
+        if built is not None:
+            console.print(escape(_compiled(name, built)))
     if node.runtime:
         console.print(f"ONNX Runtime itself would run it in one kernel with {escape(', '.join(node.runtime))}")
     _considered(node.considered, console)
@@ -83,11 +83,11 @@ def _node(node: NodeExplanation, console: Console) -> None:
                 console.print(f"  and {len(others) - NEIGHBOURS} more")
 
 
-def _compiled(name: str, figures: Mapping[str, Any]) -> str:
-    spilled = f"{figures['spilled_bytes']:,} bytes of values that they do not hold" if figures["spilled_bytes"] else (
+def _compiled(name: str, built: Built) -> str:
+    spilled = f"{built.spilled_bytes:,} bytes of values that they do not hold" if built.spilled_bytes else (
         "which hold all its values")
-    return (f"{name} compiled for {figures['architecture']}: {figures['registers']} registers a thread, {spilled}; "
-            f"{figures['shared_bytes']:,} bytes of shared memory a block")
+    return (f"{name} compiled for {built.architecture}: {built.registers} registers a thread, {spilled}; "
+            f"{built.shared_bytes:,} bytes of shared memory a block")
 
 
 def _considered(considered: Sequence[Weighed], console: Console) -> None:
