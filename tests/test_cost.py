@@ -14,7 +14,7 @@ from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import CostModel, effective_bandwidth, kernel_time, product_peak
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.legality import boundary
-from onnxfuse.planning.region import Region
+from onnxfuse.planning.region import Region, Times
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.kernels import held_seconds, runtime_efficiency
 
@@ -207,6 +207,10 @@ def test_the_whole_graph_adds_up() -> None:
     region = fuse(loaded, "Neg", "Exp")
     cost = model.region(region)
     assert model.total() - model.total([region]) == pytest.approx(cost.seconds_saved)
+    # What the plan has come to know of it counts, but for what was measured: the other side was not.
+    slower = replace(region, counted=replace(cost, seconds_after=2 * cost.seconds_after))
+    assert model.total([slower]) - model.total([region]) == pytest.approx(cost.seconds_after)
+    assert model.total([replace(slower, measured=Times(1.0, 2.0, "H200", "2026-01-01"))]) == model.total([region])
 
 
 def test_scratch_and_further_kernels_cost() -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import onnx
 import pytest
 from cli_models import CHAIN, ROOT, encoder, environment, parse, run
+from test_spills import SHORT, Said, planned
 
 import onnxfuse
 from onnxfuse.graph import from_proto
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.reporting import as_json, report_of, report_of_fused, text
+from onnxfuse.reporting import as_json, note_report, report_of, report_of_fused, text
 from onnxfuse.rewriting import FUSED
 
 ZOO = ROOT / "benchmarks" / "zoo"
@@ -63,6 +64,41 @@ def test_the_report_says_what_the_plan_knew(target: str) -> None:
         assert (entry.bytes_after, entry.kernels_after) == (fusion.cost.bytes_after, fusion.steps)
         assert report.after.bytes == fusion.cost.bytes_after
         assert entry.estimated_speedup == round(fusion.cost.estimated_speedup, 4)
+
+
+SHARED = """g (float[64, 512] x, float[64, 512] y, float[512] s) => (float[64, 512] a, float[64] b)
+  <int64[1] last = {-1}> {
+    t = Mul(x, s) a = Tanh(t) u = Mul(y, s) v = ReduceSum<keepdims = 0>(u, last) b = Sqrt(v)
+}"""
+"""Two kernels in one launch, each of which reads one operand."""
+
+
+class Spilling(Said):
+    """Slight spills, which no other way is tried for."""
+
+    def __init__(self) -> None:
+        super().__init__({"": 2})
+
+
+@pytest.mark.parametrize(("text", "compiles"), [(SHARED, False), (SHARED, True), (SHORT, True)],
+                         ids=["shared operand", "shared operand, spilled", "spilled"])
+def test_the_report_has_times_that_only_the_plan_knows(
+    text: str, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxfuse.pipeline.read_back", lambda *_: (Spilling(), ()))
+    made = planned(text, compile=compiles)
+    (fusion,) = made.plan.fusions
+    assert (fusion.kernel.schedule == "together") is (text == SHARED)
+    assert fusion.cost.seconds_after > made.costs.region(fusion).seconds_after
+    report = report_of(made)
+    note_report(made, report)
+    for found in (report, report_of_fused(from_proto(made.model), {})):
+        (entry,) = found.fusions
+        assert entry.seconds_after == round(fusion.cost.seconds_after, 9)
+        assert entry.estimated_speedup == round(fusion.cost.estimated_speedup, 4)
+        assert found.after.seconds == pytest.approx(fusion.cost.seconds_after)
+        assert [row.seconds_after for row in found.operators if row.operator == FUSED] == [entry.seconds_after]
+        assert found.remaining[0].seconds == entry.seconds_after
 
 
 def test_figures_of_a_chain_by_hand() -> None:

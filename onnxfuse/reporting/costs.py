@@ -61,8 +61,7 @@ def _costs(costs: CostModel, regions: Sequence[Region]) -> Iterator[_Cost]:
         yield main_node(unit, costs).qualified_op, 0, 0, costs.group_seconds(unit)
     for region in regions:
         fused, runs = ledger.region(region), ledger.runs(region.nodes[0])
-        seconds = ledger.executions(region.nodes) * costs.kernel_seconds(region)
-        yield FUSED, runs * fused.kernels, runs * fused.bytes, seconds
+        yield FUSED, runs * fused.kernels, runs * fused.bytes, costs.run_seconds(region)
 
 
 def _summed(costs: Iterator[_Cost]) -> dict[str, tuple[int, int, float]]:

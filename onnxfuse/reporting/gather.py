@@ -105,7 +105,7 @@ def _fused(optimised: Optimised) -> tuple[list[Region], list[FusionEntry]]:
         regions.append(counted)
         entries.append(
             entry_of(Named(placed.node, placed.op, region.rule, region.schedule, tuple(sorted(region.images)),
-                          region.figures), counted, reads, optimised.costs.region(counted))
+                          region.figures), counted, reads, counted.cost)
         )
     return regions, entries
 

@@ -93,8 +93,8 @@ def keep_measured(path: Path, measured: Mapping[str, Any]) -> None:
 
 def _record(optimised: Optimised, report: Report) -> PlanRecord:
     objective = optimised.objective
-    costs = {placed.node: optimised.costs.region(optimised.plan.fusions[placed.region])
-             for placed in optimised.rewritten.placed}
+    fusions = optimised.plan.fusions
+    costs = {placed.node: fusions[placed.region].cost for placed in optimised.rewritten.placed}
     return PlanRecord(
         __version__, onnx.__version__, report.target, dict(report.dims), asdict(report.before), asdict(report.after),
         {name: asdict(cost) for name, cost in costs.items()}, report.assumed.target, report.assumed.dims,

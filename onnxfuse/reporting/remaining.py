@@ -80,7 +80,7 @@ class Remains:
             yield Remaining("fused", (name,), operators, fusion.rule,
                             self._shapes(fusion.tensors, fusion.outputs), 1,
                             round(traffic.bytes * runs), round(traffic.kernels * runs),
-                            runs * self._costs.kernel_seconds(fusion), stopped[0] if stopped else None)
+                            self._costs.run_seconds(fusion), stopped[0] if stopped else None)
 
     def _nodes(self) -> Iterable[Remaining]:
         """Nodes of the canonical view: what many operators spell is one thing."""
