@@ -117,16 +117,15 @@ def regions_of(optimised: Optimised) -> tuple[Region, ...]:
     found = []
     for placed in optimised.rewritten.placed:
         region = optimised.regions[placed.region]
-        plan = region.plan
-        counted = optimised.plan.fusions[placed.region]
-        traffic = ledger.region(counted)
+        plan = region.kernel.plan
+        traffic = ledger.region(region)
         found.append(Region(
-            placed.node, region.rule, region.schedule,
+            placed.node, region.rule, region.kernel.schedule,
             launches_of(plan, [shape_of(value, ledger.sizes) for value in region.tensors], profile.sm,
                         profile.multiprocessors),
             tuple(dict.fromkeys(step.kernel for variant in plan.variants for step in variant.steps)),
             sum(traffic.reads.values()), sum(traffic.writes.values()), traffic.scratch, traffic.flops,
-            traffic.kernels, ledger.executions(region.nodes), costs.kernel_seconds(counted) * 1e6,
+            traffic.kernels, ledger.executions(region.nodes), costs.kernel_seconds(region) * 1e6,
         ))
     return tuple(found)
 

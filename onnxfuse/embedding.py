@@ -15,7 +15,7 @@ from functools import partial
 from onnxfuse.compiling import COMPILING, Progress, Task, compile_all, source_of
 from onnxfuse.errors import KernelError, TargetError
 from onnxfuse.optimised import Tell
-from onnxfuse.rewriting import FusedRegion
+from onnxfuse.region import Region
 from onnxfuse.runtime.compile import PTX, Compiler, KernelSource, architectures, default_compiler
 from onnxfuse.wording import option
 
@@ -80,7 +80,7 @@ def _instead(spelled: str, match: re.Match[str] | None) -> str:
     return f"Images for 'sm_{max(lower)}' run on it. " if lower else ""
 
 
-def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Tell) -> list[FusedRegion]:
+def embed(regions: Sequence[Region], architectures: Sequence[str], tell: Tell) -> list[Region]:
     """The regions with an image for each architecture, where they have kernels; equal ones are compiled once.
 
     Args:
@@ -94,7 +94,7 @@ def embed(regions: Sequence[FusedRegion], architectures: Sequence[str], tell: Te
     """
     if not architectures:
         return list(regions)
-    kernels = [source_of(region.source, region.plan) for region in regions]
+    kernels = [source_of(region.kernel.source, region.kernel.plan) for region in regions]
     images = compile_images(kernels, with_ptx(parse_architectures(architectures)), partial(tell, COMPILING))
     return [replace(region, images=entry) for region, entry in zip(regions, images, strict=True)]
 

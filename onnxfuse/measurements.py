@@ -26,8 +26,8 @@ from onnxfuse.measuring.run_profile import read_run_profile
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.identity import Identity, Shape
 from onnxfuse.planning.observed import observe
-from onnxfuse.planning.region import Times
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.region import Times
 from onnxfuse.runtime.cache import digest
 from onnxfuse.runtime.library import present_gpus
 from onnxfuse.runtime.nvrtc import compiler

@@ -15,7 +15,8 @@ from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, together
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
-from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
+from onnxfuse.region import Region
+from onnxfuse.rewriting import Rewritten, rewrite
 from onnxfuse.rules import CanonicalGraph, RuleSet
 from onnxfuse.verifying import Verification
 
@@ -34,7 +35,7 @@ class Optimised:
     Attributes:
         folded: the loaded model in the form that was planned and rewritten: its arithmetic on sizes folded, biases
             behind what they belong to where fused nodes add them, values laid out where they lie channels-last.
-        regions: the plan's fusions as the rewriting got them.
+        regions: the plan's fusions as they went into the model, their kernels by the names there, and compiled.
         verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
         notes: what a user should know of how the plan came about.
         objective: what the plan is to be good at; keeps_biases: whether convolutions were to keep their biases.
@@ -52,7 +53,7 @@ class Optimised:
     ledger: Ledger
     costs: CostModel
     plan: Plan
-    regions: tuple[FusedRegion, ...]
+    regions: tuple[Region, ...]
     rewritten: Rewritten
     verification: Verification | None = None
     taken_back: tuple[Refusal, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, re
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.region import Region
 from onnxfuse.presence import present_profile
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder
-from onnxfuse.rewriting import FusedRegion, fold, is_optimised, rewrite
+from onnxfuse.rewriting import fold, is_optimised, rewrite
 from onnxfuse.rules import load_rules
 from onnxfuse.schedules import named
 from onnxfuse.verifying.bounds import SECONDS, Bounds
@@ -153,7 +153,7 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
         plan, more = UNCHANGED
     else:
         form, plan, more = _chosen(form, forming, options, tell)
-    regions = embed([region_of(fusion) for fusion in plan.fusions], options.architectures, tell)
+    regions = embed(list(map(written, plan.fusions)), options.architectures, tell)
     tell("rewriting", 0, 0)
     rewritten = rewrite(form.loaded.proto, form.graph, regions)
     costs = form.costs
@@ -215,30 +215,6 @@ def chosen_target(target: str | Profile | None, rules: Sequence[str | Path] = ()
     return present or find_profile(DEFAULT_TARGET, known), present is None
 
 
-def region_of(fusion: Region) -> FusedRegion:
-    """A chosen fusion as the rewriting wants it."""
-    cost, kernel = fusion.cost, named(fusion.kernel)
-    figures = {
-        "bytes_before": cost.bytes_before,
-        "bytes_after": cost.bytes_after,
-        "kernels_before": cost.kernels_before,
-        "kernels_after": cost.kernels_after,
-        "estimated_speedup": round(cost.estimated_speedup, 4),
-        "memory_saved": cost.memory_saved,
-        **({} if fusion.measured is None else {"measured": fusion.measured.as_json()}),
-        **({} if fusion.compiled is None else {"compiled": fusion.compiled.as_json()}),
-    }
-    return FusedRegion(
-        fusion.rule,
-        kernel.schedule,
-        fusion.nodes,
-        fusion.hosts,
-        fusion.tensors,
-        fusion.inlined,
-        fusion.outputs,
-        kernel.plan,
-        kernel.source,
-        figures=figures,
-        again=fusion.again,
-        beside=fusion.beside,
-    )
+def written(fusion: Region) -> Region:
+    """A chosen region as it goes into the model: its kernels by the names that a profile shows."""
+    return replace(fusion, made=named(fusion.kernel))

@@ -127,7 +127,7 @@ def described(made: Any) -> str:
         "candidates": made.plan.candidates, "notes": made.notes,
         "model": hashlib.sha256(made.model.SerializeToString(deterministic=True)).hexdigest(),
     }
-    texts = [f"== {region.rule}, {region.schedule}\n{region.plan.to_json()}\n{region.source}"
+    texts = [f"== {region.rule}, {region.kernel.schedule}\n{region.kernel.plan.to_json()}\n{region.kernel.source}"
              for region in made.regions]
     return "\n".join([json.dumps(head, indent=1, default=str), *texts, ""])
 

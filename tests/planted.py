@@ -15,6 +15,7 @@ from onnx import TensorProto
 from onnxfuse.lowering.launch import DOMAIN, LaunchPlan, Step
 from onnxfuse.optimised import Optimised
 from onnxfuse.rewriting import Rewritten, read_fused, rewrite
+from onnxfuse.schedules.source import Given
 
 _TYPES = {
     TensorProto.FLOAT: "float", TensorProto.DOUBLE: "double", TensorProto.FLOAT16: "__half",
@@ -78,8 +79,9 @@ def planted_regions(optimised: Optimised, op: str) -> Optimised:
     lost = {placed.region for placed in optimised.rewritten.placed if placed.op == op}
     regions = []
     for place, region in enumerate(optimised.regions):
-        plan, text = spoiled(region.plan, region.source) if place in lost else (region.plan, region.source)
-        regions.append(replace(region, plan=plan, source=text))
+        kernel = region.kernel
+        plan, text = spoiled(kernel.plan, kernel.source) if place in lost else (kernel.plan, kernel.source)
+        regions.append(replace(region, made=replace(kernel, code=Given(text), plan=plan)))
     rewritten = rewrite(optimised.folded.proto, optimised.graph, regions)
     return replace(optimised, regions=tuple(regions), rewritten=rewritten)
 

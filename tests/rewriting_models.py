@@ -12,10 +12,14 @@ import onnxruntime as ort
 from onnxfuse.graph import Graph, Node
 from onnxfuse.lowering.launch import LaunchPlan, Output, Variant
 from onnxfuse.operators import load_graph
-from onnxfuse.rewriting import FusedRegion, Rewritten, rewrite
+from onnxfuse.region import Region, RegionCost
+from onnxfuse.rewriting import Rewritten, rewrite
+from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.source import Given
 
 PLAN = LaunchPlan("test", 1, (), (), (Output(onnx.TensorProto.FLOAT, ("i0.0",)),), (Variant("only", ()),))
 SOURCE = 'extern "C" __global__ void k() {}'
+COST = RegionCost(96, 32, 3, 1, 6e-6, 2e-6, 64)
 
 CHAIN = """
 <ir_version: 8, opset_import: ["" : 17], producer_name: "tests", doc_string: "a chain">
@@ -47,29 +51,29 @@ def chain() -> onnx.ModelProto:
     return parse(CHAIN, eye=np.eye(4, dtype=np.float32))
 
 
-def region(graph: Graph, *outputs: str, hosts: Sequence[str] = (), inline: bool = True, **fields: Any) -> FusedRegion:
+def region(graph: Graph, *outputs: str, hosts: Sequence[str] = (), inline: bool = True, **fields: Any) -> Region:
     """The region of the nodes whose first outputs are named; constants of up to 16 elements are inlined."""
     chosen = {graph.values[name].producer for name in outputs}
     return region_of(graph, [node for node in graph.nodes if node in chosen], hosts, inline=inline, **fields)
 
 
 def region_of(
-    graph: Graph, nodes: Sequence[Node], hosts: Collection[str] = (), *, inline: bool = True, **fields: Any
-) -> FusedRegion:
+    graph: Graph, nodes: Sequence[Node], hosts: Collection[str] = (), *, inline: bool = True, plan: LaunchPlan = PLAN,
+    source: str = SOURCE, **fields: Any
+) -> Region:
     """The region of the nodes, with the inputs and outputs that it must have."""
     produced = [value for node in nodes for value in node.outputs if value is not None]
     reads = dict.fromkeys(value for node in nodes for value in node.reads() if value not in produced)
     small = [v for v in reads if inline and v.constant is not None and v.constant.size <= 16 and v.name not in hosts]
-    return FusedRegion(**{
+    return Region(**{
         "rule": "test",
-        "schedule": "pointwise",
         "nodes": tuple(nodes),
         "hosts": tuple(value for value in reads if value.name in hosts),
         "tensors": tuple(value for value in reads if value not in small and value.name not in hosts),
         "inlined": tuple(small),
         "outputs": tuple(v for v in produced if v.is_output or any(user not in nodes for user in v.consumers)),
-        "plan": PLAN,
-        "source": SOURCE,
+        "counted": COST,
+        "made": Kernel("pointwise", Given(source), plan),
         **fields,
     })
 

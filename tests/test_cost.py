@@ -14,9 +14,9 @@ from onnxfuse.operators import load_graph
 from onnxfuse.planning.cost import CostModel, effective_bandwidth, kernel_time, product_peak
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.legality import boundary
-from onnxfuse.planning.region import Region, Times
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.provider.kernels import held_seconds, runtime_efficiency
+from onnxfuse.region import Region, Times
 
 H200 = find_profile("H200")
 FLOOR = 1.7e-6

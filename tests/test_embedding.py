@@ -10,10 +10,12 @@ from fused_models import ADD_ONE, TWICE, add_one, chain
 
 from onnxfuse.embedding import compile_images, embed, known_architectures, parse_architectures, with_ptx
 from onnxfuse.errors import KernelError, TargetError
-from onnxfuse.rewriting import FusedRegion
+from onnxfuse.region import Region
 from onnxfuse.runtime.cache import Cache
 from onnxfuse.runtime.compile import Compiler, KernelSource
 from onnxfuse.runtime.nodes import kernel_sources
+from onnxfuse.schedules import Kernel
+from onnxfuse.schedules.source import Given
 
 KNOWN = ("sm_75, sm_80, sm_86, sm_89, sm_90, sm_90a, sm_100, sm_100a, sm_120, sm_120a, compute_75, compute_80, "
          "compute_86, compute_89, compute_90, compute_100, compute_120")
@@ -72,7 +74,7 @@ def test_options_reach_the_compiler(compiler: Compiler) -> None:
 def test_regions_get_the_images_that_the_runtime_looks_for(monkeypatch: pytest.MonkeyPatch, compiler: Compiler) -> None:
     monkeypatch.setattr("onnxfuse.compiling.default_compiler", lambda: compiler)
     fused = add_one()
-    region = FusedRegion("add-one", "pointwise", (), (), (), (), (), fused.plan, fused.source)
+    region = Region((), (), (), "add-one", made=Kernel("pointwise", Given(fused.source), fused.plan))
     told: list[tuple[str, int, int]] = []
     (got,) = embed([region], ["90"], lambda *entry: told.append(entry))
     assert told == [("compiling kernels", 1, 2), ("compiling kernels", 2, 2)]

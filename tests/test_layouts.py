@@ -203,14 +203,14 @@ class Compiling:
 def test_only_the_form_that_is_taken_is_compiled(laid: Optimised, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiling = Compiling(lambda kernel: True)
     assert compiling.fuse(known, monkeypatch).model == laid.model
-    assert compiling.asked == {region.source for region in laid.regions}
+    assert compiling.asked == {region.kernel.source for region in laid.regions}
 
 
 def test_what_does_not_compile_has_the_other_form_taken(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel that the laid out form alone has compiles; then none at all, and biases go back to where they were."""
-    plain = {region.source for region in fuse(known, disable=["layouts"]).regions}
+    plain = {region.kernel.source for region in fuse(known, disable=["layouts"]).regions}
     found = Compiling(lambda kernel: kernel.source in plain).fuse(known, monkeypatch)
-    assert layout_record(found.model) is None and {region.source for region in found.regions} == plain
+    assert layout_record(found.model) is None and {region.kernel.source for region in found.regions} == plain
     found = Compiling(lambda kernel: False).fuse(known, monkeypatch)
     assert found.model == network()
     assert [refusal.node for refusal in found.refusals if refusal.code == "bias"] == ["Conv -> c"]

@@ -17,9 +17,9 @@ from onnxfuse.planning.admission import efficiency, too_large
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.objective import STRATEGIES, Hints, Objective, read_hints
-from onnxfuse.planning.region import RegionCost
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import RegionCost
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
 CHAIN = "g (float[N, 4096] x) => (float[N, 4096] y) { a = Exp(x) b = Neg(a) y = Tanh(b) }"

@@ -26,8 +26,8 @@ from onnxfuse.planning.context import Context, Revision
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.recompute import recomputed
-from onnxfuse.planning.region import Region, Times
 from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.region import Region, Times
 from onnxfuse.reporting import as_json, explain, report_of, report_of_fused
 from onnxfuse.rewriting import InvariantError, read_fused, rewrite, unfuse
 from onnxfuse.tuning import Timed, TuneOptions, tune

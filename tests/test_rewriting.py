@@ -37,7 +37,7 @@ layers (float[n] x) => (float[n] y)
 def test_a_region_becomes_one_node_and_its_function() -> None:
     model = chain()
     model.graph.node[1].name = ""
-    result = fuse(model, ["a", "b", "c"], images={"sm_90": b"\1\2"}, figures={"bytes": 96})
+    result = fuse(model, ["a", "b", "c"], images={"sm_90": b"\1\2"})
     assert [node.op_type for node in result.model.graph.node] == ["Region0", "MatMul", "Mul", "Tanh"]
     node = result.model.graph.node[0]
     assert node.name == "node_a.test"
@@ -49,7 +49,9 @@ def test_a_region_becomes_one_node_and_its_function() -> None:
     assert attributes["image_sm_90"].data_type == TensorProto.UINT8
     assert numpy_helper.to_array(attributes["image_sm_90"]).tobytes() == b"\1\2"
     record = json.loads(attributes["onnxfuse"])
-    assert record["rule"] == "test" and record["schedule"] == "pointwise" and record["figures"] == {"bytes": 96}
+    assert record["rule"] == "test" and record["schedule"] == "pointwise" and record["figures"] == {
+        "bytes_before": 96, "bytes_after": 32, "kernels_before": 3, "kernels_after": 1, "estimated_speedup": 3.0,
+        "memory_saved": 64}
     assert [entry.get("name") for entry in record["nodes"]] == ["node_a", "", "node_c"]
     assert record["types"]["x0"] == ["FLOAT", ["batch", "4"]]
 

@@ -12,10 +12,11 @@ from rewriting_models import chain, fuse, fused_nodes, parse, region, run
 
 from onnxfuse.errors import ModelError
 from onnxfuse.operators import load_graph
-from onnxfuse.rewriting import FusedRegion, body_model, read_fused, rewrite
+from onnxfuse.region import Region
+from onnxfuse.rewriting import body_model, read_fused, rewrite
 
 
-def halves(text: str, inputs: str = "float16[n, 4] x", **arrays: np.ndarray) -> tuple[onnx.ModelProto, FusedRegion]:
+def halves(text: str, inputs: str = "float16[n, 4] x", **arrays: np.ndarray) -> tuple[onnx.ModelProto, Region]:
     """A model of one region, the nodes of ``text``, whose result is ``y``."""
     model = parse(f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float16[n, 4] y) {{ {text} }}', **arrays)
     graph = load_graph(model)

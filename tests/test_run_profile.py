@@ -27,9 +27,9 @@ from onnxfuse.operators import infer
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.observed import observe, runtime_names
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger, Observation
 from onnxfuse.provider.kernels import Biased
+from onnxfuse.region import Region
 
 Event = dict[str, Any]
 RUNS = 3

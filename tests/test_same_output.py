@@ -64,7 +64,8 @@ def described(model: onnx.ModelProto) -> dict[str, object]:
     made = optimise(model, Options(target="H100", verify=False, database=False))
     return {
         "report": as_json(report_of(made)), "explanation": explanation_json(explain(made)),
-        "kernels": [[region.rule, region.schedule, region.plan.to_json(), region.source] for region in made.regions],
+        "kernels": [[region.rule, region.kernel.schedule, region.kernel.plan.to_json(), region.kernel.source]
+                    for region in made.regions],
     }
 
 

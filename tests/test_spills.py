@@ -22,8 +22,8 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.horizontal import joined
-from onnxfuse.planning.region import Built, Region, Times
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Built, Region, Times
 from onnxfuse.rewriting import read_fused
 from onnxfuse.runtime import Gpu
 from onnxfuse.runtime import compile as compile_module

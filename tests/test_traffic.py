@@ -23,8 +23,8 @@ from onnxfuse.lowering.launch import DOMAIN, LaunchPlan, Output, Step, Variant
 from onnxfuse.operators import flops_of, load_graph
 from onnxfuse.planning.legality import boundary
 from onnxfuse.planning.memory import memory_saved, peak_memory
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger, plan_cost, traffic
+from onnxfuse.region import Region
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))

@@ -29,7 +29,8 @@ from rewriting_models import (
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph
 from onnxfuse.operators import load_graph
-from onnxfuse.rewriting import FusedRegion, InvariantError, read_fused, rewrite, unfuse
+from onnxfuse.region import Region
+from onnxfuse.rewriting import InvariantError, read_fused, rewrite, unfuse
 
 
 def packed(model: onnx.ModelProto) -> bytes:
@@ -282,10 +283,10 @@ def test_a_damaged_record() -> None:
 
 def test_what_a_file_holds() -> None:
     model = chain()
-    fused = fuse(model, ["a", "b", "c"], ["e", "y"], images={"sm_90": b"1", "sm_80": b"2"}, figures={"bytes": 9}).model
+    fused = fuse(model, ["a", "b", "c"], ["e", "y"], images={"sm_90": b"1", "sm_80": b"2"}).model
     first, second = read_fused(fused)
     assert (first.name, first.op, first.rule, first.schedule) == ("node_a.test", "Region0", "test", "pointwise")
-    assert first.figures == {"bytes": 9}
+    assert first.figures["memory_saved"] == 64 and first.figures["estimated_speedup"] == 3.0
     assert [record.name for record in first.replaces] == ["node_a", "node_b", "node_c"]
     assert [record.position for record in second.replaces] == [4, 5]
     assert (first.hosts, first.tensors, first.outputs) == ((), ("x", "z"), ("c",))
@@ -339,7 +340,7 @@ def random_model(rng: random.Random) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=rng.choice([4, 8, 10]))
 
 
-def random_regions(graph: Graph, rng: random.Random) -> list[FusedRegion]:
+def random_regions(graph: Graph, rng: random.Random) -> list[Region]:
     """Disjoint connected sets of nodes; not always convex."""
     free = {node.index for node in graph.nodes if node.op != "Constant" and not node.domain}
     regions = []

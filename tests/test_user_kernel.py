@@ -101,7 +101,7 @@ def run(model: onnx.ModelProto, inputs: dict[str, Array]) -> Array:
 def check(text: str, made: Optimised, sizes: list[dict[str, Array]], constants: dict[str, Array]) -> None:
     """One fused node of a user's kernel: its function on the CPU, its text in the emulator, and NVRTC."""
     (region,) = made.regions
-    assert region.schedule == "user"
+    assert region.kernel.schedule == "user"
     onnx.checker.check_model(made.model)
     (node,) = read_fused(made.model)
     assert [variant.name for variant in node.plan.variants] == ["user"]

@@ -18,17 +18,17 @@ from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph import Graph, bind
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import load_graph
-from onnxfuse.pipeline import DEFAULT_TARGET, region_of
+from onnxfuse.pipeline import DEFAULT_TARGET, written
 from onnxfuse.planning.candidates import Maker, wanted_schedules
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.search import searched
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.resources import rules_folder
 from onnxfuse.rewriting import rewrite
 from onnxfuse.rules import (
@@ -172,7 +172,7 @@ class Computer:
             return f"It matches, and there is no kernel for it ({fusions.code}: {fusions.message}).", False
         if not fusions:
             return None, False
-        fused = rewrite(model, graph, [region_of(fusion) for fusion in fusions]).model
+        fused = rewrite(model, graph, list(map(written, fusions))).model
         onnx.checker.check_model(fused)
         wrong = compare(model, fused, inputs)
         if wrong is None and _has_kernel(rule):

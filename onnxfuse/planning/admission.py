@@ -26,10 +26,10 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import KIB, Profile
 from onnxfuse.planning.legality import check_nodes
 from onnxfuse.planning.placement import Kind, Placement
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.provider.layouts import is_converted
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.schedules.kernel import USER, Kernel
 from onnxfuse.wording import option
 

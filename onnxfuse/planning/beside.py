@@ -14,9 +14,9 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, measured_cost, stays, with_kernel
 from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, RegionCost
 
 MOST_BESIDE = 16
 """Nodes before a product, or behind it, that come in at most."""

@@ -20,7 +20,7 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.grow import escaping
-from onnxfuse.planning.region import Region
+from onnxfuse.region import Region
 from onnxfuse.rules import Prohibitions
 
 

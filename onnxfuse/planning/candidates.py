@@ -19,10 +19,10 @@ from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.grow import escaping, spread
 from onnxfuse.planning.known import KnownKernels, asked_for
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import plan_cost
 from onnxfuse.provider.removed import is_same_memory
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.rules import Match, RuleSet
 from onnxfuse.schedules import SCHEDULES, Kernel, Request, Schedule, asked
 from onnxfuse.schedules.kernel import has_reductions

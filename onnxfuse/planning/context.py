@@ -12,9 +12,9 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.evidence import Evidence, Measured
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.spills import Compiled, Spills
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.rules import RuleSet
 
 Revision = Callable[[Region], Region | Refusal]

@@ -23,9 +23,9 @@ from onnxfuse.planning.admission import Facts, too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import is_convex
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, RegionCost
 from onnxfuse.schedules.attention_parts import OTHER
 
 STAGE = "attention"

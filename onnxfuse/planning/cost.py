@@ -21,7 +21,6 @@ from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
-from onnxfuse.planning.region import Region, RegionCost, united
 from onnxfuse.planning.traffic import KernelTraffic, Ledger
 from onnxfuse.provider.fusions import RuntimeFusion
 from onnxfuse.provider.kernels import (
@@ -35,6 +34,7 @@ from onnxfuse.provider.kernels import (
     runtime_efficiency,
 )
 from onnxfuse.provider.removed import is_given, readers, source
+from onnxfuse.region import Region, RegionCost, united
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Schedule, running
 

@@ -10,8 +10,8 @@ from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.identity import Identities, Identity, Shape
 from onnxfuse.planning.known import KnownKernels
-from onnxfuse.planning.region import Region, Times
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, Times
 from onnxfuse.schedules import Choice, Kernel, make_kernel
 
 

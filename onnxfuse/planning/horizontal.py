@@ -27,11 +27,11 @@ from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.pieces import Piece, may_be_one, not_in, parts_of, piece_of, regions, with_joins
 from onnxfuse.planning.placement import Kind, Placement, place
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.region import Region, RegionCost, united
 from onnxfuse.planning.shares import Share, put_together, shares_of
 from onnxfuse.planning.spills import Spills
 from onnxfuse.planning.traffic import shared
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, RegionCost, united
 from onnxfuse.schedules import Kernel
 from onnxfuse.schedules.kernel import contractions
 from onnxfuse.schedules.together import share_launch, together

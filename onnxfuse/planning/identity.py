@@ -19,8 +19,8 @@ from onnxfuse.graph.sizes import Sizes, shapes_of
 from onnxfuse.lowering.launch import Check
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.planning.known import KnownKernels
-from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.schedules import Request, make_kernel
 
 Shape = tuple[int, ...]

@@ -24,9 +24,9 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES
 from onnxfuse.planning.legality import check_nodes, copied
 from onnxfuse.planning.plan import Plan, SearchSpace
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 
 MOST_NODES = 64
 """Nodes that compute a mask."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.planning.legality import Contraction, apart
 from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger, shared
 from onnxfuse.provider.removed import passes_on, same_memory
+from onnxfuse.region import Region
 
 
 @dataclass(frozen=True)

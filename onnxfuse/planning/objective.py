@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Literal, get_args
 
-from onnxfuse.planning.region import RegionCost
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import RegionCost
 
 LEAST_GAIN = 1.2
 """Predicted speed-up of a region below which it is left to ONNX Runtime, where nothing was measured."""

@@ -9,9 +9,9 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import Sizes, shapes_of
 from onnxfuse.lowering.launch import HOST_INPUTS, Situation
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.shares import Share, exchanged
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.schedules import SCHEDULES
 from onnxfuse.schedules.together import Part, usable
 

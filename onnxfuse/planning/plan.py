@@ -9,10 +9,10 @@ from onnxfuse.graph.model import Node
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import shared
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.rules import Match, Prohibitions
 
 

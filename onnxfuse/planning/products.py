@@ -25,8 +25,8 @@ from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.beside import Beside, Offer
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.weighing import CandidatePool, ordered
+from onnxfuse.region import Region
 from onnxfuse.schedules.product_parts import MOST_BESIDE
 
 STAGE = "products"

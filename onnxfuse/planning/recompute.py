@@ -25,11 +25,11 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import admitting
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.plan import Plan, SearchSpace
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
 from onnxfuse.planning.sketches import Part, Sketches
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.schedules import SCHEDULES
 
 STAGE = "recompute"

@@ -35,12 +35,12 @@ from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.plan import Plan, SearchSpace
 from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.planning.products import learn_products, offer_products
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.selection import Candidate, joint_cycles, select
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import CandidatePool, Considered, Members, connected, ordered
 from onnxfuse.provider.removed import gives_back
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, RegionCost
 from onnxfuse.rules import FuseRule, Match, Prohibitions, find_matches, prohibitions
 
 MOST_ROUNDS = 3

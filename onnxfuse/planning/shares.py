@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Graph, Node, Place
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.weighing import Considered
+from onnxfuse.region import Region
 
 
 @dataclass

@@ -13,7 +13,7 @@ from onnxfuse.planning.contractions import COMPUTES
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import copied
 from onnxfuse.planning.plan import SearchSpace
-from onnxfuse.planning.region import Region
+from onnxfuse.region import Region
 
 MOST_OPERATORS = 8
 """Operators that compute a value again."""

@@ -16,9 +16,9 @@ from onnxfuse.errors import KernelError
 from onnxfuse.graph.sizes import bytes_of, shapes_of
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.region import Built, Region
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Built, Region
 from onnxfuse.schedules import USER, Kernel, make_kernel, named
 from onnxfuse.schedules.kernel import STREAM
 from onnxfuse.schedules.source import Given

@@ -25,8 +25,8 @@ from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
 from onnxfuse.operators import flops_of
 from onnxfuse.planning.executions import runs_of
 from onnxfuse.planning.placement import Kind, Placement, place
-from onnxfuse.planning.region import Region
 from onnxfuse.provider.removed import given_back, same_memory, source
+from onnxfuse.region import Region
 
 PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
 """Operators that read only what they write of their first input."""

@@ -19,8 +19,8 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import trimmed
 from onnxfuse.planning.legality import boundary, copied
 from onnxfuse.planning.objective import REFUSALS, Objective
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, RegionCost
 from onnxfuse.rules import Prohibitions, RuleSet
 
 MOST_CUTS = 12

@@ -8,7 +8,7 @@ from math import fsum
 from onnxfuse.graph.model import Node
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.region import Region
+from onnxfuse.region import Region
 from onnxfuse.rewriting import FUSED, OperatorRecord
 
 RATES = {"bytes_per_second": 1, "cached_bytes_per_second": 1, "flops_per_second": 1, "matrix_flops_per_second": 0}

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from onnxfuse.planning.region import Built
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Built
 from onnxfuse.reporting.findings import Assumed, LeftRegions, MatchEntry
 
 Verdict = Literal["chosen", "lost", "no-gain", "refused"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from onnxfuse.planning.region import Built
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Built
 from onnxfuse.reporting.explain import (
     Explained,
     ModelExplanation,

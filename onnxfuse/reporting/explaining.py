@@ -10,9 +10,9 @@ from onnxfuse.errors import ModelError
 from onnxfuse.graph import LoadedModel
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.region import RegionCost
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import RegionCost
 from onnxfuse.reporting.explain import (
     ModelExplanation,
     Neighbour,

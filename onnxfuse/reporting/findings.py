@@ -28,7 +28,7 @@ class FusionEntry:
         estimated_speedup: predicted GPU time of the original nodes over that of the fused one.
         memory_saved: bytes of tensors that are no longer made.
         architectures: those with an embedded image, machine code as "sm_90" and PTX as "compute_90".
-        measured: GPU time that was measured of it (``planning.evidence.Times``), or None.
+        measured: GPU time that was measured of it (``region.Times``), or None.
         compiled: what the compiler made of its kernel (``planning.spills``), or None where it was not compiled.
         body: the body of an If, a Loop or a Scan that it is in, as "Loop_3/body", or "".
         runs: how often it runs in one run of the model; bytes, kernels and flops are those of one time.

@@ -20,8 +20,8 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, Observation
+from onnxfuse.region import Region, RegionCost
 from onnxfuse.reporting.costs import by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, FusionEntry, Sizes, Totals
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
@@ -78,7 +78,7 @@ def report_of(optimised: Optimised) -> Report:
         roofline=roofline(optimised.profile),
         embedded=embedded_bytes({name: len(image) for name, image in optimised.regions[placed.region].images.items()}
                                 for placed in optimised.rewritten.placed),
-        kernels={placed.op: optimised.regions[placed.region].source for placed in optimised.rewritten.placed},
+        kernels={placed.op: optimised.regions[placed.region].kernel.source for placed in optimised.rewritten.placed},
         broken=broken_entries(costs, entries, regions),
     )
 
@@ -100,13 +100,11 @@ def _fused(optimised: Optimised) -> tuple[list[Region], list[FusionEntry]]:
     order = {node.name: place for place, node in enumerate(_all_nodes(optimised.model))}
     for placed in sorted(optimised.rewritten.placed, key=lambda placed: order[placed.node]):
         region = optimised.regions[placed.region]
-        counted = optimised.plan.fusions[placed.region]
         reads = [value.name for value in (*region.hosts, *region.tensors)]
-        regions.append(counted)
-        entries.append(
-            entry_of(Named(placed.node, placed.op, region.rule, region.schedule, tuple(sorted(region.images)),
-                          region.figures), counted, reads, counted.cost)
-        )
+        named = Named(placed.node, placed.op, region.rule, region.kernel.schedule, tuple(sorted(region.images)),
+                      region.figures())
+        regions.append(region)
+        entries.append(entry_of(named, region, reads, region.cost))
     return regions, entries
 
 

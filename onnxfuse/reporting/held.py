@@ -23,10 +23,10 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import chosen_target
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger, plan_cost
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.layouts import is_converted
+from onnxfuse.region import Region, RegionCost
 from onnxfuse.reporting.costs import MOST, RATES, by_operator, roofline
 from onnxfuse.reporting.findings import Assumed, BrokenEntry, Totals
 from onnxfuse.reporting.gather import (
@@ -93,8 +93,7 @@ def keep_measured(path: Path, measured: Mapping[str, Any]) -> None:
 
 def _record(optimised: Optimised, report: Report) -> PlanRecord:
     objective = optimised.objective
-    fusions = optimised.plan.fusions
-    costs = {placed.node: fusions[placed.region].cost for placed in optimised.rewritten.placed}
+    costs = {placed.node: optimised.regions[placed.region].cost for placed in optimised.rewritten.placed}
     return PlanRecord(
         __version__, onnx.__version__, report.target, dict(report.dims), asdict(report.before), asdict(report.after),
         {name: asdict(cost) for name, cost in costs.items()}, report.assumed.target, report.assumed.dims,

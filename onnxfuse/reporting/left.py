@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from onnxfuse.graph.model import Node
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, RegionCost
 from onnxfuse.reporting.findings import LeftRegions, MatchEntry
 from onnxfuse.reporting.reasons import RUNTIME, is_own, runtime_words, several
 from onnxfuse.rules import Match

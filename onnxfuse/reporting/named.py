@@ -8,7 +8,7 @@ from onnxfuse.graph.model import Node
 from onnxfuse.operators import OperatorClass
 from onnxfuse.operators.record import operator_of
 from onnxfuse.optimised import Optimised
-from onnxfuse.planning.region import Region
+from onnxfuse.region import Region
 from onnxfuse.rewriting import NamedRecord
 from onnxfuse.rules import Match, named
 

@@ -20,8 +20,8 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.placement import place
 from onnxfuse.planning.recorded import solved
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger, plan_cost
+from onnxfuse.region import Region
 from onnxfuse.reporting.gather import name_of, replaced_nodes
 from onnxfuse.rewriting import FusedNode, original, read_fused
 from onnxfuse.rules import groups_of

@@ -14,8 +14,8 @@ from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import chosen_target
 from onnxfuse.planning.cost import is_measured, product_peak
 from onnxfuse.planning.hardware import Profile
-from onnxfuse.planning.region import Region
 from onnxfuse.planning.traffic import Ledger
+from onnxfuse.region import Region
 from onnxfuse.reporting.gather import input_sizes, is_fused
 from onnxfuse.reporting.held import counted_region
 from onnxfuse.rewriting import original, read_fused

@@ -12,10 +12,10 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.planning.admission import node_facts
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.placement import Kind, Placement
-from onnxfuse.planning.region import Region, RegionCost
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region, RegionCost
 from onnxfuse.resources import rules_folder
 from onnxfuse.rules import CanonicalRule, FuseRule, Rule, prohibitions
 

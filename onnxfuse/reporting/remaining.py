@@ -8,7 +8,7 @@ from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import shape_of, type_name
 from onnxfuse.optimised import Optimised
 from onnxfuse.planning.placement import Kind
-from onnxfuse.planning.region import Region
+from onnxfuse.region import Region
 from onnxfuse.reporting.costs import main_node
 from onnxfuse.reporting.explain import Remaining, State
 from onnxfuse.reporting.reasons import JOINS, Reasons

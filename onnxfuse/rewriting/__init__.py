@@ -28,7 +28,6 @@ from onnxfuse.rewriting.provenance import (
     today,
 )
 from onnxfuse.rewriting.reading import FusedNode, read_fused
-from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.saving import Saved, annotate, save
 from onnxfuse.rewriting.sizes import SizesRecord, fold, sizes_record
 from onnxfuse.rewriting.standalone import body_model, value_types
@@ -38,7 +37,6 @@ __all__ = [
     "FUSED",
     "BrokenRecord",
     "FusedNode",
-    "FusedRegion",
     "InvariantError",
     "MeasuredRecord",
     "NamedRecord",

@@ -19,8 +19,8 @@ from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.invariants import require
+from onnxfuse.rewriting.located import LocatedRegion
 from onnxfuse.rewriting.metadata import ConstantRecord, NodeRecord, ValueRecord, packed, unpacked
-from onnxfuse.rewriting.region import LocatedRegion
 
 _SPELLED_OUT = "ai.onnx"
 """ONNX Runtime takes this for "" in a graph, and not in a function."""

@@ -22,6 +22,7 @@ from onnxfuse.graph.model import Graph, Place
 from onnxfuse.graph.order import all_nodes, contracted
 from onnxfuse.lowering import launch
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.rewriting.body import value_record
 from onnxfuse.rewriting.index import ModelIndex, graph_at, notes_of, reads_of, users_of
 from onnxfuse.rewriting.invariants import InvariantError, check_cover, require
@@ -39,7 +40,6 @@ from onnxfuse.rewriting.metadata import (
 from onnxfuse.rewriting.names import Names, node_stem
 from onnxfuse.rewriting.order import rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
-from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.sites import Site, by_place, find_sites, in_graph_order, with_standing
 from onnxfuse.rewriting.types import region_names, symbol_names, type_of, value_info
 
@@ -66,7 +66,7 @@ _Gone = dict[int, list[Site]]
 """The sites that hold a node, by its position; one of them but for what is computed again."""
 
 
-def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]) -> Rewritten:
+def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[Region]) -> Rewritten:
     """Replace each region by one node of domain ``onnxfuse`` whose body is a function of the model.
 
     Args:
@@ -78,7 +78,7 @@ def rewrite(model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion]
     Where something outside reads what a node passes on that regions hold, the node stands beside their fused nodes.
 
     Raises:
-        InvariantError: a region breaks a promise of ``FusedRegion``.
+        InvariantError: a region breaks a promise of ``Region``.
     """
     indexes = ModelIndex.each(model, [(), *(region.place for region in regions)])
     sites, refusals = find_sites(model, graph, regions, indexes)
@@ -302,8 +302,8 @@ def _record(
             values[formal] = value_record(index, constant.name)
     return FusedRecord(
         region.rule,
-        region.schedule,
-        dict(region.figures),
+        region.kernel.schedule,
+        region.figures(),
         tuple(map(moved, body.nodes)),
         {formal: value(record) for formal, record in values.items()},
         constants,
@@ -328,7 +328,7 @@ def _node(site: Site, name: str, record: FusedRecord) -> onnx.NodeProto:
         [value.name for value in region.outputs],
         name=name,
         domain=launch.DOMAIN,
-        **{"plan": region.plan.to_json(), "source": region.source, KEY: to_json(record)},
+        **{"plan": region.kernel.plan.to_json(), "source": region.kernel.source, KEY: to_json(record)},
     )
     for architecture, image in sorted(region.images.items()):
         tensor = helper.make_tensor("", onnx.TensorProto.UINT8, [len(image)], image, raw=True)

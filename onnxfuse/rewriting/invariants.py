@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting.index import ModelIndex
-from onnxfuse.rewriting.region import LocatedRegion
+from onnxfuse.rewriting.located import LocatedRegion
 
 
 class InvariantError(RuntimeError):

@@ -77,7 +77,7 @@ class FusedRecord:
     """What a fused node knows of its origin.
 
     Attributes:
-        rule, schedule, figures: as in ``FusedRegion``.
+        rule, schedule, figures: as the ``Region`` had them.
         nodes: the replaced nodes, in the order of the body.
         values: inner values by their formal name.
         constants: constants of the body by their formal name.

@@ -24,7 +24,7 @@ class FusedNode:
 
     Attributes:
         name, op: its name and operator type (``Region0``...), which is also the name of its function.
-        rule, schedule, figures: as in ``FusedRegion``; "" and empty where the node's record was dropped.
+        rule, schedule, figures: as the ``Region`` had them; "" and empty where the node's record was dropped.
         replaces: the original nodes with their names, positions and notes, in the order of the body.
         inputs: what it reads, host inputs first, "" where absent; outputs: what it computes.
         types: element type (as "FLOAT16") and sizes as text, by the function's formal names; sizes None where

@@ -11,11 +11,12 @@ from onnxfuse.graph.model import Graph, Node, Place
 from onnxfuse.lowering import launch
 from onnxfuse.provider.removed import passes_on
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.rewriting.body import Body, make_body
 from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.invariants import InvariantError, check_body, require
+from onnxfuse.rewriting.located import LocatedRegion
 from onnxfuse.rewriting.names import NamePool
-from onnxfuse.rewriting.region import FusedRegion, LocatedRegion
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Site:
     """
 
     number: int
-    region: FusedRegion
+    region: Region
     nodes: frozenset[int]
     again: frozenset[int]
     passing: frozenset[int]
@@ -50,13 +51,13 @@ class Site:
 
 
 def find_sites(
-    model: onnx.ModelProto, graph: Graph, regions: Sequence[FusedRegion], indexes: Mapping[Place, ModelIndex]
+    model: onnx.ModelProto, graph: Graph, regions: Sequence[Region], indexes: Mapping[Place, ModelIndex]
 ) -> tuple[list[Site], list[Refusal]]:
     """The regions in terms of the model; and why some have none: no name is left for them, or for one that they share
     nodes with.
 
     Raises:
-        InvariantError: a region breaks a promise of ``FusedRegion``.
+        InvariantError: a region breaks a promise of ``Region``.
     """
     graphs = {each.place: each for each in graph.walk()}
     pool = NamePool.of(model)
@@ -73,7 +74,7 @@ def find_sites(
         _claim(index, located, again | passing, taken)
         check_body(index, located)
         body = make_body(index, located)
-        op, _ = pool.name(body.function, region.plan.to_json(), region.source)
+        op, _ = pool.name(body.function, region.kernel.plan.to_json(), region.kernel.source)
         if op is None:
             refusals.append(_out_of_names(region))
             lost.update((region.place, position) for position in located.nodes if position not in passing)
@@ -84,12 +85,12 @@ def find_sites(
     return kept, refusals + [_out_of_names(site.region) for site in sites if site not in kept]
 
 
-def _label(number: int, region: FusedRegion) -> str:
+def _label(number: int, region: Region) -> str:
     """What errors call a region, by its position among those given."""
     return f"region {number} ({region.rule})"
 
 
-def _check_values(graphs: Mapping[Place, Graph], region: FusedRegion, label: str) -> None:
+def _check_values(graphs: Mapping[Place, Graph], region: Region, label: str) -> None:
     """Check that a region is of a graph of the model, and its values are of that."""
     require(region.place in graphs, f"{label}: its nodes are of no graph of the model")
     for value in (*region.hosts, *region.tensors, *region.inlined, *region.outputs):
@@ -106,7 +107,7 @@ def _claim(index: ModelIndex, located: LocatedRegion, common: frozenset[int], ta
         require(other == located.label, f"{located.label} and {other} share node {index.nodes[position].name!r}")
 
 
-def resolve(index: ModelIndex, region: FusedRegion, label: str) -> LocatedRegion:
+def resolve(index: ModelIndex, region: Region, label: str) -> LocatedRegion:
     """Where in the model the region's nodes stand, and the constants that its body holds.
 
     Constant nodes among the region's nodes are held as the inlined constants are: others may read them too.
@@ -133,13 +134,13 @@ def resolve(index: ModelIndex, region: FusedRegion, label: str) -> LocatedRegion
                          {name: array for name, array in inlined.items() if name in read | listed}, outputs)
 
 
-def _again(index: ModelIndex, region: FusedRegion, located: LocatedRegion) -> frozenset[int]:
+def _again(index: ModelIndex, region: Region, located: LocatedRegion) -> frozenset[int]:
     """Positions of a region's nodes that another region holds too."""
     outer = {_first_output(original) for node in region.again for original in node.originals}
     return frozenset(position for position in located.nodes if outer.intersection(index.nodes[position].output))
 
 
-def _passing(index: ModelIndex, region: FusedRegion) -> frozenset[int]:
+def _passing(index: ModelIndex, region: Region) -> frozenset[int]:
     """Positions of a region's nodes that pass their operand on, or may stand beside it, and whose result is not the
     region's."""
     beside = {original for node in region.beside for original in node.originals}
@@ -161,7 +162,7 @@ def _first_output(node: Node) -> str:
     return next((value.name for value in node.outputs if value is not None), "")
 
 
-def _out_of_names(region: FusedRegion) -> Refusal:
+def _out_of_names(region: Region) -> Refusal:
     return Refusal(
         "region-names",
         f"All {launch.REGION_NAMES} names for fused operators are taken by other kernels of this model.",

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.lowering import launch
+from onnxfuse.region import Region
 from onnxfuse.rewriting.body import make_body
 from onnxfuse.rewriting.index import ModelIndex
 from onnxfuse.rewriting.metadata import IR_VERSION
 from onnxfuse.rewriting.reading import FusedNode
-from onnxfuse.rewriting.region import FusedRegion
 from onnxfuse.rewriting.sites import resolve
 from onnxfuse.rewriting.types import region_names, type_of
 
@@ -33,7 +33,7 @@ _DECIDING = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqua
 
 
 def body_model(
-    fused: FusedRegion | FusedNode, model: onnx.ModelProto, *, precision: Precision | None = None
+    fused: Region | FusedNode, model: onnx.ModelProto, *, precision: Precision | None = None
 ) -> onnx.ModelProto:
     """The body of a region (``model`` is the original) or of a fused node (``model`` is the fused one).
 
@@ -49,7 +49,7 @@ def body_model(
     Raises:
         ModelError: the types of a fused node's inputs were dropped from the file.
     """
-    if isinstance(fused, FusedRegion):
+    if isinstance(fused, Region):
         function, types, functions = _of_region(fused, model)
     else:
         function = next(f for f in model.functions if f.domain == launch.DOMAIN and f.name == fused.op)
@@ -65,7 +65,7 @@ def body_model(
 
 
 def _of_region(
-    region: FusedRegion, model: onnx.ModelProto
+    region: Region, model: onnx.ModelProto
 ) -> tuple[onnx.FunctionProto, Types, Sequence[onnx.FunctionProto]]:
     index = ModelIndex.of(model, region.place)
     body = make_body(index, resolve(index, region, region.rule))

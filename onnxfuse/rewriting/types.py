@@ -9,11 +9,11 @@ from onnx import helper
 
 from onnxfuse.graph.model import Value
 from onnxfuse.graph.order import graphs_of
+from onnxfuse.region import Region
 from onnxfuse.rewriting.invariants import InvariantError
-from onnxfuse.rewriting.region import FusedRegion
 
 
-def region_names(region: FusedRegion) -> list[tuple[str, Value]]:
+def region_names(region: Region) -> list[tuple[str, Value]]:
     """The formal name in the body of each value that the region reads or computes for others."""
     groups = (("h", region.hosts), ("x", region.tensors), ("y", region.outputs))
     return [(f"{letter}{place}", value) for letter, values in groups for place, value in enumerate(values)]

@@ -21,7 +21,6 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering import launch
 from onnxfuse.measuring.ranges import INDICES, index_bound
-from onnxfuse.pipeline import region_of
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.subjects import Subject
@@ -43,7 +42,7 @@ def runtime_model(subject: Subject) -> onnx.ModelProto:
     """
     fusion, optimised = subject.fusion, subject.source
     sizes = optimised.ledger.sizes
-    model = body_model(region_of(fusion), optimised.folded.proto)
+    model = body_model(fusion, optimised.folded.proto)
     graph = model.graph
     values = {f"h{place}": value for place, value in enumerate(fusion.hosts)}
     values |= {f"x{place}": value for place, value in enumerate(fusion.tensors)}

@@ -12,8 +12,8 @@ from onnxfuse.optimised import Optimised
 from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.region import Region
 from onnxfuse.refusal import Refusal
+from onnxfuse.region import Region
 from onnxfuse.schedules import USER, Choice, Kernel, make_kernel
 from onnxfuse.schedules.together import SCHEDULE as TOGETHER
 

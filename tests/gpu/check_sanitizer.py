@@ -40,7 +40,7 @@ from region_cases import cases  # noqa: E402
 
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant  # noqa: E402
 from onnxfuse.lowering.tensor_map import TensorMap  # noqa: E402
-from onnxfuse.rewriting import FusedRegion  # noqa: E402
+from onnxfuse.region import Region  # noqa: E402
 
 MODELS = "bert_base_fp16:3:37,unet_fp16:1"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -90,7 +90,7 @@ class Job:
 # ---- What is run. ----
 
 
-def jobs_of(name: str, regions: Iterable[FusedRegion], sizes: Mapping[str, int],
+def jobs_of(name: str, regions: Iterable[Region], sizes: Mapping[str, int],
             arrays: Mapping[str, Array]) -> Iterator[Job | str]:
     """The kernels of fused regions, or what keeps one from being run.
 
@@ -113,7 +113,8 @@ def jobs_of(name: str, regions: Iterable[FusedRegion], sizes: Mapping[str, int],
             if None in hosts:
                 yield f"{name}, {_label(region)}: the contents of a host input are not known"
                 continue
-            yield Job(f"{name}, {_label(region)}", region.source, region.plan.to_json(), tuple(inputs), tuple(hosts))
+            kernel = region.kernel
+            yield Job(f"{name}, {_label(region)}", kernel.source, kernel.plan.to_json(), tuple(inputs), tuple(hosts))
 
 
 def _label(region: Any) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import onnx
 
-from onnxfuse.pipeline import Options, optimise, region_of
-from onnxfuse.rewriting import FusedRegion
+from onnxfuse.pipeline import Options, optimise, written
+from onnxfuse.region import Region
 from onnxfuse.tuning.subjects import subjects_of
 
 CASES = {
@@ -53,11 +53,11 @@ CASES = {
 }
 
 
-def cases(target: str) -> Iterator[tuple[str, FusedRegion]]:
+def cases(target: str) -> Iterator[tuple[str, Region]]:
     """The regions of each case with each of their kernels for a GPU, by the case and the way to run it."""
     for name, text in CASES.items():
         model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text.replace("T[", "float16[")}')
         plan = optimise(model, Options(target=target, verify=False, database=False, eager=True))
         for subject in subjects_of(plan)[0]:
             for way, kernel in subject.kernels.items():
-                yield f"{name}, {way}", region_of(replace(subject.fusion, made=kernel))
+                yield f"{name}, {way}", written(replace(subject.fusion, made=kernel))

@@ -1,7 +1,8 @@
 """A region: nodes that are to be one fused node.
 
-It begins as nodes with what they read and write, which is all that counting needs, and gains the rest as planning goes
-on: tensor operations, a cost, a kernel, what was measured of that and what the compiler made of it.
+It begins as nodes with what they read and write, which is all that counting needs, and gains the rest on its way into
+the model: tensor operations, a cost, a kernel, what was measured of that and what the compiler made of it, compiled
+images.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxfuse.graph.dims import Dim, dim
-from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.model import Node, Place, Value
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.schedules import Choice, Kernel, Request
 
@@ -99,12 +100,16 @@ class Region:
     """Nodes that are, or could be, one fused node.
 
     Attributes:
-        nodes: the original nodes, in graph order; tensors, outputs: values of the original graph that a kernel of
-            theirs reads and writes.
+        nodes: the original nodes of one graph, the main one or a body, in graph order; a convex set.  Constant nodes
+            among them leave the model only where nothing else reads them.
+        tensors, outputs: values of that graph that a kernel of theirs reads, one at least, and writes, in the order of
+            its plan's ``i0``, ``i1`` and so on, ``o0`` and so on.
         rule: id of the rule it is due to; view: the nodes of the canonical view.
-        hosts, inlined: values of the original graph that decide sizes, and small constants of its body.
+        hosts: values that it reads in host memory, which decide sizes, at most ``launch.HOST_INPUTS``.
+        inlined: small constants that its body holds and its kernel does not read.
         again: original nodes that another region holds too, and that count there before fusion (``recompute``).
-        beside: those of its original nodes that stand beside it where something else needs their results (``masks``).
+        beside: those of its original nodes that others may hold too, and that stand beside it where something else
+            needs their results (``masks``).
         read_again: bytes that its kernel reads more than once, which take time and are not part of the count.
         steps, scratch: kernels that it launches at the planned sizes, and bytes that pass through scratch.
         lowered: its tensor operations, of which schedules make kernels; None for joined regions, and where a rule
@@ -112,6 +117,7 @@ class Region:
         counted: what it gains; made: its kernel.  None until they are known.
         measured, compiled: what was measured of it on the GPU to plan for, and what the compiler made of its kernel for
             that GPU.
+        images: its kernel compiled, by architecture ("sm_90"), where embedding was asked for.
     """
 
     nodes: tuple[Node, ...]
@@ -131,6 +137,7 @@ class Region:
     made: Kernel | None = None
     measured: Times | None = None
     compiled: Built | None = None
+    images: Mapping[str, bytes] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def own(self) -> tuple[Node, ...]:
@@ -143,6 +150,11 @@ class Region:
         return (self.view or self.nodes)[0].label
 
     @property
+    def place(self) -> Place:
+        """Where the graph is in the model that its nodes are of."""
+        return self.nodes[0].place if self.nodes else ()
+
+    @property
     def cost(self) -> RegionCost:
         """What it gains, which must be known."""
         assert self.counted is not None, self.label
@@ -153,6 +165,20 @@ class Region:
         """Its kernel, which must be made."""
         assert self.made is not None, self.label
         return self.made
+
+    def figures(self) -> dict[str, Any]:
+        """What is kept of it with its fused node, as JSON."""
+        cost = self.cost
+        return {
+            "bytes_before": cost.bytes_before,
+            "bytes_after": cost.bytes_after,
+            "kernels_before": cost.kernels_before,
+            "kernels_after": cost.kernels_after,
+            "estimated_speedup": round(cost.estimated_speedup, 4),
+            "memory_saved": cost.memory_saved,
+            **({} if self.measured is None else {"measured": self.measured.as_json()}),
+            **({} if self.compiled is None else {"compiled": self.compiled.as_json()}),
+        }
 
     def request(
         self, sizes: Mapping[str, int], choice: Choice | None = None, nearby: Sequence[Mapping[str, int]] = ()
