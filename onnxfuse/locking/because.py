@@ -46,9 +46,9 @@ class Stopped:
     because: tuple[Refusal, ...]
 
 
-def unseen(locked: Locked, then: Made, now: Made) -> Stopped:
+def unseen(locked: Locked, before: Made, now: Made) -> Stopped:
     """What is said where the rules still find a fusion of ONNX Runtime's and a session does not make it any more."""
-    words = (f"a session of ONNX Runtime {now.onnxruntime} keeps its nodes apart, and one of {then.onnxruntime} ran "
+    words = (f"a session of ONNX Runtime {now.onnxruntime} keeps its nodes apart, and one of {before.onnxruntime} ran "
              "them as one")
     return Stopped(locked.label, None, words, ())
 

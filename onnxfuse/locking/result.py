@@ -89,9 +89,9 @@ class CheckResult:
     @property
     def changes(self) -> tuple[str, ...]:
         """What differs between then and now that may be why: releases, operator sets, the GPU, sizes, settings."""
-        then, now = _settings(self.lock), _settings(self.now)
-        return tuple(f"{name} {then.get(name, 'none')} -> {now.get(name, 'none')}"
-                     for name in dict.fromkeys((*then, *now)) if then.get(name) != now.get(name))
+        before, now = _settings(self.lock), _settings(self.now)
+        return tuple(f"{name} {before.get(name, 'none')} -> {now.get(name, 'none')}"
+                     for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name))
 
     @property
     def summary(self) -> str:
@@ -153,15 +153,15 @@ def interface_changes(lock: Lock, now: Lock) -> tuple[str, ...]:
     """What is called, typed or sized in another way, a sentence each; what symbols are called is no matter."""
     found: list[str] = []
     for kind in ("input", "output"):
-        then, there = getattr(lock.model, f"{kind}s"), getattr(now.model, f"{kind}s")
-        gone, come = [name for name in then if name not in there], [name for name in there if name not in then]
+        before, there = getattr(lock.model, f"{kind}s"), getattr(now.model, f"{kind}s")
+        gone, come = [name for name in before if name not in there], [name for name in there if name not in before]
         if len(gone) == len(come):
             found += [f"the {kind} {old!r} is called {new!r}" for old, new in zip(gone, come, strict=True)]
         else:
             found += [f"the {kind} {name!r} is gone" for name in gone]
             found += [f"the {kind} {name!r} is new" for name in come]
         found += [f"the {kind} {name!r} is {_shown(there[name])} in place of {_shown(kinds)}"
-                  for name, kinds in then.items() if name in there and _plain(there[name]) != _plain(kinds)]
+                  for name, kinds in before.items() if name in there and _plain(there[name]) != _plain(kinds)]
     return tuple(found)
 
 
