@@ -8,12 +8,12 @@ to take less time.  Only the kernels of the form that is taken are compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, Bias, Paired, paired, separable
+from onnxfuse.folding import BIAS_CODE, BIAS_KEPT, BIASES, LAYOUTS, Bias, Paired, paired, separable
 from onnxfuse.graph import Graph, LoadedModel
 from onnxfuse.graph.binding import Bound, bound, check_sizes
 from onnxfuse.graph.model import Node
@@ -22,7 +22,10 @@ from onnxfuse.operators import load_graph
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import measured_cost
 from onnxfuse.planning.cost import STREAMING, CostModel
+from onnxfuse.planning.evidence import Evidence
 from onnxfuse.planning.hardware import Profile
+from onnxfuse.planning.known import KnownKernels
+from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.passes import drafted, finished
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.spills import Compiled
@@ -148,18 +151,24 @@ class Drafting:
     """What makes drafts of a model's forms.
 
     Attributes:
-        forming: makes the forms; context: of a form's plan.
-        least_gain: predicted speed-up that a region must pass.
-        biases, layouts: whether biases may stand apart, and values lie otherwise; eager: take a layout also where it
-            is not predicted to take less time, to measure it.
+        forming: makes the forms; objective: what their plans are to be good at.
+        evidence: what was measured on the GPU to plan for, None where nothing was.
+        eager: take a layout, and what else ``Context`` says, also where it is not predicted to take less time, to
+            measure it.
+        kernels: what is known of regions by their structure.
     """
 
     forming: Forming
-    context: Callable[[Form], Context]
-    least_gain: float
-    biases: bool = True
-    layouts: bool = True
+    objective: Objective = field(default_factory=Objective)
+    evidence: Evidence | None = None
     eager: bool = False
+    kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
+
+    def context(self, form: Form) -> Context:
+        """What a form is planned with."""
+        context = Context(form.canonical.graph, self.forming.rules, form.costs, self.objective, self.eager,
+                          kernels=self.kernels)
+        return context.knowing(self.evidence)
 
     def chosen(self, form: Form, compiled: Compiled | None) -> tuple[Form, Plan]:
         """The form of a model that is worth most, and its plan.  Where a bias finds no place any more once kernels are
@@ -190,10 +199,10 @@ class Drafting:
     def with_biases_apart(self, form: Form, kept: Collection[str] = (), why: tuple[Refusal, ...] = ()) -> Draft:
         """The form in which those biases are apart that fused nodes take in, but for some that are ``kept``, by what
         their convolutions and products compute, and why."""
-        if not self.biases:
+        if BIASES in self.forming.rules.disabled:
             return self.draft(form)
         biases, told = separable(form.graph, form.costs.groups, self.forming.convolutions)
-        biases, idle = _wanted(form, biases, self.least_gain)
+        biases, idle = _wanted(form, biases, self.objective.least_gain)
         biases = {name: bias for name, bias in biases.items() if name not in kept}
         told += (*idle, *why)
         for _ in range(MOST_PLANS if biases else 0):
@@ -225,7 +234,9 @@ class Drafting:
 
     def _laid_out(self, own: Draft) -> Iterator[Draft]:
         """The form with values channels-last, where there is one."""
-        if self.layouts and _may_lie_otherwise(own.plan):
+        # With the objective's channels last, ONNX Runtime lays images out itself.
+        allowed = LAYOUTS not in self.forming.rules.disabled and not self.objective.channels_last
+        if allowed and _may_lie_otherwise(own.plan):
             pairs = paired(own.form.graph, own.form.canonical.graph)
             if pairs:
                 yield self.draft(self.forming.laid_out(own.form, pairs), own.told)

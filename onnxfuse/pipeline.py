@@ -16,13 +16,11 @@ from onnxfuse.cuda_options import BIAS, LAYOUT, TF32, is_on
 from onnxfuse.delivery import check_original, verified
 from onnxfuse.embedding import embed
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.folding import BIASES, LAYOUTS
 from onnxfuse.folding import STAGE as SHAPE_ARITHMETIC
 from onnxfuse.forms import Drafting, Form, Forming
 from onnxfuse.graph import LoadedModel, from_proto, load_model
 from onnxfuse.measurements import Place, opened
 from onnxfuse.optimised import Optimised, Tell, silent
-from onnxfuse.planning.context import Context
 from onnxfuse.planning.hardware import Profile, find_profile, known_profiles, resolve_profile
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import LEAST_GAIN, Hints, Objective
@@ -168,19 +166,9 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
 
 def _chosen(form: Form, forming: Forming, options: Options, tell: Tell) -> tuple[Form, Plan, tuple[str, ...]]:
     """The form of a model that is rewritten, its plan, and what a user should know of it."""
-    rules, objective = forming.rules, options.objective
     read, silence = read_back(forming.profile, partial(tell, COMPILING)) if options.compiles else (None, ())
     with opened(options.database, forming.profile) as (found, notes):
-
-        def context(form: Form) -> Context:
-            known = Context(form.canonical.graph, rules, form.costs, objective, options.eager,
-                            kernels=options.kernels)
-            return known.knowing(found)
-
-        # With the objective's channels last, ONNX Runtime lays images out itself.
-        drafting = Drafting(
-            forming, context, options.least_gain, biases=BIASES not in rules.disabled,
-            layouts=LAYOUTS not in rules.disabled and not objective.channels_last, eager=options.eager)
+        drafting = Drafting(forming, options.objective, found, options.eager, options.kernels)
         form, plan = drafting.chosen(form, read)
     return form, plan, (*notes, *silence)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,9 @@ from onnxfuse.graph import from_proto
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.planning.context import Context, Revision
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.evidence import Revising
 from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.recompute import recomputed
 from onnxfuse.planning.traffic import Ledger, Observation
@@ -261,7 +262,7 @@ def test_no_gain_is_told() -> None:
     assert reason.startswith("'a' stays written: computed again by 1 reader, all would take ")
 
 
-def context(made: Optimised, costs: CostModel | None = None, measured: Revision | None = None) -> Context:
+def context(made: Optimised, costs: CostModel | None = None, measured: Revising | None = None) -> Context:
     return Context(made.canonical.graph, made.rules, costs or CostModel(made.ledger, made.profile), measured=measured)
 
 
@@ -382,12 +383,32 @@ def test_of_two_values_the_cheap_one_is_computed_again() -> None:
     assert [value.name for value in made.plan.fusions[0].outputs] == ["q", "b"]
 
 
-def timed(written: float, repeated: float) -> Revision:
+class Asked:
+    """Stands in for a database that knows of no region, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.fusions: list[Region] = []
+
+    def revision(self, fusion: Region) -> Region:
+        """The region as it is."""
+        self.fusions.append(fusion)
+        return fusion
+
+    def runtime(self, _: Region) -> None:
+        """Not measured either."""
+
+
+@dataclass
+class Recorded(Asked):
     """Somebody measured kernels that compute something again, and others."""
-    def judge(fusion: Region) -> Region:
+
+    written: float
+    repeated: float
+
+    def revision(self, fusion: Region) -> Region:
+        """The region with its time."""
         reads = any(value.name == "a" for value in (*fusion.tensors, *fusion.outputs))
-        return replace(fusion, measured=Times(written if reads else repeated, None, "H100", "2026-01-01"))
-    return judge
+        return replace(fusion, measured=Times(self.written if reads else self.repeated, None, "H100", "2026-01-01"))
 
 
 @pytest.mark.parametrize(("written", "repeated", "expected"), [
@@ -395,35 +416,30 @@ def timed(written: float, repeated: float) -> Revision:
 ], ids=["slower", "faster", "noise"])
 def test_what_was_measured_decides(written: float, repeated: float, expected: list[list[str]]) -> None:
     plain = fuse(GATE, disable=["recompute"])
-    judge = timed(written, repeated)
-    plan = replace(plain.plan, fusions=tuple(judge(fusion) for fusion in plain.plan.fusions))
-    made = recomputed(plan, context(plain, measured=judge))
+    known = Recorded(written, repeated)
+    plan = replace(plain.plan, fusions=tuple(map(known.revision, plain.plan.fusions)))
+    made = recomputed(plan, context(plain, measured=known))
     assert [[node.op for node in fusion.again] for fusion in made.fusions] == expected
 
 
 def test_half_a_measurement_decides_nothing() -> None:
     plain = fuse(GATE, disable=["recompute"])
-    made = recomputed(plain.plan, context(plain, measured=timed(10.0, 20.0)))
+    made = recomputed(plain.plan, context(plain, measured=Recorded(10.0, 20.0)))
     assert [[node.op for node in fusion.again] for fusion in made.fusions] == [[], ["Sigmoid", "Mul"]]
 
 
 def test_without_a_measurement_the_prediction_decides() -> None:
     """It is close enough to be measured, and nobody has."""
     plain = fuse(SUM, dims={"N": 64}, disable=["recompute"])
-    made = recomputed(plain.plan, context(plain, measured=lambda fusion: fusion))
+    made = recomputed(plain.plan, context(plain, measured=Asked()))
     assert not any(fusion.again for fusion in made.fusions)
 
 
 def test_what_is_predicted_far_slower_is_not_even_made() -> None:
     plain = fuse(SPREAD, dims={"N": 16}, disable=["recompute"])
-    asked: list[Region] = []
-
-    def judge(fusion: Region) -> Region:
-        asked.append(fusion)
-        return fusion
-
-    recomputed(plain.plan, context(plain, measured=judge))
-    assert not asked
+    asked = Asked()
+    recomputed(plain.plan, context(plain, measured=asked))
+    assert not asked.fusions
 
 
 class _PoolTimer(FakeTimer):

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxfuse.graph.model import Graph, Place
 from onnxfuse.planning.candidates import Maker, makers_of
 from onnxfuse.planning.cost import CostModel
-from onnxfuse.planning.evidence import Evidence, Measured
+from onnxfuse.planning.evidence import Evidence, Measured, Revising
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.spills import Compiled, Spills
-from onnxfuse.refusal import Refusal
-from onnxfuse.region import Region
 from onnxfuse.rules import RuleSet
-
-Revision = Callable[[Region], Region | Refusal]
-"""A fusion as something that is known of it makes it, or why it is left to the runtime."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +23,8 @@ class Context:
         view: the canonical view of the costs' graph.
         rules: in force; costs: at the planned sizes, on the GPU to plan for; objective: what the plan is to be good at.
         eager: take also what is predicted to cost a little more, to measure it.
-        measured: what measurements make of a fusion, and runtime: microseconds that its nodes took; None where nothing
-            was measured.
-        spills: what the compiler makes of one; None where nothing is compiled.
+        measured: what measurements make of fusions; None where nothing was measured.
+        spills: what the compiler makes of them; None where nothing is compiled.
         kernels: those known already, which other forms of the model may share.
     """
 
@@ -40,8 +33,7 @@ class Context:
     costs: CostModel
     objective: Objective = field(default_factory=Objective)
     eager: bool = False
-    measured: Revision | None = None
-    runtime: Callable[[Region], float | None] | None = None
+    measured: Revising | None = None
     spills: Spills | None = None
     kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
 
@@ -59,12 +51,8 @@ class Context:
         """The same with what was measured on the GPU."""
         # A tuned choice holds near the planned sizes, and would be in the way of variants for others.
         choices = not self.objective.spread
-        known = None if evidence is None else Measured(self.costs, evidence, self.kernels, choices)
         return replace(
-            self,
-            measured=None if known is None else known.revision,
-            runtime=None if known is None else known.runtime,
-        )
+            self, measured=None if evidence is None else Measured(self.costs, evidence, self.kernels, choices))
 
     def compiling(self, compiled: Compiled | None) -> Context:
         """The same with what the GPU's compiler makes of kernels."""

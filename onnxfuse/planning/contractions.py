@@ -186,7 +186,7 @@ def with_kernel(region: Region, pool: CandidatePool, context: Context) -> Region
     if isinstance(made, Refusal):
         return made
     pool.with_products.append(made)
-    return made if context.measured is None else context.measured(made)
+    return made if context.measured is None else context.measured.revision(made)
 
 
 def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:

@@ -36,6 +36,18 @@ class Evidence(Protocol):
         ...
 
 
+class Revising(Protocol):
+    """What is known of fusions beside the costs: ``Measured``."""
+
+    def revision(self, fusion: Region) -> Region | Refusal:
+        """A region as what is known makes it, or why it is left to the runtime."""
+        ...
+
+    def runtime(self, fusion: Region) -> float | None:
+        """Microseconds of a region's nodes as the runtime runs them, where that is known."""
+        ...
+
+
 @dataclass
 class Measured:
     """What measurements make of fusions.  Kernels of a user's own are not weighed.

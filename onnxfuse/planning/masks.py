@@ -163,7 +163,7 @@ class _Masks:
         if isinstance(made, Refusal) or too_large(made, self.maker.costs) is not None:
             return None
         made = replace(made, beside=copied(cone))
-        revised = made if self.context.measured is None else self.context.measured(made)
+        revised = made if self.context.measured is None else self.context.measured.revision(made)
         return None if isinstance(revised, Refusal) else revised
 
     # ---- The plan. ----

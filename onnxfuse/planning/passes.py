@@ -29,7 +29,7 @@ Pass = Callable[[Plan, Context], Plan]
 
 def measured(plan: Plan, context: Context) -> Plan:
     """A plan after what was measured: a region that was measured slower than the runtime's own nodes is left out."""
-    return plan if context.measured is None else revised(plan, context.measured)
+    return plan if context.measured is None else revised(plan, context.measured.revision)
 
 
 def compiled(plan: Plan, context: Context) -> Plan:

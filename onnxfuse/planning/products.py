@@ -38,14 +38,14 @@ MOST_BETWEEN = 6
 
 def learn_products(maker: Maker, facts: Mapping[Node, Facts], context: Context) -> None:
     """Tell the cost model of those nodes of a graph's view that are a product or a convolution and were measured."""
-    if context.runtime is None:
+    if context.measured is None:
         return
     for node in facts:
         made = maker.fusion({node}, STAGE) if facts[node].contracts and not facts[node].maxima else None
         if not isinstance(made, Region):
             continue
         own = [each for each in made.nodes if each.op != "Constant"]
-        taken = context.runtime(made) if len(own) == 1 else None
+        taken = context.measured.runtime(made) if len(own) == 1 else None
         if taken is not None:
             maker.costs.learn(own[0], 1e-6 * taken)
 

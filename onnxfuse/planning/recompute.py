@@ -307,7 +307,7 @@ class _Stage:
             region = self.maker.region(sketch.view, rule, sketch.outputs)
             fusion = region if isinstance(region, Refusal) else self.maker.with_kernel(region)
             if isinstance(fusion, Region) and self.context.measured is not None:
-                fusion = self.context.measured(fusion)
+                fusion = self.context.measured.revision(fusion)
             if isinstance(fusion, Refusal):
                 return fusion
             refusal = self._refused(fusion)
