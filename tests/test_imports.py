@@ -140,6 +140,13 @@ def test_no_modules_import_each_other() -> None:
     assert needs == {}
 
 
+def test_planning_makes_kernels_in_one_place() -> None:
+    """Where they are known from then on (``planning.known``)."""
+    makers = {f"onnxfuse.schedules.{name}" for name in ("asked", "make_kernel")}
+    found = {path.name for path in (PACKAGE / "planning").glob("*.py") if imported(path) & makers}
+    assert found == {"known.py"}
+
+
 def loaded(script: str) -> set[str]:
     """Top-level modules, and folders of the package, that a script leaves loaded in a process of its own."""
     done = subprocess.run(

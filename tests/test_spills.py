@@ -18,6 +18,7 @@ from onnxfuse.compiling import ReadBack, compile_all, read_back, source_of
 from onnxfuse.errors import KernelError, ModelError
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning import known
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
@@ -155,6 +156,18 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000}))
     assert isinstance(found, Region)
     assert found.kernel.plan.variants[0].name.startswith(f"rows_{fitting['threads']}_w{fitting['width']}_x")
+
+
+def test_other_ways_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers have them."""
+    optimised, made = planned(SHORT), []
+    ask = known.asked
+    monkeypatch.setattr(known, "asked", lambda *given: made.append(given) or ask(*given))
+    spills = context(optimised).compiling(Said({"_x": 1000})).spills
+    assert spills is not None
+    first = spills.revision(only(optimised))
+    count = len(made)
+    assert spills.revision(only(optimised)) == first and len(made) == count > 5
 
 
 def test_a_way_with_few_threads_is_none() -> None:

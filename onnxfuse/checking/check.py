@@ -19,7 +19,7 @@ from onnxfuse.graph import Graph, bind
 from onnxfuse.graph.model import Node
 from onnxfuse.operators import load_graph
 from onnxfuse.pipeline import DEFAULT_TARGET, written
-from onnxfuse.planning.candidates import Maker, wanted_schedules
+from onnxfuse.planning.candidates import wanted_schedules
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
@@ -189,9 +189,10 @@ class Computer:
         view = canonicalise(graph, self.rules.canonical).graph
         costs = CostModel(Ledger(graph, bind(graph, example.dims)), find_profile(DEFAULT_TARGET),
                           groups_of(graph, self.rules.runtime))
+        context = Context(view, self.rules, costs, Objective(least_gain=0.0))
         if not isinstance(rule, FuseRule):
-            return list(searched(Plan(), Context(view, self.rules, costs, Objective(least_gain=0.0))).fusions)
-        maker = Maker(graph, view, costs, wanted=wanted_schedules(self.rules))
+            return list(searched(Plan(), context).fusions)
+        maker = context.makers[graph.place]
         found: list[Region] = []
         taken: set[Node] = set()
         for one in match(rule, view, forbidden=self.rules.conditions).matches:

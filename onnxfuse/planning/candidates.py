@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
@@ -17,14 +17,14 @@ from onnxfuse.planning.admission import within_chip
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.grow import escaping, spread
-from onnxfuse.planning.known import KnownKernels, asked_for
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.legality import boundary, check_host_inputs, copied
 from onnxfuse.planning.traffic import plan_cost
 from onnxfuse.provider.removed import is_same_memory
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.rules import Match, RuleSet
-from onnxfuse.schedules import SCHEDULES, Kernel, Request, Schedule, asked
+from onnxfuse.schedules import SCHEDULES, Kernel, family
 from onnxfuse.schedules.kernel import has_reductions
 from onnxfuse.schedules.pooling import refusal_of as pooling_refusal
 
@@ -114,11 +114,10 @@ class Maker:
     def with_kernel(self, region: Region) -> Region | Refusal:
         """The region with its kernel, or why no schedule has one: that of the first schedule whose kernel does not read
         too much element by element."""
-        request = self.kernels.shared(region.request(self.costs.ledger.sizes, nearby=self.nearby))
-        known = self.kernels.made.setdefault((asked_for(request), request.rule), {})
+        asked = self.kernels.ask(region.request(self.costs.ledger.sizes, nearby=self.nearby))
         kernel: Kernel | None = None
-        for schedule in self._schedules(region.rule):
-            made = _kernel(schedule, request, known)
+        for schedule in family(self.wanted.get(region.rule)):
+            made = asked.of(schedule)
             if isinstance(made, Kernel):
                 if made.rounds and (refusal := self.keeps_float32()) is not None:
                     return replace(refusal, node=region.nodes[0].label, rule=region.rule)
@@ -148,12 +147,6 @@ class Maker:
                 "products are hard to beat")
         return None
 
-    def _schedules(self, rule: str) -> Iterable[Schedule]:
-        """The schedules that may make kernels of a rule's regions, and those that stand in for the one it names."""
-        own = SCHEDULES.get(self.wanted.get(rule, ""))
-        return (each for each in SCHEDULES.values()
-                if own is None or each is own or (own.family and each.family == own.family))
-
     def rearranged(self, region: Region, read: Sequence[Value], written: Sequence[Value]) -> Kernel | None:
         """A region's kernel as it would be if it read and wrote these values of the view, which are its own, in this
         order; None where its schedule has none."""
@@ -161,7 +154,7 @@ class Maker:
         if isinstance(lowered, Refusal):
             return None
         request = replace(region, lowered=lowered).request(self.costs.ledger.sizes, nearby=self.nearby)
-        made = asked(SCHEDULES[region.kernel.schedule], request)
+        made = self.kernels.ask(request).of(SCHEDULES[region.kernel.schedule])
         return made if isinstance(made, Kernel) else None
 
     def custom(self, match: Match) -> Region | Refusal:
@@ -269,16 +262,6 @@ class Maker:
             return refusal
         outputs = tuple(values[value.name] for value in written)
         return Region(originals, tensors, outputs, rule, tuple(members), hosts, inlined)
-
-
-def _kernel(schedule: Schedule, request: Request, known: dict[str, Kernel | None]) -> Kernel | Refusal | None:
-    """What a schedule makes of a region; ``known`` is what schedules made of equal ones."""
-    if schedule.name not in known:
-        made = asked(schedule, request)
-        if isinstance(made, Refusal):
-            return made
-        known[schedule.name] = made
-    return known[schedule.name]
 
 
 def makers_of(

@@ -56,4 +56,5 @@ class Context:
 
     def compiling(self, compiled: Compiled | None) -> Context:
         """The same with what the GPU's compiler makes of kernels."""
-        return replace(self, spills=None if compiled is None else Spills(self.costs, self.objective, compiled))
+        return replace(
+            self, spills=None if compiled is None else Spills(self.costs, self.objective, compiled, self.kernels))

@@ -12,7 +12,7 @@ from onnxfuse.planning.identity import Identities, Identity, Shape
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, Times
-from onnxfuse.schedules import Choice, Kernel, make_kernel
+from onnxfuse.schedules import Choice, Kernel
 
 
 class Evidence(Protocol):
@@ -64,7 +64,8 @@ class Measured:
 
     def __post_init__(self) -> None:
         self.identities = Identities(self.costs.ledger.graph, self.costs.ledger.sizes, self.kernels)
-        self.known: dict[tuple[Identity, str, LaunchPlan], tuple[Kernel, Times | None]] = {}
+        self._choices: dict[Identity, Choice | None] = {}
+        self._times: dict[tuple[Identity, LaunchPlan], Times | None] = {}
 
     def revision(self, fusion: Region) -> Region | Refusal:
         """A region with its best kernel and its times, or why it is left to the runtime."""
@@ -87,19 +88,21 @@ class Measured:
         what = self._identity(fusion)
         if what is None:
             return fusion.kernel, None
-        key = what, fusion.rule, fusion.kernel.plan
-        if key not in self.known:
-            self.known[key] = self._asked(what, fusion)
-        return self.known[key]
+        kernel = self._best(what, fusion)
+        key = what, kernel.plan
+        if key not in self._times:
+            self._times[key] = self.evidence.times(what, kernel)
+        return kernel, self._times[key]
 
-    def _asked(self, what: Identity, fusion: Region) -> tuple[Kernel, Times | None]:
-        """The best kernel of a region, and what it takes."""
-        kernel: Kernel | Refusal = fusion.kernel
-        choice = self.evidence.choice(what) if self.choices else None
-        if choice is not None:
-            kernel = make_kernel(fusion.request(self.identities.sizes, choice), fusion.kernel.schedule)
-        best = kernel if isinstance(kernel, Kernel) else fusion.kernel
-        return best, self.evidence.times(what, best)
+    def _best(self, what: Identity, fusion: Region) -> Kernel:
+        """The best kernel of a region as measured: its own where no other is known, or can be made after all."""
+        if self.choices and what not in self._choices:
+            self._choices[what] = self.evidence.choice(what)
+        choice = self._choices.get(what)
+        if choice is None:
+            return fusion.kernel
+        made = self.kernels.ask(fusion.request(self.identities.sizes, choice)).kernel(fusion.kernel.schedule)
+        return made if isinstance(made, Kernel) else fusion.kernel
 
 
 UNMEASURED, NOISE = 1.5, 10.0

@@ -21,7 +21,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
-from onnxfuse.schedules import Request, make_kernel
+from onnxfuse.schedules import Request
 
 Shape = tuple[int, ...]
 
@@ -57,7 +57,7 @@ class Identities:
             return None
         key = region.lowered.structure, region.kernel.schedule
         if key not in self.kernels.digests:
-            self.kernels.digests[key] = _kernel(region.lowered, region.kernel.schedule)
+            self.kernels.digests[key] = self._kernel(region.lowered, region.kernel.schedule)
         kernel = self.kernels.digests[key]
         return None if kernel is None else Identity(kernel, _nodes(region, self.graph), *shapes)
 
@@ -66,14 +66,13 @@ class Identities:
         inputs, outputs = (shapes_of(values, self.sizes) for values in (region.tensors, region.outputs))
         return None if inputs is None or outputs is None else (inputs, outputs)
 
-
-def _kernel(lowered: Lowered, schedule: str) -> str | None:
-    """Digest of the text and plan that a schedule makes of a region with no sizes planned for, if it does."""
-    plain = make_kernel(Request(lowered), schedule)
-    if isinstance(plain, Refusal):
-        return None
-    checks = tuple(Check(check.condition, "") for check in plain.plan.checks)  # messages name the model's sizes
-    return _digest([schedule, plain.source, replace(plain.plan, region="", checks=checks).to_json()])
+    def _kernel(self, lowered: Lowered, schedule: str) -> str | None:
+        """Digest of the text and plan that a schedule makes of a region with no sizes planned for, if it does."""
+        plain = self.kernels.ask(Request(lowered)).kernel(schedule)
+        if isinstance(plain, Refusal):
+            return None
+        checks = tuple(Check(check.condition, "") for check in plain.plan.checks)  # messages name the model's sizes
+        return _digest([schedule, plain.source, replace(plain.plan, region="", checks=checks).to_json()])
 
 
 def _nodes(region: Region, graph: Graph) -> str:

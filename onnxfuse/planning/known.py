@@ -1,5 +1,5 @@
 """What is known of regions by their structure alone: equal ones have equal kernels, whichever form of a model they
-stand in."""
+stand in.  All that planning has schedules make of regions is made here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,32 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules import Kernel, Request
+from onnxfuse.schedules import Kernel, Request, Schedule, asked, family, first_answer
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to schedules.
+
+    Attributes:
+        made: by a schedule's name, what it made of an equal one; None where it has no kernel.
+    """
+
+    request: Request
+    made: dict[str, Kernel | None]
+
+    def of(self, schedule: Schedule) -> Kernel | Refusal | None:
+        """What a schedule makes of it.  Refusals are not kept: they name values of one graph."""
+        if schedule.name not in self.made:
+            found = asked(schedule, self.request)
+            if isinstance(found, Refusal):
+                return found
+            self.made[schedule.name] = found
+        return self.made[schedule.name]
+
+    def kernel(self, schedule: str) -> Kernel | Refusal:
+        """What the schedule of that name, or one that stands in for it, makes of it."""
+        return first_answer(map(self.of, family(schedule)))
 
 
 @dataclass
@@ -25,6 +50,10 @@ class KnownKernels:
     digests: dict[Hashable, str | None] = field(default_factory=dict)
     transposing: dict[Hashable, Refusal | None] = field(default_factory=dict)
     found: dict[Hashable, dict[object, object]] = field(default_factory=dict)
+
+    def ask(self, request: Request) -> Asked:
+        """A request to schedules, with what is known of equal ones."""
+        return Asked(self.shared(request), self.made.setdefault((asked_for(request), request.rule), {}))
 
     def shared(self, request: Request) -> Request:
         """The request, for which schedules know what they found for equal ones."""

@@ -15,11 +15,12 @@ from typing import Protocol
 from onnxfuse.errors import KernelError
 from onnxfuse.graph.sizes import bytes_of, shapes_of
 from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.traffic import chosen_variant
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Built, Region
-from onnxfuse.schedules import USER, Kernel, make_kernel, named
+from onnxfuse.schedules import USER, Kernel, named
 from onnxfuse.schedules.kernel import STREAM
 from onnxfuse.schedules.source import Given
 from onnxfuse.wording import option
@@ -99,8 +100,8 @@ class _Way:
 class Spills:
     """What the compiler makes of the kernels of one model's fusions."""
 
-    def __init__(self, costs: CostModel, objective: Objective, compiled: Compiled) -> None:
-        self.costs, self.objective, self.compiled = costs, objective, compiled
+    def __init__(self, costs: CostModel, objective: Objective, compiled: Compiled, kernels: KnownKernels) -> None:
+        self.costs, self.objective, self.compiled, self.kernels = costs, objective, compiled, kernels
 
     def compile(self, fusions: Sequence[Region]) -> None:
         """Compile the kernels of many fusions at once."""
@@ -136,7 +137,7 @@ class Spills:
         # What was measured, or has variants for other sizes, is as it is to be.
         if fusion.lowered is None or fusion.measured is not None or fusion.kernel.choice or self.objective.spread:
             return own
-        others = [make_kernel(fusion.request(self.costs.ledger.sizes, choice), schedule)
+        others = [self.kernels.ask(fusion.request(self.costs.ledger.sizes, choice)).kernel(schedule)
                   for choice in fusion.kernel.choices]
         # How fast copies by tensor maps are, bytes do not tell: such a kernel runs where it was measured.
         ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel) and not each.plan.maps])

@@ -27,6 +27,7 @@ kernel.py      what schedules share
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 
 from onnxfuse.lowering.binding import in_graph_terms
 from onnxfuse.refusal import Refusal
@@ -56,7 +57,7 @@ SCHEDULES: dict[str, Schedule] = {
 """All schedules by name, in the order in which they are asked for a region."""
 
 __all__ = ["SCHEDULES", "USER", "Choice", "Does", "Expected", "Kernel", "Request", "Schedule", "alone", "asked",
-           "make_kernel", "named", "parse_choice", "running", "words"]
+           "family", "first_answer", "make_kernel", "named", "parse_choice", "running", "words"]
 
 
 def running(does: Does) -> Schedule:
@@ -76,13 +77,21 @@ def make_kernel(request: Request, schedule: str | None = None) -> Kernel | Refus
     Args:
         schedule: name of one to ask, with others of its family that may stand in for it; all schedules where None.
     """
+    return first_answer(asked(each, request) for each in family(schedule))
+
+
+def family(schedule: str | None) -> Iterator[Schedule]:
+    """The schedule of a name, and those that may stand in for it, in the order in which they are asked; all where None.
+    """
     own = None if schedule is None else SCHEDULES[schedule]
-    for each in SCHEDULES.values():
-        if own is None or each is own or (own.family and each.family == own.family):
-            made = asked(each, request)
-            if made is not None:
-                return made
-    return Refusal("no-schedule", "no schedule has kernels for such a region")
+    return (each for each in SCHEDULES.values()
+            if own is None or each is own or (own.family and each.family == own.family))
+
+
+def first_answer(answers: Iterable[Kernel | Refusal | None]) -> Kernel | Refusal:
+    """What the first schedule says that has a region, or that none has it."""
+    none = Refusal("no-schedule", "no schedule has kernels for such a region")
+    return next((each for each in answers if each is not None), none)
 
 
 def words(choice: Choice) -> str:
