@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph.model import Body
+from onnxfuse.graph.sorting import topological
 
 MOST_STANDING = 4_000_000
 """Nodes of functions, each counted as often as it is called: ONNX Runtime makes so many nodes of it, and a function
@@ -192,7 +192,7 @@ def _sort(items: Any, graph: onnx.GraphProto | None, outer: Scope, about: str, f
     found.append(about)
     given = local_names(graph) if graph is not None else set()
     needs = {place: set(found) - {place} for place, found in enumerate(_needs(nodes, given, outer))}
-    order, stuck = contracted(range(len(nodes)), needs)
+    order, stuck = topological(needs)
     if not stuck:
         rank = {place: number for number, place in enumerate(order)}
         keys = iter([rank[place] for place in range(len(nodes))])
@@ -218,31 +218,6 @@ def _scope(nodes: Iterable[onnx.NodeProto], graph: onnx.GraphProto | None, outer
     """Names that subgraphs of these nodes may read."""
     own = local_names(graph) if graph is not None else set()
     return outer.inside(own.union(name for node in nodes for name in node.output))
-
-
-def contracted(
-    items: Sequence[int], needs: Mapping[int, Collection[int]]
-) -> tuple[list[int], list[int]]:
-    """The items in topological order, the smallest that is ready first, and the items that no order can hold.
-
-    ``needs`` gives what must come before an item.
-    """
-    waiting = {item: len(needs[item]) for item in items}
-    followers: dict[int, list[int]] = {}
-    for item in items:
-        for need in needs[item]:
-            followers.setdefault(need, []).append(item)
-    ready = [item for item in items if not waiting[item]]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        item = heappop(ready)
-        order.append(item)
-        for follower in followers.get(item, ()):
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heappush(ready, follower)
-    return order, sorted(set(items) - set(order))
 
 
 def check_order(graph: onnx.GraphProto, place: str | None, outer: Scope = NOTHING) -> None:
@@ -284,8 +259,7 @@ def check_functions(proto: onnx.ModelProto, place: str | None) -> None:
         for key, function in known.items()
     }
     places = {key: number for number, key in enumerate(known)}
-    order, stuck = contracted(range(len(known)), {places[key]: {places[each] for each in found}
-                                                  for key, found in calls.items()})
+    order, stuck = topological({places[key]: {places[each] for each in found} for key, found in calls.items()})
     if stuck:
         names = ", ".join(f"'{name}'" for number, (_, name, _) in enumerate(known) if number in stuck[:SHOWN_NAMES])
         raise ModelError(f"Functions of the model call one another in a circle: {names}.", place=place,

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from heapq import heappop, heappush
 
 import onnx
 from onnx import TensorProto
 
 from onnxfuse.graph.model import Graph, Node, Value
 from onnxfuse.graph.sizes import elements_of
+from onnxfuse.graph.sorting import topological
 from onnxfuse.operators.classes import in_training, is_deterministic
 from onnxfuse.provider.host import SMALL_CONSTANT, host
 from onnxfuse.refusal import Refusal
@@ -244,16 +244,8 @@ class Contraction:
                 if first != second:
                     self._after[first].add(second)
                     self._before[second].add(first)
-        waiting = {unit: len(before) for unit, before in self._before.items()}
-        ready = sorted(unit for unit, count in waiting.items() if not count)
-        self._slots: list[int | None] = []
-        while ready:
-            unit = heappop(ready)
-            self._slots.append(unit)
-            for follower in self._after[unit]:
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    heappush(ready, follower)
+        order, _ = topological(self._before)
+        self._slots: list[int | None] = [*order]
         self._slot = {unit: place for place, unit in enumerate(self._slots) if unit is not None}
 
     def check(self, nodes: Collection[Node]) -> Refusal | None:

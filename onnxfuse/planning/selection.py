@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from onnxfuse.graph.model import Graph, Node
+from onnxfuse.graph.sorting import Sorting
 from onnxfuse.planning.legality import successors
 
 MOST_EXACT = 40
@@ -103,38 +104,27 @@ def joint_cycles(graph: Graph, groups: Sequence[Collection[Node]]) -> list[froze
         group_of[first] = place
         for node in group:
             unit[node.index] = first
-    after: dict[int, set[int]] = {each: set() for each in unit}
     before: dict[int, set[int]] = {each: set() for each in unit}
     for node in graph.nodes:
         for reader in successors(node):
             if unit[reader.index] != unit[node.index]:
-                after[unit[node.index]].add(unit[reader.index])
                 before[unit[reader.index]].add(unit[node.index])
-    waiting = {each: len(needs) for each, needs in before.items()}
-    ready = [each for each, needs in waiting.items() if not needs]
+    sorting = Sorting(before)
+    sorting.run()
     found: list[frozenset[int]] = []
-    starts = iter(sorted(waiting))
-    while True:
-        while ready:
-            each = ready.pop()
-            if waiting.pop(each, None) is None:
-                continue
-            for follower in after[each]:
-                if follower in waiting:
-                    waiting[follower] -= 1
-                    if not waiting[follower]:
-                        ready.append(follower)
-        start = next((each for each in starts if each in waiting), None)
-        if start is None:
-            return found
+    for start in sorted(before):
+        if start not in sorting.waiting:
+            continue
         # Every unit that is left has one before it that is left: walking back ends in a cycle.
         path, seen = [start], {start: 0}
-        while (needed := min(each for each in before[path[-1]] if each in waiting)) not in seen:
+        while (needed := min(each for each in before[path[-1]] if each in sorting.waiting)) not in seen:
             seen[needed] = len(path)
             path.append(needed)
         circle = path[seen[needed] :]
         found.append(frozenset(group_of[each] for each in circle if each in group_of))
-        ready += circle
+        sorting.release(circle)
+        sorting.run()
+    return found
 
 
 def _components(

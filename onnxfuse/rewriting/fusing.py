@@ -19,7 +19,8 @@ import onnx
 from onnx import helper
 
 from onnxfuse.graph.model import Graph, Place
-from onnxfuse.graph.order import all_nodes, contracted
+from onnxfuse.graph.order import all_nodes
+from onnxfuse.graph.sorting import topological
 from onnxfuse.lowering import launch
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
@@ -253,7 +254,7 @@ def _order(
         if own not in dropped:
             made = {item.get(name, index.producer[name]) for name in names if name in index.producer}
             needs[own] = made - {own, *dropped}
-    order, stuck = contracted(sorted(needs), needs)
+    order, stuck = topological(needs)
     if stuck:
         cycle = [gone[n][0].label if n in gone else f"node {index.nodes[n].name!r}" for n in _cycle(stuck, needs)]
         raise InvariantError(f"no order of the nodes is possible: a cycle runs through {', '.join(cycle)}")

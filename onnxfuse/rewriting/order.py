@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import onnx
 
-from onnxfuse.graph.order import contracted
+from onnxfuse.graph.sorting import topological
 from onnxfuse.rewriting.index import reads_of
 
 
@@ -42,7 +42,7 @@ def in_order(nodes: Sequence[onnx.NodeProto], items: Sequence[int]) -> Sequence[
         return items
     maker = {name: place for place, node in enumerate(chosen) for name in node.output if name}
     needs = {place: {maker[name] for name in reads_of(node) if name in maker} for place, node in enumerate(chosen)}
-    order, stuck = contracted(range(len(chosen)), needs)
+    order, stuck = topological(needs)
     return items if stuck else [items[place] for place in order]
 
 
@@ -76,7 +76,7 @@ def sort_nodes(graph: onnx.GraphProto) -> tuple[int, ...]:
     }
     if all(need < place for place, before in needs.items() for need in before):
         return ()
-    order, stuck = contracted(list(needs), needs)
+    order, stuck = topological(needs)
     found = (*order, *stuck)
     rank = {place: number for number, place in enumerate(found)}
     rearrange(graph.node, [rank[place] for place in needs])
