@@ -11,7 +11,9 @@ import pytest
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.admission import Facts, node_facts
+from onnxfuse.planning.passes import DRAFTING, FINISHING
 from onnxfuse.reporting import report_of
+from onnxfuse.rules.load import STAGES
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
@@ -451,3 +453,9 @@ def test_a_norm_of_heads_and_the_rotation_of_its_halves() -> None:
     assert any({"ReduceMean", "Sqrt"} <= ops or "RMSNormalization" in ops for ops in found)
     assert any({"Neg", "Concat", "Add"} <= ops for ops in found)
     assert len(made.model.graph.node) <= 3
+
+
+def test_only_stages_that_have_ids_can_be_left_out() -> None:
+    """A user's rule may be called as a pass is, and be disabled."""
+    ids = {name for name, _ in (*DRAFTING, *FINISHING)}
+    assert ids - {""} <= STAGES and len(ids) > 2

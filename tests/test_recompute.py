@@ -281,7 +281,8 @@ def test_what_loses_at_a_size_nearby_is_written() -> None:
     weak = plain.profile.model_copy(update={"peaks": plain.profile.peaks.model_copy(update={"float32": 0.001})})
     for profile, expected in ((plain.profile, ["Sigmoid", "Mul"]), (weak, [])):
         nearby = {"elsewhere": CostModel(plain.ledger, profile)}
-        plan = replace(plain.plan, spaces=tuple(replace(each, nearby=nearby) for each in plain.plan.spaces))
+        plan = replace(plain.plan, spaces=tuple(
+            replace(each, pool=replace(each.pool, nearby=nearby)) for each in plain.plan.spaces))
         made = recomputed(plan, context(plain))
         assert [node.op for node in made.fusions[1].again] == expected
 

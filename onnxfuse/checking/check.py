@@ -24,8 +24,7 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.hardware import find_profile
 from onnxfuse.planning.objective import Objective
-from onnxfuse.planning.plan import Plan
-from onnxfuse.planning.search import searched
+from onnxfuse.planning.passes import searched
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
@@ -191,7 +190,7 @@ class Computer:
                           groups_of(graph, self.rules.runtime))
         context = Context(view, self.rules, costs, Objective(least_gain=0.0))
         if not isinstance(rule, FuseRule):
-            return list(searched(Plan(), context).fusions)
+            return list(searched(context).fusions)
         maker = context.makers[graph.place]
         found: list[Region] = []
         taken: set[Node] = set()

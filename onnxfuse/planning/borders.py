@@ -19,9 +19,25 @@ from dataclasses import dataclass, field
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.candidates import Maker
+from onnxfuse.planning.choosing import planned
+from onnxfuse.planning.context import Context
 from onnxfuse.planning.grow import escaping
+from onnxfuse.planning.plan import Plan
 from onnxfuse.region import Region
 from onnxfuse.rules import Prohibitions
+
+
+def bordered(plan: Plan, _: Context) -> Plan:
+    """The plan with views beside the chosen regions that cost less inside, but for transposes that nothing takes back
+    in one."""
+    for space in plan.spaces:
+        taken = set[Node]().union(*space.fixed)
+        borders = Borders(space.maker, space.facts, space.forbidden, space.growth.group.keys(), taken)
+        pool = space.pool.pool
+        for each in sorted(space.chosen, key=lambda each: pool[each].view[0].index):
+            if each.isdisjoint(space.products):  # with products there are such with their views
+                pool[each] = borders.widened(borders.unpaired(pool[each]))
+    return planned(plan.spaces)
 
 
 @dataclass

@@ -23,8 +23,9 @@ from onnxfuse.planning.admission import too_large
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES
 from onnxfuse.planning.legality import check_nodes, copied
-from onnxfuse.planning.plan import Plan, SearchSpace
+from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
+from onnxfuse.planning.space import SearchSpace
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 

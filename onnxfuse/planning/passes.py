@@ -1,6 +1,9 @@
 """The planner's passes, in their order: each makes a plan of the one before.
 
-    searched     which regions to fuse, and their kernels (``search``)
+    matched      what rules name in each graph (``matching``)
+    grown        candidates: groups that grow, and what may stand in their place (``growing``)
+    selected     the candidates that are worth most, and their kernels (``choosing``)
+    bordered     views at their borders taken in (``borders``)
     measured     tuned kernels; what was measured slower is left out (``evidence``)
     with_masks   attentions compute masks of places themselves (``masks``)
     recomputed   values computed again where that costs less than to write and read them (``recompute``)
@@ -15,14 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onnxfuse.planning.borders import bordered
+from onnxfuse.planning.choosing import selected
 from onnxfuse.planning.context import Context
+from onnxfuse.planning.growing import grown
 from onnxfuse.planning.horizontal import STAGE as HORIZONTAL_JOINS
 from onnxfuse.planning.horizontal import joined
 from onnxfuse.planning.masks import with_masks
+from onnxfuse.planning.matching import matched
 from onnxfuse.planning.plan import Plan, revised
 from onnxfuse.planning.recompute import STAGE as RECOMPUTE
 from onnxfuse.planning.recompute import recomputed
-from onnxfuse.planning.search import searched
 
 Pass = Callable[[Plan, Context], Plan]
 
@@ -41,10 +47,16 @@ def compiled(plan: Plan, context: Context) -> Plan:
 
 
 Passes = tuple[tuple[str, Pass], ...]
-"""By the names under which ``--disable`` leaves a stage out, where it may."""
+"""By the names under which ``--disable`` leaves them out, "" where it may not."""
 
-DRAFTING: Passes = (("search", searched), ("measurements", measured), ("masks", with_masks), (RECOMPUTE, recomputed))
-FINISHING: Passes = (("spills", compiled), (HORIZONTAL_JOINS, joined))
+SEARCHING: Passes = (("", matched), ("", grown), ("", selected), ("", bordered))
+DRAFTING: Passes = (*SEARCHING, ("", measured), ("", with_masks), (RECOMPUTE, recomputed))
+FINISHING: Passes = (("", compiled), (HORIZONTAL_JOINS, joined))
+
+
+def searched(context: Context) -> Plan:
+    """The regions that are worth most by what is predicted."""
+    return _passed(SEARCHING, Plan(), context)
 
 
 def drafted(context: Context) -> Plan:

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node
-from onnxfuse.planning.admission import Facts
-from onnxfuse.planning.candidates import Maker
-from onnxfuse.planning.cost import CostModel
+from onnxfuse.planning.space import SearchSpace
 from onnxfuse.planning.traffic import shared
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
-from onnxfuse.rules import Match, Prohibitions
-
-
-@dataclass(frozen=True, eq=False)
-class SearchSpace:
-    """What the regions of one graph were chosen from.
-
-    Attributes:
-        maker: makes its fusions; facts: of the nodes of its canonical view that regions may hold.
-        forbidden: what rules keep apart; nearby: costs at further sizes that matter, by their text.
-        matches: where fuse rules matched, whatever became of it.
-    """
-
-    maker: Maker
-    facts: Mapping[Node, Facts]
-    forbidden: Prohibitions
-    nearby: Mapping[str, CostModel]
-    matches: tuple[Match, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +22,7 @@ class Plan:
         refusals: everything that came near and was not fused, each once.
         candidates: number of regions for which there was a kernel.
         considered: every region that was weighed, in graph order of their first nodes.
-        spaces: what the regions of each graph were chosen from.
+        spaces: what the regions of each graph were chosen from, which the first passes fill in place.
         with_products: regions with products that there are kernels for, chosen or not: measurements decide on them.
         replaced: regions that stood where others compute values again.
     """

@@ -24,9 +24,10 @@ from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import admitting
 from onnxfuse.planning.memory import peak_memory
-from onnxfuse.planning.plan import Plan, SearchSpace
+from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
 from onnxfuse.planning.sketches import Part, Sketches
+from onnxfuse.planning.space import SearchSpace
 from onnxfuse.planning.weighing import Considered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region

@@ -12,7 +12,7 @@ from onnxfuse.operators import classify
 from onnxfuse.planning.contractions import COMPUTES
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.legality import copied
-from onnxfuse.planning.plan import SearchSpace
+from onnxfuse.planning.space import SearchSpace
 from onnxfuse.region import Region
 
 MOST_OPERATORS = 8
