@@ -228,6 +228,20 @@ def test_verification(runner: type[EmulatedRunner], kind: str, tmp_path: Path) -
     assert {each.verdict for each in results} == {"passed" if runner is EmulatedRunner else "failed"}, results
 
 
+@pytest.mark.parametrize("runner", [EmulatedRunner, FaultyRunner])
+def test_verification_of_products_that_share_a_launch(runner: type[EmulatedRunner], tmp_path: Path) -> None:
+    """Each rounds its operands as it does alone, and a hundredth more is as wrong."""
+    model = parse("g (float[M,64] a, float[M,64] b, float[64,72] v, float[64,72] w) => (float[M,72] y, float[M,72] z) "
+                  "{ y = MatMul(a, v) z = MatMul(b, w) }")
+    timer = FakeTimer(lambda kernel: 50.0 if kernel == RUNTIME else 20.0)
+    with open_database(tmp_path / "measurements.sqlite") as kept:
+        tune(model, timer, kept, TuneOptions(dims={"M": 128}))
+    made = fuse(model, database=tmp_path / "measurements.sqlite", target="H100")
+    assert [(region.kernel.schedule, region.kernel.rounds) for region in made.plan.fusions] == [("together", True)]
+    assert {each.verdict for each in verify(made, runner()).nodes} == {
+        "passed" if runner is EmulatedRunner else "failed"}
+
+
 def test_what_is_around_it_may_be_quick_by_itself(tmp_path: Path) -> None:
     """A kernel that is quicker than all of the nodes apart, and no quicker than the product and a kernel of the rest,
     is left, however slow the runtime is at the rest."""

@@ -276,7 +276,6 @@ def _record(
 ) -> FusedRecord:
     """What the site's fused node remembers, in positions of the original model."""
     body, region = site.body, site.region
-
     stands = {name for position in site.stands for name in index.nodes[position].output}
 
     def moved(node: NodeRecord) -> NodeRecord:
@@ -311,6 +310,7 @@ def _record(
         {formal: type_of(v) for formal, v in region_names(region)},
         added,
         tuple(_again(index, site, gone)),
+        region.kernel.rounds,
     )
 
 

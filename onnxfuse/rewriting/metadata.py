@@ -78,6 +78,7 @@ class FusedRecord:
 
     Attributes:
         rule, schedule, figures: as the ``Region`` had them.
+        rounds: whether its kernel rounds operands of products from float32 to TF32.
         nodes: the replaced nodes, in the order of the body.
         values: inner values by their formal name.
         constants: constants of the body by their formal name.
@@ -96,6 +97,7 @@ class FusedRecord:
     types: Mapping[str, tuple[str, tuple[str, ...] | None]] = field(default_factory=dict)
     added: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
+    rounds: bool = False
 
 
 @dataclass(frozen=True)

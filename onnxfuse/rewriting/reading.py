@@ -33,6 +33,7 @@ class FusedNode:
         images: bytes of its compiled kernels by architecture, as "sm_90"; of PTX by "compute_90".
         body: the body that it is in, or None for the main graph.
         again: inner values that other fused nodes compute too, by their names in the original.
+        rounds: as in ``FusedRecord``.
     """
 
     name: str
@@ -49,6 +50,7 @@ class FusedNode:
     images: Mapping[str, int] = field(default_factory=dict)
     body: Body | None = None
     again: tuple[str, ...] = ()
+    rounds: bool = False
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -113,6 +115,7 @@ def _of_graph(graph: onnx.GraphProto, functions: Collection[str], body: Body | N
                  for name in sorted(attributes) if name.startswith(IMAGE)},
                 body,
                 tuple(record.values[formal].name for formal in record.again if formal in record.values),
+                record.rounds,
             )
         )
     return found

@@ -110,7 +110,8 @@ class _Whole:
         )
         scattered = {part.inputs[place] for part in self.parts for place in part.kernel.scattered}
         phases = max(part.kernel.phases for part in self.parts)
-        return Kernel(SCHEDULE, source, self._plan(variants), tuple(sorted(scattered)), phases=phases)
+        rounds = any(part.kernel.rounds for part in self.parts)
+        return Kernel(SCHEDULE, source, self._plan(variants), tuple(sorted(scattered)), phases=phases, rounds=rounds)
 
     def _plan(self, variants: list[Variant]) -> LaunchPlan:
         plans = [part.kernel.plan for part in self.parts]

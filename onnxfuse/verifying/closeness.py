@@ -13,7 +13,6 @@ from onnx import TensorProto
 from onnxfuse.graph import Graph
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.results import OutputDifference
-from onnxfuse.verifying.rounded_products import may_round
 
 Array = NDArray[Any]
 
@@ -26,7 +25,7 @@ def default_tolerance(graph: Graph, fused: Iterable[FusedNode] = ()) -> float:
     """The tolerance for a model, by the narrowest float type of its values; operands of products that its fused nodes
     round to TF32 have float16's digits."""
     kinds = {value.dtype for part in graph.walk() for value in part.values.values()}
-    if any(map(may_round, fused)):
+    if any(node.rounds for node in fused):
         kinds.add(TensorProto.FLOAT16)
     return next((limit for kind, limit in TOLERANCES.items() if kind in kinds), 0.0)
 

@@ -16,9 +16,6 @@ from onnxfuse.graph.order import STANDARD_DOMAINS
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.spelling import Spelling
 
-SCHEDULES = frozenset({"product"})
-"""Of kernels that round so."""
-
 OPERANDS = 2
 """Of a product: what it adds besides is not rounded."""
 
@@ -29,14 +26,9 @@ _LARGE = 2.0**110
 """Numbers from which that overflows stay as they are."""
 
 
-def may_round(node: FusedNode) -> bool:
-    """Whether a fused node's kernel rounds so, as far as types tell."""
-    return node.schedule in SCHEDULES and any(kind == "FLOAT" for kind, _ in node.types.values())
-
-
 def rounds(node: FusedNode, products: Iterable[onnx.NodeProto], types: Mapping[str, int]) -> bool:
     """Whether the kernel of a fused node rounds operands of these products of its body."""
-    return node.schedule in SCHEDULES and any(_operands(product, types) for product in products)
+    return node.rounds and any(_operands(product, types) for product in products)
 
 
 def with_rounded_products(body: onnx.ModelProto, products: Iterable[onnx.NodeProto],
