@@ -27,7 +27,7 @@ from onnxfuse.planning.memory import Memory, peak_memory
 from onnxfuse.refusal import Refusal
 from onnxfuse.rewriting import read_fused, unfuse
 from onnxfuse.runtime.compile import compile_cubin
-from onnxfuse.schedules import Kernel, named
+from onnxfuse.schedules import SCHEDULES, Kernel, named
 from onnxfuse.schedules.headers import definitions
 from onnxfuse.schedules.source import Function, Given, Parameter, Source
 from onnxfuse.schedules.together import Part, together
@@ -98,8 +98,11 @@ def test_joined_regions_compute_what_they_did() -> None:
     verify(fuse(QKV), {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
 
 
-def test_they_stay_apart_where_that_is_asked_for() -> None:
-    assert len(fuse(QKV, disable=[STAGE]).plan.fusions) == 3
+def test_they_stay_apart_where_that_is_asked_for_or_their_schedule_has_it_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = regions(fuse(QKV, disable=[STAGE]))
+    for schedule, _ in apart:
+        monkeypatch.setattr(SCHEDULES[schedule], "sharing", lambda kernel: ())
+    assert len(apart) == len(regions(fuse(QKV))) == 3
 
 
 def test_unfusing_gives_the_original_back() -> None:

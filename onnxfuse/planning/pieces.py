@@ -12,8 +12,8 @@ from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.shares import Share, exchanged
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
-from onnxfuse.schedules import SCHEDULES
-from onnxfuse.schedules.together import Part, usable
+from onnxfuse.schedules import sharing
+from onnxfuse.schedules.together import Part
 
 MOST_POINTERS = 48
 """Tensors that one kernel reads and writes."""
@@ -78,11 +78,12 @@ def piece_of(
     Args: as ``Piece`` has them; all nodes of the region where ``members`` is None.
     """
     kernel = fusion.kernel
-    situation = situation_of(fusion, costs) if kernel.schedule in SCHEDULES and fusion.cost.executions else None
+    places = sharing(kernel) if fusion.cost.executions else ()
+    situation = situation_of(fusion, costs) if places else None
     if situation is None:
         return None
     planned = situation.place(kernel.plan)
-    if planned not in usable(kernel):
+    if planned not in places:
         return None
     blocks = situation.evaluate(kernel.plan.variants[planned].launches[0].grid[0])
     members = frozenset(fusion.view) if members is None else members

@@ -57,12 +57,24 @@ SCHEDULES: dict[str, Schedule] = {
 """All schedules by name, in the order in which they are asked for a region."""
 
 __all__ = ["SCHEDULES", "USER", "Choice", "Does", "Expected", "Kernel", "Request", "Schedule", "alone", "asked",
-           "family", "first_answer", "make_kernel", "named", "parse_choice", "running", "words"]
+           "family", "first_answer", "make_kernel", "named", "parse_choice", "running", "schedule_of", "sharing",
+           "words"]
 
 
 def running(does: Does) -> Schedule:
     """The schedule that runs nodes which do all this together."""
     return next(each for each in SCHEDULES.values() if each.runs(does))
+
+
+def schedule_of(kernel: Kernel) -> Schedule | None:
+    """What made a kernel; None where it came with a rule, or is a launch of several kernels."""
+    return SCHEDULES.get(kernel.schedule)
+
+
+def sharing(kernel: Kernel) -> tuple[int, ...]:
+    """Variants of a kernel, by place, that may share a launch with other kernels', as its schedule says."""
+    schedule = schedule_of(kernel)
+    return () if schedule is None else schedule.sharing(kernel)
 
 
 def asked(schedule: Schedule, request: Request) -> Kernel | Refusal | None:

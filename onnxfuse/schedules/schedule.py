@@ -1,7 +1,8 @@
 """What a schedule is: for which regions it has kernels, what these are expected to cost, and the ways to run them.
 
 The planner walks the registered schedules (``schedules.SCHEDULES``) in their order: the first that answers has the
-region.  A schedule that has no kernel for a kind of region answers None; a refusal is an answer.
+region.  A schedule that has no kernel for a kind of region answers None; a refusal is an answer.  What differs from
+schedule to schedule is asked of it, and nobody goes by its name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import Kernel
+from onnxfuse.schedules.source import Given, Source
 
 Found = TypeVar("Found")
 
@@ -110,6 +113,15 @@ class Schedule(ABC):
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region, why there is none, or None where the region is not this schedule's."""
 
+    def sharing(self, kernel: Kernel) -> tuple[int, ...]:
+        """Variants of one of its kernels, by place, that may share a launch with other kernels' (``together``): those
+        of one launch along one axis, without scratch memory and tensor maps.  Empty where the last one, which runs
+        anything, is none; ``Kernel.heavy`` says which of them fit together."""
+        if isinstance(kernel.code, Given):
+            return ()
+        found = tuple(place for place, variant in enumerate(kernel.plan.variants) if _is_plain(variant, kernel.code))
+        return found if found and found[-1] == len(kernel.plan.variants) - 1 else ()
+
     def words(self, choice: Choice) -> str:
         """A choice for people: "32 threads a row, width 8, 4 vectors, blocks of 128".
 
@@ -128,6 +140,18 @@ class Schedule(ABC):
         """The words for the settings that a choice has, each by its name in braces."""
         more = (text for name, text in self.optional.items() if name in dict(choice.settings))
         return ", ".join([self.settings, *more])
+
+
+def _is_plain(variant: Variant, source: Source) -> bool:
+    """Whether a variant is one launch along one axis, without scratch memory and tensor maps."""
+    if len(variant.steps) != 1 or not variant.launches:
+        return False
+    (step,) = variant.launches
+    entry = source.entry(step.kernel)
+    return (
+        entry is not None and step == entry.step(step.grid[0], shared=step.shared) and entry.threads % 32 == 0
+        and not any(argument.startswith(("t", "m")) for argument in step.arguments)
+    )
 
 
 def _count(number: int, what: str) -> str:

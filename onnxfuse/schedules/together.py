@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Variant, moved
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.kernel import Kernel
-from onnxfuse.schedules.source import Call, Entry, Given, Parameter, Source
+from onnxfuse.schedules import Kernel, sharing
+from onnxfuse.schedules.source import Call, Entry, Parameter, Source
 
 SCHEDULE = "together"
 
@@ -39,29 +39,8 @@ class Part:
     outputs: tuple[int, ...]
 
 
-def usable(kernel: Kernel) -> tuple[int, ...]:
-    """Variants, by place, that can be a part's; empty where the last one, which runs anything, cannot, or nothing is
-    known of the text."""
-    if isinstance(kernel.code, Given):
-        return ()
-    found = tuple(place for place, variant in enumerate(kernel.plan.variants) if _fits(variant, kernel.code))
-    return found if found and found[-1] == len(kernel.plan.variants) - 1 else ()
-
-
-def _fits(variant: Variant, source: Source) -> bool:
-    """Whether a variant is one launch along one axis, without scratch memory and tensor maps."""
-    if len(variant.steps) != 1 or not variant.launches:
-        return False
-    (step,) = variant.launches
-    entry = source.entry(step.kernel)
-    return (
-        entry is not None and step == entry.step(step.grid[0], shared=step.shared) and entry.threads % 32 == 0
-        and not any(argument.startswith(("t", "m")) for argument in step.arguments)
-    )
-
-
 def share_launch(kernels: Sequence[tuple[Kernel, int]]) -> bool:
-    """Whether usable variants, by place, of these kernels fit into one launch, and those that run anything too.
+    """Whether variants, by place, of these kernels fit into one launch, and those that run anything too.
 
     Only one function with much shared memory fits.
     """
@@ -146,7 +125,7 @@ class _Whole:
         those that run anything."""
         kernels = [part.kernel for part in self.parts]
         planned = tuple(part.planned for part in self.parts)
-        each = [usable(kernel) for kernel in kernels]
+        each = [sharing(kernel) for kernel in kernels]
         if any(place not in places for place, places in zip(planned, each, strict=True)):
             return []
         if not share_launch(list(zip(kernels, planned, strict=True))):
