@@ -28,14 +28,14 @@ from onnxfuse.measuring.machine import CPU, Machine
 from onnxfuse.measuring.runner import create_session
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import read_fused
-from onnxfuse.schedules import Kernel, words
+from onnxfuse.schedules import SCHEDULES, Kernel, words
 from onnxfuse.tuning import Tuned, TuneOptions, tune
 from onnxfuse.tuning import timer as timer_module
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
 from onnxfuse.tuning.samples import disagreement
 from onnxfuse.tuning.subjects import subjects_of
 from onnxfuse.tuning.timer import microseconds_per_run
-from onnxfuse.tuning.work import TOLERANCE, State
+from onnxfuse.tuning.work import State
 from onnxfuse.version import __version__
 
 DIMS = {"batch": 64}
@@ -503,5 +503,6 @@ def test_ways_to_run_products_may_round_differently() -> None:
     right = {"y": np.array([1.0, 0.01, np.nan], np.float16)}
     near, far = ({"y": right["y"] + np.float16(off)} for off in (0.003, 0.02))
     gone = {"y": np.array([1.0, 0.01, 0.0], np.float16)}
-    assert not disagreement(near, right, 3, TOLERANCE) and disagreement(near, right, 3)
-    assert all(disagreement(each, right, 3, TOLERANCE) for each in (far, gone))
+    share = SCHEDULES["attention"].tolerance
+    assert not disagreement(near, right, 3, share) and disagreement(near, right, 3)
+    assert all(disagreement(each, right, 3, share) for each in (far, gone))

@@ -24,9 +24,8 @@ from onnxfuse.provider.removed import is_same_memory
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
 from onnxfuse.rules import Match, RuleSet
-from onnxfuse.schedules import SCHEDULES, Kernel, family
+from onnxfuse.schedules import SCHEDULES, Does, Kernel, Request, family, running
 from onnxfuse.schedules.kernel import has_reductions
-from onnxfuse.schedules.pooling import refusal_of as pooling_refusal
 
 SCATTERED_SHARE = 0.1
 """Share of a region's bytes that may be read element by element from far apart."""
@@ -99,7 +98,8 @@ class Maker:
         expected = next((each for each in told if each is not None), None)
         if expected is None:
             return Refusal("no-schedule", "no schedule has kernels for such a region", ordered[0].label, rule)
-        refusal = pooling_refusal(lowered) or (None if has_reductions(lowered) else spread(members, outputs))
+        refusal = running(Does.POOLS).refuses(Request(lowered)) or (
+            None if has_reductions(lowered) else spread(members, outputs))
         if refusal is not None:
             return replace(refusal, rule=rule)
         region = self._bound(ordered, rule, lowered.tensors, outputs, names)

@@ -26,7 +26,7 @@ from onnxfuse.planning.legality import is_convex
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region, RegionCost
-from onnxfuse.schedules.attention_parts import OTHER
+from onnxfuse.schedules import Does, running
 
 STAGE = "attention"
 """Id of these regions, under which ``--disable`` leaves them out."""
@@ -36,6 +36,9 @@ MOST_BETWEEN = 64
 
 UNMEASURED = "unmeasured"
 """Code of the refusal of what nobody measured."""
+
+OTHER = running(Does.CONTRACTS | Does.REDUCES).other
+"""Code of the refusal of two products that are no attention at all: nobody need be told."""
 
 MOVES = frozenset({OperatorClass.VIEW})
 """Classes of operators that a product's operand is read through at no cost but that of computing places."""

@@ -29,9 +29,7 @@ from onnxfuse.planning.known import KnownKernels, asked_for
 from onnxfuse.planning.legality import Contraction
 from onnxfuse.refusal import Refusal
 from onnxfuse.rules import FuseRule, GrowRule, RuleSet
-from onnxfuse.schedules import Request
-from onnxfuse.schedules.pooling import refusal_of
-from onnxfuse.schedules.transposed import refuses_transposing
+from onnxfuse.schedules import Does, Request, running
 
 _Edge = tuple[int, int, Node, Node, Value]
 """Minus the bytes of a value, the place of its reader, its producer, that reader, and it."""
@@ -205,7 +203,7 @@ class Growth:
         if not any(map(pools, members)):
             return None
         lowered = lower(sorted(members, key=lambda node: node.index), escaping(members), self.graph)
-        found = lowered if isinstance(lowered, Refusal) else refusal_of(lowered)
+        found = lowered if isinstance(lowered, Refusal) else running(Does.POOLS).refuses(Request(lowered))
         return found and replace(found, node=found.node or label)
 
     def _transposing(self, members: frozenset[Node]) -> Refusal | None:
@@ -220,7 +218,7 @@ class Growth:
         """Why a region that moves the innermost axis has no kernel that reads well; equal regions are asked once."""
         key, known = asked_for(request), self.kernels.transposing
         if key not in known:
-            known[key] = refuses_transposing(self.kernels.shared(request))
+            known[key] = running(Does.REDUCES | Does.TRANSPOSES).refuses(self.kernels.shared(request))
         return known[key]
 
     def _transposes(self, *nodes: Node) -> bool:

@@ -28,6 +28,7 @@ from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
 from onnxfuse.planning.space import SearchSpace
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
+from onnxfuse.schedules import schedule_of
 
 MOST_NODES = 64
 """Nodes that compute a mask."""
@@ -52,7 +53,7 @@ def with_masks(plan: Plan, context: Context) -> Plan:
     """A plan whose attentions compute masks themselves, those of places, and others where that was measured faster."""
     # What is not chosen matters where it is to be measured.
     beside = plan.with_products if context.eager or context.measured is not None else ()
-    if not any(region.kernel.schedule == "attention" for region in (*plan.fusions, *beside)):
+    if not any(map(_may_hide, (*plan.fusions, *beside))):
         return plan
     shares = shares_of(plan)
     changed: dict[Place, Share] = {}
@@ -86,7 +87,7 @@ class _Masks:
     def offered(self, region: Region) -> Region | None:
         """An attention with its masks, as it is to be measured or to be taken; None where there is none."""
         if region.view not in self.known:
-            self.known[region.view] = self._offered(region) if region.kernel.schedule == "attention" else None
+            self.known[region.view] = self._offered(region) if _may_hide(region) else None
         return self.known[region.view]
 
     def made(self, region: Region) -> Region | None:
@@ -233,6 +234,12 @@ class _Masks:
                 fusion = replace(fusion, again=again, counted=cost)
             found.append(fusion)
         return found
+
+
+def _may_hide(region: Region) -> bool:
+    """Whether kernels as a region's may leave out keys that a mask hides."""
+    schedule = schedule_of(region.kernel)
+    return schedule is not None and schedule.hides
 
 
 def _words(region: Region) -> str:

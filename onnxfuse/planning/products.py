@@ -27,7 +27,7 @@ from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.weighing import CandidatePool, ordered
 from onnxfuse.region import Region
-from onnxfuse.schedules.product_parts import MOST_BESIDE
+from onnxfuse.schedules import Does, running
 
 STAGE = "products"
 """Id of these regions, under which ``--disable`` leaves them out."""
@@ -87,7 +87,7 @@ def _apart(products: list[Node], facts: Mapping[Node, Facts]) -> Iterator[list[N
     values do: as few groups as a kernel computes side by side, of much the same size."""
     for same in _alike(products):
         lone = [node for node in same if not any(_meet(node, other, facts) for other in same if other is not node)]
-        groups = -(-len(lone) // MOST_BESIDE)
+        groups = -(-len(lone) // running(Does.CONTRACTS).products)
         yield from (group for place in range(groups) if len(group := lone[place::groups]) > 1)
 
 

@@ -77,6 +77,11 @@ class Attention(Schedule):
     name = "attention"
     settings = "{warps} warps with {tiles} x 16 queries, {group} multiply together, tiles of {keys} keys, width {width}"
     efficiency = 0.2
+    products = 2
+    other = OTHER
+    hides = True
+    # Each way rounds its powers to 16 bits under maxima of its own.
+    tolerance = 2.0**-8
 
     def runs(self, does: Does) -> bool:
         """Products with the softmax between them, and what surrounds them."""

@@ -56,6 +56,10 @@ class Pooling(Pointwise):
         """As the pointwise schedule."""
         return super().expected(lowered, sizes, multiprocessors) if pools(lowered) else None
 
+    def refuses(self, request: Request) -> Refusal | None:
+        """Where windows meet what would be computed anew for each."""
+        return refusal_of(request.lowered)
+
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with windows that is worth having."""
         if not pools(request.lowered):

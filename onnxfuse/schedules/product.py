@@ -93,6 +93,7 @@ class Product(Schedule):
         "sharers": "{sharers} warps share what is summed over",
         "turns": "one copies, tiles at a time {turns}", "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
+    products = MOST_BESIDE
 
     def runs(self, does: Does) -> bool:
         """Products without a reduction."""
@@ -107,7 +108,7 @@ class Product(Schedule):
         products = contractions(request.lowered)
         if not products:
             return None
-        if len(products) > MOST_BESIDE:
+        if len(products) > self.products:
             return Refusal("product-structure", f"{len(products)} products in one region")
         try:
             parts = parts_of(request.lowered, products)

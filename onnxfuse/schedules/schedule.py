@@ -87,6 +87,10 @@ class Schedule(ABC):
         arithmetic: share of what the float32 cores could make, where that is what takes the time.
         waits_us: microseconds that its kernels take beyond the least that any takes.
         cached: whether the second-level cache makes them faster.
+        products: the most products, or convolutions, that a region of its own holds.
+        other: code of its refusals of regions that are something else altogether, "" where it has no such.
+        hides: whether its kernels may leave out what a mask hides.
+        tolerance: share of the largest result by which ways to run a region may differ.
     """
 
     name: ClassVar[str]
@@ -98,6 +102,10 @@ class Schedule(ABC):
     arithmetic: ClassVar[float] = 1.0
     waits_us: ClassVar[float] = 0.0
     cached: ClassVar[bool] = True
+    products: ClassVar[int] = 0
+    other: ClassVar[str] = ""
+    hides: ClassVar[bool] = False
+    tolerance: ClassVar[float] = 0.0
 
     @abstractmethod
     def runs(self, does: Does) -> bool:
@@ -112,6 +120,11 @@ class Schedule(ABC):
     @abstractmethod
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region, why there is none, or None where the region is not this schedule's."""
+
+    def refuses(self, request: Request) -> Refusal | None:
+        """Why a region of nodes that it runs has no kernel worth having, as far as that is known before one is made:
+        nodes that are refused so stay in regions of their own.  None where nothing is against it."""
+        return None
 
     def sharing(self, kernel: Kernel) -> tuple[int, ...]:
         """Variants of one of its kernels, by place, that may share a launch with other kernels' (``together``): those

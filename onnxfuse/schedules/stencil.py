@@ -56,6 +56,7 @@ class Stencil(Schedule):
     waits_us = 1.5
     # It waits for tiles, wherever they come from.
     cached = False
+    products = 1
 
     def runs(self, does: Does) -> bool:
         """Convolutions of each channel by itself, with maps around them."""

@@ -52,6 +52,7 @@ class StencilLast(Schedule):
     efficiency = 0.45
     arithmetic = 0.25
     waits_us = 1.5
+    products = 1
 
     def runs(self, does: Does) -> bool:
         """Convolutions of each channel by itself, between transposes."""

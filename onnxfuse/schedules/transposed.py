@@ -97,6 +97,10 @@ class Transposed(Reduction):
         """Not known before the region is pulled; other schedules of the family answer."""
         return None
 
+    def refuses(self, request: Request) -> Refusal | None:
+        """Where not all tensors can be moved in whole sectors."""
+        return refuses_transposing(request)
+
     def of_rows(self, work: Work, rule: str) -> Kernel | Refusal | None:
         """The kernel of rows some of whose tensors lie the other way, unless they are better split."""
         if not work.transposes:

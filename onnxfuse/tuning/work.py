@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError, OnnxfuseError
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.optimised import Tell
-from onnxfuse.planning.contractions import STAGE as ATTENTION
 from onnxfuse.planning.pieces import situation_of
 from onnxfuse.planning.products import STAGE as PRODUCTS
-from onnxfuse.schedules import Kernel, alone, parse_choice, words
+from onnxfuse.schedules import SCHEDULES, Kernel, alone, parse_choice, words
 from onnxfuse.schedules.kernel import contractions
 from onnxfuse.tuning.ahead import Ahead
 from onnxfuse.tuning.models import feeds_of, kernel_model, runtime_model, weights_of
@@ -25,10 +24,6 @@ from onnxfuse.tuning.subjects import Subject, labels_of
 from onnxfuse.tuning.timer import Bench, Timer, held
 
 Array = NDArray[Any]
-
-TOLERANCE = 2.0**-8
-"""Share of the largest result by which ways to run an attention may differ: each rounds its powers to 16 bits under
-maxima of its own.  All of them are verified when they are taken."""
 
 TOGETHER = 4
 """Ways to run a kernel that are measured before it is asked anew which region is worth most: their inputs are put on
@@ -213,7 +208,8 @@ class Work:
             state.right = timed.outputs
         elif name != RUNTIME:
             assert state.right is not None
-            share = TOLERANCE if subject.fusion.kernel.schedule == ATTENTION else 0.0
+            # All of them are verified when they are taken.
+            share = SCHEDULES[subject.fusion.kernel.schedule].tolerance
             length = max((size for shape in subject.what.outputs for size in shape), default=1)
             wrong = disagreement(timed.outputs, state.right, length, share)
         self._record(state, Measurement(key, subject.shapes, name, timed.microseconds, timed.spread, timed.runs,
