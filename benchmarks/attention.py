@@ -25,6 +25,7 @@ from region_times import chosen, conclude, figure, graph, options, timed, torch_
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.schedules.attention import Attention
 from onnxfuse.tuning.subjects import subjects_of
 
 MEAN = 1.05
@@ -109,7 +110,7 @@ class Result(region_times.Result[Case]):
 def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
-    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "attention"]
+    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Attention.name]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
     return Result(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 

@@ -26,6 +26,7 @@ from region_times import chosen, conclude, figure, graph, options, timed, torch_
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.schedules.product import Product
 from onnxfuse.tuning.subjects import subjects_of
 
 BARE, AROUND = 1 / 0.9, 1.10
@@ -134,7 +135,7 @@ class Result(region_times.Result[Case]):
 def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
-    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == "product"]
+    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Product.name]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
     return Result(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 

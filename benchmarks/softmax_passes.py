@@ -26,6 +26,7 @@ from region_times import machine_options
 
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Kernel, make_kernel, phases
 from onnxfuse.schedules.kernel import STREAM
 from onnxfuse.schedules.rows import IN_SHARED, SHARED
@@ -105,16 +106,14 @@ def reading_again(subject: Subject, sizes: dict[str, int]) -> Kernel:
 
 def keeping(subject: Subject, sizes: dict[str, int]) -> Kernel | None:
     """The kernel that keeps a row in shared memory, or None where that holds none."""
-    for schedule in ("rows", "split"):
-        own = make_kernel(subject.fusion.request(sizes, None), schedule)
-        if isinstance(own, Kernel) and SHARED in own.plan.variants[0].name:
-            return own
-        for choice in own.choices if isinstance(own, Kernel) else ():
-            if dict(choice.settings).get("items") == IN_SHARED:
-                made = make_kernel(subject.fusion.request(sizes, choice), schedule)
-                assert isinstance(made, Kernel), made
-                return made
-    return None
+    own = make_kernel(subject.fusion.request(sizes, None))
+    assert isinstance(own, Kernel), own
+    if SHARED in own.plan.variants[0].name:
+        return own
+    choice = next((each for each in own.choices if dict(each.settings).get("items") == IN_SHARED), None)
+    made = None if choice is None else make_kernel(subject.fusion.request(sizes, choice))
+    assert not isinstance(made, Refusal), made
+    return made
 
 
 def bare_microseconds(shape: tuple[int, ...], axis: int, size: int) -> tuple[float, float, float]:

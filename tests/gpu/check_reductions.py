@@ -25,12 +25,6 @@ import cupy as cp
 import launching
 from launching import Compute, Launcher
 
-import onnxfuse.schedules.columns as columns
-import onnxfuse.schedules.reduction as reduction
-import onnxfuse.schedules.split as split
-import onnxfuse.schedules.transposed as transposed
-
-MODULES = {"columns": columns, "reduction": reduction, "split": split, "transposed": transposed}
 TYPES = {"float16": 2, "float": 4}
 
 
@@ -219,4 +213,4 @@ def check(case: Case) -> tuple[str, float | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(launching.run(__doc__, cases(), check, MODULES))
+    sys.exit(launching.run(__doc__, cases(), check))

@@ -23,8 +23,6 @@ import cupy as cp
 import launching
 from launching import Compute, Launcher
 
-import onnxfuse.schedules.tiled as tiled
-
 
 @dataclass(frozen=True)
 class Case:
@@ -146,4 +144,4 @@ def check(case: Case) -> tuple[str, float | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(launching.run(__doc__, cases(), check, {"tiled": tiled}))
+    sys.exit(launching.run(__doc__, cases(), check))

@@ -7,9 +7,10 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
 from pathlib import Path
-from types import ModuleType
+from pkgutil import iter_modules
 from typing import Any, Protocol, Self, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ import cupy as cp  # noqa: E402
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 
+from onnxfuse import schedules  # noqa: E402
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant  # noqa: E402
 from onnxfuse.lowering.lower import lower  # noqa: E402
 from onnxfuse.lowering.routines import LibraryCall  # noqa: E402
@@ -194,22 +196,22 @@ def expect(what: str, found: cp.ndarray, wanted: cp.ndarray, exact: bool) -> Non
         raise AssertionError(f"{what}: error {error:.2e} of the output's scale")
 
 
-def run(doc: str | None, cases: Sequence[Some], check: Callable[[Some], tuple[str, float | None]],
-        modules: Mapping[str, ModuleType]) -> int:
+def run(doc: str | None, cases: Sequence[Some], check: Callable[[Some], tuple[str, float | None]]) -> int:
     """The command line of a check: ``check`` gives, for a case that is right, how quick it is, as text and, where that
-    counts, as a share of a copy's rate; ``modules`` hold the constants that ``--set`` changes."""
+    counts, as a share of a copy's rate.  ``--set`` changes constants of the schedules' modules."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="cases whose names hold one of these texts")
     parser.add_argument("--least", type=float, default=0.0, help="share of a copy's rate that large cases must reach")
     parser.add_argument("--set", nargs="*", default=[], metavar="MODULE.NAME=N",
                         help="other constants of the schedules")
     given = parser.parse_args()
+    modules = [each.name for each in iter_modules(schedules.__path__)]
     for text in given.set:
         place, _, number = text.partition("=")
         home, _, name = place.partition(".")
-        if home not in modules or not hasattr(modules[home], name):
+        if home not in modules or not hasattr(module := import_module(f"{schedules.__name__}.{home}"), name):
             parser.error(f"no schedule has a constant {place}; modules are {', '.join(modules)}")
-        setattr(modules[home], name, int(number))
+        setattr(module, name, int(number))
     failed = 0
     for case in cases:
         if given.only and not any(text in case.name for text in given.only):
