@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from itertools import takewhile
 
 from onnxfuse.graph.dims import product
@@ -125,6 +126,16 @@ class Beside:
             for each in node.originals)
 
 
+class Outcome(Enum):
+    """What came of weighing a region."""
+
+    TAKEN = auto()
+    """It may be chosen."""
+    OPEN = auto()
+    """There is a kernel of it, and nobody measured it."""
+    REFUSED = auto()
+
+
 class Offer:
     """Weighs a region with products, with what is around it as a whole: none of its parts is one.
 
@@ -141,10 +152,10 @@ class Offer:
         """Weigh the products bare, with as much behind it as there is a kernel for, with what is before too, and with
         its results left as they lie."""
         least = beside.least()
-        whole = next((each for each in beside.behind() if self._admits(each) or self._is_open(each)), least)
+        whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
         for members in dict.fromkeys((whole, beside.before(whole), *beside.unturned(), least)):
             if members not in self.taken and members not in self.refused:
-                self._admits(members)
+                self._weigh(members)
         refusal, cost = self.refused.get(least, (None, None))
         if self.taken and refusal is not None and refusal.code == "no-gain":
             self.pool.refuse(least, self.stage, refusal, cost)  # alone in a launch; several may share one
@@ -159,22 +170,19 @@ class Offer:
         """Weigh products of one operand whose results go ways of their own, with what is computed of each."""
         whole, least = (frozenset[Node]().union(*parts) for parts in (
             (each.computed() for each in apart), (each.core for each in apart)))
-        _ = self._admits(whole) or self._is_open(whole) or self._admits(least)
+        if self._weigh(whole) is Outcome.REFUSED:
+            self._weigh(least)
 
-    def _admits(self, members: Members) -> bool:
-        """Whether a region may be chosen."""
+    def _weigh(self, members: Members) -> Outcome:
+        """Put a region among those that may be chosen, or keep why it may not."""
         region = self.pool.region(members, self.stage)
         found = region if isinstance(region, Refusal) else self._judged(region)
         if isinstance(found, Refusal):
             self.refused[members] = found, None if isinstance(region, Refusal) else region.cost
-            return False
+            return Outcome.OPEN if found.code == UNMEASURED else Outcome.REFUSED
         self.taken.add(members)
         self.pool.take(members, *found)
-        return True
-
-    def _is_open(self, members: Members) -> bool:
-        """Whether there is a kernel of a region that was looked at, and nobody measured it."""
-        return members in self.refused and self.refused[members][0].code == UNMEASURED
+        return Outcome.TAKEN
 
     def _judged(self, region: Region) -> tuple[Region, RegionCost] | Refusal:
         """A region with its kernel, and the cost to choose it by: measured; predicted where no larger one was measured
