@@ -39,6 +39,9 @@ class Scope(IntEnum):
 PLACE = "@e"
 """The base that runs over the elements of a row."""
 
+Sizes = tuple[Dim, ...]
+"""What an answer takes to be multiples of the width."""
+
 
 @dataclass
 class Lanes:
@@ -70,61 +73,64 @@ class Lanes:
 
     def stride(self, index: Dim) -> Dim | None:
         """By how much an index grows from lane to lane; None where that is no constant step."""
-        return self._stride(index, {})
+        return self._stride(index)[0]
 
-    def _stride(self, index: Dim, taken: dict[Dim, None]) -> Dim | None:
-        """The same; the sizes that it takes to be multiples of the width come to ``taken``, as in what follows."""
+    def _stride(self, index: Dim) -> tuple[Dim | None, Sizes]:
+        """The same, with the sizes that it takes to be multiples of the width, as in what follows."""
         total = dim(0)
+        taken: Sizes = ()
         for monomial, factor in index.terms.items():
             for atom, power in monomial:
                 if atom.kind != "symbol" or not self._moves(atom.name):
                     continue
-                step = self._step(atom.name, taken)
+                step, more = self._step(atom.name)
+                taken += more
                 if step is None or power > 1:
-                    return None
+                    return None, taken
                 if step != 0:
                     scale = Dim({monomial: factor}).divide(symbol(atom.name))
                     if scale is None or any(self._moves(name) for name in scale.symbols):
-                        return None
+                        return None, taken
                     total = total + scale * step
-        return total
+        return total, taken
 
-    def _step(self, name: str, taken: dict[Dim, None]) -> Dim | None:
+    def _step(self, name: str) -> tuple[Dim | None, Sizes]:
         if name in self.space.derived:
-            inner = self._stride(self.space.derived[name], taken)
-            return dim(0) if inner == 0 else None
+            inner, taken = self._stride(self.space.derived[name])
+            return dim(0) if inner == 0 else None, taken
         digit = self.space.variable(name)
         if name == self.element:
-            return dim(1)
+            return dim(1), ()
+        taken = ()
         if digit is None or digit.base != self.element:
             base = digit.base if digit is not None else name
             if digit is None or base == name or not self._moves(base):
-                return None if self._moves(base) else dim(0)
-            if not self._counts(base, taken):
-                return self._step(base, taken)
-        if digit.step == 1:
-            return dim(1) if digit.size is not None and self._multiple(digit.size, taken) else None
-        return dim(0) if self._multiple(digit.step, taken) else None
+                return None if self._moves(base) else dim(0), ()
+            counts, taken = self._counts(base)
+            if not counts:
+                return self._step(base)
+        size, step = (digit.size, dim(1)) if digit.step == 1 else (digit.step, dim(0))
+        divides, more = (False, ()) if size is None else self._multiple(size)
+        return step if divides else None, taken + more
 
-    def _counts(self, base: str, taken: dict[Dim, None]) -> bool:
+    def _counts(self, base: str) -> tuple[bool, Sizes]:
         """Whether a base that is derived grows by one from lane to lane, and is a multiple of the width at the first,
         so that its digits are as those of the element's own base."""
-        index, more = self.space.derived.get(base), dict[Dim, None]()
-        counts = index is not None and self._stride(index, more) == 1 and self._aligned(index, more)
-        taken.update(more if counts else {})
-        return counts
+        index = self.space.derived.get(base)
+        stride, taken = (None, ()) if index is None else self._stride(index)
+        if index is None or stride != 1:
+            return False, ()
+        aligned, more = self._aligned(index)
+        return aligned, taken + more if aligned else ()
 
     def may_divide(self, size: Dim) -> bool:
         """Whether a size is a multiple of the width, or may be one when the kernel runs."""
-        return self._multiple(size, {})
+        return self._multiple(size)[0]
 
-    def _multiple(self, size: Dim, taken: dict[Dim, None]) -> bool:
+    def _multiple(self, size: Dim) -> tuple[bool, Sizes]:
         if size.multiple_of() % self.width == 0:
-            return True
-        if size.value is not None:
-            return False
-        taken[size] = None
-        return True
+            return True, ()
+        return (False, ()) if size.value is not None else (True, (size,))
 
     def _moves(self, name: str) -> bool:
         """Whether a variable depends on the element at all."""
@@ -168,50 +174,67 @@ class Lanes:
 
     def aligned(self, index: Dim) -> bool:
         """Whether an index is a multiple of the width at the first lane."""
-        return self._aligned(index, {})
+        return self._aligned(index)[0]
 
-    def _aligned(self, index: Dim, taken: dict[Dim, None]) -> bool:
+    def _aligned(self, index: Dim) -> tuple[bool, Sizes]:
+        taken: Sizes = ()
         for monomial, factor in index.terms.items():
             term = Dim({monomial: factor})
             for name in term.symbols:
-                if name == self.element or (name in self.space.digits and self._step(name, taken) == 1):
+                if name == self.element:
                     break
+                if name in self.space.digits:
+                    step, more = self._step(name)
+                    taken += more
+                    if step == 1:
+                        break
                 if self.space.is_variable(name):
                     term = term.divide(symbol(name)) or term
             else:
-                if not self._multiple(term, taken):
-                    return False
-        return True
+                divides, more = self._multiple(term)
+                taken += more
+                if not divides:
+                    return False, taken
+        return True, taken
 
     def uniform(self, condition: Condition) -> bool:
         """Whether a condition is the same for all lanes of a vector."""
-        return self._uniform(condition, {})
+        return self._uniform(condition)[0]
 
-    def _uniform(self, condition: Condition, taken: dict[Dim, None]) -> bool:
-        stride = self._stride(condition.index, taken)
-        if stride == 0:
-            return True
-        limits = [limit for limit in (condition.low, condition.high) if limit is not None]
-        return stride == 1 and self._aligned(condition.index, taken) and all(
-            self._multiple(limit, taken) for limit in limits)
+    def _uniform(self, condition: Condition) -> tuple[bool, Sizes]:
+        stride, taken = self._stride(condition.index)
+        if stride != 1:
+            return stride == 0, taken
+        holds, more = self._aligned(condition.index)
+        taken += more
+        for limit in (condition.low, condition.high):
+            if holds and limit is not None:
+                holds, more = self._multiple(limit)
+                taken += more
+        return holds, taken
+
+    def _note(self, taken: Sizes) -> None:
+        self.multiples.update(dict.fromkeys(taken))
 
     def rely(self, index: Dim) -> None:
         """Note what must hold for what ``stride`` and ``scope`` say of an index."""
-        self._stride(index, self.multiples)
+        self._note(self._stride(index)[1])
 
     def rely_on_vectors(self, indices: Iterable[Dim]) -> None:
         """The same, and for what ``aligned`` says of each where neighbours lie side by side."""
         for index in indices:
-            if self._stride(index, self.multiples) == 1:
-                self._aligned(index, self.multiples)
+            stride, taken = self._stride(index)
+            self._note(taken)
+            if stride == 1:
+                self._note(self._aligned(index)[1])
 
     def rely_on_condition(self, condition: Condition) -> None:
         """Note what must hold for what ``uniform`` and ``scope`` say of a condition."""
-        self._uniform(condition, self.multiples)
+        self._note(self._uniform(condition)[1])
 
     def rely_on_size(self, size: Dim) -> None:
         """Note that a size must be a multiple of the width, if it may be one."""
-        self._multiple(size, self.multiples)
+        self._note(self._multiple(size)[1])
 
     def rely_on_loads(self, loads: Iterable[Load]) -> None:
         """Note what must hold for what is said of where loads read, and when."""

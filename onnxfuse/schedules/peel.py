@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.lowering.pull import Condition
-from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.lanes import Lanes, Sizes
 from onnxfuse.schedules.text import indented
 
 LONG_ODD_ROW = 1024
@@ -31,19 +31,20 @@ class PeeledLanes(Lanes):
 
     start: Dim = field(default_factory=lambda: dim(0))
 
-    def _step(self, name: str, taken: dict[Dim, None]) -> Dim | None:
+    def _step(self, name: str) -> tuple[Dim | None, Sizes]:
         """Digits of the element may change anywhere in a vector, whatever their sizes are."""
         digit = self.space.digits.get(name)
         if digit is not None and digit.base == self.element:
-            return None
-        return super()._step(name, taken)
+            return None, ()
+        return super()._step(name)
 
-    def _aligned(self, index: Dim, taken: dict[Dim, None]) -> bool:
+    def _aligned(self, index: Dim) -> tuple[bool, Sizes]:
         """Where it differs from the index that vectors follow by whole vectors."""
-        return (index - self.start - symbol(self.element)).multiple_of() % self.width == 0
+        return (index - self.start - symbol(self.element)).multiple_of() % self.width == 0, ()
 
-    def _uniform(self, condition: Condition, taken: dict[Dim, None]) -> bool:
-        return self._stride(condition.index, taken) == 0
+    def _uniform(self, condition: Condition) -> tuple[bool, Sizes]:
+        stride, taken = self._stride(condition.index)
+        return stride == 0, taken
 
 
 def opening(begins: str, length: str) -> list[str]:
