@@ -2,7 +2,7 @@
 
     python benchmarks/predictions.py --least 0.8
     python benchmarks/predictions.py --rows bert,unet --worst 40 --fit
-    python benchmarks/predictions.py --fit --from benchmarks/results/2026-01-31-h200-predictions.json
+    python benchmarks/predictions.py --fit --from benchmarks/results/2026-11-22-h200-predictions.json
     python benchmarks/predictions.py --dry-run --target H200
 
 Each fused row runs in a process of its own under CUPTI.  A kernel belongs to the nodes whose launch plans hold its name

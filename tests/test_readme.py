@@ -1,10 +1,15 @@
-"""The documentation names commands, options, targets and files that exist."""
+"""The documentation names commands, options, targets and files that exist, and so do comments."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import shlex
-from pathlib import Path
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePath
 
 import click
 import pytest
@@ -121,3 +126,48 @@ def test_the_ways_of_changes_lead_to_few_files_that_are_there() -> None:
         named = set(re.findall(r"`((?:onnxfuse|rules|tests)/[^`]*)`", way))
         assert named and all((ROOT / name).exists() for name in named), title
         assert sum((ROOT / name).is_file() for name in named) <= WAYS.get(title, 5), title
+        others = set(re.findall(r"`([\w/]+\.(?:py|cuh|cc|yaml))`", way)) - named
+        beside = [ROOT, *((ROOT / name).parent for name in named)]
+        missing = [name for name in others if not any((folder / name).exists() for folder in beside)]
+        assert not missing, title
+
+
+@cache
+def files() -> frozenset[str]:
+    """Of the project, as paths from its root and as every end of these."""
+    found = [path.relative_to(ROOT) for folder in ("onnxfuse", "benchmarks", "docs", "examples", "rules", "tests")
+             for path in (ROOT / folder).rglob("*")]
+    found += [path.relative_to(ROOT) for path in ROOT.glob("*.*")]
+    return frozenset(str(PurePath(*path.parts[place:])) for path in found for place in range(len(path.parts)))
+
+
+def comments(path: Path) -> Iterator[str]:
+    """Comments and docstrings of a module, those of attributes too."""
+    text = path.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield re.sub(r"\s+", " ", node.value.value)
+
+
+def named_files(comment: str) -> Iterator[str]:
+    """Files that it names: sources, documents, and what was measured, "(benchmarks/results, ways and spills)"."""
+    yield from re.findall(r"(?<![\w./-])[\w/-]+\.(?:py|cc|cuh|md)\b", comment)
+    for names in re.findall(r"benchmarks/results, ([\w, -]+)", comment):
+        for name in re.split(r", | and ", names):
+            found = sorted((ROOT / "benchmarks" / "results").glob(f"*-{name}.md"))
+            yield found[-1].name if found else name
+
+
+@pytest.mark.parametrize("folder", ["onnxfuse", "benchmarks", "tests"])
+def test_comments_name_files_that_are_there(folder: str) -> None:
+    missing = [(str(path.relative_to(ROOT)), name) for path in sorted((ROOT / folder).rglob("*.py"))
+               for comment in comments(path) for name in named_files(comment) if name not in files()]
+    assert not missing
+
+
+def test_a_file_that_is_not_there_is_seen() -> None:
+    text = "As planning/flops.py does (benchmarks/results, ways and row layouts), unlike `text.py`."
+    assert [name for name in named_files(text) if name not in files()] == ["planning/flops.py", "row layouts"]

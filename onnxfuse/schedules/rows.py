@@ -336,9 +336,9 @@ def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -
     """Threads for planned rows: their length, and how many there are if that is known.
 
     Where even one vector of each value that is kept is more than a thread keeps, narrower ones do.  The weights are
-    measured ones (benchmarks/results, row layouts): two to four vectors a thread are best, threads past a warp pay for
-    barriers, idle lanes cost what they are, and few rows want many threads each, until there are ``enough`` of them all
-    together.
+    measured ones (``benchmarks/ways.py`` holds what they choose against all else): two to four vectors a thread are
+    best, threads past a warp pay for barriers, idle lanes cost what they are, and few rows want many threads each,
+    until there are ``enough`` of them all together.
     """
     (length, rows), best = planned, None
     vectors = -(-length // width)

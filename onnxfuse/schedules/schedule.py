@@ -83,7 +83,7 @@ class Schedule(ABC):
         optional: the same of settings that only some choices have, by their names.
         each: what a thread keeps ``items`` of, where that is a setting.
         efficiency: share of the memory's bandwidth that its kernels reach, or of a large product's rate where they
-            contract (benchmarks/results, fitting).
+            contract; ``benchmarks/predictions.py`` fits it to measured kernels.
         arithmetic: share of what the float32 cores could make, where that is what takes the time.
         waits_us: microseconds that its kernels take beyond the least that any takes.
         cached: whether the second-level cache makes them faster.
