@@ -213,79 +213,104 @@ def count(model: ModelProto, sizes: dict[str, int]) -> Counts:
 
 def count_graph(shapes: Shapes, outside: set[str], runs: float, counts: Counts) -> None:
     """Add what a graph and its bodies move; ``outside`` are constants of the graphs around it."""
-    flat = shapes.flat
-    used = {info.name for info in shapes.graph.output}
-    for node in flat.nodes:
-        used |= set(node.input) | captured(node)
-    launches: dict[int, NodeProto] = {}
-    constant = shapes.constants | outside
-    removed = removed_nodes(shapes, constant)
-    host: set[str] = set()
-    for node in flat.nodes:
-        reads = {name for name in node.input if name} | captured(node)
-        random = node.domain == "" and node.op_type in RANDOM
-        subgraphs = any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
-        if not random and not subgraphs and reads <= constant:
-            constant |= set(node.output)
-        elif runs_on_host(node, shapes, host, constant, subgraphs):
-            host |= set(node.output)
-        elif (operand := same_memory(node, removed, shapes, used)) is not None:
-            if operand in host:
-                host |= set(node.output)
-        else:
-            launches[id(node)] = node
+    flat, moves = shapes.flat, Moves(shapes, outside, counts.unknown)
     for body, times in shapes.bodies:
-        count_graph(body, constant, runs * times, counts)
-
-    def tensor(name: str) -> int:
-        size = shapes.size(name)
-        if size is None:
-            counts.unknown.add(name)
-        return size or 0
-
-    def read(node: NodeProto, name: str) -> int:
-        operands = [source(operand) for operand in node.input]
-        if node.domain == "" and node.op_type in PARTIAL and operands.count(name) == 1 and operands[0] == name:
-            return min(tensor(name), sum(tensor(output) for output in node.output if output))
-        return tensor(name)
-
-    given = {node.output[0]: operand for node in flat.nodes if node.op_type not in RESIZED
-             and (operand := same_memory(node, removed, shapes, used)) is not None}
-
-    def source(name: str) -> str:
-        while name in given:
-            name = given[name]
-        return name
-
+        count_graph(body, moves.constant, runs * times, counts)
     inside = {id(node) for nodes, *_ in flat.groups for node in nodes}
     for node in flat.nodes:
-        if id(node) not in launches or id(node) in inside:
+        if id(node) not in moves.launches or id(node) in inside:
             continue
         if not node.domain and node.op_type in OWNERS:
             stacked = node.output[max(len(node.input) - 2, 0):] if node.op_type == "Loop" else []
             for name in filter(None, stacked):
-                add(counts, 2 * tensor(name), False, 1, runs)
+                add(counts, 2 * moves.size(name), False, 1, runs)
             continue
-        names = dict.fromkeys(map(source, [name for name in node.input if name] + sorted(captured(node))))
-        total = sum(read(node, name) for name in names) + sum(tensor(name) for name in node.output if name)
-        add(counts, total, is_product(node), 1, runs)
+        add(counts, moves.of_node(node), is_product(node), 1, runs)
     for nodes, inputs, outputs, plan in flat.groups:
+        kernels, scratch = plan_cost(plan, [shapes.shape(name) for name in inputs])
+        product = any(is_product(node) for node in nodes if id(node) in moves.launches)
+        add(counts, moves.of_group(nodes, inputs, outputs) + scratch, product, kernels, runs)
 
-        def demand(name: str, nodes: list[NodeProto] = nodes, outputs: list[str] = outputs) -> int:
+
+class Moves:
+    """What the nodes of a graph move, each alone or as a group.
+
+    Attributes:
+        constant: names of what is known before a run; launches: nodes that run kernels, by ``id``.
+    """
+
+    def __init__(self, shapes: Shapes, outside: set[str], unknown: set[str]) -> None:
+        """``outside``: constants of the graphs around it; ``unknown`` gets the tensors whose size is not known."""
+        self.shapes, self.unknown = shapes, unknown
+        self.used = {info.name for info in shapes.graph.output}
+        for node in shapes.flat.nodes:
+            self.used |= set(node.input) | captured(node)
+        self.constant = shapes.constants | outside
+        self.removed = removed_nodes(shapes, self.constant)
+        self.launches = self._launches()
+        self.given = {node.output[0]: operand for node in shapes.flat.nodes if node.op_type not in RESIZED
+                      and (operand := self._memory(node)) is not None}
+
+    def _launches(self) -> dict[int, NodeProto]:
+        """Nodes that run kernels; others, as far as they are constant, come to the constants."""
+        found: dict[int, NodeProto] = {}
+        host: set[str] = set()
+        for node in self.shapes.flat.nodes:
+            reads = {name for name in node.input if name} | captured(node)
+            random = node.domain == "" and node.op_type in RANDOM
+            subgraphs = any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
+            if not random and not subgraphs and reads <= self.constant:
+                self.constant |= set(node.output)
+            elif runs_on_host(node, self.shapes, host, self.constant, subgraphs):
+                host |= set(node.output)
+            elif (operand := self._memory(node)) is not None:
+                host |= set(node.output) if operand in host else set()
+            else:
+                found[id(node)] = node
+        return found
+
+    def _memory(self, node: NodeProto) -> str | None:
+        return same_memory(node, self.removed, self.shapes, self.used)
+
+    def size(self, name: str) -> int:
+        """Bytes of a tensor; 0, and noted, where they are not known."""
+        size = self.shapes.size(name)
+        if size is None:
+            self.unknown.add(name)
+        return size or 0
+
+    def _source(self, name: str) -> str:
+        """The tensor whose memory one is, as it lies there."""
+        while name in self.given:
+            name = self.given[name]
+        return name
+
+    def _read(self, node: NodeProto, name: str) -> int:
+        """Bytes of a tensor that a node reads."""
+        operands = [self._source(operand) for operand in node.input]
+        if node.domain == "" and node.op_type in PARTIAL and operands.count(name) == 1 and operands[0] == name:
+            return min(self.size(name), sum(self.size(output) for output in node.output if output))
+        return self.size(name)
+
+    def of_node(self, node: NodeProto) -> int:
+        """Of a node by itself."""
+        names = dict.fromkeys(map(self._source, [name for name in node.input if name] + sorted(captured(node))))
+        return sum(self._read(node, name) for name in names) + sum(self.size(name) for name in node.output if name)
+
+    def of_group(self, nodes: list[NodeProto], inputs: list[str], outputs: list[str]) -> int:
+        """Of a fused node, but for its scratch memory."""
+        def demand(name: str) -> int:
             total = 0
             for node in nodes:
                 if name not in node.input:
                     continue
-                if same_memory(node, removed, shapes, used) == name:
-                    total += tensor(name) if node.output[0] in outputs else demand(node.output[0])
-                elif id(node) in launches:
-                    total += read(node, name)
-            return min(total, tensor(name))
+                if self._memory(node) == name:
+                    total += self.size(name) if node.output[0] in outputs else demand(node.output[0])
+                elif id(node) in self.launches:
+                    total += self._read(node, name)
+            return min(total, self.size(name))
 
-        total = sum(demand(name) for name in inputs) + sum(tensor(name) for name in outputs)
-        kernels, scratch = plan_cost(plan, [shapes.shape(name) for name in inputs])
-        product = any(is_product(node) for node in nodes if id(node) in launches)
-        add(counts, total + scratch, product, kernels, runs)
+        return sum(map(demand, inputs)) + sum(map(self.size, outputs))
 
 
 def add(counts: Counts, total: int, product: bool, kernels: int, runs: float) -> None:

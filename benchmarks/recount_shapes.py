@@ -98,53 +98,72 @@ class Shapes:
         """The bodies of an If, a Loop or a Scan as they first run, and the types of the node's outputs."""
         graphs = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
         if node.op_type == "If":
-            bodies = [Shapes(self.model, graph, self.sizes, self) for graph in graphs]
-            self.bodies += [(body, BRANCH) for body in bodies]
-            for place, name in enumerate(node.output):
-                kinds = [body.types.get(body.graph.output[place].name) for body in bodies]
-                shapes = {body.shape(body.graph.output[place].name) for body in bodies}
-                self.settle(name, kinds[0] if len(shapes) == 1 else None)
+            self.enter_branches(node, graphs)
             return
         (graph,) = graphs
         scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
         stop = len(node.input) - scanned
         carried = [self.types.get(name) for name in node.input[2 if node.op_type == "Loop" else 0:stop]]
+        enter = self.enter_loop if node.op_type == "Loop" else self.enter_scan
+        body, runs, times = enter(node, graph, carried)
+        self.bodies.append((body, max(times, 0)))
+        self.leave(node, body, runs, len(carried))
+
+    def enter_branches(self, node: NodeProto, graphs: list[GraphProto]) -> None:
+        """Those of an If, and the types of its outputs."""
+        bodies = [Shapes(self.model, graph, self.sizes, self) for graph in graphs]
+        self.bodies += [(body, BRANCH) for body in bodies]
+        for place, name in enumerate(node.output):
+            kinds = [body.types.get(body.graph.output[place].name) for body in bodies]
+            shapes = {body.shape(body.graph.output[place].name) for body in bodies}
+            self.settle(name, kinds[0] if len(shapes) == 1 else None)
+
+    def enter_loop(
+        self, node: NodeProto, graph: GraphProto, carried: list[TypeProto | None]
+    ) -> tuple[Shapes, int | None, int]:
+        """That of a Loop, how often it runs where that is known, and how often that is counted."""
+        first = [helper.make_tensor_type_proto(kind, [1] * len(info.type.tensor_type.shape.dim))
+                 for kind, info in zip((TensorProto.INT64, TensorProto.BOOL), graph.input, strict=False)]
+        body = Shapes(self.model, graph, self.sizes, self, [*first, *carried])
+        count = self.data.get(node.input[0])
+        known = None if count is None else int(count.reshape(-1)[0])
+        runs = known if known is None or self.runs_through(node, body) else None
+        return body, runs, min(TRIPS, TRIPS if known is None else known) if runs is None else runs
+
+    def enter_scan(
+        self, node: NodeProto, graph: GraphProto, carried: list[TypeProto | None]
+    ) -> tuple[Shapes, int | None, int]:
+        """The same of a Scan."""
         first: list[TypeProto | None] = []
         runs: int | None = None
-        if node.op_type == "Loop":
-            first = [helper.make_tensor_type_proto(kind, [1] * len(info.type.tensor_type.shape.dim))
-                     for kind, info in zip((TensorProto.INT64, TensorProto.BOOL), graph.input, strict=False)]
-            body = Shapes(self.model, graph, self.sizes, self, [*first, *carried])
-            count = self.data.get(node.input[0])
-            known = None if count is None else int(count.reshape(-1)[0])
-            runs = known if known is None or self.runs_through(node, body) else None
-            times = min(TRIPS, TRIPS if known is None else known) if runs is None else runs
-        else:
-            axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [0] * scanned)
-            for name, axis in zip(node.input[stop:], axes, strict=True):
-                shape = self.shape(name)
-                kind = self.types[name].tensor_type.elem_type if name in self.types else 0
-                if shape is None:
-                    first.append(None)
-                    continue
-                runs = shape[axis] if runs is None else runs
-                rest = [size for place, size in enumerate(shape) if place != axis % len(shape)]
-                first.append(helper.make_tensor_type_proto(kind, rest))
-            body = Shapes(self.model, graph, self.sizes, self, [*carried, *first])
-            times = TRIPS if runs is None else runs
-        self.bodies.append((body, max(times, 0)))
-        offset = 1 if node.op_type == "Loop" else 0
+        scanned = node.input[len(carried):]
+        axes = next((list(a.ints) for a in node.attribute if a.name == "scan_input_axes"), [0] * len(scanned))
+        for name, axis in zip(scanned, axes, strict=True):
+            shape = self.shape(name)
+            kind = self.types[name].tensor_type.elem_type if name in self.types else 0
+            if shape is None:
+                first.append(None)
+                continue
+            runs = shape[axis] if runs is None else runs
+            rest = [size for place, size in enumerate(shape) if place != axis % len(shape)]
+            first.append(helper.make_tensor_type_proto(kind, rest))
+        body = Shapes(self.model, graph, self.sizes, self, [*carried, *first])
+        return body, runs, TRIPS if runs is None else runs
+
+    def leave(self, node: NodeProto, body: Shapes, runs: int | None, carried: int) -> None:
+        """The types of a Loop's or a Scan's outputs: so many ``carried`` values, and what runs are stacked to."""
+        graph, offset = body.graph, 1 if node.op_type == "Loop" else 0
         axes = next((list(a.ints) for a in node.attribute if a.name == "scan_output_axes"), [0] * len(node.output))
         for place, name in enumerate(node.output):
             inner = graph.output[place + offset].name
             shape, kind = body.shape(inner), body.types.get(inner)
-            if place < len(carried):
+            if place < carried:
                 before = graph.input[place + 2 * offset].name
                 self.settle(name, kind if shape is not None and shape == body.shape(before) else None)
             elif shape is None or runs is None or kind is None:
                 self.settle(name, None)
             else:
-                at = axes[place - len(carried)] % (len(shape) + 1)
+                at = axes[place - carried] % (len(shape) + 1)
                 sizes = [*shape[:at], runs, *shape[at:]]
                 self.settle(name, helper.make_tensor_type_proto(kind.tensor_type.elem_type, sizes))
 
