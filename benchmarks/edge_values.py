@@ -28,6 +28,27 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
+from edge_operands import (
+    FLOATS,
+    INF,
+    INTEGERS,
+    NAN,
+    SIGNED,
+    UNSIGNED,
+    Tensor,
+    both,
+    element_type,
+    few,
+    integers,
+    limits,
+    not_zero,
+    numpy_type,
+    operand,
+    ordinary,
+    row_operands,
+    rows,
+    text_of,
+)
 from onnx import TensorProto, helper
 from patience import patiently
 
@@ -35,12 +56,6 @@ CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 WORKERS = 6
 SECONDS = 20.0
 """For all runs of a case; the first in a process loads the provider's libraries too."""
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-SIGNED = ("int8", "int16", "int32", "int64")
-UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
-INTEGERS = ("int8", "uint8", "int32", "int64")
-"""Those that arithmetic is measured in; casts are in all."""
-NAN, INF = float("nan"), float("inf")
 
 UNARY = {
     "": [
@@ -62,23 +77,6 @@ REDUCTIONS = [
 OPSETS = {"Swish": 24, "RMSNormalization": 23}
 LONG = {"": 1, "300 columns": 75, "2100 columns": 525}
 """Columns of which a row has its four this often: kernels differ by the length of rows."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An operand: its element type and its elements, and the shape they have."""
-
-    type: str
-    shape: Sequence[int]
-    values: str
-    repeat: int = 1
-    """How often the last axis is repeated in the model that runs."""
-    constant: bool = False
-
-    def array(self) -> np.ndarray:
-        """The operand."""
-        found = parsed(self.values, self.type).reshape(self.shape)
-        return np.tile(found, (*(1,) * (found.ndim - 1), self.repeat)) if self.repeat > 1 else found
 
 
 @dataclass
@@ -134,106 +132,6 @@ def read(path: Path) -> list[Case]:
     return cases
 
 
-def numpy_type(name: str) -> np.dtype:
-    """NumPy's type."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-
-def element_type(name: str) -> int:
-    """The element type of a type's name."""
-    return {"bfloat16": TensorProto.BFLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}.get(
-        name) or TensorProto.DataType.Value(name.upper())
-
-
-def parsed(text: str, kind: str) -> np.ndarray:
-    """Elements from their text."""
-    words = text.split()
-    if kind in FLOATS:
-        return np.array([float(word) for word in words]).astype(numpy_type(kind))
-    return np.array([int(word) for word in words], dtype=numpy_type(kind))
-
-
-def text_of(array: np.ndarray) -> str:
-    """The elements as text that tells -0.0 from 0.0."""
-    flat = array.reshape(-1)
-    if array.dtype.kind in "iub":
-        return " ".join(str(int(value)) for value in flat)
-    if array.dtype.kind != "f":  # bfloat16
-        flat = flat.astype(np.float32)
-    return " ".join(repr(float(value)) if flat.dtype == np.float64 else str(value) for value in flat)
-
-
-def operand(kind: str, values: Sequence[Any], shape: Sequence[int] | None = None, **more: Any) -> Tensor:
-    """An operand of values that the type rounds."""
-    with np.errstate(all="ignore"):
-        array = np.array(values, dtype=np.float64 if kind in FLOATS else numpy_type(kind)).astype(numpy_type(kind))
-    return Tensor(kind, list(array.shape if shape is None else shape), text_of(array), **more)
-
-
-def integers(*values: int) -> Tensor:
-    """A constant list of int64."""
-    return operand("int64", values, constant=True)
-
-
-def limits(kind: str) -> tuple[Any, Any]:
-    """The lowest and the highest number of a type."""
-    if kind in FLOATS:
-        most = float(ml_dtypes.finfo(numpy_type(kind)).max)
-        return -most, most
-    info = np.iinfo(numpy_type(kind))
-    return int(info.min), int(info.max)
-
-
-def ordinary(kind: str) -> list[Any]:
-    """What one operand is taken through."""
-    lowest, highest = limits(kind)
-    if kind not in FLOATS:
-        return [lowest, lowest + 1, highest, 0, 1, 2, 3, 7, 100, *([-1, -2, -3, -8, -100] if lowest else [])]
-    tiny = float(ml_dtypes.finfo(numpy_type(kind)).smallest_subnormal)
-    sides = [0.5, 1.0, 1.5, 2.5, 3.0, 10.0, 50.0, 100.0, 1000.0, 30000.0]
-    return [NAN, INF, -INF, highest, lowest, tiny, -tiny, 0.0, -0.0, *sides, *(-side for side in sides)]
-
-
-def few(kind: str) -> list[Any]:
-    """What two operands are taken through together."""
-    lowest, highest = limits(kind)
-    if kind in FLOATS:
-        return [NAN, INF, -INF, highest, lowest, 0.0, -0.0, 1.0, -1.0, 2.5, -3.0]
-    return [lowest, highest, 0, 1, 2, 7, *([-1, -3] if lowest else [])]
-
-
-def both(kind: str, other: str = "", second: Sequence[Any] | None = None) -> tuple[Tensor, Tensor]:
-    """All pairs."""
-    pairs = list(product(few(kind), few(other or kind) if second is None else second))
-    a, b = zip(*pairs, strict=True)
-    return operand(kind, a), operand(other or kind, b)
-
-
-def not_zero(kind: str) -> list[Any]:
-    """Divisors: the CPU provider refuses zero."""
-    return [value for value in few(kind) if value]
-
-
-def rows(kind: str) -> list[list[Any]]:
-    """Rows of four."""
-    lowest, highest = limits(kind)
-    if kind not in FLOATS:
-        more = [[-1, -2, -3, -4], [lowest, -1, lowest, -1], [highest - 1, -highest, 5, 6]] if lowest else []
-        return [[1, 2, 3, 4], [highest, 1, 0, 0], [highest] * 4, [lowest] * 4, [lowest, highest, 0, 1],
-                [highest - 1, highest, highest - 2, 0], [0, 0, 0, 0], *more]
-    return [
-        [1, 2, 3, 4], [NAN, 1, 2, 3], [1, NAN, 3, 2], [3, 2, 1, NAN], [NAN] * 4, [INF, NAN, INF, NAN], [INF, 1, 2, 3],
-        [-INF, 1, 2, 3], [1, 2, 3, -INF], [INF, -INF, 1, 2], [INF] * 4, [-INF] * 4, [NAN, INF, 1, 2],
-        [NAN, -INF, 1, 2], [-INF, -INF, -INF, NAN], [highest] * 4, [lowest] * 4, [highest, lowest, 1, 2],
-        [lowest, -INF, -INF, -INF], [0.0, -0.0, 0.0, -0.0], [-0.0] * 4, [0.0] * 4, [-1, -2, -3, -4],
-    ]
-
-
-def row_operands(kind: str, repeat: int = 1) -> Tensor:
-    """All rows as a matrix."""
-    return operand(kind, rows(kind), repeat=repeat)
-
-
 def opset_of(operator: str) -> int:
     """A recent version that has the operator."""
     return OPSETS.get(operator, 21)
@@ -250,6 +148,17 @@ def cases() -> Iterator[Case]:
 
 def elementwise() -> Iterator[Case]:
     """Operators of one element each."""
+    yield from unary()
+    yield from binary()
+    yield from of_several()
+    yield from powers()
+    yield from clips()
+    yield from quantised()
+    yield from one_hot()
+
+
+def unary() -> Iterator[Case]:
+    """Of one operand."""
     for domain, operators in UNARY.items():
         for operator, kind in product(operators, (*FLOATS, *INTEGERS)):
             if kind not in FLOATS and (domain or operator not in ("Abs", "Neg", "Relu", "Sign", "Identity")):
@@ -261,6 +170,10 @@ def elementwise() -> Iterator[Case]:
         yield Case("LeakyRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
         yield Case("ThresholdedRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
         yield Case("IsInf", "positive", [[operand(kind, ordinary(kind))]], "bool", attributes={"detect_negative": 0})
+
+
+def binary() -> Iterator[Case]:
+    """Of two operands in all types, and of more where an operator takes them."""
     for operator, kind in product(BINARY, (*FLOATS, *INTEGERS)):
         if kind not in FLOATS and operator in ("Mean", "Sum", "PRelu"):
             continue
@@ -271,6 +184,10 @@ def elementwise() -> Iterator[Case]:
         if operator in ("Max", "Min", "Sum", "Mean"):
             a, b = both(kind)
             yield Case(operator, "three operands", [[a, b, operand(kind, [few(kind)[-2]])]], output)
+
+
+def of_several() -> Iterator[Case]:
+    """Of two or three operands in some types."""
     for kind in FLOATS:
         yield Case("BiasGelu", "", [[operand(kind, ordinary(kind)), operand(kind, [0.0] * len(ordinary(kind)))]], kind,
                    "com.microsoft")
@@ -288,8 +205,10 @@ def elementwise() -> Iterator[Case]:
             value, by = both(kind, second=[0, 1, 7, 8, 9, 31, 32, 63, 64, 65])
             for direction in ("LEFT", "RIGHT"):
                 yield Case("BitShift", direction.lower(), [[value, by]], kind, attributes={"direction": direction})
-    yield from powers()
-    yield from clips()
+
+
+def quantised() -> Iterator[Case]:
+    """To integers and back, by scales of every kind."""
     for kind in FLOATS[:1] + FLOATS[2:3]:
         for zero in ("uint8", "int8", "uint16", "int16"):
             x = operand(kind, [*ordinary(kind), 127.0, 128.0, 255.0, 256.0, -128.0, -129.0])
@@ -301,6 +220,10 @@ def elementwise() -> Iterator[Case]:
             runs = [[back, operand(kind, scale, []), operand(zero, 3, [])] for scale in (1.0, -1.0, 0.0, NAN, INF)]
             yield Case("DequantizeLinear", zero, runs, kind)
             yield Case("DequantizeLinear", zero, runs, kind, "com.microsoft")
+
+
+def one_hot() -> Iterator[Case]:
+    """Of indices that are there and that are not."""
     for kind in ("int64", "int32", "float32"):
         indices = [-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5]
         if kind == "float32":

@@ -323,6 +323,35 @@ def working_set(made: Predicted) -> str:
             f"{weighted:.0%} of their bytes in regions past 240 MiB")
 
 
+def profile_all(
+    ready: Sequence[Prepared], folder: str, cache_control: str, seconds: float
+) -> tuple[list[Comparison], dict[str, str]]:
+    """Rows under ncu, and why others could not be run so, by name."""
+    compared, failed = [], {}
+    for one in ready:
+        name = one.predicted.row.name
+        try:
+            kernels, l2 = profile(one.predicted, folder, cache_control, seconds)
+        except click.ClickException as error:
+            failed[name] = error.message
+            continue
+        compared.append(compare(one.predicted, one.recounted.after, kernels, l2))
+        click.echo(f"  profiled {name}: {len(kernels)} kernels", err=True)
+    return compared, failed
+
+
+def summary(found: Sequence[Recounted], compared: Sequence[Comparison], failures: Mapping[str, str],
+            most: float | None) -> str:
+    """All of it as Markdown; ``most``: the largest mean share that may be left, if one was asked for."""
+    parts = [shares_table(found)] if found else []
+    if found and most is not None:
+        left = fmean(one.share for one in found)
+        parts.append(f"\n{'PASS' if left <= most else 'FAIL'}: {left:.1%} left (mean of rows), at most {most:.0%}")
+    parts += ["\n## The GPU's counters\n", "\n\n".join(map(counters_text, compared))] if compared else []
+    parts += ["", *(f"- {name}: {error}" for name, error in failures.items())] if failures else []
+    return "\n".join(parts)
+
+
 @click.command(help=__doc__.split("\n")[0])
 @row_options(dry_run="Count, and plan the rows of --counters, but do not run them.", seconds=300)
 @click.option("--most", type=float, metavar="SHARE", help="Exit code 1 where the mean share left is larger, as 0.4.")
@@ -344,28 +373,15 @@ def main(names: str | None, most: float | None, counters: str | None, cache_cont
         made = prepare_all([*rows, *profiled], folder, target or where.gpu, jobs, prepare)
         failures = {name: one for name, one in made.items() if isinstance(one, str)}
         found = [made[row.name].recounted for row in rows if row.name not in failures]
-        compared = []
-        for row in profiled:
-            if row.name in failures:
-                continue
-            one = made[row.name]
-            if dry_run:
+        ready, compared = [made[row.name] for row in profiled if row.name not in failures], []
+        if dry_run:
+            for one in ready:
                 click.echo(working_set(one.predicted))
-                continue
-            try:
-                kernels, l2 = profile(one.predicted, folder, cache_control, seconds)
-            except click.ClickException as error:
-                failures[row.name] = error.message
-                continue
-            compared.append(compare(one.predicted, one.recounted.after, kernels, l2))
-            click.echo(f"  profiled {row.name}: {len(kernels)} kernels", err=True)
+        else:
+            compared, failed = profile_all(ready, folder, cache_control, seconds)
+            failures |= failed
     left = fmean(one.share for one in found) if found else None
-    parts = [shares_table(found)] if found else []
-    if left is not None and most is not None:
-        parts.append(f"\n{'PASS' if left <= most else 'FAIL'}: {left:.1%} left (mean of rows), at most {most:.0%}")
-    parts += ["\n## The GPU's counters\n", "\n\n".join(map(counters_text, compared))] if compared else []
-    parts += ["", *(f"- {name}: {error}" for name, error in failures.items())] if failures else []
-    text = "\n".join(parts)
+    text = summary(found, compared, failures, most)
     click.echo(text)
     if not dry_run and (found or compared):
         content = {"mean_share": left, "rows": [{**asdict(one), "share": one.share} for one in found],

@@ -41,6 +41,14 @@ class Result(region_times.Result[str]):
 
 def cases() -> Iterator[tuple[str, str]]:
     """Names, and the texts of graphs."""
+    yield from means()
+    yield from odd_sizes()
+    yield from totals()
+    yield from pieces()
+
+
+def means() -> Iterator[tuple[str, str]]:
+    """Reductions with nothing beside them."""
     for rows, length in ((36_864, 49), (8192, 49), (15_360, 196), (2048, 197), (4608, 784), (8192, 768), (512, 1024),
                          (4608, 3136), (256, 3136), (1024, 12_544), (64, 12_544), (128, 4096)):
         yield f"mean of silu, {rows} x {length}", (
@@ -50,6 +58,10 @@ def cases() -> Iterator[tuple[str, str]]:
         yield f"sum of squares, float, {rows} x {length}", (
             f"(float[{rows},{length}] x) => (float[{rows},1] y) <int64[1] a = {{1}}> "
             "{ p = Mul(x, x) y = ReduceSum(p, a) }")
+
+
+def odd_sizes() -> Iterator[tuple[str, str]]:
+    """What no vector divides, and what begins between two."""
     for batch in (1, 4, 32):
         yield f"squeeze and excite, {batch} x 1152 x 7 x 7", (
             f"(float16[{batch},1152,7,7] x, float16[{batch},1152,1,1] g) => (float16[{batch},1152,7,7] y) "
@@ -77,6 +89,10 @@ def cases() -> Iterator[tuple[str, str]]:
             f"(float16[{batch},3,80,80,85] x, float16[{batch},3,80,80,16] u) => (float16[{batch},3,80,80,85] y) "
             f"<int64[16] p = {{{places}}}, int64[5] n = {{{batch},3,80,80,16}}> "
             "{ i = Expand(p, n) a = Sigmoid(x) b = Mul(u, u) t = ScatterElements <axis = 4> (a, i, b) y = Relu(t) }")
+
+
+def totals() -> Iterator[tuple[str, str]]:
+    """Running totals, along rows and along columns."""
     for count, length in ((8, 128), (4096, 128), (4096, 1000), (1024, 4096), (64, 50_257), (1, 1_000_000)):
         yield f"total of a softmax from the end, {count} x {length}", (
             f"(float16[{count},{length}] x, float16[{count},{length}] z) => (float16[{count},{length}] y) "
@@ -88,6 +104,10 @@ def cases() -> Iterator[tuple[str, str]]:
         yield f"total over time, {batch} x {length} x 512", (
             f"(float16[{batch},{length},512] x, float16[512] w) => (float16[{batch},{length},512] y) "
             "<int64 a = {1}> { m = Mul(x, w) c = CumSum(m, a) y = Tanh(c) }")
+
+
+def pieces() -> Iterator[tuple[str, str]]:
+    """Results of different sizes, and time steps."""
     for batch, side in ((1, 20), (8, 40), (32, 80)):
         yield f"silu in unequal halves, {batch} x 96 x {side} x {side}", (
             f"(float16[{batch},96,{side},{side}] x) => "

@@ -16,7 +16,8 @@ from onnx import helper
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from edge_values import Case, element_type, read  # noqa: E402
+from edge_operands import element_type  # noqa: E402
+from edge_values import Case, read  # noqa: E402
 
 from onnxfuse.operators import lowered  # noqa: E402
 

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from edge_operands import limits, parsed
 from edge_table import ROOT, Array, Case, Group, group_of, grouped, measured, type_of
-from edge_values import limits, parsed
 from emulator import prepare, run_plan
 from kernel_harness import Made, arguments, attempt
 from plain_session import takes
