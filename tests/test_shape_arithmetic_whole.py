@@ -154,77 +154,107 @@ def test_where_a_program_comes_from_plays_no_part() -> None:
 OPERATORS = ("Gather", "Slice", "Concat", "Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Copy")
 
 
-@st.composite
-def arithmetic(draw: st.DrawFn) -> onnx.ModelProto:
-    """Integers computed from the sizes of two inputs in any way, each read as floats and some as size operands."""
-    nodes = [helper.make_node("Shape", ["x"], ["v0"]), helper.make_node("Shape", ["z"], ["v1"])]
-    known = {"v0": 3, "v1": 2}
-    consts: dict[str, np.ndarray] = {}
+class _Arithmetic:
+    """Integers computed from the sizes of two inputs, by nodes that come one after the other.
 
-    def constant(*numbers: int) -> str:
-        name = f"c{len(consts)}"
-        consts[name] = np.array(numbers, np.int64)
+    Attributes:
+        known: how many numbers each tensor of them has; consts: constants by name; outputs: what shows them.
+    """
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.nodes: list[onnx.NodeProto] = []
+        self.known: dict[str, int] = {}
+        self.consts: dict[str, np.ndarray] = {}
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.add("Shape", ["x"], 3)
+        self.add("Shape", ["z"], 2)
+
+    def node(self, operator: str, inputs: Sequence[str], result: str, **attributes: int) -> None:
+        self.nodes.append(helper.make_node(operator, inputs, [result], **attributes))
+
+    def add(self, operator: str, inputs: Sequence[str], count: int, **attributes: int) -> None:
+        """One more tensor, of so many numbers."""
+        name = f"v{len(self.known)}"
+        self.node(operator, inputs, name, **attributes)
+        self.known[name] = count
+
+    def constant(self, *numbers: int) -> str:
+        name = f"c{len(self.consts)}"
+        self.consts[name] = np.array(numbers, np.int64)
         return name
 
-    for _ in range(draw(st.integers(2, 14))):
-        name, first = f"v{len(known)}", draw(st.sampled_from(sorted(known)))
+    def compute(self) -> None:
+        """A node that computes from what is there."""
+        draw, known = self.draw, self.known
+        first = draw(st.sampled_from(sorted(known)))
         count = known[first]
         kind = draw(st.sampled_from(OPERATORS))
         if kind == "Gather":
             places = draw(st.lists(st.integers(-count, count - 1), min_size=1, max_size=3))
-            nodes.append(helper.make_node("Gather", [first, constant(*places)], [name]))
-            known[name] = len(places)
+            self.add("Gather", [first, self.constant(*places)], len(places))
         elif kind == "Slice":
             start = draw(st.integers(0, count - 1))
-            nodes.append(helper.make_node("Slice", [first, constant(start), constant(count)], [name]))
-            known[name] = count - start
+            self.add("Slice", [first, self.constant(start), self.constant(count)], count - start)
         elif kind == "Concat":
             other = draw(st.sampled_from(sorted(known)))
-            if count + known[other] > 6:
-                continue
-            nodes.append(helper.make_node("Concat", [first, other], [name], axis=0))
-            known[name] = count + known[other]
+            if count + known[other] <= 6:
+                self.add("Concat", [first, other], count + known[other], axis=0)
         elif kind == "Copy":  # the same again, by other nodes
-            nodes.append(helper.make_node("Reshape", [first, constant(-1)], [name]))
-            known[name] = count
+            self.add("Reshape", [first, self.constant(-1)], count)
         else:
             same = [other for other, length in known.items() if length in (1, count)]
-            second = draw(st.sampled_from(same)) if kind not in ("Div", "Mod") and draw(st.booleans()) else constant(
-                draw(st.integers(1, 3)))
-            nodes.append(helper.make_node(kind, [first, second], [name]))
-            known[name] = count
-    outputs: list[onnx.ValueInfoProto] = []
-    for number, (name, count) in enumerate(known.items()):
-        nodes.append(helper.make_node("Cast", [name], [f"f{number}"], to=TensorProto.FLOAT))
-        outputs.append(helper.make_tensor_value_info(f"f{number}", TensorProto.FLOAT, [count]))
-        match draw(st.sampled_from(["none", "none", "Expand", "Slice", "Reshape", "Range"])):
+            second = draw(st.sampled_from(same)) if kind not in ("Div", "Mod") and draw(st.booleans()) else (
+                self.constant(draw(st.integers(1, 3))))
+            self.add(kind, [first, second], count)
+
+    def show(self, number: int, name: str, count: int) -> None:
+        """A tensor as floats, and perhaps as a size operand."""
+        self.node("Cast", [name], f"f{number}", to=TensorProto.FLOAT)
+        self.outputs.append(helper.make_tensor_value_info(f"f{number}", TensorProto.FLOAT, [count]))
+        inner, result = f"a{number}", f"o{number}"
+        match self.draw(st.sampled_from(["none", "none", "Expand", "Slice", "Reshape", "Range"])):
             case "Expand":
-                nodes.append(helper.make_node("Abs", [name], [f"a{number}"]))
-                nodes.append(helper.make_node("Min", [f"a{number}", constant(3)], [f"m{number}"]))
-                nodes.append(helper.make_node("Expand", ["one", f"m{number}"], [f"o{number}"]))
+                dtype, rank = TensorProto.FLOAT, count
+                self.node("Abs", [name], inner)
+                self.node("Min", [inner, self.constant(3)], f"m{number}")
+                self.node("Expand", ["one", f"m{number}"], result)
             case "Slice":
-                nodes.append(helper.make_node("Gather", [name, constant(0)], [f"a{number}"]))
-                nodes.append(helper.make_node("Slice", ["x", constant(0), f"a{number}", constant(1)], [f"o{number}"]))
+                dtype, rank = TensorProto.FLOAT, 3
+                self.node("Gather", [name, self.constant(0)], inner)
+                self.node("Slice", ["x", self.constant(0), inner, self.constant(1)], result)
             case "Reshape":
-                nodes.append(helper.make_node("Concat", ["v0", constant(1)], [f"a{number}"], axis=0))
-                nodes.append(helper.make_node("Reshape", ["x", f"a{number}"], [f"o{number}"], allowzero=number % 2))
+                dtype, rank = TensorProto.FLOAT, 4
+                self.node("Concat", ["v0", self.constant(1)], inner, axis=0)
+                self.node("Reshape", ["x", inner], result, allowzero=number % 2)
             case "Range":
-                nodes.append(helper.make_node("Gather", [name, "where"], [f"a{number}"]))
-                nodes.append(helper.make_node("Range", ["where", f"a{number}", "step"], [f"o{number}"]))
+                dtype, rank = TensorProto.INT64, 1
+                self.node("Gather", [name, "where"], inner)
+                self.node("Range", ["where", inner, "step"], result)
             case _:
-                continue
-        dtype, rank = {"Expand": (TensorProto.FLOAT, count), "Slice": (TensorProto.FLOAT, 3),
-                      "Reshape": (TensorProto.FLOAT, 4), "Range": (TensorProto.INT64, 1)}[nodes[-1].op_type]
-        outputs.append(helper.make_tensor_value_info(
-            f"o{number}", dtype, [f"o{number}.{axis}" for axis in range(rank)]))
-    numbers = {"one": np.ones(1, np.float32), "where": np.array(0), "step": np.array(1)}
-    read = {name for node in nodes for name in node.input}
-    consts |= {name: array for name, array in numbers.items() if name in read}
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "s", 6]),
-              helper.make_tensor_value_info("z", TensorProto.FLOAT, ["s", "b"])]
-    held = [numpy_helper.from_array(array, name) for name, array in consts.items()]
-    return helper.make_model(helper.make_graph(nodes, "arithmetic", inputs, outputs, held),
-                             opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+                return
+        self.outputs.append(helper.make_tensor_value_info(result, dtype, [f"{result}.{axis}" for axis in range(rank)]))
+
+    def model(self) -> onnx.ModelProto:
+        numbers = {"one": np.ones(1, np.float32), "where": np.array(0), "step": np.array(1)}
+        read = {name for node in self.nodes for name in node.input}
+        consts = self.consts | {name: array for name, array in numbers.items() if name in read}
+        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "s", 6]),
+                  helper.make_tensor_value_info("z", TensorProto.FLOAT, ["s", "b"])]
+        held = [numpy_helper.from_array(array, name) for name, array in consts.items()]
+        return helper.make_model(helper.make_graph(self.nodes, "arithmetic", inputs, self.outputs, held),
+                                 opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@st.composite
+def arithmetic(draw: st.DrawFn) -> onnx.ModelProto:
+    """Integers computed from the sizes of two inputs in any way, each read as floats and some as size operands."""
+    made = _Arithmetic(draw)
+    for _ in range(draw(st.integers(2, 14))):
+        made.compute()
+    for number, (name, count) in enumerate(made.known.items()):
+        made.show(number, name, count)
+    return made.model()
 
 
 @given(arithmetic())

@@ -54,24 +54,27 @@ def ptx(target: int, *kernels: str, version: str = "9.0") -> bytes:
 def write(folder: Path) -> None:
     """Write the models that the scenarios read."""
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+    for name, model in {**images(), **launched(), **in_bodies(), **host_inputs(), **hostile(), **steering()}.items():
+        data = model.SerializeToString()
+        if name in STEERING:  # protobuf's Python takes no names that are no UTF-8
+            # ONNX Runtime puts the name before the message of a run as it is, and its Python has no such text.
+            evil = EVIL_NAME.replace(b"\xff", b"") if name == "steering_check" else EVIL_NAME
+            model.graph.node[0].name = " " * len(evil)
+            data = model.SerializeToString().replace(b" " * len(evil), evil)
+        (folder / f"{name}.onnx").write_bytes(data)
+
+
+EMBEDDED = {"sm_90": IMAGE}
+
+
+def images() -> dict[str, Any]:
+    """Models whose nodes have an image, good ones and others, or PTX, or neither."""
     import fused_models as make
-    import launch_models as launches
 
-    embedded = {"sm_90": IMAGE}
-
-    def with_arguments(
-        *arguments: str, fused: make.Fused | None = None, kernel: str = "add_one",
-    ) -> make.Fused:
-        plain = fused or make.add_one(embedded)
-        steps = (make.elementwise(kernel, arguments),)
-        plan = replace(plain.plan, variants=(replace(plain.plan.variants[0], steps=steps, guards=()),))
-        return replace(plain, plan=plan)
-
-    with_image = {"images": embedded}
     models = {
-        "one": make.chain(make.add_one(embedded), 1),
-        "chain": make.chain(make.add_one(embedded), 20),
-        "aligned": make.chain(make.add_aligned(embedded), 1),
+        "one": make.chain(make.add_one(EMBEDDED), 1),
+        "chain": make.chain(make.add_one(EMBEDDED), 20),
+        "aligned": make.chain(make.add_aligned(EMBEDDED), 1),
         "compiled": make.chain(make.add_one(), 3),
         "lower": make.chain(make.add_one({"sm_86": IMAGE, "sm_80": image(), "sm_89": image()}), 1),
         "newer": make.chain(make.add_one({
@@ -82,46 +85,77 @@ def write(folder: Path) -> None:
         "torn": make.chain(make.add_one({"sm_90": IMAGE[:-2]}), 1),
         "cut": make.chain(make.add_one({"sm_90": IMAGE[:-1]}), 1),
         "empty": make.chain(make.add_one({"sm_90": b""}), 1),
-        "floats": make.chain(make.add_one(embedded), 1),
-        "few": make.chain(with_arguments("i0", "o0"), 1),
-        "many": make.chain(with_arguments("i0", "o0", "i64:s0", "i64:s0"), 1),
-        "scratch": make.chain(make.Fused(**{**vars(make.add_two()), **with_image}), 3),
-        "clustered": make.chain(launches.clustered({"sm_80": IMAGE, "sm_90": IMAGE}), 3),
-        "four": make.chain(launches.add_four(embedded), 2),
-        "tiled": make.chain(launches.tiled(embedded), 1),
-        "tiled_only": make.chain(launches.tiled({"sm_80": IMAGE}), 1),
-        "tiled_few": make.chain(with_arguments("m0", "m1", fused=launches.tiled(embedded), kernel="add_one"), 1),
-        "tiled_bytes": make.chain(with_arguments("i0", "o0", fused=launches.tiled(embedded), kernel="add_tiles"), 1),
-        "clustered_only": make.chain(launches.clustered({"sm_80": IMAGE}, guarded=False), 1),
-        "clustered_scratch": make.chain(launches.through_scratch(embedded), 2),
-        "bodies": make.bodies(make.add_one(embedded)),
-        "bodies_torn": make.bodies(make.add_one({"sm_90": b"\x7fELF"})),
-        "quantized": make.quantized(make.add_one(embedded)),
-        "quantized_bodies": make.quantized_bodies(make.add_one(embedded)),
-        "quantized_scan": make.quantized_scan(make.add_one(embedded)),
+        "floats": make.chain(make.add_one(EMBEDDED), 1),
         "undeclared": make.undeclared(),
-        "host": make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"]),
     }
-    models["host32"] = make.chain(make.Fused(**{**vars(make.add_host()), **with_image}), 2, ["shape"])
     image_attribute = models["floats"].graph.node[0].attribute[-1]
     image_attribute.t.CopyFrom(make.helper.make_tensor("image", make.FLOAT, [len(IMAGE)], IMAGE * 4, raw=True))
-    models["host32"].graph.input[1].type.tensor_type.elem_type = make.TensorProto.INT32
-    models |= {name: product.model(product.fused()) for name, product in launches.PRODUCTS.items()}
+    return models
+
+
+def launched() -> dict[str, Any]:
+    """Models whose nodes launch other kernels, in other ways, or with other arguments."""
+    import fused_models as make
+    import launch_models as launches
+
+    def with_arguments(
+        *arguments: str, fused: make.Fused | None = None, kernel: str = "add_one",
+    ) -> make.Fused:
+        plain = fused or make.add_one(EMBEDDED)
+        steps = (make.elementwise(kernel, arguments),)
+        plan = replace(plain.plan, variants=(replace(plain.plan.variants[0], steps=steps, guards=()),))
+        return replace(plain, plan=plan)
+
     product = launches.PRODUCTS["product"]
-    models["product_of_sum"] = product.model(product.of_sum(embedded))
-    models |= hostile()
+    return {
+        "few": make.chain(with_arguments("i0", "o0"), 1),
+        "many": make.chain(with_arguments("i0", "o0", "i64:s0", "i64:s0"), 1),
+        "scratch": make.chain(replace(make.add_two(), images=EMBEDDED), 3),
+        "clustered": make.chain(launches.clustered({"sm_80": IMAGE, "sm_90": IMAGE}), 3),
+        "four": make.chain(launches.add_four(EMBEDDED), 2),
+        "tiled": make.chain(launches.tiled(EMBEDDED), 1),
+        "tiled_only": make.chain(launches.tiled({"sm_80": IMAGE}), 1),
+        "tiled_few": make.chain(with_arguments("m0", "m1", fused=launches.tiled(EMBEDDED), kernel="add_one"), 1),
+        "tiled_bytes": make.chain(with_arguments("i0", "o0", fused=launches.tiled(EMBEDDED), kernel="add_tiles"), 1),
+        "clustered_only": make.chain(launches.clustered({"sm_80": IMAGE}, guarded=False), 1),
+        "clustered_scratch": make.chain(launches.through_scratch(EMBEDDED), 2),
+        **{name: product.model(product.fused()) for name, product in launches.PRODUCTS.items()},
+        "product_of_sum": product.model(product.of_sum(EMBEDDED)),
+    }
+
+
+def in_bodies() -> dict[str, Any]:
+    """Models with fused nodes in bodies, and beside quantised ones."""
+    import fused_models as make
+
+    return {
+        "bodies": make.bodies(make.add_one(EMBEDDED)),
+        "bodies_torn": make.bodies(make.add_one({"sm_90": b"\x7fELF"})),
+        "quantized": make.quantized(make.add_one(EMBEDDED)),
+        "quantized_bodies": make.quantized_bodies(make.add_one(EMBEDDED)),
+        "quantized_scan": make.quantized_scan(make.add_one(EMBEDDED)),
+    }
+
+
+def host_inputs() -> dict[str, Any]:
+    """Models whose nodes read a size, of the type that it must have and of another."""
+    import fused_models as make
+
+    models = {name: make.chain(replace(make.add_host(), images=EMBEDDED), 2, ["shape"]) for name in ("host", "host32")}
+    models["host32"].graph.input[1].type.tensor_type.elem_type = make.TensorProto.INT32
+    return models
+
+
+def steering() -> dict[str, Any]:
+    """Models whose region and node have names that steer a terminal."""
+    import fused_models as make
+
+    models = {}
     for name in STEERING:
         checks = (make.Check("s0 4 <", EVIL),) if name == "steering_check" else ()
         fused = make.add_one({"sm_90": IMAGE[:-2] if name == "steering_torn" else IMAGE})
         models[name] = make.chain(replace(fused, plan=replace(fused.plan, region=EVIL, checks=checks)), 1)
-    for name, model in models.items():
-        data = model.SerializeToString()
-        if name in STEERING:  # protobuf's Python takes no names that are no UTF-8
-            # ONNX Runtime puts the name before the message of a run as it is, and its Python has no such text.
-            evil = EVIL_NAME.replace(b"\xff", b"") if name == "steering_check" else EVIL_NAME
-            model.graph.node[0].name = " " * len(evil)
-            data = model.SerializeToString().replace(b" " * len(evil), evil)
-        (folder / f"{name}.onnx").write_bytes(data)
+    return models
 
 
 EVIL = "add\x1b[2J\none\u202e"
@@ -168,7 +202,7 @@ def hostile() -> dict[str, Any]:
             plan |= change
         text = change if isinstance(change, bytes) else json.dumps(plan).encode()
         for declared in (True, False):
-            model = make.chain(make.Fused(**{**vars(make.add_two()), "images": {"sm_90": IMAGE}}), 1)
+            model = make.chain(replace(make.add_two(), images=EMBEDDED), 1)
             next(each for each in model.graph.node[0].attribute if each.name == "plan").s = text
             if not declared:
                 model.graph.output[0].CopyFrom(make.helper.make_tensor_value_info("y", make.FLOAT, None))
