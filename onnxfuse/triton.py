@@ -54,7 +54,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Place:
+class RepositoryPlace:
     """Where a model goes.
 
     Attributes:
@@ -80,7 +80,7 @@ class Place:
         return str(seen / self.name / LIBRARY)
 
 
-def export(loaded: LoadedModel, place: Place, max_batch: int = 0) -> Exported:
+def export(loaded: LoadedModel, place: RepositoryPlace, max_batch: int = 0) -> Exported:
     """Write a model to a repository; an older one of this name and version is replaced, the configuration last.
 
     Args:
@@ -288,4 +288,4 @@ def _output_error(error: OSError, folder: Path) -> OutputError:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """Names that are folders and parts of URLs as they stand."""
 
-__all__ = ["NAME", "Exported", "Place", "configuration", "export"]
+__all__ = ["NAME", "Exported", "RepositoryPlace", "configuration", "export"]

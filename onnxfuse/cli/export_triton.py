@@ -41,9 +41,9 @@ def export_triton(model: Path, name: str, output: Path, version: int, server_pat
     The model must hold compiled kernels (--embed): the server has no compiler.
     """
     from onnxfuse.graph import load_model
-    from onnxfuse.triton import Place, export
+    from onnxfuse.triton import RepositoryPlace, export
 
-    done = export(load_model(model), Place(output, name, version, server_path), max_batch)
+    done = export(load_model(model), RepositoryPlace(output, name, version, server_path), max_batch)
     said = "1 fused node" if done.fused == 1 else f"{done.fused} fused nodes"
     kernels = f" for {', '.join(done.architectures)}" if done.architectures else ""
     click.echo(f"{said}{kernels}; written: {visible(str(done.folder))}" if done.fused
