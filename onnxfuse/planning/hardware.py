@@ -61,7 +61,7 @@ class Peaks(_Model):
     int8_matrix: Figure = 0.0
 
 
-class Measured(_Model):
+class MeasuredRates(_Model):
     """What a machine was seen to reach: copy bandwidth in GB/s (reads plus writes), a large product in TFLOP/s, and the
     attention schedule in float16 over long rows; without the last, attention is fused where it was measured faster."""
 
@@ -116,7 +116,7 @@ class Profile(_Model):
     launch_us: PositiveFloat = 3.5
     floor_us: PositiveFloat = 2.0
     view_us: Figure = 1.5
-    measured: Measured = Measured()
+    measured: MeasuredRates = MeasuredRates()
     limits: Limits = Limits()
     planning_only: bool = False
     note: str = ""
@@ -237,7 +237,7 @@ def _rule_error(document: Document, start: Path_, entry: Mapping[Any, Any], prob
     name = ".".join(map(str, path))
     owner = f'hardware profile "{entry["name"]}"' if isinstance(entry.get("name"), str) else "hardware profile"
     if problem["type"] == "extra_forbidden":
-        models: dict[str, type[BaseModel]] = {"peaks": Peaks, "limits": Limits, "measured": Measured}
+        models: dict[str, type[BaseModel]] = {"peaks": Peaks, "limits": Limits, "measured": MeasuredRates}
         model = models.get(str(path[0]), Profile)
         near = difflib.get_close_matches(str(path[-1])[:100], model.model_fields, 1)
         remedy = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(model.model_fields)}"
