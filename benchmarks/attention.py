@@ -36,7 +36,7 @@ SETS = 3
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionCase:
     """Sizes of an attention in float16; ``shared`` heads have keys and values in common; ``mask``: its axes, or
     "causal", which is computed from places."""
 
@@ -83,45 +83,48 @@ _CAUSAL = (
 """Scores c of scores a."""
 
 CASES = (
-    Case("bert 8:128", 8, 12, 128, 128, 64, mask="keys"), Case("bert 32:384", 32, 12, 384, 384, 64, mask="keys"),
-    Case("vit 32", 32, 12, 197, 197, 64), Case("llama 1:1024", 1, 32, 1024, 1024, 64, 8, "all"),
-    Case("gpt2 8:256", 8, 12, 256, 256, 64, mask="all"), Case("t5 8:256", 8, 12, 256, 256, 64, mask="heads"),
-    Case("unet 2, 1024", 2, 8, 1024, 1024, 40), Case("unet 2, 1024 to 77", 2, 8, 1024, 77, 40),
-    Case("dit 8", 8, 16, 1024, 1024, 72), Case("decode 1:2048", 1, 32, 1, 2049, 64, 8, "keys"),
-    Case("decode 16:2048", 16, 32, 1, 2049, 64, 8, "keys"), Case("decode 1:32768", 1, 32, 1, 32768, 128, 8),
-    Case("long 2048", 8, 16, 2048, 2048, 64), Case("long 8192", 2, 16, 8192, 8192, 64),
-    Case("long 16384", 1, 16, 16384, 16384, 128), Case("long 4096, 128", 4, 16, 4096, 4096, 128),
-    Case("wide 2048", 2, 8, 2048, 2048, 256),
-    Case("causal 2048", 8, 16, 2048, 2048, 64, mask="causal"),
-    Case("causal 4096, 128", 4, 16, 4096, 4096, 128, mask="causal"),
-    Case("causal 8192, 128", 2, 16, 8192, 8192, 128, mask="causal"),
-    Case("causal 16384", 1, 4, 16384, 16384, 64, mask="causal"),  # 2^32 scores break the runtime
+    AttentionCase("bert 8:128", 8, 12, 128, 128, 64, mask="keys"),
+    AttentionCase("bert 32:384", 32, 12, 384, 384, 64, mask="keys"),
+    AttentionCase("vit 32", 32, 12, 197, 197, 64), AttentionCase("llama 1:1024", 1, 32, 1024, 1024, 64, 8, "all"),
+    AttentionCase("gpt2 8:256", 8, 12, 256, 256, 64, mask="all"),
+    AttentionCase("t5 8:256", 8, 12, 256, 256, 64, mask="heads"),
+    AttentionCase("unet 2, 1024", 2, 8, 1024, 1024, 40), AttentionCase("unet 2, 1024 to 77", 2, 8, 1024, 77, 40),
+    AttentionCase("dit 8", 8, 16, 1024, 1024, 72), AttentionCase("decode 1:2048", 1, 32, 1, 2049, 64, 8, "keys"),
+    AttentionCase("decode 16:2048", 16, 32, 1, 2049, 64, 8, "keys"),
+    AttentionCase("decode 1:32768", 1, 32, 1, 32768, 128, 8),
+    AttentionCase("long 2048", 8, 16, 2048, 2048, 64), AttentionCase("long 8192", 2, 16, 8192, 8192, 64),
+    AttentionCase("long 16384", 1, 16, 16384, 16384, 128), AttentionCase("long 4096, 128", 4, 16, 4096, 4096, 128),
+    AttentionCase("wide 2048", 2, 8, 2048, 2048, 256),
+    AttentionCase("causal 2048", 8, 16, 2048, 2048, 64, mask="causal"),
+    AttentionCase("causal 4096, 128", 4, 16, 4096, 4096, 128, mask="causal"),
+    AttentionCase("causal 8192, 128", 2, 16, 8192, 8192, 128, mask="causal"),
+    AttentionCase("causal 16384", 1, 4, 16384, 16384, 64, mask="causal"),  # 2^32 scores break the runtime
 )
 
 
 @dataclass(frozen=True)
-class Result(region_times.Result[Case]):
+class AttentionResult(region_times.RegionResult[AttentionCase]):
     """A case, and the microseconds of PyTorch's fastest backend."""
 
     torch: float | None = None
     backend: str = ""
 
 
-def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
+def measure(case: AttentionCase, profile: Profile, dry_run: bool) -> AttentionResult:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Attention.name]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return Result(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return AttentionResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 
 
-def torch_times(cases: Sequence[Case]) -> list[dict[str, float]]:
+def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:
     """Microseconds of GPU time of PyTorch's backends, of those that take each case; run in a process of its own."""
     warnings.simplefilter("ignore")
     return [_torch_times(case) for case in cases]
 
 
-def _torch_times(case: Case) -> dict[str, float]:
+def _torch_times(case: AttentionCase) -> dict[str, float]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -151,7 +154,7 @@ def _torch_times(case: Case) -> dict[str, float]:
     return found
 
 
-def with_torch(results: list[Result]) -> list[Result]:
+def with_torch(results: list[AttentionResult]) -> list[AttentionResult]:
     """The same with PyTorch's fastest backend of each, if it is there."""
     times = torch_beside(results, torch_times)
     if times is None:
@@ -161,7 +164,7 @@ def with_torch(results: list[Result]) -> list[Result]:
             for result, found, name in zip(results, times, best, strict=True)]
 
 
-def show(found: list[Result]) -> tuple[str, bool]:
+def show(found: list[AttentionResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows, shares = [], []
     for one in found:

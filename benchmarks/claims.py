@@ -93,7 +93,7 @@ SIZES = ((8, 128), (32, 384))
 
 
 @dataclass(frozen=True)
-class Case:
+class ClaimCase:
     """A block at a size."""
 
     claim: Claim
@@ -119,7 +119,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Result:
+class ClaimResult:
     """A case: milliseconds of GPU time and peak bytes of every node by itself, as the runtime optimises it, and fused;
     kernels of each, and the milliseconds that its products take at the GPU's rate."""
 
@@ -199,13 +199,13 @@ def _milliseconds(side: Side) -> float:
     return side.gpu.median
 
 
-def measure(case: Case, profile: Profile, budget: float, dry_run: bool) -> Result:
+def measure(case: ClaimCase, profile: Profile, budget: float, dry_run: bool) -> ClaimResult:
     """A case, timed."""
     claimed = (case.claim.least, case.claim.most)
     model = case.model()
     if dry_run:
         optimise(model, Options(target=profile, verify=False, database=False))
-        return Result(case.name, claimed)
+        return ClaimResult(case.name, claimed)
     with tempfile.TemporaryDirectory(prefix="onnxfuse-claims-") as folder:
         path, fused = (str(Path(folder) / f"{name}.onnx") for name in ("original", "fused"))
         onnx.save(model, path)
@@ -214,10 +214,10 @@ def measure(case: Case, profile: Profile, budget: float, dry_run: bool) -> Resul
     assert both.fused is not None
     sides = (alone.original, both.original, both.fused)
     times, kernels = tuple(map(_milliseconds, sides)), tuple(int(side.kernels or 0) for side in sides)
-    return Result(case.name, claimed, times, kernels, tuple(side.peak_bytes for side in sides), floor * 1e3)
+    return ClaimResult(case.name, claimed, times, kernels, tuple(side.peak_bytes for side in sides), floor * 1e3)
 
 
-def show(found: list[Result]) -> tuple[str, bool]:
+def show(found: list[ClaimResult]) -> tuple[str, bool]:
     """The table."""
     rows = []
     for one in found:
@@ -241,7 +241,7 @@ def show(found: list[Result]) -> tuple[str, bool]:
 def main(names: str | None, target: str | None, dry_run: bool, budget: float, out: Path) -> None:
     where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")
-    cases = [Case(claim, *size) for claim in CLAIMS for size in SIZES]
+    cases = [ClaimCase(claim, *size) for claim in CLAIMS for size in SIZES]
     found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, budget, dry_run))
     content = {"cases": [asdict(each) for each in found]}
     conclude(show(found), "claims", where, content, None if dry_run else out)

@@ -56,7 +56,7 @@ FOLLOWS = {"": "y = Identity(c)", "relu": "y = Relu(c)", "silu": "s = Sigmoid(c)
 
 
 @dataclass(frozen=True)
-class Case:
+class DepthwiseCase:
     """A convolution with a bias in float16: ``spatial`` sizes of the image, ``kernel`` and ``stride`` along each axis;
     ``causal``: padded before alone; ``follows``, ``before``: an activation behind it, and of its image."""
 
@@ -111,9 +111,9 @@ class Case:
         return 1e6 * max(self.bytes / copy, self.flops / flops)
 
 
-def _square(name: str, channels: int, size: int, kernel: int, stride: int = 1, follows: str = "") -> Case:
-    return Case(f"{name} {channels} x {size}, {kernel}" + (" by twos" if stride > 1 else ""), 32, channels,
-                (size, size), kernel, stride, follows=follows)
+def _square(name: str, channels: int, size: int, kernel: int, stride: int = 1, follows: str = "") -> DepthwiseCase:
+    return DepthwiseCase(f"{name} {channels} x {size}, {kernel}" + (" by twos" if stride > 1 else ""), 32, channels,
+                         (size, size), kernel, stride, follows=follows)
 
 
 CASES = (
@@ -128,18 +128,19 @@ CASES = (
     _square("efficientnet", 1152, 7, 3, follows="silu"),
     *(replace(_square("silu", channels, side, kernel, follows="silu"), before="silu")
       for channels, side, kernel in ((144, 56, 3), (240, 28, 5), (672, 14, 5), (1152, 7, 3))),
-    Case("conformer 1024", 16, 512, (1024,), 31, follows="silu"), Case("conformer 375", 32, 512, (375,), 31,
-                                                                       follows="silu"),
-    Case("mamba 4096", 2, 5120, (4096,), 4, causal=True, follows="silu"),
-    Case("mamba 512", 16, 2048, (512,), 4, causal=True, follows="silu"),
-    Case("mamba 64", 64, 2048, (64,), 4, causal=True, follows="silu"),
-    Case("mamba 1", 64, 2048, (1,), 4, causal=True, follows="silu"),
-    Case("video", 4, 96, (16, 28, 28), 3, follows="relu"), Case("large", 4, 64, (512, 512), 3, follows="relu"),
+    DepthwiseCase("conformer 1024", 16, 512, (1024,), 31, follows="silu"),
+    DepthwiseCase("conformer 375", 32, 512, (375,), 31, follows="silu"),
+    DepthwiseCase("mamba 4096", 2, 5120, (4096,), 4, causal=True, follows="silu"),
+    DepthwiseCase("mamba 512", 16, 2048, (512,), 4, causal=True, follows="silu"),
+    DepthwiseCase("mamba 64", 64, 2048, (64,), 4, causal=True, follows="silu"),
+    DepthwiseCase("mamba 1", 64, 2048, (1,), 4, causal=True, follows="silu"),
+    DepthwiseCase("video", 4, 96, (16, 28, 28), 3, follows="relu"),
+    DepthwiseCase("large", 4, 64, (512, 512), 3, follows="relu"),
 )
 
 
 @dataclass(frozen=True)
-class Result(region_times.Result[Case]):
+class DepthwiseResult(region_times.RegionResult[DepthwiseCase]):
     """A case: how far from the runtime's results those of each way are, as a share of the largest, or what went wrong;
     the floor and PyTorch's time in microseconds."""
 
@@ -168,7 +169,7 @@ def subject_of(plan: Optimised) -> Subject:
     return Subject(what, region, 1, plan)
 
 
-def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
+def measure(case: DepthwiseCase, profile: Profile, dry_run: bool) -> DepthwiseResult:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, disable=("biases",)))
     subject = subject_of(plan)
@@ -177,7 +178,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     times: dict[str, float | None] = dict.fromkeys(kernels)
     errors: dict[str, float | str] = {}
     if dry_run:
-        return Result(case, predicted, None, times, errors)
+        return DepthwiseResult(case, predicted, None, times, errors)
     timer = find_timer()
     timer.compile([source_of(kernel.source, kernel.plan) for kernel in kernels.values()])
     body = runtime_model(subject)
@@ -195,7 +196,7 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
             errors[name] = max(
                 float(np.abs(found.outputs[key].astype(np.float32) - array.astype(np.float32)).max()) / largest[key]
                 for key, array in own.outputs.items())
-    return Result(case, predicted, own.microseconds, times, errors)
+    return DepthwiseResult(case, predicted, own.microseconds, times, errors)
 
 
 def copy_rate() -> float:
@@ -203,13 +204,13 @@ def copy_rate() -> float:
     return driver.device().copy_rate()
 
 
-def torch_times(cases: Sequence[Case]) -> list[float | None]:
+def torch_times(cases: Sequence[DepthwiseCase]) -> list[float | None]:
     """Microseconds of GPU time of PyTorch's convolutions, channels-last; run in a process of its own."""
     warnings.simplefilter("ignore")
     return [_torch_time(case) for case in cases]
 
 
-def _torch_time(case: Case) -> float | None:
+def _torch_time(case: DepthwiseCase) -> float | None:
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -232,7 +233,7 @@ def _torch_time(case: Case) -> float | None:
         return None
 
 
-def with_torch(results: list[Result]) -> list[Result]:
+def with_torch(results: list[DepthwiseResult]) -> list[DepthwiseResult]:
     """The same with PyTorch's time of each, if it is there."""
     times = torch_beside(results, torch_times)
     if times is None:
@@ -240,7 +241,7 @@ def with_torch(results: list[Result]) -> list[Result]:
     return [replace(result, torch=time) for result, time in zip(results, times, strict=True)]
 
 
-def show(found: list[Result]) -> tuple[str, bool]:
+def show(found: list[DepthwiseResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows, shares, gains, passes = [], [], [], all(one.right for one in found)
     for one in found:

@@ -80,7 +80,7 @@ LONG = {"": 1, "300 columns": 75, "2100 columns": 525}
 
 
 @dataclass
-class Case:
+class EdgeCase:
     """One node and the operands of each of its runs, and what came of it: outputs by run, or why there are none."""
 
     operator: str
@@ -101,7 +101,7 @@ class Case:
         return next((side for side in (self.cuda, self.cpu) if isinstance(side, list)), [])
 
 
-def write(path: Path, about: Mapping[str, Any], cases: Sequence[Case]) -> None:
+def write(path: Path, about: Mapping[str, Any], cases: Sequence[EdgeCase]) -> None:
     """Keep cases, each operand once, and what the CPU provider gave only where it is not what the CUDA provider did."""
     tensors: dict[str, int] = {}
 
@@ -119,7 +119,7 @@ def write(path: Path, about: Mapping[str, Any], cases: Sequence[Case]) -> None:
     path.write_text('{{"environment": {},\n"tensors": {},\n"cases": {}}}\n'.format(*lines), encoding="utf-8")
 
 
-def read(path: Path) -> list[Case]:
+def read(path: Path) -> list[EdgeCase]:
     """The cases of a file."""
     found = json.loads(path.read_text(encoding="utf-8"))
     tensors = [Tensor(**entry) for entry in found["tensors"]]
@@ -128,7 +128,7 @@ def read(path: Path) -> list[Case]:
         runs = [[None if place is None else tensors[place] for place in run] for run in entry.pop("runs")]
         if entry.get("cpu", "") is None:
             entry["cpu"] = entry["cuda"]
-        cases.append(Case(runs=runs, **{"form": "", **entry}))
+        cases.append(EdgeCase(runs=runs, **{"form": "", **entry}))
     return cases
 
 
@@ -137,7 +137,7 @@ def opset_of(operator: str) -> int:
     return OPSETS.get(operator, 21)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[EdgeCase]:
     """All of them."""
     yield from elementwise()
     yield from casts()
@@ -146,7 +146,7 @@ def cases() -> Iterator[Case]:
     yield from normalisations()
 
 
-def elementwise() -> Iterator[Case]:
+def elementwise() -> Iterator[EdgeCase]:
     """Operators of one element each."""
     yield from unary()
     yield from binary()
@@ -157,112 +157,114 @@ def elementwise() -> Iterator[Case]:
     yield from one_hot()
 
 
-def unary() -> Iterator[Case]:
+def unary() -> Iterator[EdgeCase]:
     """Of one operand."""
     for domain, operators in UNARY.items():
         for operator, kind in product(operators, (*FLOATS, *INTEGERS)):
             if kind not in FLOATS and (domain or operator not in ("Abs", "Neg", "Relu", "Sign", "Identity")):
                 continue
             output = "bool" if operator in ("IsInf", "IsNaN") else kind
-            yield Case(operator, "", [[operand(kind, ordinary(kind))]], output, domain, opset=opset_of(operator))
+            yield EdgeCase(operator, "", [[operand(kind, ordinary(kind))]], output, domain, opset=opset_of(operator))
     for kind in FLOATS:
-        yield Case("Gelu", "tanh", [[operand(kind, ordinary(kind))]], kind, attributes={"approximate": "tanh"})
-        yield Case("LeakyRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
-        yield Case("ThresholdedRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
-        yield Case("IsInf", "positive", [[operand(kind, ordinary(kind))]], "bool", attributes={"detect_negative": 0})
+        yield EdgeCase("Gelu", "tanh", [[operand(kind, ordinary(kind))]], kind, attributes={"approximate": "tanh"})
+        yield EdgeCase("LeakyRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
+        yield EdgeCase("ThresholdedRelu", "alpha 0", [[operand(kind, ordinary(kind))]], kind, attributes={"alpha": 0.0})
+        yield EdgeCase("IsInf", "positive", [[operand(kind, ordinary(kind))]], "bool",
+                       attributes={"detect_negative": 0})
 
 
-def binary() -> Iterator[Case]:
+def binary() -> Iterator[EdgeCase]:
     """Of two operands in all types, and of more where an operator takes them."""
     for operator, kind in product(BINARY, (*FLOATS, *INTEGERS)):
         if kind not in FLOATS and operator in ("Mean", "Sum", "PRelu"):
             continue
         output = "bool" if operator in BINARY[-5:] else kind
-        yield Case(operator, "", [list(both(kind))], output)
+        yield EdgeCase(operator, "", [list(both(kind))], output)
         if operator == "Div" and kind not in FLOATS:
-            yield Case(operator, "not by 0", [list(both(kind, second=not_zero(kind)))], output)
+            yield EdgeCase(operator, "not by 0", [list(both(kind, second=not_zero(kind)))], output)
         if operator in ("Max", "Min", "Sum", "Mean"):
             a, b = both(kind)
-            yield Case(operator, "three operands", [[a, b, operand(kind, [few(kind)[-2]])]], output)
+            yield EdgeCase(operator, "three operands", [[a, b, operand(kind, [few(kind)[-2]])]], output)
 
 
-def of_several() -> Iterator[Case]:
+def of_several() -> Iterator[EdgeCase]:
     """Of two or three operands in some types."""
     for kind in FLOATS:
-        yield Case("BiasGelu", "", [[operand(kind, ordinary(kind)), operand(kind, [0.0] * len(ordinary(kind)))]], kind,
-                   "com.microsoft")
+        yield EdgeCase("BiasGelu", "", [[operand(kind, ordinary(kind)), operand(kind, [0.0] * len(ordinary(kind)))]],
+                       kind, "com.microsoft")
         a, b = both(kind)
-        yield Case("Mod", "fmod", [[a, b]], kind, attributes={"fmod": 1})
-        yield Case("Where", "", [[operand("bool", [1, 0] * (len(few(kind)) ** 2 // 2) + [1]), a, b]], kind)
+        yield EdgeCase("Mod", "fmod", [[a, b]], kind, attributes={"fmod": 1})
+        yield EdgeCase("Where", "", [[operand("bool", [1, 0] * (len(few(kind)) ** 2 // 2) + [1]), a, b]], kind)
     for kind in (*SIGNED, *UNSIGNED):
         a, b = both(kind)
-        yield Case("Mod", "", [[a, b]], kind)
-        yield Case("Mod", "fmod", [[a, b]], kind, attributes={"fmod": 1})
+        yield EdgeCase("Mod", "", [[a, b]], kind)
+        yield EdgeCase("Mod", "fmod", [[a, b]], kind, attributes={"fmod": 1})
         a, b = both(kind, second=not_zero(kind))
-        yield Case("Mod", "not by 0", [[a, b]], kind)
-        yield Case("Mod", "fmod, not by 0", [[a, b]], kind, attributes={"fmod": 1})
+        yield EdgeCase("Mod", "not by 0", [[a, b]], kind)
+        yield EdgeCase("Mod", "fmod, not by 0", [[a, b]], kind, attributes={"fmod": 1})
         if kind in UNSIGNED:
             value, by = both(kind, second=[0, 1, 7, 8, 9, 31, 32, 63, 64, 65])
             for direction in ("LEFT", "RIGHT"):
-                yield Case("BitShift", direction.lower(), [[value, by]], kind, attributes={"direction": direction})
+                yield EdgeCase("BitShift", direction.lower(), [[value, by]], kind, attributes={"direction": direction})
 
 
-def quantised() -> Iterator[Case]:
+def quantised() -> Iterator[EdgeCase]:
     """To integers and back, by scales of every kind."""
     for kind in FLOATS[:1] + FLOATS[2:3]:
         for zero in ("uint8", "int8", "uint16", "int16"):
             x = operand(kind, [*ordinary(kind), 127.0, 128.0, 255.0, 256.0, -128.0, -129.0])
             runs: list[list[Tensor | None]] = [[x, operand(kind, scale, []), operand(zero, 3, [])]
                                                for scale in (1.0, -1.0, 0.0, NAN, INF)]
-            yield Case("QuantizeLinear", zero, runs, zero)
-            yield Case("QuantizeLinear", zero, runs, zero, "com.microsoft")
+            yield EdgeCase("QuantizeLinear", zero, runs, zero)
+            yield EdgeCase("QuantizeLinear", zero, runs, zero, "com.microsoft")
             back = operand(zero, ordinary(zero))
             runs = [[back, operand(kind, scale, []), operand(zero, 3, [])] for scale in (1.0, -1.0, 0.0, NAN, INF)]
-            yield Case("DequantizeLinear", zero, runs, kind)
-            yield Case("DequantizeLinear", zero, runs, kind, "com.microsoft")
+            yield EdgeCase("DequantizeLinear", zero, runs, kind)
+            yield EdgeCase("DequantizeLinear", zero, runs, kind, "com.microsoft")
 
 
-def one_hot() -> Iterator[Case]:
+def one_hot() -> Iterator[EdgeCase]:
     """Of indices that are there and that are not."""
     for kind in ("int64", "int32", "float32"):
         indices = [-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5]
         if kind == "float32":
             indices += [0.5, 1.7, -0.5, NAN, INF, -INF]
-        yield Case("OneHot", kind, [[operand(kind, indices), operand("int64", [3], constant=True),
-                                     operand("float32", [7.0, 9.0])]], "float32")
+        yield EdgeCase("OneHot", kind, [[operand(kind, indices), operand("int64", [3], constant=True),
+                                         operand("float32", [7.0, 9.0])]], "float32")
 
 
-def powers() -> Iterator[Case]:
+def powers() -> Iterator[EdgeCase]:
     """Pow by exponents of several types, fed and constant."""
     for kind in (*FLOATS, "int32", "int64"):
         more = [*few(kind), *([0.5, -0.5, 2.0, 3.0, -2.0, -8.0] if kind in FLOATS else [3, 63, -2])]
         pairs = list(product(more, more))
         a, b = zip(*pairs, strict=True)
-        yield Case("Pow", "", [[operand(kind, a), operand(kind, b)]], kind)
+        yield EdgeCase("Pow", "", [[operand(kind, a), operand(kind, b)]], kind)
         for exponent in (2, 3, 0.5, 1, -1, 0):
             if kind in FLOATS or exponent == int(exponent):
                 power = operand(kind, exponent, [], constant=True)
-                yield Case("Pow", f"constant {exponent}", [[operand(kind, ordinary(kind)), power]], kind)
+                yield EdgeCase("Pow", f"constant {exponent}", [[operand(kind, ordinary(kind)), power]], kind)
         for other in ("int32", "int64", "float32", "float64"):
             if other != kind:
                 left, right = both(kind, other)
-                yield Case("Pow", f"by {other}", [[left, right]], kind)
+                yield EdgeCase("Pow", f"by {other}", [[left, right]], kind)
 
 
-def clips() -> Iterator[Case]:
+def clips() -> Iterator[EdgeCase]:
     """Clip between limits that are absent, NaN, infinite or the wrong way round."""
     for kind in (*FLOATS, *INTEGERS):
         x = operand(kind, ordinary(kind))
         pairs: list[tuple[Any, Any]] = [(1, 3), (7, 2)]
         if kind in FLOATS:
             pairs += [(-1.0, 1.0), (NAN, 1.0), (-1.0, NAN), (-INF, INF), (INF, -INF), (0.0, INF), (-0.0, 0.0)]
-        yield Case("Clip", "both", [[x, operand(kind, low, []), operand(kind, high, [])] for low, high in pairs], kind)
-        yield Case("Clip", "least", [[x, operand(kind, low, [])] for low, _ in pairs], kind)
-        yield Case("Clip", "most", [[x, None, operand(kind, high, [])] for _, high in pairs], kind)
-        yield Case("Clip", "none", [[x]], kind)
+        yield EdgeCase("Clip", "both", [[x, operand(kind, low, []), operand(kind, high, [])] for low, high in pairs],
+                       kind)
+        yield EdgeCase("Clip", "least", [[x, operand(kind, low, [])] for low, _ in pairs], kind)
+        yield EdgeCase("Clip", "most", [[x, None, operand(kind, high, [])] for _, high in pairs], kind)
+        yield EdgeCase("Clip", "none", [[x]], kind)
 
 
-def casts() -> Iterator[Case]:
+def casts() -> Iterator[EdgeCase]:
     """From every type to every other, saturating or not being of 8-bit floats alone."""
     every = (*FLOATS, *SIGNED, *UNSIGNED, "bool")
     for source, target in product(every, every):
@@ -279,74 +281,74 @@ def casts() -> Iterator[Case]:
             values = [value for value in (*ordinary(source), 127, 128, 255, 256, -128, -129, 2049, 65504, 65519, 65520,
                                           2**31 - 1, 2**31, -(2**31) - 1, 2**24 + 1, 2**53 + 1)
                       if lowest <= value <= highest]
-        yield Case("Cast", f"{source} to {target}", [[operand(source, values)]], target,
-                   attributes={"to": element_type(target)})
+        yield EdgeCase("Cast", f"{source} to {target}", [[operand(source, values)]], target,
+                       attributes={"to": element_type(target)})
 
 
-def reductions() -> Iterator[Case]:
+def reductions() -> Iterator[EdgeCase]:
     """Over rows, columns and all; and pools over an image, and over its windows."""
     for operator, kind in product(REDUCTIONS, (*FLOATS, *INTEGERS)):
         for form, repeat in list(LONG.items())[:2]:
-            yield Case(operator, f"rows {form}".strip(), [[row_operands(kind, repeat), integers(-1)]], kind)
+            yield EdgeCase(operator, f"rows {form}".strip(), [[row_operands(kind, repeat), integers(-1)]], kind)
         turned = operand(kind, np.array(rows(kind), dtype=object).T.tolist())
-        yield Case(operator, "columns", [[turned, integers(0)]], kind)
-        yield Case(operator, "all", [[operand(kind, row)] for row in rows(kind)], kind)
+        yield EdgeCase(operator, "columns", [[turned, integers(0)]], kind)
+        yield EdgeCase(operator, "all", [[operand(kind, row)] for row in rows(kind)], kind)
     for operator, kind in product(("GlobalMaxPool", "GlobalAveragePool"), FLOATS):
         image = operand(kind, [[[entry[:2], entry[2:]] for entry in rows(kind)]])
-        yield Case(operator, "", [[image]], kind)
+        yield EdgeCase(operator, "", [[image]], kind)
     for operator, kind, pads in product(("MaxPool", "AveragePool"), FLOATS, (0, 1)):
         image = operand(kind, [[[entry[:2], entry[2:]] for entry in rows(kind)]])
-        yield Case(operator, "padded" * pads, [[image]], kind,
-                   attributes={"kernel_shape": [2, 2], "pads": [pads] * 4})
+        yield EdgeCase(operator, "padded" * pads, [[image]], kind,
+                       attributes={"kernel_shape": [2, 2], "pads": [pads] * 4})
 
 
-def totals() -> Iterator[Case]:
+def totals() -> Iterator[EdgeCase]:
     """Running totals along rows and columns, and what a Scatter makes of two numbers."""
     for kind, exclusive, reverse in product((*FLOATS, "int32", "int64"), (0, 1), (0, 1)):
         form = " ".join([*["exclusive"] * exclusive, *["reverse"] * reverse])
         more = {"attributes": {"exclusive": exclusive, "reverse": reverse}}
-        yield Case("CumSum", f"rows {form}".strip(), [[row_operands(kind), integers(-1)]], kind, **more)
+        yield EdgeCase("CumSum", f"rows {form}".strip(), [[row_operands(kind), integers(-1)]], kind, **more)
         turned = operand(kind, np.array(rows(kind), dtype=object).T.tolist())
-        yield Case("CumSum", f"columns {form}".strip(), [[turned, integers(0)]], kind, **more)
+        yield EdgeCase("CumSum", f"columns {form}".strip(), [[turned, integers(0)]], kind, **more)
     for kind, reduction in product((*FLOATS, "int32", "int64"), ("add", "mul", "max", "min")):
         a, b = both(kind)
         places = operand("int64", [[place] for place in range(a.array().size)], constant=True)
-        yield Case("ScatterND", reduction, [[a, places, b]], kind, attributes={"reduction": reduction})
+        yield EdgeCase("ScatterND", reduction, [[a, places, b]], kind, attributes={"reduction": reduction})
 
 
-def normalisations() -> Iterator[Case]:
+def normalisations() -> Iterator[EdgeCase]:
     """Softmax and norms."""
     for kind in FLOATS:
         for operator in ("Softmax", "LogSoftmax"):
             for form, repeat in LONG.items():
-                yield Case(operator, f"rows {form}".strip(), [[row_operands(kind, repeat)]], kind, columns=4)
+                yield EdgeCase(operator, f"rows {form}".strip(), [[row_operands(kind, repeat)]], kind, columns=4)
             turned = operand(kind, np.array(rows(kind), dtype=object).T.tolist())
-            yield Case(operator, "columns", [[turned]], kind, attributes={"axis": 0})
+            yield EdgeCase(operator, "columns", [[turned]], kind, attributes={"axis": 0})
         x, count = row_operands(kind), len(rows(kind))
         ones, zeros = operand(kind, [1.0] * 4), operand(kind, [0.0] * 4)
         none = operand(kind, [[0.0] * 4] * count)
-        yield Case("LayerNormalization", "", [[x, ones, zeros]], kind)
-        yield Case("RMSNormalization", "", [[x, ones]], kind, opset=23)
-        yield Case("SimplifiedLayerNormalization", "", [[x, ones]], kind)
-        yield Case("SkipLayerNormalization", "", [[x, none, ones, zeros]], kind, "com.microsoft")
-        yield Case("SkipSimplifiedLayerNormalization", "", [[x, none, ones]], kind, "com.microsoft")
-        yield Case("BiasAdd", "", [[operand(kind, [rows(kind)]), zeros, operand(kind, [[[0.0] * 4] * count])]], kind,
-                   "com.microsoft")
+        yield EdgeCase("LayerNormalization", "", [[x, ones, zeros]], kind)
+        yield EdgeCase("RMSNormalization", "", [[x, ones]], kind, opset=23)
+        yield EdgeCase("SimplifiedLayerNormalization", "", [[x, ones]], kind)
+        yield EdgeCase("SkipLayerNormalization", "", [[x, none, ones, zeros]], kind, "com.microsoft")
+        yield EdgeCase("SkipSimplifiedLayerNormalization", "", [[x, none, ones]], kind, "com.microsoft")
+        yield EdgeCase("BiasAdd", "", [[operand(kind, [rows(kind)]), zeros, operand(kind, [[[0.0] * 4] * count])]],
+                       kind, "com.microsoft")
         image = operand(kind, [rows(kind)])
         wide = [operand(kind, [value] * count) for value in (1.0, 0.0)]
-        yield Case("InstanceNormalization", "", [[image, *wide]], kind)
-        yield Case("GroupNormalization", "", [[image, *wide]], kind, attributes={"num_groups": count})
-        yield Case("LpNormalization", "p 1", [[x]], kind, attributes={"p": 1})
-        yield Case("LpNormalization", "p 2", [[x]], kind, attributes={"p": 2})
-        yield Case("GlobalLpPool", "", [[image]], kind)
+        yield EdgeCase("InstanceNormalization", "", [[image, *wide]], kind)
+        yield EdgeCase("GroupNormalization", "", [[image, *wide]], kind, attributes={"num_groups": count})
+        yield EdgeCase("LpNormalization", "p 1", [[x]], kind, attributes={"p": 1})
+        yield EdgeCase("LpNormalization", "p 2", [[x]], kind, attributes={"p": 2})
+        yield EdgeCase("GlobalLpPool", "", [[image]], kind)
         channels = [operand(kind, values) for values in ([1.0] * 4, [0.0] * 4, [0.0] * 4, [1.0, INF, NAN, -1.0])]
-        yield Case("BatchNormalization", "", [[x, *channels]], kind)
+        yield EdgeCase("BatchNormalization", "", [[x, *channels]], kind)
 
 
 # ---- Running. ----
 
 
-def model_of(case: Case) -> bytes:
+def model_of(case: EdgeCase) -> bytes:
     """The one node, operands that are no constants being inputs."""
     names = ["" if tensor is None else f"x{place}" for place, tensor in enumerate(case.runs[0])]
     node = helper.make_node(case.operator, names, ["y"], domain=case.domain, **case.attributes)
@@ -361,7 +363,7 @@ def model_of(case: Case) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
 
 
-def outputs(case: Case, provider: str) -> list[str] | str:
+def outputs(case: EdgeCase, provider: str) -> list[str] | str:
     """What each run gives, or why there is nothing."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -399,12 +401,12 @@ def ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def on_cpu(case: Case) -> list[str] | str:
+def on_cpu(case: EdgeCase) -> list[str] | str:
     """For a process that it may end."""
     return outputs(case, CPU)
 
 
-def on_cuda(case: Case) -> list[str] | str:
+def on_cuda(case: EdgeCase) -> list[str] | str:
     """The same for the GPU."""
     return outputs(case, CUDA)
 

@@ -51,7 +51,7 @@ MEGABYTES = (1, 4, 16, 64, 256, 1024)
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """A kernel to be.
 
     Attributes:
@@ -73,7 +73,7 @@ def _weights(width: int) -> dict[str, NDArray[Any] | float]:
 
 # Layer norm as it was exported before it was an operator; RMS norm and rotary embedding as Llama's export writes them.
 CASES = (
-    Case("layer-norm", """layer_norm ($t[n, 1024] x) => ($t[n, 1024] y) {
+    KernelCase("layer-norm", """layer_norm ($t[n, 1024] x) => ($t[n, 1024] y) {
         m = ReduceMean <axes = [-1], keepdims = 1> (x)
         d = Sub(x, m)
         s = Pow(d, two)
@@ -84,7 +84,7 @@ CASES = (
         w = Mul(q, weight)
         y = Add(w, bias)
     }""", 2 * 1024, {**_weights(1024), "two": 2.0, "epsilon": 1e-5}),
-    Case("rms-norm", """rms_norm ($t[n, 2048] x) => ($t[n, 2048] y)
+    KernelCase("rms-norm", """rms_norm ($t[n, 2048] x) => ($t[n, 2048] y)
     <float two = {2.0}, float epsilon = {0.00001}> {
         x32 = Cast <to = 1> (x)
         s = Pow(x32, two)
@@ -96,17 +96,18 @@ CASES = (
         c = Cast <to = $to> (p)
         y = Mul(weight, c)
     }""", 2 * 2048, {"weight": np.linspace(-1.5, 1.5, 2048)}),
-    Case("masked-softmax", """masked_softmax ($t[n, 4, 64, 256] scores, bool[n, 1, 1, 256] mask)
+    KernelCase("masked-softmax", """masked_softmax ($t[n, 4, 64, 256] scores, bool[n, 1, 1, 256] mask)
     => ($t[n, 4, 64, 256] y) {
         s = Mul(scores, scale)
         w = Where(mask, s, low)
         y = Softmax <axis = -1> (w)
     }""", 2 * 4 * 64 * 256, {"scale": 0.125, "low": -60000.0}),
-    Case("residual-norm", """residual_norm ($t[n, 1024] x, $t[n, 1024] residual) => ($t[n, 1024] sum, $t[n, 1024] y) {
+    KernelCase("residual-norm", """residual_norm ($t[n, 1024] x, $t[n, 1024] residual)
+      => ($t[n, 1024] sum, $t[n, 1024] y) {
         sum = Add(x, residual)
         y = LayerNormalization <axis = -1, epsilon = 0.00001> (sum, weight, bias)
     }""", 4 * 1024, _weights(1024)),
-    Case("gelu", """gelu ($t[n, 4096] x) => ($t[n, 4096] y) {
+    KernelCase("gelu", """gelu ($t[n, 4096] x) => ($t[n, 4096] y) {
         b = Add(x, bias)
         d = Div(b, root)
         e = Erf(d)
@@ -114,7 +115,7 @@ CASES = (
         m = Mul(b, a)
         y = Mul(m, half)
     }""", 2 * 4096, {"bias": np.linspace(-0.5, 0.5, 4096), "root": 2**0.5, "one": 1.0, "half": 0.5}),
-    Case("rotary", """rotary ($t[n, 8, 64, 128] x, $t[1, 1, 64, 128] cos, $t[1, 1, 64, 128] sin)
+    KernelCase("rotary", """rotary ($t[n, 8, 64, 128] x, $t[1, 1, 64, 128] cos, $t[1, 1, 64, 128] sin)
     => ($t[n, 8, 64, 128] y)
     <int64[1] zero = {0}, int64[1] half = {64}, int64[1] end = {9223372036854775807}, int64[1] axis = {3},
      int64[1] one = {1}> {
@@ -160,7 +161,7 @@ def allowed(size: int, copy_rate: float) -> float:
     return (LAUNCH_SECONDS + size / (SHARE * copy_rate)) * 1e6
 
 
-def model_of(case: Case, dtype: str) -> onnx.ModelProto:
+def model_of(case: KernelCase, dtype: str) -> onnx.ModelProto:
     """The case's model, at opset 17."""
     number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     text = case.text.replace("$to", str(number)).replace("$t", TensorProto.DataType.Name(number).lower())
@@ -173,7 +174,7 @@ def model_of(case: Case, dtype: str) -> onnx.ModelProto:
     return model
 
 
-def fuse(case: Case, dtype: str, n: int, folder: Path, target: str | None) -> tuple[Path, int]:
+def fuse(case: KernelCase, dtype: str, n: int, folder: Path, target: str | None) -> tuple[Path, int]:
     """The case as one fused node, whatever the cost model thinks of it: its file, and bytes of a run.
 
     Raises:
@@ -191,7 +192,7 @@ def fuse(case: Case, dtype: str, n: int, folder: Path, target: str | None) -> tu
     return path, sum(done.ledger.bytes_of(value) or 0 for value in (*fusion.tensors, *fusion.outputs))
 
 
-def rows_for(case: Case, dtype: str, megabytes: int) -> int:
+def rows_for(case: KernelCase, dtype: str, megabytes: int) -> int:
     """``n`` at which the case moves about so many megabytes (of a million bytes)."""
     return max(1, round(megabytes * 1e6 / (case.elements_per_n * np.dtype(dtype).itemsize)))
 

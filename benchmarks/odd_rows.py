@@ -56,7 +56,7 @@ def element_by_element() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Result:
+class OddRowsResult:
     """A case: its quickest kernel by vectors, the bytes that it must move and their microseconds at the rate of a copy,
     and microseconds of that kernel, streaming or split, element by element, and of rows that vectors divide; and of all
     kernels by vectors, by name."""
@@ -105,7 +105,7 @@ def peels(kernel: Kernel) -> bool:
     return "peeled" in kernel.plan.variants[0].name
 
 
-def measure(norm: str, kind: str, shape: tuple[int, int], profile: Profile, dry_run: bool) -> Result:
+def measure(norm: str, kind: str, shape: tuple[int, int], profile: Profile, dry_run: bool) -> OddRowsResult:
     """A case, timed."""
     with element_by_element():
         plan, subject = planned(norm, kind, shape, profile)
@@ -114,8 +114,8 @@ def measure(norm: str, kind: str, shape: tuple[int, int], profile: Profile, dry_
     assert isinstance(elements, Kernel) and not peels(elements)
     found = ways(subject, sizes)
     nbytes = 2 * prod(shape) * (2 if kind == "float16" else 4)
-    result = Result(f"{norm}, {kind} {' x '.join(map(str, shape))}", entry(found[0]), nbytes,
-                    1e6 * nbytes / profile.bandwidth)
+    result = OddRowsResult(f"{norm}, {kind} {' x '.join(map(str, shape))}", entry(found[0]), nbytes,
+                           1e6 * nbytes / profile.bandwidth)
     if dry_run:
         return result
     with timing(subject) as time_of:

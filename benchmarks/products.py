@@ -53,7 +53,7 @@ NAMED = {"float16": "float16", "float": "float32"}
 
 
 @dataclass(frozen=True)
-class Case:
+class ProductCase:
     """A product of ``rows`` by ``columns`` elements over ``depth``; or, with a ``window``, a convolution of ``rows``
     images of ``side`` by ``side``; ``products`` of one operand, a gate's two; ``follows``: what does; ``kind``: the
     type."""
@@ -101,46 +101,46 @@ class Case:
                 f"{{ p = MatMul(a, b) {FOLLOWS[self.follows]} }}")
 
 
-def _transformer(name: str, rows: int, width: int, inner: int) -> list[Case]:
-    bare = [Case(f"{name} projection", rows, width, width), Case(f"{name} up", rows, inner, width),
-            Case(f"{name} down", rows, width, inner)]
+def _transformer(name: str, rows: int, width: int, inner: int) -> list[ProductCase]:
+    bare = [ProductCase(f"{name} projection", rows, width, width), ProductCase(f"{name} up", rows, inner, width),
+            ProductCase(f"{name} down", rows, width, inner)]
     return [*bare, *(replace(each, name=f"{each.name}, {follows}", follows=follows.lower()) for each, follows in zip(
         bare, ("residual", "GELU", "residual"), strict=True))]
 
 
 CASES = (
     *_transformer("bert 8:128", 1024, 768, 3072), *_transformer("bert 32:384", 12_288, 768, 3072),
-    *_transformer("vit 32", 6304, 768, 3072), Case("t5 projection", 2048, 512, 512),
-    Case("llama projection", 1024, 2048, 2048), Case("llama down", 1024, 2048, 5632),
-    Case("llama gate", 1024, 5632, 2048, "gate", 2), Case("large", 8192, 8192, 4096),
-    *(Case(f"resnet {side}, 3 x 3", 32, channels, channels, "relu", side=side, window=3)
+    *_transformer("vit 32", 6304, 768, 3072), ProductCase("t5 projection", 2048, 512, 512),
+    ProductCase("llama projection", 1024, 2048, 2048), ProductCase("llama down", 1024, 2048, 5632),
+    ProductCase("llama gate", 1024, 5632, 2048, "gate", 2), ProductCase("large", 8192, 8192, 4096),
+    *(ProductCase(f"resnet {side}, 3 x 3", 32, channels, channels, "relu", side=side, window=3)
       for side, channels in ((56, 64), (28, 128), (14, 256), (7, 512))),
-    *(Case(f"resnet {side}, {depth} to {columns}", 32, columns, depth, "relu", side=side, window=1)
+    *(ProductCase(f"resnet {side}, {depth} to {columns}", 32, columns, depth, "relu", side=side, window=1)
       for side, depth, columns in ((56, 64, 256), (56, 256, 64), (28, 128, 512), (28, 512, 128), (14, 256, 1024),
                                    (14, 1024, 256), (7, 512, 2048), (7, 2048, 512))),
-    *(Case(f"unet {side}, 3 x 3", 2, channels, channels, "relu", side=side, window=3)
+    *(ProductCase(f"unet {side}, 3 x 3", 2, channels, channels, "relu", side=side, window=3)
       for side, channels in ((64, 320), (32, 640), (16, 1280))),
-    *(Case(f"vae {side}, 3 x 3", 4, channels, channels, "relu", side=side, window=3)
+    *(ProductCase(f"vae {side}, 3 x 3", 4, channels, channels, "relu", side=side, window=3)
       for side, channels in ((256, 128), (64, 512))),
 )
 
 
 @dataclass(frozen=True)
-class Result(region_times.Result[Case]):
+class ProductResult(region_times.RegionResult[ProductCase]):
     """A case, and the microseconds of PyTorch's bare product."""
 
     torch: float | None = None
 
 
-def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
+def measure(case: ProductCase, profile: Profile, dry_run: bool) -> ProductResult:
     """All ways to run a case, timed."""
     plan = optimise(graph(case.text), Options(target=profile, verify=False, database=False, eager=True))
     subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Product.name]
     subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
-    return Result(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
+    return ProductResult(**vars(timed(case, subject, plan.costs.kernel_seconds(subject.fusion), dry_run)))
 
 
-def torch_times(cases: Sequence[Case]) -> list[float]:
+def torch_times(cases: Sequence[ProductCase]) -> list[float]:
     """Microseconds of GPU time of PyTorch's bare products; run in a process of its own."""
     import torch
 
@@ -149,12 +149,12 @@ def torch_times(cases: Sequence[Case]) -> list[float]:
     return [_torch_time(case) for case in cases]
 
 
-def _torch_time(case: Case) -> float:
+def _torch_time(case: ProductCase) -> float:
     runs = [_bare(case) for _ in range(SETS)]
     return torch_microseconds(lambda turn: runs[turn](), SETS)
 
 
-def _bare(case: Case) -> Callable[[], Any]:
+def _bare(case: ProductCase) -> Callable[[], Any]:
     """PyTorch's product on inputs of its own."""
     import torch
 
@@ -168,7 +168,7 @@ def _bare(case: Case) -> Callable[[], Any]:
     return lambda: torch.nn.functional.conv2d(images, weights, padding=case.window // 2)
 
 
-def with_torch(results: list[Result]) -> list[Result]:
+def with_torch(results: list[ProductResult]) -> list[ProductResult]:
     """The same with PyTorch's times, if it is there."""
     times = torch_beside(results, torch_times)
     if times is None:
@@ -176,7 +176,7 @@ def with_torch(results: list[Result]) -> list[Result]:
     return [replace(result, torch=found) for result, found in zip(results, times, strict=True)]
 
 
-def show(found: list[Result]) -> tuple[str, bool]:
+def show(found: list[ProductResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows, bare, around = [], [], []
     for one in found:

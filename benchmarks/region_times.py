@@ -28,7 +28,7 @@ RUNS = 24
 
 
 @dataclass(frozen=True)
-class Result(Generic[Case]):
+class RegionResult(Generic[Case]):
     """A case: what is predicted, what ONNX Runtime's own nodes take, and every way by its kernel's name, the schedule's
     own first; all in microseconds."""
 
@@ -53,7 +53,7 @@ def graph(text: str) -> ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
 
 
-def timed(case: Case, subject: Subject, predicted: float, dry_run: bool) -> Result[Case]:
+def timed(case: Case, subject: Subject, predicted: float, dry_run: bool) -> RegionResult[Case]:
     """All ways to run a region, timed; ``predicted``: seconds."""
     kernels = {entry(kernel): kernel for kernel in subject.kernels.values()}
     times: dict[str, float | None] = dict.fromkeys(kernels)
@@ -63,7 +63,7 @@ def timed(case: Case, subject: Subject, predicted: float, dry_run: bool) -> Resu
         with timing(subject) as time_of:
             times = {name: time_of(kernel) for name, kernel in kernels.items()}
             runtime = time_of(None)
-    return Result(case, predicted * 1e6, runtime, times)
+    return RegionResult(case, predicted * 1e6, runtime, times)
 
 
 def figure(microseconds: float | None) -> str:
@@ -105,7 +105,7 @@ def torch_microseconds(run: Callable[[int], object], sets: int) -> float:
 
 
 def torch_beside(
-    results: Sequence[Result[Case]], times: Callable[[Sequence[Case]], list[Found]]
+    results: Sequence[RegionResult[Case]], times: Callable[[Sequence[Case]], list[Found]]
 ) -> list[Found] | None:
     """What ``times`` says of PyTorch for each case, asked in a process of its own; None where PyTorch is not there."""
     try:

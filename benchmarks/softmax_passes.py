@@ -158,7 +158,7 @@ def bare_microseconds(shape: tuple[int, ...], axis: int, size: int) -> tuple[flo
 
 
 @dataclass(frozen=True)
-class Result:
+class SoftmaxResult:
     """A case: the kernel of one pass, and microseconds of the row kept, of one pass and of two; of bare kernels that
     read a row once, twice and three times."""
 
@@ -187,7 +187,7 @@ class Result:
         return not self.gain or not self.over_bare or self.gain >= WANTED or self.over_bare <= SLACK
 
 
-def measure(shape: tuple[int, ...], axis: int, kind: str, profile: Profile, dry_run: bool) -> Result:
+def measure(shape: tuple[int, ...], axis: int, kind: str, profile: Profile, dry_run: bool) -> SoftmaxResult:
     """A case, timed."""
     of = f"{kind}[{','.join(map(str, shape))}]"
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({of} x) => ({of} y) '
@@ -200,14 +200,14 @@ def measure(shape: tuple[int, ...], axis: int, kind: str, profile: Profile, dry_
         two = reading_again(subject, sizes)
     assert (one.phases, two.phases) == (2, 3)
     if dry_run:
-        return Result(name, entry(kept or one))
+        return SoftmaxResult(name, entry(kept or one))
     with timing(subject) as time_of:
         times = time_of(kept) if kept else None, time_of(one), time_of(two)
     bare = apart(bare_microseconds, shape, axis, 2 if kind == "float16" else 4)
-    return Result(name, entry(kept or one), *times, bare)
+    return SoftmaxResult(name, entry(kept or one), *times, bare)
 
 
-def row(result: Result) -> list[str]:
+def row(result: SoftmaxResult) -> list[str]:
     """Of the table."""
     times = (result.kept, result.one, result.two, *(result.bare or (None, None, None)))
     ratios = (result.gain, result.over_bare)

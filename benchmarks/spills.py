@@ -55,7 +55,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Result:
+class SpillResult:
     """A case: the schedule's own way, the one that is taken, and all that were timed."""
 
     case: str
@@ -70,7 +70,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Case:
+class SpillCase:
     """A norm over rows of a length, of the sum of ``tensors`` tensors."""
 
     norm: str
@@ -83,12 +83,12 @@ class Case:
         return f"{self.norm} {self.kind}, {self.tensors} x {self.length}"
 
 
-def cases(lengths: Sequence[int]) -> Iterator[Case]:
+def cases(lengths: Sequence[int]) -> Iterator[SpillCase]:
     """All of these lengths."""
-    return (Case(*each) for each in product(NORMS, TYPES, (1, 2), lengths))
+    return (SpillCase(*each) for each in product(NORMS, TYPES, (1, 2), lengths))
 
 
-def model_of(case: Case) -> onnx.ModelProto:
+def model_of(case: SpillCase) -> onnx.ModelProto:
     """A case as a model."""
     kind, length = case.kind, case.length
     rows = max(ELEMENTS // length, 264)
@@ -100,7 +100,7 @@ def model_of(case: Case) -> onnx.ModelProto:
         f"{{ {total} {NORMS[case.norm]} }}")
 
 
-def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
+def measure(case: SpillCase, profile: Profile, dry_run: bool) -> SpillResult:
     """All ways to run a case, timed where the schedule's own spills."""
     model = model_of(case)
     plain, compiled = (
@@ -120,15 +120,15 @@ def measure(case: Case, profile: Profile, dry_run: bool) -> Result:
     ways = [Way(entry(kernel), found.registers, found.spilled_bytes, microseconds)
             for kernel, found, microseconds in zip(kernels, _figures(reading, kernels), times, strict=True)]
     place = next(place for place, kernel in enumerate(kernels) if kernel.choice == taken.kernel.choice)
-    return Result(case.name, ways[0], ways[place], tuple(ways))
+    return SpillResult(case.name, ways[0], ways[place], tuple(ways))
 
 
-def timed(result: Result, times: Mapping[str, float | None]) -> Result:
+def timed(result: SpillResult, times: Mapping[str, float | None]) -> SpillResult:
     """A case with times of its kernels."""
     def way(each: Way) -> Way:
         return replace(each, microseconds=times.get(each.kernel))
 
-    return Result(result.case, way(result.own), way(result.taken), tuple(
+    return SpillResult(result.case, way(result.own), way(result.taken), tuple(
         each for each in map(way, result.ways) if each.microseconds is not None))
 
 
@@ -148,7 +148,7 @@ def _figures(reading: ReadBack, kernels: Sequence[Kernel]) -> list[KernelFigures
     return found
 
 
-def show(found: Sequence[Result]) -> tuple[str, bool]:
+def show(found: Sequence[SpillResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows, over, slower = [], [], 0
     for result in found:

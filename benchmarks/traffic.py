@@ -64,7 +64,7 @@ class Recounted:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTraffic:
     """A row, what was planned, and the count."""
 
     row: Row
@@ -149,9 +149,9 @@ def recount(made: Predicted) -> Recounted:
                      tuple(sorted(before.unknown | after.unknown)))
 
 
-def prepare(rows: Sequence[Row], folder: str, target: str | None) -> list[Prepared]:
+def prepare(rows: Sequence[Row], folder: str, target: str | None) -> list[PreparedTraffic]:
     """Fuse a model for each of its rows, and count its bytes."""
-    return [Prepared(made.row, made, recount(made)) for made in predict(rows, folder, target)]
+    return [PreparedTraffic(made.row, made, recount(made)) for made in predict(rows, folder, target)]
 
 
 def row_of(name: str) -> Row:
@@ -324,7 +324,7 @@ def working_set(made: Predicted) -> str:
 
 
 def profile_all(
-    ready: Sequence[Prepared], folder: str, cache_control: str, seconds: float
+    ready: Sequence[PreparedTraffic], folder: str, cache_control: str, seconds: float
 ) -> tuple[list[Comparison], dict[str, str]]:
     """Rows under ncu, and why others could not be run so, by name."""
     compared, failed = [], {}

@@ -29,7 +29,7 @@ MEAN = 1.15
 """How many times as long as the best way the schedule's own may take, in the mean."""
 
 
-class Result(region_times.Result[str]):
+class WaysResult(region_times.RegionResult[str]):
     """A case by its name."""
 
     @property
@@ -123,14 +123,14 @@ def pieces() -> Iterator[tuple[str, str]]:
             f"{{ t = Tanh(x) {names} = Split <axis = 0> (t) {softmax} }}")
 
 
-def measure(case: str, text: str, profile: Profile, dry_run: bool) -> Result:
+def measure(case: str, text: str, profile: Profile, dry_run: bool) -> WaysResult:
     """All ways to run a case, timed."""
     plan = optimise(graph(text), Options(target=profile, least_gain=0.0, verify=False, database=False))
     (subject,), _ = subjects_of(plan)
-    return Result(**vars(timed(case, subject, subject.fusion.cost.seconds_after, dry_run)))
+    return WaysResult(**vars(timed(case, subject, subject.fusion.cost.seconds_after, dry_run)))
 
 
-def show(found: list[Result]) -> tuple[str, bool]:
+def show(found: list[WaysResult]) -> tuple[str, bool]:
     """The table, and whether it passes."""
     rows = [[one.case, one.own, str(len(one.ways)), figure(one.runtime), figure(one.predicted),
              figure(one.ways[one.own]), figure(one.ways[one.best]), one.best if one.over else "",

@@ -71,7 +71,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRow:
     """A row's two files, what was planned, and the seconds that it took."""
 
     row: Row
@@ -151,9 +151,9 @@ def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence
         yield row, str(original), str(path), optimised, seconds
 
 
-def prepare(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = ()) -> list[Prepared]:
+def prepare(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence[str] = ()) -> list[PreparedRow]:
     """Hydrate a model and fuse it for each of its rows."""
-    return [Prepared(row, original, fused, report_of(optimised), seconds)
+    return [PreparedRow(row, original, fused, report_of(optimised), seconds)
             for row, original, fused, optimised, seconds in fuse(rows, folder, target, disable)]
 
 
@@ -177,7 +177,7 @@ def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int,
     return made
 
 
-def measure(prepared: Prepared, settings: Mapping[str, Any]) -> BenchResult:
+def measure(prepared: PreparedRow, settings: Mapping[str, Any]) -> BenchResult:
     """One row, on the GPU."""
     inputs = hydrate().feeds(json.loads((ZOO / "zoo.json").read_text())[prepared.row.model], prepared.row.sizes)
     return bench(prepared.original, prepared.fused, prepared.row.dims, inputs=inputs, **settings)
@@ -388,7 +388,7 @@ def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pa
     sys.exit(not met or any(outcome.error for outcome in outcomes))
 
 
-def _measured(prepared: Prepared, settings: Mapping[str, Any], seconds: float) -> Outcome:
+def _measured(prepared: PreparedRow, settings: Mapping[str, Any], seconds: float) -> Outcome:
     start = time.perf_counter()
     outcome = Outcome(prepared.row, prepared.report, prepared.seconds)
     try:

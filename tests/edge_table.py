@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from edge_operands import element_type  # noqa: E402
-from edge_values import Case, read  # noqa: E402
+from edge_values import EdgeCase, read  # noqa: E402
 
 from onnxfuse.operators import lowered  # noqa: E402
 
@@ -26,12 +26,12 @@ Array = np.ndarray
 
 
 @cache
-def measured() -> tuple[Case, ...]:
+def measured() -> tuple[EdgeCase, ...]:
     """Every case of the table that a provider has a kernel for, and there is a lowering of."""
     return tuple(case for case in read(MEASURED) if case.given and is_lowered(case))
 
 
-def is_lowered(case: Case) -> bool:
+def is_lowered(case: EdgeCase) -> bool:
     """Whether the library makes kernels of an operator for these types."""
     kind, operator = type_of(case), case.operator
     if operator.startswith("Reduce") and "int" in kind:
@@ -41,7 +41,7 @@ def is_lowered(case: Case) -> bool:
     return (case.domain, operator) in lowered()
 
 
-def type_of(case: Case) -> str:
+def type_of(case: EdgeCase) -> str:
     """The element type that a case is of."""
     return case.runs[0][1 if case.operator == "Where" else 0].type
 
@@ -54,8 +54,8 @@ class Group:
     """
 
     model: onnx.ModelProto
-    cases: tuple[Case, ...]
-    inputs: dict[str, tuple[Case, int]]
+    cases: tuple[EdgeCase, ...]
+    inputs: dict[str, tuple[EdgeCase, int]]
     length: int = 0
 
     def feeds(self, run: int) -> dict[str, Array]:
@@ -69,15 +69,15 @@ def lengthened(array: Array, length: int) -> Array:
     return np.resize(array, length) if length and array.ndim == 1 and array.size > 1 else array
 
 
-def is_elementwise(case: Case) -> bool:
+def is_elementwise(case: EdgeCase) -> bool:
     """Whether an element of the result hangs on those at its place alone."""
     rows = case.operator.startswith(("Reduce", "Global", "OneHot")) or "orm" in case.operator
     return not rows and "oftmax" not in case.operator and len(case.runs[0][0].shape) == 1
 
 
-def grouped(cases: Sequence[Case], most: int) -> Iterator[Group]:
+def grouped(cases: Sequence[EdgeCase], most: int) -> Iterator[Group]:
     """Cases of equally many runs, of equal shapes and versions, up to ``most`` at a time."""
-    found: dict[tuple[object, ...], list[Case]] = {}
+    found: dict[tuple[object, ...], list[EdgeCase]] = {}
     for case in cases:
         same = is_elementwise(case) or (case.runs[0][0].array().shape, case.form, "orm" in case.operator)
         found.setdefault((len(case.runs), case.opset, same), []).append(case)
@@ -86,12 +86,12 @@ def grouped(cases: Sequence[Case], most: int) -> Iterator[Group]:
             yield group_of(members[start:start + most])
 
 
-def group_of(cases: Sequence[Case]) -> Group:
+def group_of(cases: Sequence[EdgeCase]) -> Group:
     """One model of some cases."""
     alike = is_elementwise(cases[0]) and len(cases) > 1
     longest = max(case.runs[0][0].array().size for case in cases) if alike else 0
     nodes, inputs, outputs, constants, known = [], [], [], [], {}
-    places: dict[str, tuple[Case, int]] = {}
+    places: dict[str, tuple[EdgeCase, int]] = {}
     for number, case in enumerate(cases):
         names = []
         for place, tensor in enumerate(case.runs[0]):

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 from edge_operands import limits, parsed
-from edge_table import ROOT, Array, Case, Group, group_of, grouped, measured, type_of
+from edge_table import ROOT, Array, EdgeCase, Group, group_of, grouped, measured, type_of
 from emulator import prepare, run_plan
 from kernel_harness import Made, arguments, attempt
 from plain_session import takes
@@ -49,43 +49,43 @@ UNMEASURED = frozenset({"CumSum", "MaxPool", "AveragePool"})
 and test_schedules_pooling tell of their edge values what the standard says."""
 
 
-def operands(case: Case, run: int) -> list[Array]:
+def operands(case: EdgeCase, run: int) -> list[Array]:
     """The operands of a run as far as they are there, in float64 or as Python's integers."""
     found = [tensor.array() for tensor in case.runs[run] if tensor is not None]
     with np.errstate(all="ignore"):
         return [array.astype(np.float64 if array.dtype in FLOATS.values() else object) for array in found]
 
 
-def by_zero(case: Case, x: Array, y: Array, *rest: Array) -> Array:
+def by_zero(case: EdgeCase, x: Array, y: Array, *rest: Array) -> Array:
     return y == 0
 
 
-def at_zero(case: Case, x: Array, *rest: Array) -> Array:
+def at_zero(case: EdgeCase, x: Array, *rest: Array) -> Array:
     return x == 0
 
 
-def past_32_bits(case: Case, x: Array, scale: Array, zero: Array) -> Array:
+def past_32_bits(case: EdgeCase, x: Array, scale: Array, zero: Array) -> Array:
     with np.errstate(all="ignore"):
         return np.abs(x / scale) + 3 >= 2.0**31
 
 
-def exact_power(case: Case, x: Array, y: Array) -> Array:
+def exact_power(case: EdgeCase, x: Array, y: Array) -> Array:
     return (y == 1) | (np.abs(x) == 1) | (np.abs(y) > 2**53) | np.zeros(x.shape, bool)
 
 
-def every(case: Case, x: Array, *rest: Array) -> Array:
+def every(case: EdgeCase, x: Array, *rest: Array) -> Array:
     return np.ones((), bool)
 
 
-def axis_of(case: Case, x: Array) -> int | tuple[int, ...]:
+def axis_of(case: EdgeCase, x: Array) -> int | tuple[int, ...]:
     return 0 if case.form == "columns" else tuple(range(2, x.ndim)) if case.operator.startswith("Global") else -1
 
 
-def infinite_rows(case: Case, x: Array, *rest: Array) -> Array:
+def infinite_rows(case: EdgeCase, x: Array, *rest: Array) -> Array:
     return np.isinf(x).all(axis=axis_of(case, x))
 
 
-def largest_rows(case: Case, x: Array, *rest: Array) -> Array:
+def largest_rows(case: EdgeCase, x: Array, *rest: Array) -> Array:
     largest = np.abs(x) == limits(type_of(case))[1]
     if case.operator == "Mean":
         return largest | (np.abs(rest[0]) == limits(type_of(case))[1])
@@ -94,7 +94,7 @@ def largest_rows(case: Case, x: Array, *rest: Array) -> Array:
     return np.broadcast_to(found, (*x.shape[:-1], case.columns or x.shape[-1])) if wide else found
 
 
-def unknown_quotient(case: Case, x: Array, scale: Array, zero: Array) -> Array:
+def unknown_quotient(case: EdgeCase, x: Array, scale: Array, zero: Array) -> Array:
     with np.errstate(all="ignore"):
         return np.isnan(x / scale) & bool(case.domain) & (case.output in ("int8", "uint8"))
 
@@ -116,7 +116,7 @@ class Departure:
     types: tuple[str, ...] = ()
     oracle: bool = True
 
-    def holds(self, case: Case) -> bool:
+    def holds(self, case: EdgeCase) -> bool:
         return case.operator in self.operators and (not self.types or type_of(case) in self.types)
 
 
@@ -146,7 +146,7 @@ DEPARTURES = (
 )
 
 
-def owed(case: Case, run: int) -> tuple[Array, Array]:
+def owed(case: EdgeCase, run: int) -> tuple[Array, Array]:
     """What is owed, flat, and where anything is."""
     wanted = parsed(case.given[run], case.output)
     free = np.zeros(wanted.shape, bool)
@@ -163,7 +163,7 @@ def owed(case: Case, run: int) -> tuple[Array, Array]:
     return wanted, ~free
 
 
-def by_oracle(case: Case, run: int) -> Array:
+def by_oracle(case: EdgeCase, run: int) -> Array:
     """What the tests' reference gives, in the declared type."""
     group = group_of([case])
     (name,) = (info.name for info in group.model.graph.output)
@@ -171,7 +171,7 @@ def by_oracle(case: Case, run: int) -> Array:
         return np.asarray(evaluate(group.model, group.feeds(run))[name]).astype(parsed("0", case.output).dtype)
 
 
-def kept(case: Case, found: Array) -> Array:
+def kept(case: EdgeCase, found: Array) -> Array:
     """The elements of a result that the table has, flat."""
     return (found[..., :case.columns] if case.columns else found).reshape(-1)
 
@@ -187,7 +187,7 @@ def unlike(found: Array, wanted: Array, matters: Array) -> Array:
     return np.flatnonzero(~same & matters)
 
 
-def complaints(case: Case, run: int, found: Array, what: str) -> list[str]:
+def complaints(case: EdgeCase, run: int, found: Array, what: str) -> list[str]:
     """What is wrong with a result, one line at most."""
     wanted, matters = owed(case, run)
     wrong = unlike(kept(case, found), wanted, matters)
@@ -199,7 +199,7 @@ def complaints(case: Case, run: int, found: Array, what: str) -> list[str]:
             f"{wrong.size} of {wanted.size} wrong, at {place} {kept(case, found)[place]} instead of {wanted[place]}"]
 
 
-def named(cases: Sequence[Case]) -> list[str]:
+def named(cases: Sequence[EdgeCase]) -> list[str]:
     return sorted({case.operator for case in cases})
 
 
@@ -248,7 +248,7 @@ INEXACT = {("Pow", "int64"), ("Pow", "bfloat16"), ("Mod", "uint64"), ("ReducePro
 UNCHANGED = ("Cast", "ReduceMax", "ReduceMin", "ReduceLogSumExp", "GlobalMaxPool", "LogSoftmax", "Sign", "Clip")
 
 
-def kernels(cases: Sequence[Case]) -> list[tuple[Group, Made]]:
+def kernels(cases: Sequence[EdgeCase]) -> list[tuple[Group, Made]]:
     """Kernels of as many cases together as can be."""
     found = []
     for group in grouped(cases, MOST):

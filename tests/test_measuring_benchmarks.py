@@ -459,7 +459,7 @@ def test_the_share_that_is_left(tmp_path, monkeypatch):
 def spill_result(own: float, taken: float, best: float) -> object:
     ways = [spills.Way(f"rows_{name}", 64, local, time) for name, local, time in
             (("own", 100, own), ("taken", 0, taken), ("best", 0, best))]
-    return spills.Result("softmax float, 1 x 65536", ways[0], ways[1], tuple(ways))
+    return spills.SpillResult("softmax float, 1 x 65536", ways[0], ways[1], tuple(ways))
 
 
 @pytest.mark.parametrize(("times", "passes", "words"), [
@@ -490,7 +490,8 @@ def test_a_dry_run_of_spills(tmp_path):
 
 @pytest.mark.parametrize(("own", "passes"), [(11.0, True), (12.0, False)])
 def test_what_the_table_of_ways_says(own, passes):
-    text, good = ways.show([ways.Result("mean", 9.0, 30.0, {"rows_own": own, "rows_other": 10.0, "rows_third": 40.0})])
+    times = {"rows_own": own, "rows_other": 10.0, "rows_third": 40.0}
+    text, good = ways.show([ways.WaysResult("mean", 9.0, 30.0, times)])
     assert good is passes
     assert f"takes {own / 10:.3f} times as long as the best in the mean" in text
     cells = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
@@ -520,14 +521,14 @@ def test_odd_rows_are_timed_by_vectors_and_by_elements(shape, own, again, monkey
 
 
 def test_ways_that_were_not_timed_are_not_the_best():
-    result = ways.Result("mean", 9.0, None, {"rows_own": None, "rows_other": 10.0})
+    result = ways.WaysResult("mean", 9.0, None, {"rows_own": None, "rows_other": 10.0})
     assert (result.best, result.over) == ("rows_other", None)
 
 
 def test_what_spills_is_timed_every_way(monkeypatch):
     timer = FakeTimer(lambda name: 5.0)
     monkeypatch.setattr("onnxfuse.tuning.find_timer", lambda: timer)
-    result = spills.measure(spills.Case("layer-norm", "float16", 1, 65536), find_profile("H200"), dry_run=False)
+    result = spills.measure(spills.SpillCase("layer-norm", "float16", 1, 65536), find_profile("H200"), dry_run=False)
     assert {way.kernel for way in result.ways} == set(timer.timed) and len(result.ways) > 3
     assert result.own.spilled_bytes > 0 == result.taken.spilled_bytes and result.taken.microseconds == 5.0
 
@@ -605,7 +606,7 @@ def test_depthwise_convolutions_that_are_timed_are_one_kernel() -> None:
 
 
 def test_claims_are_of_blocks_that_fuse():
-    case = claims.Case(claims.CLAIMS[3], 2, 8)
+    case = claims.ClaimCase(claims.CLAIMS[3], 2, 8)
     model = case.model()
     assert [info.name for info in model.graph.input] == ["x"]
     assert claims.flops(model) == 2 * 2 * 16 * 768 * 3072

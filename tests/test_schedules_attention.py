@@ -14,7 +14,7 @@ from kernel_harness import Made, arguments, check, make, random_inputs, refused
 
 from onnxfuse.ir.tensors import Contract, postorder
 from onnxfuse.schedules import parse_choice
-from onnxfuse.schedules.attention_parts import Parts, parts_of
+from onnxfuse.schedules.attention_parts import AttentionParts, parts_of
 
 PLAIN = ("g (T[B,H,S,64] q, T[B,H,K,64] k, T[B,H,K,64] v) => (T[B,H,S,64] y) <T f = {2}> "
          "{ t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) c = Div(s, f) p = Softmax(c) y = MatMul(p, v) }")
@@ -94,7 +94,7 @@ def test_keys_in_common_are_read_once(case: str) -> None:
     lowered = attention(SPELLINGS[case]).lowered
     products = [each for each in postorder(lowered.program.outputs) if isinstance(each, Contract)]
     parts = parts_of(lowered, products[0], products[1])
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, AttentionParts)
     batch, rows = (size.substitute(lowered.binding.names) for size in (parts.batch, parts.rows))
     assert f"{batch}, {rows}" == SHARED[case]
 

@@ -13,7 +13,7 @@ from emulator import run_plan, variants_that_hold
 from kernel_harness import Made, arguments, check, make, random_inputs
 
 from onnxfuse.ir.tensors import Contract, postorder
-from onnxfuse.schedules.attention_parts import Parts, parts_of
+from onnxfuse.schedules.attention_parts import AttentionParts, parts_of
 
 PLACES = ("qs = Shape<start = -2, end = -1>(q) ks = Shape<start = -2, end = -1>(k) S = Squeeze(qs) K = Squeeze(ks) past = Sub(K, S) "
           "cols = Range(nought, K, once) row = Range(nought, S, once) rows = Unsqueeze(row, axis) own = Add(rows, past) ")
@@ -69,10 +69,10 @@ def attention(text: str, kind: str = "float16", planned: Mapping[str, int] | Non
     return made
 
 
-def parts(made: Made) -> Parts:
+def parts(made: Made) -> AttentionParts:
     first, second = (each for each in postorder(made.lowered.program.outputs) if isinstance(each, Contract))
     found = parts_of(made.lowered, first, second)
-    assert isinstance(found, Parts)
+    assert isinstance(found, AttentionParts)
     return found
 
 

@@ -1,4 +1,5 @@
-"""Functions and files are short enough to be read at once, and functions take few things."""
+"""Functions and files are short enough to be read at once, functions take few things, and classes of a folder have
+names of their own."""
 
 from __future__ import annotations
 
@@ -48,3 +49,16 @@ def test_functions_and_files_are_short(path: Path) -> None:
     for function in functions(ast.parse(text)):
         assert lines(function) <= LINES_OF_A_FUNCTION, function.name
         assert is_command(function) or len(placed(function)) <= PARAMETERS, function.name
+
+
+FOLDERS = sorted({path.parent for path in MODULES})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_two_classes_of_a_folder_have_one_name(folder: Path) -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path.name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

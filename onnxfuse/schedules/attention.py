@@ -23,8 +23,8 @@ from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.attention_parts import OTHER, Access, Parts, parts_of
-from onnxfuse.schedules.attention_shape import HOPPER, WARPS, WIDTH, Shape
+from onnxfuse.schedules.attention_parts import OTHER, Access, AttentionParts, parts_of
+from onnxfuse.schedules.attention_shape import HOPPER, WARPS, WIDTH, AttentionShape
 from onnxfuse.schedules.attention_split import JOIN_WARPS, MOST_CHUNKS, JoinText, SplitText
 from onnxfuse.schedules.attention_text import attention_text
 from onnxfuse.schedules.attention_together import TogetherText
@@ -106,17 +106,17 @@ class Attention(Schedule):
 # ---- Its kernel. ----
 
 
-def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
+def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     lowered = request.lowered
     parts, guards = _accesses(parts, request.sizes)
-    work = _Work(lowered, parts, guards)
+    work = _AttentionWork(lowered, parts, guards)
     own = _own(request, parts)
     width = parts.width if parts.vectors else 1
     together = _together(request, parts, work) if parts.vectors and not parts.rounds else None
     tried = [replace(own, warps=warps, tiles=tiles, keys=keys, width=width)
              for warps in {own.warps, WARPS} for tiles in (1, 2) for keys in (32, 64, 128)]
     if together is not None:
-        tried += [Shape(warps, 1, keys, WIDTH, together=True)
+        tried += [AttentionShape(warps, 1, keys, WIDTH, together=True)
                   for warps, keys in ((4, 64), (4, 128), (8, 64), (12, 64))]
     offered = {shape.choice: shape for shape in sorted(tried, key=lambda shape: (not shape.together, shape.name))
                if shape.fits(work.depth, work.columns) and shape != (together or own)}
@@ -139,15 +139,15 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
                   rounds=parts.rounds)
 
 
-def _words(shape: Shape, hides: bool) -> str:
+def _words(shape: AttentionShape, hides: bool) -> str:
     """Name of the variant; ``hides``: whether keys that a block does not see are left out."""
     return f"{Attention().words(shape.choice)}, {shape.bits}-bit{', hidden keys left out' if hides else ''}"
 
 
-class _Work:
+class _AttentionWork:
     """The functions, kernels and variants of one region as they come."""
 
-    def __init__(self, lowered: Lowered, parts: Parts, guards: tuple[str, ...]) -> None:
+    def __init__(self, lowered: Lowered, parts: AttentionParts, guards: tuple[str, ...]) -> None:
         assert parts.depth.value is not None and parts.columns.value is not None
         self.depth, self.columns = (-(-size // 16) * 16 for size in (parts.depth.value, parts.columns.value))
         self.parts, self.signature, symbols = parts, Signature(lowered), lowered.binding.symbols
@@ -160,7 +160,7 @@ class _Work:
         self.variants: list[Variant] = []
         self.scratch: list[str] = []
 
-    def whole(self, shape: Shape, needed: tuple[str, ...]) -> None:
+    def whole(self, shape: AttentionShape, needed: tuple[str, ...]) -> None:
         """A variant whose blocks go over all keys."""
         function = self._multiplied_together(shape.keys) if shape.together else self.functions[0]
         blocks = shape.beside(self.depth, self.columns)
@@ -179,7 +179,7 @@ class _Work:
             self.functions.append(self.together[keys])
         return self.together[keys]
 
-    def split(self, shape: Shape, needed: tuple[str, ...]) -> None:
+    def split(self, shape: AttentionShape, needed: tuple[str, ...]) -> None:
         """One whose blocks have a chunk of the keys each: whole tiles, as many blocks as the GPU holds."""
         blocks = self._blocks(shape)
         units = f"{self.length} {shape.keys} ceil 1 max"
@@ -211,13 +211,13 @@ class _Work:
         guards = (*needed, few, f"{LEAST_KEYS} {self.length} <=", *self._fitting(shape))
         self.variants.append(Variant(f"{_words(shape, hides)}, keys split", tuple(steps), guards))
 
-    def _settings(self, shape: Shape) -> tuple[int, ...]:
+    def _settings(self, shape: AttentionShape) -> tuple[int, ...]:
         return shape.warps, shape.tiles, shape.keys, self.depth, self.columns, shape.width
 
-    def _blocks(self, shape: Shape) -> str:
+    def _blocks(self, shape: AttentionShape) -> str:
         return f"{self.rows} {shape.rows} ceil {self.batch} *"
 
-    def _fitting(self, shape: Shape) -> tuple[str, ...]:
+    def _fitting(self, shape: AttentionShape) -> tuple[str, ...]:
         """The guards of what not every GPU holds, or has instructions for."""
         shared = shape.shared(self.depth, self.columns)
         held = (f"{shared} {BLOCK_SHARED} <=",) if shared > SHARED_EVERYWHERE else ()
@@ -225,17 +225,17 @@ class _Work:
 
 
 def _shapes(
-    lowered: Lowered, vectorised: Sequence[Shape], guards: tuple[str, ...], least: Shape
-) -> list[tuple[Shape, tuple[str, ...]]]:
+    lowered: Lowered, vectorised: Sequence[AttentionShape], guards: tuple[str, ...], least: AttentionShape
+) -> list[tuple[AttentionShape, tuple[str, ...]]]:
     """What to launch, and under which guards; the last runs anything."""
-    found: list[tuple[Shape, tuple[str, ...]]] = []
+    found: list[tuple[AttentionShape, tuple[str, ...]]] = []
     if fits_narrow(lowered, rows=False):
         narrow = narrow_guards(lowered, rows=False)
         found = [*((shape, (*narrow, *guards)) for shape in vectorised), (least, narrow)]
     return [*found, (replace(least, bits=64), ())]
 
 
-def _own(request: Request, parts: Parts) -> Shape:
+def _own(request: Request, parts: AttentionParts) -> AttentionShape:
     """Two tiles a warp where heads are short enough for their sums to stay in registers, and there are enough rows; no
     more warps than there are rows for."""
     assert parts.depth.value is not None and parts.columns.value is not None
@@ -243,35 +243,35 @@ def _own(request: Request, parts: Parts) -> Shape:
     warps = WARPS
     while warps > 1 and rows is not None and 16 * warps >= 2 * rows:
         warps //= 2
-    least = Shape(warps, 1, 32, parts.width, size=parts.size)
+    least = AttentionShape(warps, 1, 32, parts.width, size=parts.size)
     if max(parts.depth.value, parts.columns.value) * parts.size > 2 * LONG_HEAD:
         return least
     many = rows is not None and batch is not None and -(-rows // 128) * batch >= MANY_BLOCKS * MULTIPROCESSORS
     return replace(least, tiles=2 if many and warps == WARPS else 1, keys=64)
 
 
-def _together(request: Request, parts: Parts, work: _Work) -> Shape | None:
+def _together(request: Request, parts: AttentionParts, work: _AttentionWork) -> AttentionShape | None:
     """Where four warps multiply together: blocks of their own, several of which a multiprocessor holds, but for heads
     that are so long that it does not; nothing for few rows."""
     rows, _, _ = _planned(parts, request.sizes)
     if rows is not None and rows < LEAST_ROWS:
         return None
     long = max(work.depth, work.columns) > LONG_HEAD
-    shapes = (Shape(warps, 1, 64, together=True) for warps in ((2 * WARPS, WARPS) if long else (WARPS,)))
+    shapes = (AttentionShape(warps, 1, 64, together=True) for warps in ((2 * WARPS, WARPS) if long else (WARPS,)))
     return next((shape for shape in shapes if shape.fits(work.depth, work.columns)), None)
 
 
-def _planned(parts: Parts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
+def _planned(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
     """Rows, batches and keys at these sizes, as far as they are known."""
     return tuple(parts.lowered.binding.at(size, sizes) for size in (parts.rows, parts.batch, parts.length))
 
 
-def _held(shape: Shape) -> int:
+def _held(shape: AttentionShape) -> int:
     """Blocks that keep a multiprocessor as busy as one with all warps does."""
     return max(1, SPLIT_BLOCKS // shape.warps)
 
 
-def _is_split(request: Request, parts: Parts, shape: Shape) -> bool:
+def _is_split(request: Request, parts: AttentionParts, shape: AttentionShape) -> bool:
     """Whether there may be few blocks and many keys: of the planned sizes it is not known that there are not."""
     for sizes in (request.sizes, *request.nearby):
         rows, batch, keys = _planned(parts, sizes)
@@ -282,7 +282,7 @@ def _is_split(request: Request, parts: Parts, shape: Shape) -> bool:
     return False
 
 
-def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str, ...]]:
+def _accesses(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[AttentionParts, tuple[str, ...]]:
     """With how each tensor is brought in and the result stored, and the guards under which that is by vectors."""
     space, puller, lowered = parts.puller.space, parts.puller, parts.lowered
     guards: list[str] = []
@@ -320,7 +320,7 @@ def _accesses(parts: Parts, sizes: Mapping[str, int]) -> tuple[Parts, tuple[str,
     return parts, tuple(dict.fromkeys(guards))
 
 
-def _across(parts: Parts, planned: Mapping[str, int]) -> Lanes | None:
+def _across(parts: AttentionParts, planned: Mapping[str, int]) -> Lanes | None:
     """Lanes along the keys, where these lie side by side, at the planned sizes too, and what a head is of does not."""
     space, puller = parts.puller.space, parts.puller
     lanes, other = (Lanes(space, puller, base, "", parts.width) for base in ("@k", "@d"))

@@ -58,7 +58,7 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class Parts:
+class AttentionParts:
     """An attention over the loops b (batch), m (queries), k (keys), n (columns of the values) and d (the head).
 
     Attributes:
@@ -116,17 +116,17 @@ def _other(message: str) -> Refusal:
     return Refusal(OTHER, message)
 
 
-def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> Parts | Refusal:
+def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> AttentionParts | Refusal:
     """The region as an attention.
 
     Raises:
         Unlowerable: something is used at other places than an attention has it.
     """
     found = _placed(lowered, scores, values)
-    if isinstance(found, Parts) and (shared := _sharing(found, values)) > 1:
+    if isinstance(found, AttentionParts) and (shared := _sharing(found, values)) > 1:
         # Heads that share keys and values are rows of one tile, which reads these once.
         closer = _placed(lowered, scores, values, shared)
-        found = closer if isinstance(closer, Parts) else found
+        found = closer if isinstance(closer, AttentionParts) else found
     if isinstance(found, Refusal):
         return found
     types = {operand.dtype for each in (scores, values) for operand in each.operands}
@@ -144,7 +144,7 @@ def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> Parts | Re
     return found
 
 
-def _sharing(parts: Parts, values: Contract) -> int:
+def _sharing(parts: AttentionParts, values: Contract) -> int:
     """How many neighbours along the innermost axis of the batch have keys and values in common."""
     loop, steps = _innermost(values), list(_steps(parts))
     known = [step.value for step in steps if step.value is not None]
@@ -158,7 +158,7 @@ def _innermost(values: Contract) -> int | None:
     return next((loop for loop in reversed(values.batch) if values.loops[loop] != 1), None)
 
 
-def _steps(parts: Parts) -> Iterator[Dim]:
+def _steps(parts: AttentionParts) -> Iterator[Dim]:
     """By what the batch is divided wherever keys and values are read."""
     space, puller = parts.puller.space, parts.puller
     seen: set[str] = set()
@@ -207,7 +207,7 @@ def _loops(values: Contract, space: IndexSpace, shared: int) -> tuple[dict[str, 
     return extents, at
 
 
-def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 1) -> Parts | Refusal:
+def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 1) -> AttentionParts | Refusal:
     """The region's expressions over the loops, as ``_loops`` has them."""
     space = IndexSpace()
     extents, at = _loops(values, space, shared)
@@ -241,7 +241,7 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 
         return _refused("what follows the second product changes the number of its elements")
     result = puller.element(output, out)
     depth, (queries, (keys, factor)) = product(scores.summed), (sides[0], _factored(sides[1]))
-    return Parts(
+    return AttentionParts(
         lowered, puller, extents["@b"], extents["@m"], extents["@k"], extents["@n"], depth, queries, keys, operands[1],
         softmax, result, space.linear(out, output.shape), factor, visible_keys(softmax.score, puller),
     )

@@ -29,7 +29,7 @@ REGISTERS, OTHER_REGISTERS = 65_536, 48
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionShape:
     """Warps of a block, tiles of 16 rows a warp, keys of a tile, and elements of a vector; bits of an index; whether
     four warps multiply together; bytes of an element."""
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
 from onnxfuse.schedules import attention_tf32 as tf32
-from onnxfuse.schedules.attention_parts import Parts
+from onnxfuse.schedules.attention_parts import AttentionParts
 from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.attention_visible_text import clear, narrowed, seen
 from onnxfuse.schedules.lanes import Lanes, Scope
@@ -34,7 +34,7 @@ _ROWS = {"depth": "long_row", "columns": "wide_row", "keys": "key_row"}
 """How far rows of so many columns are from one another."""
 
 
-def attention_text(parts: Parts, sizes: Mapping[str, str]) -> Body:
+def attention_text(parts: AttentionParts, sizes: Mapping[str, str]) -> Body:
     """The body of the kernel, over the template's ``warps``, ``tiles``, ``keys``, ``depth``, ``columns``, ``wide`` and
     ``idx``: ``wide`` is the width of vectors."""
     return AttentionText(parts, sizes).text()
@@ -53,7 +53,7 @@ class Scores:
 class AttentionText:
     """Writes the body of a kernel whose blocks go over all keys that their queries see."""
 
-    def __init__(self, parts: Parts, sizes: Mapping[str, str]) -> None:
+    def __init__(self, parts: AttentionParts, sizes: Mapping[str, str]) -> None:
         self.parts = parts
         self.sizes = Sizes(sizes)
         size = self._writer(parts.accesses[0].lanes).size

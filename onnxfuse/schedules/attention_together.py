@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnxfuse.schedules.attention_parts import Parts
+from onnxfuse.schedules.attention_parts import AttentionParts
 from onnxfuse.schedules.attention_text import RESCALED, AttentionText, each_row
 from onnxfuse.schedules.text import added, indented, unrolled
 
@@ -35,7 +35,7 @@ class TogetherText(AttentionText):
     """The body of a kernel with tiles of ``keys`` keys and ``columns`` columns, which its instructions are written for;
     ``tiles`` is one."""
 
-    def __init__(self, parts: Parts, sizes: Mapping[str, str], keys: int, columns: int) -> None:
+    def __init__(self, parts: AttentionParts, sizes: Mapping[str, str], keys: int, columns: int) -> None:
         super().__init__(parts, sizes)
         self.keys, self.columns = keys, columns
 

@@ -16,7 +16,7 @@ from onnxfuse.lowering.pull import Reduced, Scanned
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
 from onnxfuse.schedules.phases import Frame, PhaseText, accumulators
-from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Reduction, Ways, Work
+from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Reduction, ReductionWork, Ways
 from onnxfuse.schedules.source import Body, Function
 
 ACROSS = {1: 128, 2: 64, 4: 32, 8: 32, 16: 16, 32: 8, 64: 8, 128: 8}
@@ -32,7 +32,7 @@ AT_LEAST = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class ColumnsShape:
     """A way to share columns: ``deep`` threads have ``across`` vectors of ``width`` columns in common; each keeps
     ``items`` elements of a column, or streams where that is 0."""
 
@@ -70,26 +70,26 @@ class Columns(Reduction):
     settings = "{deep} threads a column, {across} side by side, width {width}, {items}"
     each = "element"
 
-    def applies(self, work: Work) -> bool:
+    def applies(self, work: ReductionWork) -> bool:
         """Vectors run across the rows."""
         return not work.transposes and work.way.across
 
-    def of_rows(self, work: Work, rule: str) -> Kernel | None:
+    def of_rows(self, work: ReductionWork, rule: str) -> Kernel | None:
         """The kernel of columns that nothing would split."""
         return self.made(work, self.beside(work, splits=False), rule) if self.applies(work) else None
 
-    def beside(self, work: Work, splits: bool) -> Ways:
+    def beside(self, work: ReductionWork, splits: bool) -> Ways:
         """The variants beside those that split columns; ``splits``: whether that is planned, and these are what else
         there is."""
         return _ways(work, splits)
 
 
-def _ways(work: Work, splits: bool) -> Ways:
+def _ways(work: ReductionWork, splits: bool) -> Ways:
     extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
     functions = {keep: _function(work, keep) for keep in (True, False)}
     layouts = _layouts(work)
-    others: list[Shape] = []
+    others: list[ColumnsShape] = []
     if fits_narrow(work.lowered):
         whole = [shape for shape in layouts if shape.runs(extent.planned or 0)]
         others = whole[:1] if splits else alternatives(work, layouts[0])
@@ -112,7 +112,7 @@ def _ways(work: Work, splits: bool) -> Ways:
     return ways
 
 
-def _function(work: Work, keep: bool) -> Function:
+def _function(work: ReductionWork, keep: bool) -> Function:
     body = ColumnText(work.frame, keep).text()
     name = "columns_in_registers" if keep else "columns_streaming"
     return Function(name, ("width", "deep", "across", "items"), work.signature.parameters(body.sizes), body.text)
@@ -126,7 +126,7 @@ def side_by_side(deep: int, count: int | None, width: int) -> int:
     return across
 
 
-def _layouts(work: Work) -> list[Shape]:
+def _layouts(work: ReductionWork) -> list[ColumnsShape]:
     """The variants to offer, fastest first; the last one runs anything."""
     extent, kept = work.extent, work.phases.live
     length = extent.length.value if extent.length.value is not None else extent.planned
@@ -136,10 +136,10 @@ def _layouts(work: Work) -> list[Shape]:
             layouts += in_registers(work, width, length, kept)
         layouts.append(_streaming(work, width, length))
     last = _streaming(work, 1, length)
-    return [*dict.fromkeys(layouts), Shape(last.deep, last.across, 1, 0, bits=64)]
+    return [*dict.fromkeys(layouts), ColumnsShape(last.deep, last.across, 1, 0, bits=64)]
 
 
-def alternatives(work: Work, own: Shape) -> list[Shape]:
+def alternatives(work: ReductionWork, own: ColumnsShape) -> list[ColumnsShape]:
     """Shapes that may be quicker than a schedule's own for columns of the planned length, none of them far from it."""
     length, kept = work.extent.planned, work.phases.live
     if not length:
@@ -150,19 +150,19 @@ def alternatives(work: Work, own: Shape) -> list[Shape]:
             widest, items = side_by_side(deep, work.extent.rows, width), -(-length // deep)
             for across in (across for across in (widest, widest // 2) if deep * across >= WARP):
                 if kept and items * width * kept <= 2 * KEPT_LIMIT and items * deep < 2 * length:
-                    found.append(Shape(deep, across, width, items))
+                    found.append(ColumnsShape(deep, across, width, items))
                 if length >= 2 * deep:
-                    found.append(Shape(deep, across, width, 0))
+                    found.append(ColumnsShape(deep, across, width, 0))
     return [shape for shape in dict.fromkeys(found) if shape != own]
 
 
-def longest_kept(work: Work) -> int:
+def longest_kept(work: ReductionWork) -> int:
     """Elements of the longest columns that a block can keep in registers."""
     narrowest = max(work.lanes.width >> HALVED, 1)
     return max(ACROSS) * KEPT_LIMIT // (max(work.phases.live, 1) * narrowest)
 
 
-def in_registers(work: Work, widest: int, length: int, kept: int) -> list[Shape]:
+def in_registers(work: ReductionWork, widest: int, length: int, kept: int) -> list[ColumnsShape]:
     """The best way to keep columns of this length in registers, if any."""
     found = []
     for halved in range(HALVED + 1):
@@ -172,18 +172,18 @@ def in_registers(work: Work, widest: int, length: int, kept: int) -> list[Shape]
             if items * width * kept <= KEPT_LIMIT:
                 # Idle threads cost what they are; every step of combining and each halving of the vectors a little.
                 weight = items * deep / length * (1 + 0.03 * (log2(deep) + halved)) * latency_factor(work, width, deep)
-                found.append((weight, Shape(deep, side_by_side(deep, work.extent.rows, width), width, items)))
+                found.append((weight, ColumnsShape(deep, side_by_side(deep, work.extent.rows, width), width, items)))
     return [min(found, key=lambda each: each[0])[1]] if found else []
 
 
-def _streaming(work: Work, width: int, length: int | None) -> Shape:
+def _streaming(work: ReductionWork, width: int, length: int | None) -> ColumnsShape:
     deep, planned = 1, 256 if length is None else length
     while deep < WARP and planned >= 2 * deep * AT_LEAST and latency_factor(work, width, deep) > 1:
         deep *= 2
-    return Shape(deep, side_by_side(deep, work.extent.rows, width), width, 0)
+    return ColumnsShape(deep, side_by_side(deep, work.extent.rows, width), width, 0)
 
 
-def latency_factor(work: Work, width: int, deep: int) -> float:
+def latency_factor(work: ReductionWork, width: int, deep: int) -> float:
     """How much longer so few threads take than enough of them; those here have little on its way each."""
     rows, enough = work.extent.rows, 8 * ENOUGH_THREADS
     threads = deep * -(-rows // width) if rows else enough // 8 * deep

@@ -95,7 +95,7 @@ def kernel_of(request: Request, schedule: str, width_of: Callable[[Sequence[Loop
                            for guard in vector_guards(lowered, each, loop.vectors(lowered, each)))
     counts, variants = [expression(loop.total, lowered.binding.symbols) for loop in loops], []
     total = reduce(lambda a, b: a + b, (loop.total for loop in loops))
-    own = Shape(THREADS, width, 1 if width > 1 or schedule == Pointwise.name else SINGLE, schedule=schedule)
+    own = PointwiseShape(THREADS, width, 1 if width > 1 or schedule == Pointwise.name else SINGLE, schedule=schedule)
     offered = _offered(own, total.substitute(lowered.binding.names), sizes) if fits_narrow(lowered) else {}
     choice, first = told(request.choice, offered)
     odd = any(each.multiples for each in lanes)
@@ -184,7 +184,7 @@ def read_again(lowered: Lowered) -> Dim:
 
 
 @dataclass(frozen=True)
-class Shape:
+class PointwiseShape:
     """Threads of a block, vectors of ``width`` elements that each of them computes, bits of an index, and the schedule
     that it is of."""
 
@@ -217,7 +217,7 @@ class Shape:
         return self.block * self.width * self.vectors
 
 
-def _offered(own: Shape, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, Shape]:
+def _offered(own: PointwiseShape, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, PointwiseShape]:
     """What may be quicker than the schedule's own choice for so many elements."""
     if not total.symbols <= sizes.keys():
         return {}
@@ -228,8 +228,8 @@ def _offered(own: Shape, total: Dim, sizes: Mapping[str, int]) -> dict[Choice, S
 
 
 def _shapes(
-    lowered: Lowered, own: Shape, needed: tuple[str, ...], first: Shape | None, odd: bool
-) -> Iterator[tuple[Shape, tuple[str, ...]]]:
+    lowered: Lowered, own: PointwiseShape, needed: tuple[str, ...], first: PointwiseShape | None, odd: bool
+) -> Iterator[tuple[PointwiseShape, tuple[str, ...]]]:
     """What to launch, and under which guards; the last runs anything.
 
     Args:

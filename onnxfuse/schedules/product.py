@@ -30,7 +30,7 @@ from onnxfuse.schedules.product_few_text import FewText
 from onnxfuse.schedules.product_maps import Mapped, mapped
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
-    Parts,
+    ProductParts,
     Side,
     parts_of,
     result_lanes,
@@ -39,7 +39,7 @@ from onnxfuse.schedules.product_parts import (
     single,
 )
 from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, shapes_of
-from onnxfuse.schedules.product_shape import STAGE_BYTES, Shape, SpecialisedShape
+from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
@@ -80,7 +80,7 @@ MOST_WARPS = 16
 UNKNOWN = 4096
 """What is taken for a size that is not known."""
 
-LEAST, LEAST_OF_THREE = (Shape(64, columns, 2, vectors=False) for columns in (64, 96))
+LEAST, LEAST_OF_THREE = (ProductShape(64, columns, 2, vectors=False) for columns in (64, 96))
 """What runs anything."""
 
 
@@ -114,13 +114,13 @@ class Product(Schedule):
             parts = parts_of(request.lowered, products)
         except Unlowerable as stopped:
             return stopped.refusal
-        return parts if isinstance(parts, Refusal) else _Work(request, parts).kernel()
+        return parts if isinstance(parts, Refusal) else _ProductWork(request, parts).kernel()
 
 
-class _Work:
+class _ProductWork:
     """The functions, kernels and variants of one region as they come."""
 
-    def __init__(self, request: Request, parts: Parts) -> None:
+    def __init__(self, request: Request, parts: ProductParts) -> None:
         self.request, self.parts, self.lowered = request, parts, request.lowered
         planned = self.lowered.binding.planned(request.sizes)
         self.signature = Signature(self.lowered)
@@ -192,24 +192,24 @@ class _Work:
         # Warps that only add leave room for others in a launch, as those of the few rows' other products.
         return Kernel("product", source, plan, (), choice, others, heavy=not plain, rounds=self.parts.rounds)
 
-    def _own(self, together: bool) -> Shape:
+    def _own(self, together: bool) -> ProductShape:
         """The tile that is expected to take least, with as many stages as there is something to hold in."""
         return next(shape for tile in self._ranked(together) for shape in self._staged(tile, together))
 
-    def _offered(self, most: int) -> list[Shape]:
+    def _offered(self, most: int) -> list[ProductShape]:
         """What may be quickest, of so many tiles; those with a warp that copies, which most large products are quickest
         by, and then those by four warps together, before what a budget of measurements may not reach."""
         shapes = [shape for together in self.together for tile in self._ranked(together)[:most]
                   for shape in self._staged(tile, together)]
         return sorted([*self._specialised(most), *shapes], key=lambda shape: not shape.together)
 
-    def _specialised(self, most: int) -> list[Shape]:
+    def _specialised(self, most: int) -> list[ProductShape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
         beside, rates = len(self.parts.rights), self.specialised
         fitting = [tile for tile in rates
                    if self.mapped and not (self.mapped[1].across and tile[1] // beside % PANEL)]
         ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], rates[tile], HOPPER_HAS))
-        shapes: list[Shape] = []
+        shapes: list[ProductShape] = []
         for rows, columns, turns in ranked[:most]:
             least = SpecialisedShape(rows, columns, 1, turns=turns)
             one = replace(least, stages=2).shared - least.shared
@@ -241,7 +241,7 @@ class _Work:
         tiles = batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
         return -(-tiles // multiprocessors) * high * wide / rate
 
-    def _staged(self, tile: tuple[int, int], together: bool) -> list[Shape]:
+    def _staged(self, tile: tuple[int, int], together: bool) -> list[ProductShape]:
         """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
         leave room for a block beside."""
         steps = -(-self._planned(self.parts.depth) * self.parts.size // STAGE_BYTES)
@@ -249,7 +249,7 @@ class _Work:
         wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
         if sum(tile) > 256:
             wanted = (2, 3) if steps <= SHORT else (4, 3)
-        shapes = [Shape(*tile, stages, together) for stages in wanted]
+        shapes = [ProductShape(*tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
 
     def _planned(self, size: Dim) -> int:
@@ -257,7 +257,7 @@ class _Work:
         found = self.lowered.binding.at(size, self.request.sizes)
         return UNKNOWN if found is None else found
 
-    def _add(self, shape: Shape, guards: tuple[str, ...]) -> None:
+    def _add(self, shape: ProductShape, guards: tuple[str, ...]) -> None:
         """A variant."""
         key = replace(shape, bits=32).name
         sides, lanes = (self.vectors, self.lanes) if shape.vectors else (self.singles, self.parts.lanes("@n", 1))
@@ -313,19 +313,19 @@ class _Work:
             Product().words(shape.choice), (self._step(function, shape, self._tiles(shape)),),
             tuple(dict.fromkeys((*guards, *few, *needed, *self.stored, *_fitting(shape))))))
 
-    def _tiles(self, shape: Shape) -> str:
+    def _tiles(self, shape: ProductShape) -> str:
         """How many there are."""
         own_columns = shape.columns // len(self.parts.rights)
         return f"{self.rows} {shape.rows} ceil {self.columns} {own_columns} ceil * {self.batch} *"
 
-    def _step(self, function: Function, shape: Shape, blocks: str) -> Step:
+    def _step(self, function: Function, shape: ProductShape, blocks: str) -> Step:
         """A launch of so many blocks of a new kernel."""
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
         self.entries.append(entry)
         return entry.step(blocks, shared=str(shape.shared))
 
 
-def _fitting(shape: Shape) -> tuple[str, ...]:
+def _fitting(shape: ProductShape) -> tuple[str, ...]:
     """The guards of what not every GPU holds, or has instructions for."""
     held = (f"{shape.shared} {BLOCK_SHARED} <=",) if shape.shared > SHARED_EVERYWHERE else ()
     return (HOPPER, *held) if shape.together else held

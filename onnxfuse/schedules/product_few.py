@@ -22,8 +22,8 @@ from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.attention_shape import REGISTERS
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import divides, is_vector, moving_loads
-from onnxfuse.schedules.product_parts import Parts, Side
-from onnxfuse.schedules.product_shape import FLOATS, Shape
+from onnxfuse.schedules.product_parts import ProductParts, Side
+from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import MOST_SHARED
 
@@ -58,7 +58,7 @@ MOST_SHAPES = 6
 
 
 @dataclass(frozen=True)
-class FewShape(Shape):
+class FewShape(ProductShape):
     """A block of ``sharers`` warps that share what is summed over of ``columns`` columns of all products together;
     ``stages``: steps of it that a warp asks for at once; ``across``: whether columns lie side by side; ``products``:
     how many they are."""
@@ -141,7 +141,7 @@ class Few:
         across: whether neighbours along the weights' columns lie side by side, not those that are summed over.
     """
 
-    parts: Parts
+    parts: ProductParts
     planned: Mapping[str, int]
     rows: int
     across: bool
@@ -198,7 +198,7 @@ def _rate(share: float, tiles: int) -> float:
     return min(1.0, balance * 2 if busiest == 1 else balance) * share
 
 
-def few_of(parts: Parts, rows: int, planned: Mapping[str, int]) -> Few | None:
+def few_of(parts: ProductParts, rows: int, planned: Mapping[str, int]) -> Few | None:
     """A product of so many rows; None where these are many, floats have 32 bits, or no neighbours of a weight lie side
     by side."""
     if not 0 < rows <= MOST_ROWS or not TYPES[parts.left.dtype].is_narrow:
@@ -211,7 +211,7 @@ def few_of(parts: Parts, rows: int, planned: Mapping[str, int]) -> Few | None:
     return Few(parts, planned, next(height for height in heights if height >= rows), widths[True] >= widths[False])
 
 
-def _weights(parts: Parts, across: bool, most: int, planned: Mapping[str, int]) -> list[Side]:
+def _weights(parts: ProductParts, across: bool, most: int, planned: Mapping[str, int]) -> list[Side]:
     """All weights, by vectors along their columns or along what is summed over; none where one does not lie so."""
     width = most
     while width:
@@ -226,7 +226,7 @@ def _weights(parts: Parts, across: bool, most: int, planned: Mapping[str, int]) 
 
 
 def _side(
-    parts: Parts, scalar: Scalar, loop: str, along: str, most: int, planned: Mapping[str, int]
+    parts: ProductParts, scalar: Scalar, loop: str, along: str, most: int, planned: Mapping[str, int]
 ) -> Side | None:
     """An operand by vectors of ``most`` elements or fewer along a loop; None where none are neighbours in memory."""
     extent, width = parts.depth if along == "@k" else parts.columns, most
@@ -243,6 +243,6 @@ def _side(
     return None
 
 
-def _side_of_one(parts: Parts) -> Side:
+def _side_of_one(parts: ProductParts) -> Side:
     """The few rows element by element."""
     return Side(parts.left, "@m", False, parts.lanes("@k", 1), 1, isinstance(parts.left, Load))

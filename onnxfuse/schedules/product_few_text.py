@@ -14,7 +14,7 @@ from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_few import ALONG, DEPTH, GROUPS, VECTOR, FewShape
-from onnxfuse.schedules.product_parts import Parts, Side
+from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import FLOATS
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.source import Body
@@ -48,7 +48,7 @@ class FewText(ProductText):
     """Writes the body of a kernel."""
 
     def __init__(
-        self, parts: Parts, sides: Sequence[Side], results: Lanes, shape: FewShape, sizes: Mapping[str, str]
+        self, parts: ProductParts, sides: Sequence[Side], results: Lanes, shape: FewShape, sizes: Mapping[str, str]
     ) -> None:
         super().__init__(parts, sides, results, shape, sizes)
         self.few = shape

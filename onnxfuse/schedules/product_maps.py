@@ -11,7 +11,7 @@ from onnxfuse.lowering.launch import expression
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.lowering.tensor_map import MOST_RANK, TensorMap
 from onnxfuse.schedules.attention_shape import PANEL, WIDTH
-from onnxfuse.schedules.product_parts import Parts
+from onnxfuse.schedules.product_parts import ProductParts
 
 BYTES = 2
 """Of an element."""
@@ -57,7 +57,7 @@ class Mapped:
             f"i{self.input}.addr {BYTES * WIDTH} % 0 ==")
 
 
-def mapped(parts: Parts, scalar: Scalar, loop: str) -> Mapped | None:
+def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
     """An operand whose rows are those of a loop, ``@m`` or ``@n``, as a tensor in memory; None where it is computed, of
     float32, or lies otherwise."""
     if not isinstance(scalar, Load) or scalar.conditions or not TYPES[scalar.dtype].is_narrow:
@@ -79,7 +79,7 @@ def mapped(parts: Parts, scalar: Scalar, loop: str) -> Mapped | None:
     return Mapped(scalar.input, scalar.dtype, axes, strides, known, across) if len(known) == len(axes) else None
 
 
-def _steps(parts: Parts, offset: Dim) -> dict[str, Dim] | None:
+def _steps(parts: ProductParts, offset: Dim) -> dict[str, Dim] | None:
     """By how much an offset grows with each loop variable; None where that is no constant step of each, or the first
     element is not the tensor's."""
     space, found = parts.puller.space, dict[str, Dim]()
@@ -93,12 +93,12 @@ def _steps(parts: Parts, offset: Dim) -> dict[str, Dim] | None:
     return found
 
 
-def _is_of_batch(parts: Parts, name: str) -> bool:
+def _is_of_batch(parts: ProductParts, name: str) -> bool:
     digit = parts.puller.space.variable(name)
     return digit is not None and digit.base == "@b"
 
 
-def _extent(parts: Parts, name: str) -> Dim | None:
+def _extent(parts: ProductParts, name: str) -> Dim | None:
     """How many values a loop variable has."""
     space = parts.puller.space
     if name in space.extents:

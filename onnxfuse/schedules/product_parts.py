@@ -44,7 +44,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ProductParts:
     """Products of one left operand over the loops b (batch), m (rows), n (columns) and k (what is summed over).
 
     Attributes:
@@ -92,7 +92,7 @@ class Parts:
         return Lanes(self.puller.space, self.puller, loop, "", width)
 
 
-def parts_of(lowered: Lowered, products: Sequence[Contract]) -> Parts | Refusal:
+def parts_of(lowered: Lowered, products: Sequence[Contract]) -> ProductParts | Refusal:
     """The region as products of one left operand; which operand is the left one is what stores results side by side.
 
     Raises:
@@ -103,21 +103,21 @@ def parts_of(lowered: Lowered, products: Sequence[Contract]) -> Parts | Refusal:
         named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
         return _refused(f"a product of {named}; its kernels have those of float16, bfloat16 or float32")
     found = [_placed(lowered, products, swapped) for swapped in (False, True)]
-    whole = [each for each in found if isinstance(each, Parts)]
+    whole = [each for each in found if isinstance(each, ProductParts)]
     return next((each for each in whole if each.neighbours("@n")), whole[0] if whole else found[0])
 
 
-def other_way(parts: Parts, products: Sequence[Contract]) -> Parts | None:
+def other_way(parts: ProductParts, products: Sequence[Contract]) -> ProductParts | None:
     """The region with its operands' places changed; None where its products have no such operand in common."""
     found = _placed(parts.lowered, products, not parts.swapped)
-    return found if isinstance(found, Parts) else None
+    return found if isinstance(found, ProductParts) else None
 
 
 def _refused(message: str) -> Refusal:
     return Refusal("product-structure", message)
 
 
-def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> Parts | Refusal:
+def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> ProductParts | Refusal:
     """The region's expressions over the loops; ``swapped``: with the right operand's columns as rows."""
     first = products[0]
     if not _is_beside(products, swapped):
@@ -143,7 +143,7 @@ def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> Pa
         return _refused("what follows the product changes the number of its elements")
     results = tuple(puller.element(output, out) for output, out in outputs.items())
     places = tuple(space.linear(out, output.shape) for output, out in outputs.items())
-    return Parts(
+    return ProductParts(
         lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights, results, places,
         swapped)
 
@@ -173,7 +173,7 @@ def _operand(contract: Contract, side: int, at: Mapping[int, Dim], puller: Pulle
 # ---- How operands are read, and results stored. ----
 
 
-def side_of(parts: Parts, scalar: Scalar, loop: str, planned: Mapping[str, int]) -> Side:
+def side_of(parts: ProductParts, scalar: Scalar, loop: str, planned: Mapping[str, int]) -> Side:
     """How tiles of an operand are filled: by vectors along what is summed over or along its rows, where it lies so at
     the planned sizes; else one by one."""
     extents = {"@k": parts.depth, "@m": parts.rows, "@n": parts.columns}
@@ -190,19 +190,21 @@ def side_of(parts: Parts, scalar: Scalar, loop: str, planned: Mapping[str, int])
     return single(parts, scalar, loop)
 
 
-def single(parts: Parts, scalar: Scalar, loop: str) -> Side:
+def single(parts: ProductParts, scalar: Scalar, loop: str) -> Side:
     """Tiles that are filled element by element."""
     return Side(scalar, loop, False, parts.lanes("@k", 1), 1, False)
 
 
-def side_guards(parts: Parts, side: Side) -> tuple[str, ...]:
+def side_guards(parts: ProductParts, side: Side) -> tuple[str, ...]:
     """Guards under which an operand can be read so."""
     moving = moving_loads([side.scalar, *parts.puller.gathered.values()], side.lanes)
     return vector_guards(parts.lowered, side.lanes, [
         (f"i{load.input}", TYPES[load.dtype].size) for load in moving if side.lanes.stride(load.offset) == 1])
 
 
-def result_lanes(parts: Parts, planned: Mapping[str, int], line: Dim | None = None) -> tuple[Lanes, tuple[str, ...]]:
+def result_lanes(
+    parts: ProductParts, planned: Mapping[str, int], line: Dim | None = None
+) -> tuple[Lanes, tuple[str, ...]]:
     """Lanes of the results' vectors along their columns, or where rows are places of windows along a line of so many of
     these, and the guards under which they are so."""
     loop, extents = ("@n", [parts.columns]) if line is None else ("@m", [parts.rows, line])

@@ -18,8 +18,8 @@ from onnxfuse.ir.tensors import Contract, Window
 from onnxfuse.lowering.pull import Scalar
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes, Scope
-from onnxfuse.schedules.product_parts import Parts, other_way, result_lanes, side_of, single
-from onnxfuse.schedules.product_shape import FLOATS, Shape
+from onnxfuse.schedules.product_parts import ProductParts, other_way, result_lanes, side_of, single
+from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented, unrolled
@@ -44,7 +44,7 @@ LINE = 16 + 4
 
 
 @dataclass(frozen=True)
-class Axis:
+class PatchAxis:
     """A spatial axis: of the image's ``extent``, ``count`` windows of ``taps`` elements."""
 
     extent: Dim
@@ -72,14 +72,14 @@ class Patch:
         last: whether neighbouring channels lie side by side.
     """
 
-    parts: Parts
+    parts: ProductParts
     results: Lanes
     guards: tuple[str, ...]
     image: Scalar
     images: Dim
     channels: int
-    y: Axis
-    x: Axis
+    y: PatchAxis
+    x: PatchAxis
     order: tuple[str, ...]
     last: bool
 
@@ -95,7 +95,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class PatchShape(Shape):
+class PatchShape(ProductShape):
     """A block whose tile of 128 windows is ``wide`` of them broad, by so many columns, over a patch of so many
     elements, with a window's ``depth`` rounded up; ``first``: whether results have their channels first."""
 
@@ -140,7 +140,7 @@ def _sixteenths(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def patch_of(products: Sequence[Contract], parts: Parts, planned: Mapping[str, int]) -> Patch | None:
+def patch_of(products: Sequence[Contract], parts: ProductParts, planned: Mapping[str, int]) -> Patch | None:
     """A product as a convolution of few channels, whose windows are not read by vectors; None where it is none."""
     if len(products) != 1 or parts.rounds:
         return None
@@ -151,7 +151,7 @@ def patch_of(products: Sequence[Contract], parts: Parts, planned: Mapping[str, i
     return next((found for each in ways if each is not None and (found := _patch(contract, each, planned))), None)
 
 
-def _patch(contract: Contract, parts: Parts, planned: Mapping[str, int]) -> Patch | None:
+def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) -> Patch | None:
     """The same with the left operand's rows as windows."""
     side = int(parts.swapped)
     windowed = contract.operands[side]
@@ -172,9 +172,10 @@ def _patch(contract: Contract, parts: Parts, planned: Mapping[str, int]) -> Patc
     channels = image.shape[summed[0]].value
     if channels is None or None in sizes.values():
         return None
-    axes = [Axis(image.shape[axis], windowed.shape[windowed.place_of(axis)], sizes[axis] or 0, windowed.starts[place],
-                 windowed.strides[place], windowed.dilations[place]) for place, axis in enumerate(windowed.axes)]
-    y, x = axes if len(axes) == 2 else (Axis(dim(1), dim(1)), axes[0])
+    axes = [PatchAxis(image.shape[axis], windowed.shape[windowed.place_of(axis)], sizes[axis] or 0,
+                      windowed.starts[place], windowed.strides[place], windowed.dilations[place])
+            for place, axis in enumerate(windowed.axes)]
+    y, x = axes if len(axes) == 2 else (PatchAxis(dim(1), dim(1)), axes[0])
     names = {loops[windowed.place_of(summed[0])]: "c", **{
         loops[windowed.place_of(axis) + 1]: name for axis, name in zip(windowed.axes, "yx"[-len(axes):], strict=True)}}
     order = tuple(names[loop] for loop in range(contract.rank, len(contract.loops)))

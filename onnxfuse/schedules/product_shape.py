@@ -34,7 +34,7 @@ FLOATS = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProductShape:
     """Rows and columns of a block's tile, stages of operands in shared memory; bits of an index; whether four warps
     multiply together; whether operands and results are moved by vectors."""
 
@@ -85,7 +85,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class SpecialisedShape(Shape):
+class SpecialisedShape(ProductShape):
     """A block of which one warp copies by tensor maps and groups of four multiply: so many tiles at a time (``turns``),
     one that they share or one each."""
 

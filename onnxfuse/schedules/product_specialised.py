@@ -19,7 +19,7 @@ from onnxfuse.schedules.attention_shape import PANEL, WARPS, WIDTH
 from onnxfuse.schedules.kernel import moving_loads
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_maps import Mapped
-from onnxfuse.schedules.product_parts import Parts, Side
+from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import (
     DEPTH,
     PIECE,
@@ -41,7 +41,7 @@ class SpecialisedText(ProductText):
     """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``."""
 
     def __init__(
-        self, parts: Parts, operands: Sequence[Mapped], results: Lanes, shape: SpecialisedShape,
+        self, parts: ProductParts, operands: Sequence[Mapped], results: Lanes, shape: SpecialisedShape,
         sizes: Mapping[str, str], first: int
     ) -> None:
         scalars = (parts.left, *parts.rights)

@@ -13,8 +13,8 @@ from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Contracted, Load, Scalar
 from onnxfuse.schedules.attention_together import instruction
 from onnxfuse.schedules.lanes import Lanes, Scope
-from onnxfuse.schedules.product_parts import Parts, Side
-from onnxfuse.schedules.product_shape import FLOATS, STAGE_BYTES, Shape
+from onnxfuse.schedules.product_parts import ProductParts, Side
+from onnxfuse.schedules.product_shape import FLOATS, STAGE_BYTES, ProductShape
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
@@ -35,7 +35,7 @@ class ProductText:
     """Writes the body of a kernel for one shape of tiles."""
 
     def __init__(
-        self, parts: Parts, sides: Sequence[Side], results: Lanes, shape: Shape, sizes: Mapping[str, str]
+        self, parts: ProductParts, sides: Sequence[Side], results: Lanes, shape: ProductShape, sizes: Mapping[str, str]
     ) -> None:
         self.parts, self.left, self.rights, self.lanes, self.shape = parts, sides[0], sides[1:], results, shape
         self.sizes = Sizes(sizes)

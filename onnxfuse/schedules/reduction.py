@@ -88,7 +88,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Work:
+class ReductionWork:
     """A region with reductions, pulled.
 
     Attributes:
@@ -113,7 +113,7 @@ class Work:
     vectors: tuple[tuple[str, int], ...]
     scattered: tuple[int, ...]
     planned: Mapping[str, int]
-    peeled: Work | None = None
+    peeled: ReductionWork | None = None
 
     @property
     def aligned(self) -> tuple[str, ...]:
@@ -192,14 +192,14 @@ class Reduction(Schedule):
         return self.of_rows(work, request.rule) if has_scans(request.lowered) is self.scans else None
 
     @abstractmethod
-    def of_rows(self, work: Work, rule: str) -> Kernel | Refusal | None:
+    def of_rows(self, work: ReductionWork, rule: str) -> Kernel | Refusal | None:
         """The kernel of a region with these rows, why there is none, or None where they are not for this schedule."""
 
-    def headers(self, work: Work) -> tuple[str, ...]:
+    def headers(self, work: ReductionWork) -> tuple[str, ...]:
         """The headers that its texts begin with."""
         return ("onnxfuse", *(["columns"] if work.way.across else []), *(["tile"] if work.transposes else []))
 
-    def made(self, work: Work, ways: Ways, rule: str) -> Kernel:
+    def made(self, work: ReductionWork, ways: Ways, rule: str) -> Kernel:
         """The kernel of these variants."""
         lowered = work.lowered
         plan = replace(make_plan(lowered, rule, work.puller, ways.variants), scratch=tuple(ways.scratch))
@@ -210,7 +210,7 @@ class Reduction(Schedule):
             work.frame.streaming.count, self.heavy)
 
 
-def arranged(request: Request) -> Work | Refusal | None:
+def arranged(request: Request) -> ReductionWork | Refusal | None:
     """The rows of a region with reductions, or why they have no kernel; None where it has no reductions."""
     lowered, sizes = request.lowered, request.sizes
     program = lowered.program
@@ -348,7 +348,7 @@ def _way(outputs: Sequence[Output], loads: Sequence[Load], puller: Puller, found
 def _vectorised(
     lowered: Lowered, rows: tuple[Puller, Arrangement], outputs: list[Output], extent: Extent,
     planned: Mapping[str, int],
-) -> Work:
+) -> ReductionWork:
     """``rows``: what pulls them, and how they are arranged; ``planned``: sizes by the text's symbols."""
     puller, found = rows
     moving = {base: _moving(outputs, puller, base) for base in ("@e", "@row")}
@@ -366,7 +366,8 @@ def _vectorised(
     lanes.rely_on_loads(loads)
     frame = _frame(lowered, outputs, extent, lanes, way)
     vectors, scattered = tuple(_vectors(wide, loads, lanes)), scattered_inputs(loads, candidates)
-    work = Work(lowered, puller, extent, way, lanes, frame, narrow_guards(lowered), vectors, scattered, planned)
+    narrow = narrow_guards(lowered)
+    work = ReductionWork(lowered, puller, extent, way, lanes, frame, narrow, vectors, scattered, planned)
     return work if way.across or found.across else replace(work, peeled=_peeled(work, wide, loads, dtypes))
 
 
@@ -408,7 +409,9 @@ def _frame(lowered: Lowered, outputs: list[Output], extent: Extent, lanes: Lanes
                  frozenset(sizes.used))
 
 
-def _peeled(work: Work, outputs: Sequence[Output], loads: Sequence[Load], dtypes: Sequence[int]) -> Work | None:
+def _peeled(
+    work: ReductionWork, outputs: Sequence[Output], loads: Sequence[Load], dtypes: Sequence[int]
+) -> ReductionWork | None:
     """The same with vectors that begin anywhere in a row; None where vectors divide the rows, where some output does
     not lie as the others do, or where most of what the rows do not share would be read element by element."""
     length, along = work.extent.length, work.lanes

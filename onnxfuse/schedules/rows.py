@@ -21,7 +21,7 @@ from onnxfuse.lowering.launch import Variant
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
 from onnxfuse.schedules.peel import LONG_ODD_ROW
-from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Reduction, Ways, Work
+from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Extent, Reduction, ReductionWork, Ways
 from onnxfuse.schedules.rows_text import row_text
 from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.streaming import BLOCK_SHARED, fixed_bytes, kept_vectors, longest_row, row_bytes, streaming_text
@@ -58,7 +58,7 @@ SHARING = (512, 1024)
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowsShape:
     """A way to share a row: threads, vector width, and vectors a thread keeps (0 where it streams, ``IN_SHARED`` where
     shared memory keeps them).
 
@@ -120,19 +120,19 @@ class Rows(Reduction):
     each = "vector"
     heavy = False
 
-    def applies(self, work: Work) -> bool:
+    def applies(self, work: ReductionWork) -> bool:
         """Vectors run along the rows."""
         return not work.transposes and not work.way.across
 
-    def of_rows(self, work: Work, rule: str) -> Kernel | None:
+    def of_rows(self, work: ReductionWork, rule: str) -> Kernel | None:
         """The kernel of rows that nothing would split."""
         return self.made(work, self.beside(work, splits=False), rule) if self.applies(work) else None
 
-    def beside(self, work: Work, splits: bool) -> Ways:
+    def beside(self, work: ReductionWork, splits: bool) -> Ways:
         """The variants beside those that split rows; ``splits``: whether that is planned, and these are what else
         there is."""
         layouts = _layouts(work)
-        others: Sequence[Shape] = ()
+        others: Sequence[RowsShape] = ()
         if fits_narrow(work.lowered):
             whole = [shape for shape in layouts if shape.runs(work.extent.planned or 0)]
             others = whole[:1] if splits else _others(whole[0] if whole else layouts[0], work)
@@ -143,7 +143,7 @@ class Rows(Reduction):
         return replace(_ways(work, layouts), choice=choice, choices=tuple(offered))
 
 
-def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
+def _ways(work: ReductionWork, layouts: Iterable[RowsShape]) -> Ways:
     """The variants of these layouts."""
     count, ways, modes = work.expression(work.extent.count), Ways(), dict[tuple[int, bool], Function]()
     for layout in layouts:
@@ -165,12 +165,12 @@ def _ways(work: Work, layouts: Iterable[Shape]) -> Ways:
     return ways
 
 
-def _work_of(work: Work, layout: Shape) -> Work:
+def _work_of(work: ReductionWork, layout: RowsShape) -> ReductionWork:
     """The region as a layout reads it."""
     return work.peeled if layout.peeled and work.peeled is not None else work
 
 
-def _guards(work: Work, layout: Shape) -> tuple[str, ...]:
+def _guards(work: ReductionWork, layout: RowsShape) -> tuple[str, ...]:
     """What must hold for a layout to run."""
     extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
@@ -186,7 +186,7 @@ def _guards(work: Work, layout: Shape) -> tuple[str, ...]:
     return guards
 
 
-def _function(work: Work, mode: int) -> Function:
+def _function(work: ReductionWork, mode: int) -> Function:
     """Where rows stay: in registers, in shared memory (negative), or nowhere (0)."""
     kept = kept_vectors(work.frame) if mode < 0 else ()
     body = row_text(work.frame) if mode > 0 else streaming_text(work.frame, kept)
@@ -197,10 +197,10 @@ def _function(work: Work, mode: int) -> Function:
     return Function(name, (width, "threads", "block", "items"), work.signature.parameters(body.sizes), body.text)
 
 
-def _layouts(work: Work) -> list[Shape]:
+def _layouts(work: ReductionWork) -> list[RowsShape]:
     """The variants to offer, fastest first; the last one runs anything."""
     extent, known = work.extent, work.extent.length.value
-    anything = Shape(_streaming_threads(extent.planned), 1, 0, bits=64, peeled=_streams_peeled(work))
+    anything = RowsShape(_streaming_threads(extent.planned), 1, 0, bits=64, peeled=_streams_peeled(work))
     if not fits_narrow(work.lowered):
         return [anything]
     if known is not None and work.peeled is not None and known >= LONG_ODD_ROW:
@@ -211,49 +211,49 @@ def _layouts(work: Work) -> list[Shape]:
     return [*dict.fromkeys(layouts), anything]
 
 
-def _layouts_of(work: Work, width: int) -> list[Shape]:
+def _layouts_of(work: ReductionWork, width: int) -> list[RowsShape]:
     """The same of a width that divides the rows; at the last of several, what rows have that it does not divide."""
     extent, kept, known = work.extent, work.phases.live, work.extent.length.value
-    last, own = width == 1 and known is None and work.peeled is not None, list[Shape]()
-    stream = Shape(_streaming_threads(extent.planned), width, 0)
+    last, own = width == 1 and known is None and work.peeled is not None, list[RowsShape]()
+    stream = RowsShape(_streaming_threads(extent.planned), width, 0)
     if extent.planned is not None and (known is not None or extent.planned % width == 0) and not (
             last and extent.planned >= LONG_ODD_ROW):
         own = _planned_layouts(extent, width, kept)
     layouts = own.copy()
     if kept and known is None:
         per_thread = max(KEPT_LIMIT // kept // width, 1)
-        layouts.append(Shape(32, width, per_thread))
+        layouts.append(RowsShape(32, width, per_thread))
         if width > 1:
-            layouts.append(Shape(256, width, per_thread))
+            layouts.append(RowsShape(256, width, per_thread))
     layouts += _peeled_layouts(work) if last else _in_shared(work, width, own)
     if not kept or (width == work.lanes.width and not _streams_peeled(work)):
         layouts.append(stream)
     return layouts
 
 
-def _streams_peeled(work: Work) -> bool:
+def _streams_peeled(work: ReductionWork) -> bool:
     """Whether all rows that stream do so with vectors that begin anywhere, and no text is needed beside that."""
     known = work.extent.length.value
     return work.peels_all and (work.phases.live > 0 if known is None else known >= LONG_ODD_ROW)
 
 
-def _peeled_layouts(work: Work) -> list[Shape]:
+def _peeled_layouts(work: ReductionWork) -> list[RowsShape]:
     """The ways of long rows that no vector divides: those that registers keep, that shared memory does, and any."""
     peeled, extent, known = work.peeled, work.extent, work.extent.length.value
     if peeled is None:
         return []
     width, kept = peeled.lanes.width, work.phases.live
     odd = [size for size, _ in ((extent.planned, None), *extent.nearby) if size and size % width]
-    found: list[Shape] = []
+    found: list[RowsShape] = []
     if any(size >= LONG_ODD_ROW for size in odd):
         own = [each for each in _planned_layouts(extent, width, kept, odd=True) if each.threads >= 2 * each.width]
         found = [*own, *_in_shared(peeled, width, own)]
     least = 0 if known is not None or _streams_peeled(work) else LONG_ODD_ROW
-    found.append(Shape(_streaming_threads(extent.planned), width, 0, least=least))
+    found.append(RowsShape(_streaming_threads(extent.planned), width, 0, least=least))
     return [replace(each, peeled=True) for each in found]
 
 
-def _in_shared(work: Work, width: int, own: Sequence[Shape]) -> list[Shape]:
+def _in_shared(work: ReductionWork, width: int, own: Sequence[RowsShape]) -> list[RowsShape]:
     """The way to keep planned rows in shared memory that none of their ``own`` ones keeps in registers."""
     most = max((each.capacity for each in own), default=0)
     lengths = [length for length, _ in [(work.extent.planned, None), *work.extent.nearby] if length and length > most]
@@ -261,21 +261,21 @@ def _in_shared(work: Work, width: int, own: Sequence[Shape]) -> list[Shape]:
     return [shapes[0] for shapes in found if shapes][:1]
 
 
-def _sharing(work: Work, width: int, length: int) -> list[Shape]:
+def _sharing(work: ReductionWork, width: int, length: int) -> list[RowsShape]:
     """Ways to keep rows of a length in shared memory, likely ones first: as many threads as a block has at most, fewer
     where a multiprocessor's memory has room for more rows."""
     longest = longest_row(work.frame) if work.phases.live else 0
     if length > longest or (length % width == 0) is work.frame.peeled:
         return []
-    ways = [Shape(threads, width, IN_SHARED, longest=longest, peeled=work.frame.peeled)
+    ways = [RowsShape(threads, width, IN_SHARED, longest=longest, peeled=work.frame.peeled)
             for threads in SHARING if 2 * threads * width <= length]
     return ways[::-1] if 2 * length > longest else ways
 
 
-def _planned_layouts(extent: Extent, width: int, kept: int, odd: bool = False) -> list[Shape]:
+def _planned_layouts(extent: Extent, width: int, kept: int, odd: bool = False) -> list[RowsShape]:
     """The best layouts for the planned rows and for those near them, in an order in which the first that fits is meant:
     by length where that is open, else by the number of rows.  ``odd``: of lengths that the width does not divide."""
-    found: list[tuple[int, Shape]] = []
+    found: list[tuple[int, RowsShape]] = []
     enough = ENOUGH_THREADS if kept else BUSY_THREADS
     for length, rows in dict.fromkeys([(extent.planned, extent.rows), *extent.nearby]):
         if not length or (extent.length.value is None and (length % width != 0) is not odd) or (
@@ -286,7 +286,7 @@ def _planned_layouts(extent: Extent, width: int, kept: int, odd: bool = False) -
             found.append((rows or 0, best))
     if extent.length.value is None or len(found) < 2:
         return sorted({shape for _, shape in found}, key=lambda shape: (shape.capacity, shape.threads))
-    layouts: list[Shape] = []
+    layouts: list[RowsShape] = []
     found.sort(key=lambda one: one[0], reverse=True)
     for (rows, shape), more in zip(found, [None, *found], strict=False):
         if more is None or shape != replace(layouts[0], rows=None):
@@ -295,7 +295,7 @@ def _planned_layouts(extent: Extent, width: int, kept: int, odd: bool = False) -
     return layouts
 
 
-def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
+def _others(default: RowsShape, work: ReductionWork) -> tuple[RowsShape, ...]:
     """Layouts that may be quicker than the first of ``_layouts`` for rows of the planned length."""
     length, kept = work.extent.planned, work.phases.live
     if length is None:
@@ -307,15 +307,15 @@ def _others(default: Shape, work: Work) -> tuple[Shape, ...]:
             items = -(-vectors // threads)
             blocks = SEVERAL if threads <= 32 else (BLOCK,)
             if items * lanes * max(kept, 1) <= 2 * KEPT_LIMIT and items * threads < 2 * vectors:
-                found += [Shape(threads, lanes, items, several=block, peeled=peeled) for block in blocks]
+                found += [RowsShape(threads, lanes, items, several=block, peeled=peeled) for block in blocks]
             if threads >= 32 and threads * 32 >= vectors >= 2 * threads:
-                found += [Shape(threads, lanes, 0, peeled=peeled)]
+                found += [RowsShape(threads, lanes, 0, peeled=peeled)]
         if default.items <= 0 or default.items * default.width * kept > KEPT_LIMIT:
             found += _sharing(its, lanes, length)
     return tuple(shape for shape in found if shape != default)
 
 
-def _widths(work: Work, length: int) -> Iterator[tuple[Work, int]]:
+def _widths(work: ReductionWork, length: int) -> Iterator[tuple[ReductionWork, int]]:
     """Widths of vectors that are worth trying for rows of a length, each with the region as they read it."""
     peeled, width = work.peeled, work.lanes.width
     if peeled is not None and length % peeled.lanes.width and length >= FEWEST_VECTORS * peeled.lanes.width:
@@ -332,7 +332,7 @@ def _streaming_threads(length: int | None) -> int:
     return threads
 
 
-def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -> Shape | None:
+def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -> RowsShape | None:
     """Threads for planned rows: their length, and how many there are if that is known.
 
     Where even one vector of each value that is kept is more than a thread keeps, narrower ones do.  The weights are
@@ -352,7 +352,7 @@ def _best(planned: tuple[int, int | None], width: int, kept: int, enough: int) -
             weight *= 1.05 if threads > 32 else 1.06 if threads == 8 else 1.0 if threads > 8 else 1.3
             score = weight * items * threads / vectors
             if best is None or score < best[0]:
-                best = score, Shape(threads, width, items)
+                best = score, RowsShape(threads, width, items)
     if best is None and width > 1 and width * kept > KEPT_LIMIT:
         return _best(planned, width // 2, kept, enough)
     return best[1] if best is not None else None

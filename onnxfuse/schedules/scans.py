@@ -17,7 +17,7 @@ from onnxfuse.lowering.pull import Scanned
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_scans, walk
-from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Reduction, Ways, Work
+from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Reduction, ReductionWork, Ways
 from onnxfuse.schedules.scans_expected import LONG_COLUMN, LONG_ROW, SIDE_BY_SIDE, is_split, scans_expected
 from onnxfuse.schedules.scans_split import parts_of, split_texts
 from onnxfuse.schedules.scans_text import AcrossText, AlongText, held, totals_of
@@ -48,7 +48,7 @@ SPLIT_BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class Shape:
+class ScansShape:
     """A way to run rows.
 
     Attributes:
@@ -110,11 +110,11 @@ class Scans(Reduction):
         """One kernel, or, where several blocks share a row, one for each phase and for each level of totals."""
         return scans_expected(lowered, sizes, multiprocessors) if has_scans(lowered) else None
 
-    def headers(self, work: Work) -> tuple[str, ...]:
+    def headers(self, work: ReductionWork) -> tuple[str, ...]:
         """The one with totals over threads, and what it needs of that of columns."""
         return "onnxfuse", "columns", "scan"
 
-    def of_rows(self, work: Work, rule: str) -> Kernel | Refusal:
+    def of_rows(self, work: ReductionWork, rule: str) -> Kernel | Refusal:
         """The kernel of rows with totals."""
         if work.transposes:
             return Refusal("scan-structure", "rows with running totals and tensors that lie across them meet")
@@ -125,7 +125,7 @@ class Scans(Reduction):
         return self.made(work, _ways(work), rule)
 
 
-def _ways(work: Work) -> Ways:
+def _ways(work: ReductionWork) -> Ways:
     across = work.way.across
     layouts = list(dict.fromkeys(_across(work) if across else _along(work)))
     offered = {shape.choice: shape for shape in _others(work, layouts[0])} if fits_narrow(work.lowered) else {}
@@ -142,7 +142,7 @@ def _ways(work: Work) -> Ways:
     return ways
 
 
-def _add(work: Work, ways: Ways, function: Function, layout: Shape) -> None:
+def _add(work: ReductionWork, ways: Ways, function: Function, layout: ScansShape) -> None:
     """A variant of whole rows."""
     across, count = work.way.across, work.expression(work.extent.count)
     guards = () if layout.bits == 64 else work.aligned if layout.width > 1 else work.narrow
@@ -156,7 +156,7 @@ def _add(work: Work, ways: Ways, function: Function, layout: Shape) -> None:
     ways.variants.append(Variant(entry.name, (entry.step(f"{count} {rows} ceil"),), guards))
 
 
-def _function(work: Work, tiles: bool) -> Function:
+def _function(work: ReductionWork, tiles: bool) -> Function:
     if work.way.across:
         body = AcrossText(work.frame).text()
         return Function(
@@ -167,7 +167,7 @@ def _function(work: Work, tiles: bool) -> Function:
     return Function(name, ("width", "threads", "block", "items"), work.signature.parameters(body.sizes), body.text)
 
 
-def _along(work: Work) -> Iterable[Shape]:
+def _along(work: ReductionWork) -> Iterable[ScansShape]:
     """The variants of rows that lie in one piece, fastest first; the last one runs anything."""
     extent, width = work.extent, work.lanes.width
     known, kept = extent.length.value, _kept(work)
@@ -178,20 +178,20 @@ def _along(work: Work) -> Iterable[Shape]:
             yield best
         if known is None:
             items = max(KEPT_LIMIT // kept // lanes, 1)
-            some = [Shape(WARP, lanes, items, BLOCK), Shape(256, lanes, items, 256)]
+            some = [ScansShape(WARP, lanes, items, BLOCK), ScansShape(256, lanes, items, 256)]
             yield from (shape for shape in some if best is None or shape.capacity > best.capacity)
         yield _tiled(extent.planned, lanes)
     yield replace(_tiled(extent.planned, 1), bits=64)
 
 
-def _across(work: Work) -> Iterable[Shape]:
+def _across(work: ReductionWork) -> Iterable[ScansShape]:
     """The same of rows that lie side by side."""
     for width in dict.fromkeys((work.lanes.width, 1)) if fits_narrow(work.lowered) else ():
         yield _beside(work, width, DEEP)
     yield replace(_beside(work, 1, DEEP), bits=64)
 
 
-def _beside(work: Work, width: int, most: int, share: int = 1) -> Shape:
+def _beside(work: ReductionWork, width: int, most: int, share: int = 1) -> ScansShape:
     """Rows side by side: as many of a block as fill sectors, or more of short ones, and threads for all of their
     elements up to ``most``; ``share``: of the elements that a thread could have."""
     extent, rows = work.extent, SIDE_BY_SIDE
@@ -207,17 +207,17 @@ def _beside(work: Work, width: int, most: int, share: int = 1) -> Shape:
     while deep * across < BLOCK and across < WARP and (count is None or 2 * across * width <= count):
         across *= 2
     deep = max(deep, WARP // across)
-    return Shape(deep, width, items, deep * across)
+    return ScansShape(deep, width, items, deep * across)
 
 
-def _kept(work: Work) -> int:
+def _kept(work: ReductionWork) -> int:
     """Values an element that stay in registers."""
     phases = work.phases
     roots = (root for phase in range(phases.count) for root in phases.roots(phase))
     return len(totals_of(roots)) + len(held(phases, work.lanes, tiles=work.way.across))
 
 
-def _best(work: Work, length: int, width: int) -> Shape | None:
+def _best(work: ReductionWork, length: int, width: int) -> ScansShape | None:
     """The fewest threads that keep a planned row, or more where there are few rows; None where none keep it."""
     vectors, kept, rows = -(-length // width), _kept(work), work.extent.rows
     for threads in (1 << power for power in range(MAX_THREADS.bit_length())):
@@ -225,7 +225,7 @@ def _best(work: Work, length: int, width: int) -> Shape | None:
         hungry = rows is not None and rows * threads < ENOUGH_THREADS and threads < vectors
         if items * width * kept <= KEPT_LIMIT and (items <= SOME or threads == MAX_THREADS) and (
                 not hungry or threads == MAX_THREADS):
-            return Shape(threads, width, items, max(threads, BLOCK) if threads <= WARP else threads)
+            return ScansShape(threads, width, items, max(threads, BLOCK) if threads <= WARP else threads)
     return None
 
 
@@ -234,14 +234,14 @@ def _tile(width: int) -> int:
     return max(TILE, TILE_ELEMENTS // width)
 
 
-def _tiled(length: int | None, width: int) -> Shape:
+def _tiled(length: int | None, width: int) -> ScansShape:
     threads = 256 if length is None else WARP
     while length is not None and threads < MAX_THREADS and threads * width * _tile(width) < length:
         threads *= 2
-    return Shape(threads, width, 0, BLOCK if threads <= WARP else threads)
+    return ScansShape(threads, width, 0, BLOCK if threads <= WARP else threads)
 
 
-def _others(work: Work, own: Shape) -> Iterable[Shape]:
+def _others(work: ReductionWork, own: ScansShape) -> Iterable[ScansShape]:
     """Ways that may be quicker than the schedule's own for rows of the planned length."""
     if work.way.across:
         shapes = (_beside(work, own.width, most, share) for share in (1, 2) for most in DEPTHS)
@@ -251,13 +251,13 @@ def _others(work: Work, own: Shape) -> Iterable[Shape]:
         for threads in (own.threads // 2, own.threads * 2):
             items = -(-vectors // threads) if 0 < threads <= min(MAX_THREADS, vectors) else 0
             if items and items * own.width * kept <= 2 * KEPT_LIMIT:
-                yield Shape(threads, own.width, items, BLOCK if threads <= WARP else threads)
+                yield ScansShape(threads, own.width, items, BLOCK if threads <= WARP else threads)
 
 
 # ---- Few long rows. ----
 
 
-def _is_split(work: Work) -> bool:
+def _is_split(work: ReductionWork) -> bool:
     """Whether rows may be few and long: of the planned ones it is known that they are not, or there is no plan."""
     extent, longest = work.extent, LONG_COLUMN if work.way.across else LONG_ROW
     if extent.length.value is not None and extent.length.value <= longest:
@@ -267,7 +267,7 @@ def _is_split(work: Work) -> bool:
                and (work.way.across or _best(work, size, work.lanes.width) is None) for size, rows in near)
 
 
-def _add_split(work: Work, ways: Ways, told: int) -> None:
+def _add_split(work: ReductionWork, ways: Ways, told: int) -> None:
     """Variants that share a row among blocks, behind those that are ``told`` and those that keep rows in registers."""
     if not _is_split(work) or not fits_narrow(work.lowered):
         return
@@ -290,7 +290,7 @@ def _add_split(work: Work, ways: Ways, told: int) -> None:
 
 
 @dataclass(frozen=True)
-class Form:
+class ScansForm:
     """How blocks share rows: expressions for the blocks that whole rows would take, for the chunks of a row, and for
     scratch memory; and the steps, with whether a block has a chunk in each."""
 
@@ -300,7 +300,7 @@ class Form:
     steps: tuple[tuple[Function, bool], ...]
 
 
-def _form(work: Work) -> Form:
+def _form(work: ReductionWork) -> ScansForm:
     across, width = work.way.across, work.lanes.width
     count, length = work.expression(work.extent.count), work.expression(work.extent.length)
     shape = _beside(work, width, SPLIT_THREADS) if across else _chunked(width)
@@ -322,15 +322,15 @@ def _form(work: Work) -> Form:
         body = text.text()
         parameters = signature.parameters(body.sizes)
         steps.append((Function(f"scans_split_{len(steps)}", template, parameters, body.text), not text.alone))
-    return Form(blocks, chunks, f"{count} {chunks} * {parts.bytes} *", tuple(steps))
+    return ScansForm(blocks, chunks, f"{count} {chunks} * {parts.bytes} *", tuple(steps))
 
 
-def _chunked(width: int) -> Shape:
+def _chunked(width: int) -> ScansShape:
     """Threads with a tile of a chunk of a row."""
-    return Shape(SPLIT_THREADS, width, _tile(width), SPLIT_THREADS)
+    return ScansShape(SPLIT_THREADS, width, _tile(width), SPLIT_THREADS)
 
 
-def _split(work: Work, form: Form, width: int, guards: tuple[str, ...]) -> tuple[Variant, list[Entry]]:
+def _split(work: ReductionWork, form: ScansForm, width: int, guards: tuple[str, ...]) -> tuple[Variant, list[Entry]]:
     """The variant with vectors of a width."""
     across = work.way.across
     shape = _beside(work, width, SPLIT_THREADS) if across else _chunked(width)

@@ -13,7 +13,7 @@ from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Reduced, Scalar, Scanned
 from onnxfuse.schedules.phases import Frame, Phases, accumulators, neutral
 from onnxfuse.schedules.scans_text import Across, Along, Stages, totals_of
-from onnxfuse.schedules.split_text import ColumnSplit, Parts, RowSplit, Step, reductions_of
+from onnxfuse.schedules.split_text import ColumnSplit, RowSplit, SplitParts, Step, reductions_of
 from onnxfuse.schedules.text import indented
 
 
@@ -26,16 +26,16 @@ def levels(totals: Iterable[Scanned]) -> list[list[Scanned]]:
     return [[total for total in depths if depths[total] == level] for level in range(most + 1)]
 
 
-def parts_of(phases: Phases) -> Parts:
+def parts_of(phases: Phases) -> SplitParts:
     """Room for what the chunks amount to: for the reductions, and for the totals."""
     roots = [root for phase in range(phases.count) for root in phases.roots(phase)]
-    return Parts([*reductions_of(phases), *totals_of(roots)])
+    return SplitParts([*reductions_of(phases), *totals_of(roots)])
 
 
 class Chunk(Stages, Step):
     """A phase of a chunk, or, of some ``totals``, what the chunk amounts to."""
 
-    def __init__(self, frame: Frame, phase: int, parts: Parts, totals: Sequence[Scanned]) -> None:
+    def __init__(self, frame: Frame, phase: int, parts: SplitParts, totals: Sequence[Scanned]) -> None:
         super().__init__(frame, phase, parts)
         self.wanted = totals
         self.alone = self.alone and not totals
@@ -116,7 +116,7 @@ class ColumnChunk(Across, Chunk, ColumnSplit):
         ]
 
 
-def split_texts(frame: Frame, parts: Parts, across: bool) -> Iterator[Chunk]:
+def split_texts(frame: Frame, parts: SplitParts, across: bool) -> Iterator[Chunk]:
     """The steps of a kernel, one behind the other."""
     kind = ColumnChunk if across else RowChunk
     known: set[Scanned] = set()

@@ -22,15 +22,15 @@ from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import WARP, Columns, longest_kept, side_by_side
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_reductions
 from onnxfuse.schedules.online import joins_maximum
-from onnxfuse.schedules.reduction import Reduction, Ways, Work
+from onnxfuse.schedules.reduction import Reduction, ReductionWork, Ways
 from onnxfuse.schedules.rows import SHARED, Rows
 from onnxfuse.schedules.schedule import Expected
 from onnxfuse.schedules.source import Function, Parameter, Signature
-from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit, Parts, RowSplit, is_last, reductions_of
+from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit, RowSplit, SplitParts, is_last, reductions_of
 
 
 @dataclass(frozen=True)
-class Shape:
+class SplitShape:
     """Threads of a block, and blocks a multiprocessor."""
 
     threads: int
@@ -42,11 +42,11 @@ class Shape:
         return Choice.of("split", threads=self.threads, blocks=self.blocks)
 
 
-OWN = Shape(256, 4)
+OWN = SplitShape(256, 4)
 """With several vectors a thread on its way, these keep a multiprocessor's memory busy."""
 
-OTHERS = tuple(Shape(threads, blocks) for threads in (128, 256, 512) for blocks in (1, 2, 4, 8)
-               if 512 <= threads * blocks <= 2048 and Shape(threads, blocks) != OWN)
+OTHERS = tuple(SplitShape(threads, blocks) for threads in (128, 256, 512) for blocks in (1, 2, 4, 8)
+               if 512 <= threads * blocks <= 2048 and SplitShape(threads, blocks) != OWN)
 """What tuning tries."""
 
 MOST_THREADS = 1024
@@ -80,7 +80,7 @@ class SplitWays:
 
 
 @dataclass(frozen=True)
-class Form:
+class SplitForm:
     """How blocks share rows.
 
     Attributes:
@@ -92,7 +92,7 @@ class Form:
         shape: of its blocks.
     """
 
-    shape: Shape
+    shape: SplitShape
     across: int
     width: int
     rows: int
@@ -119,7 +119,7 @@ class Split(Reduction):
         steps = expected_steps(lowered, sizes, multiprocessors)
         return Expected(steps) if has_reductions(lowered) else None
 
-    def of_rows(self, work: Work, rule: str) -> Kernel | None:
+    def of_rows(self, work: ReductionWork, rule: str) -> Kernel | None:
         """The kernel of rows that may be few and long when it runs; it is called after what runs the planned ones."""
         other = next((each for each in self.whole if each.applies(work)), None)
         split = None if other is None else split_ways(work)
@@ -149,7 +149,7 @@ def _joined(ways: Ways, split: SplitWays) -> Ways:
     )
 
 
-def split_ways(work: Work) -> SplitWays | None:
+def split_ways(work: ReductionWork) -> SplitWays | None:
     """The variants for few long rows, or None where there can be none of them or none are planned."""
     extent, offered = work.extent, {shape.choice: shape for shape in OTHERS}
     choice, shape = told(extent.choice, offered)
@@ -169,7 +169,7 @@ def split_ways(work: Work) -> SplitWays | None:
     return SplitWays(ways, always, planned or always)
 
 
-def few_rows(work: Work) -> Refusal | None:
+def few_rows(work: ReductionWork) -> Refusal | None:
     """Few long rows want to be split, and then nothing goes through shared memory because it lies the other way."""
     if not next(_planned(work, _form(work, OWN))):
         return None
@@ -181,29 +181,29 @@ def few_rows(work: Work) -> Refusal | None:
     )
 
 
-def _few(form: Form) -> int:
+def _few(form: SplitForm) -> int:
     """Rows up to which they are few."""
     return MULTIPROCESSORS // 2 * form.whole
 
 
-def _planned(work: Work, form: Form) -> Iterator[bool]:
+def _planned(work: ReductionWork, form: SplitForm) -> Iterator[bool]:
     """Whether the planned rows are few and long, and whether each of those nearby are."""
     for size, rows in ((work.extent.planned, work.extent.rows), *work.extent.nearby):
         yield size is not None and rows is not None and size > form.longest and rows <= _few(form)
 
 
-def _form(work: Work, shape: Shape) -> Form:
+def _form(work: ReductionWork, shape: SplitShape) -> SplitForm:
     width, extent = max(each.lanes.width for each in (work, work.peeled) if each is not None), work.extent
     if not work.way.across:
         longest = KEPT_ROW // max(work.phases.live, 1) if work.phases.live else LONG_ROW
-        return Form(shape, 0, width, 1, 1, shape.threads * width, longest)
+        return SplitForm(shape, 0, width, 1, 1, shape.threads * width, longest)
     count = extent.count.value if extent.count.value is not None else extent.rows
     across, narrow = (side_by_side(deep, count, width) for deep in (8, 32))
     longest = max(LONG_COLUMN, longest_kept(work) if work.phases.live else 0)
-    return Form(shape, across, width, across * width, narrow * width, shape.threads // across * UNROLLED, longest)
+    return SplitForm(shape, across, width, across * width, narrow * width, shape.threads // across * UNROLLED, longest)
 
 
-def _guards(work: Work, form: Form) -> tuple[str, ...]:
+def _guards(work: ReductionWork, form: SplitForm) -> tuple[str, ...]:
     """Few blocks for the GPU at hand, and long rows."""
     count, length = work.extent.count, work.extent.length
     guards = []
@@ -214,7 +214,7 @@ def _guards(work: Work, form: Form) -> tuple[str, ...]:
     return tuple(guards)
 
 
-def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
+def _ways(work: ReductionWork, form: SplitForm, guards: tuple[str, ...]) -> Ways:
     extent, phases = work.extent, work.frame.streaming
     count, length = work.expression(extent.count), work.expression(extent.length)
     blocks = count if form.rows == 1 else f"{count} {form.rows} ceil"
@@ -222,7 +222,7 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
     units, wanted = f"{length} {form.unit} ceil 1 max", f"sms {form.shape.blocks} * {blocks} ceil {MOST_CHUNKS} min"
     chunk = f"{units} {wanted} ceil {form.unit} *"
     chunks = f"{length} 1 max {chunk} ceil"
-    parts = Parts(reductions_of(phases))
+    parts = SplitParts(reductions_of(phases))
     signature = replace(work.signature, more=(
         Parameter("unsigned char* __restrict__", "t0", "t0"),
         Parameter("const {index}", "chunk", f"i{{bits}}:{chunk}"),
@@ -252,7 +252,7 @@ def _ways(work: Work, form: Form, guards: tuple[str, ...]) -> Ways:
     return ways
 
 
-def _readers(work: Work) -> list[Work]:
+def _readers(work: ReductionWork) -> list[ReductionWork]:
     """The region as texts read it, fastest first; where vectors that begin anywhere in a row move as much as those that
     divide it, they take the place of these."""
     if work.peeled is None:
@@ -260,7 +260,7 @@ def _readers(work: Work) -> list[Work]:
     return [work.peeled] if work.peels_all else [work, *([work.peeled] if fits_narrow(work.lowered) else [])]
 
 
-def _ways_to_read(work: Work) -> Iterator[tuple[Work, int, int, tuple[str, ...]]]:
+def _ways_to_read(work: ReductionWork) -> Iterator[tuple[ReductionWork, int, int, tuple[str, ...]]]:
     """The same as variants do, each with its width, the bits of its indices and its guards."""
     first, *more = _readers(work)
     if fits_narrow(work.lowered):
@@ -271,7 +271,7 @@ def _ways_to_read(work: Work) -> Iterator[tuple[Work, int, int, tuple[str, ...]]
     yield first, 1, 64, ()
 
 
-def _functions(work: Work, form: Form, parts: Parts, signature: Signature) -> list[Function]:
+def _functions(work: ReductionWork, form: SplitForm, parts: SplitParts, signature: Signature) -> list[Function]:
     """The steps of a row."""
     width = "vector" if work.frame.peeled else "width"
     name, text = (f"split_{'peeled_' if work.frame.peeled else ''}", ColumnSplit if form.across else RowSplit)

@@ -22,7 +22,7 @@ def is_last(phases: Phases, phase: int) -> bool:
     return phase == phases.count - 1 and not phases.roots(phase)
 
 
-class Parts:
+class SplitParts:
     """Where the reductions' numbers lie in scratch: one a row and chunk, the longest types first.
 
     Attributes:
@@ -59,7 +59,7 @@ def reductions_of(phases: Phases) -> list[Reduced]:
 class Step(PhaseText):
     """One phase; ``parts`` says where the numbers of the others are."""
 
-    def __init__(self, frame: Frame, phase: int, parts: Parts) -> None:
+    def __init__(self, frame: Frame, phase: int, parts: SplitParts) -> None:
         super().__init__(frame, keep=False)
         self.phase, self.parts = phase, parts
         self.alone = is_last(self.phases, phase)

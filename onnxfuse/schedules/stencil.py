@@ -38,8 +38,8 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.stencil_parts import OTHER, Parts, convolution_of, parts_of
-from onnxfuse.schedules.stencil_shape import Planned, Shape, shapes, sides_of, smallest, tile_of, without_vectors
+from onnxfuse.schedules.stencil_parts import OTHER, StencilParts, convolution_of, parts_of
+from onnxfuse.schedules.stencil_shape import Planned, StencilShape, shapes, sides_of, smallest, tile_of, without_vectors
 from onnxfuse.schedules.stencil_text import StencilText
 
 WIDTHS = (1, 2, 4, 8)
@@ -103,7 +103,7 @@ class _Sides:
     planned: Planned
 
 
-def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
+def _kernel(request: Request, parts: StencilParts) -> Kernel | Refusal:
     lowered = request.lowered
     sides = _sides(parts, request.sizes)
     last = smallest(parts.axes)
@@ -114,7 +114,7 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     own = next(iter(offered.values()), None)
     text = StencilText(parts, Signature(lowered), sides.image, sides.results)
     functions = text.functions(any(shape.planes for shape in offered.values()))
-    work = _Work(parts, {each.name: each for each in functions})
+    work = _StencilWork(parts, {each.name: each for each in functions})
     # Where sizes are known vectors fail for a pointer alone, which is rare.
     varies = any(axis.extent.value is None for axis in parts.axes)
     rest = (varies and without_vectors(sides.planned)) or last
@@ -130,16 +130,16 @@ def _kernel(request: Request, parts: Parts) -> Kernel | Refusal:
     return Kernel("stencil", source, plan, (), choice, choices, heavy=True)
 
 
-class _Work:
+class _StencilWork:
     """The kernels and variants of one region as they come."""
 
-    def __init__(self, parts: Parts, functions: Mapping[str, Function]) -> None:
+    def __init__(self, parts: StencilParts, functions: Mapping[str, Function]) -> None:
         self.parts, self.functions = parts, functions
         self.entries: list[Entry] = []
         self.variants: list[Variant] = []
         self._planes = False
 
-    def add(self, shape: Shape, guards: tuple[str, ...]) -> None:
+    def add(self, shape: StencilShape, guards: tuple[str, ...]) -> None:
         """A variant."""
         tile = tile_of(shape, self.parts.axes)
         settings = (shape.planes, shape.deep, shape.high, shape.wide, shape.tall, shape.broad, shape.loads,
@@ -156,7 +156,7 @@ class _Work:
         """The functions that its kernels need."""
         return [each for name, each in self.functions.items() if self._planes or name != "stencil_planes"]
 
-    def _blocks(self, shape: Shape) -> str:
+    def _blocks(self, shape: StencilShape) -> str:
         parts = self.parts
         planes = self._expression(parts.planes * parts.features)
         if shape.planes:
@@ -168,7 +168,7 @@ class _Work:
         return expression(size, self.parts.lowered.binding.symbols)
 
 
-def _sides(parts: Parts, sizes: Mapping[str, int]) -> _Sides:
+def _sides(parts: StencilParts, sizes: Mapping[str, int]) -> _Sides:
     """How images and results are moved at these sizes."""
     lowered, (_, _, x) = parts.lowered, parts.axes
     program, space, puller = lowered.program, parts.puller.space, parts.puller
@@ -203,7 +203,7 @@ def _sides(parts: Parts, sizes: Mapping[str, int]) -> _Sides:
     return _Sides(image, results, guards, (*guards, *rows), plan)
 
 
-def _within(parts: Parts, size: Dim, width: int, sizes: Mapping[str, int]) -> int:
+def _within(parts: StencilParts, size: Dim, width: int, sizes: Mapping[str, int]) -> int:
     """The widest vectors, up to a width, that a row of a size is made of."""
     known = parts.lowered.binding.at(size, sizes)
     multiple = size.multiple_of() if known is None else known

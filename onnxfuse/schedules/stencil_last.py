@@ -35,7 +35,15 @@ from onnxfuse.schedules.kernel import (
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.stencil_last_shape import VECTORS, WIDTHS, Parts, Shape, depthwise_of, parts_of, shapes
+from onnxfuse.schedules.stencil_last_shape import (
+    VECTORS,
+    WIDTHS,
+    StencilLastParts,
+    StencilLastShape,
+    depthwise_of,
+    parts_of,
+    shapes,
+)
 from onnxfuse.schedules.stencil_last_text import StripsText
 
 BLOCKS = 8
@@ -73,13 +81,13 @@ class StencilLast(Schedule):
             parts = parts_of(lowered, found[0])
         except Unlowerable as stopped:
             return replace(stopped.refusal, code="stencil-structure")
-        return _kernel(request, parts) if isinstance(parts, Parts) else parts
+        return _kernel(request, parts) if isinstance(parts, StencilLastParts) else parts
 
 
 # ---- Its kernel. ----
 
 
-def _kernel(request: Request, parts: Parts) -> Kernel:
+def _kernel(request: Request, parts: StencilLastParts) -> Kernel:
     lowered = parts.lowered
     planned = lowered.binding.planned(request.sizes)
     sides = {width: found for width in WIDTHS if (found := _lanes(parts, width, planned)) is not None}
@@ -89,8 +97,8 @@ def _kernel(request: Request, parts: Parts) -> Kernel:
     offered = offered if fits_narrow(lowered) else {}
     choice, first = told(request.choice, offered)
     own = next(iter(offered.values()), None)
-    least = Shape(1, 1, 1, VECTORS, 1, 4)
-    work = _Work(parts)
+    least = StencilLastShape(1, 1, 1, VECTORS, 1, 4)
+    work = _StencilLastWork(parts)
     for shape in dict.fromkeys(each for each in (first, own) if each is not None):
         lanes, guards = sides[shape.width]
         work.add(shape, lanes, (*narrow_guards(lowered), *guards))
@@ -104,7 +112,7 @@ def _kernel(request: Request, parts: Parts) -> Kernel:
     return Kernel("stencil_last", source, plan, (), choice, choices, heavy=True)
 
 
-def _lanes(parts: Parts, width: int, planned: Mapping[str, int]) -> tuple[Lanes, tuple[str, ...]] | None:
+def _lanes(parts: StencilLastParts, width: int, planned: Mapping[str, int]) -> tuple[Lanes, tuple[str, ...]] | None:
     """Lanes of vectors of so many channels, and the guards under which they are so; None where they never are."""
     lanes, outputs = parts.lanes(width), parts.lowered.program.outputs
     moving = moving_loads([*parts.read, *parts.results], lanes)
@@ -126,17 +134,17 @@ def _lanes(parts: Parts, width: int, planned: Mapping[str, int]) -> tuple[Lanes,
     return lanes, vector_guards(parts.lowered, lanes, targets)
 
 
-class _Work:
+class _StencilLastWork:
     """The functions, kernels and variants of one region as they come."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: StencilLastParts) -> None:
         self.parts = parts
         self.signature = Signature(parts.lowered)
         self.functions: dict[str, Function] = {}
         self.entries: list[Entry] = []
         self.variants: list[Variant] = []
 
-    def add(self, shape: Shape, lanes: Lanes, guards: tuple[str, ...]) -> None:
+    def add(self, shape: StencilLastShape, lanes: Lanes, guards: tuple[str, ...]) -> None:
         """A variant."""
         key = replace(shape, bits=32).name
         if key not in self.functions:

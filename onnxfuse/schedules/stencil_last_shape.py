@@ -17,7 +17,7 @@ from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.kernel import moving_loads, walk
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
-from onnxfuse.schedules.stencil_parts import ONE, Axis
+from onnxfuse.schedules.stencil_parts import ONE, StencilAxis
 
 CHANNELS = "@c"
 """The base over channels."""
@@ -56,7 +56,7 @@ OFFERED = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class StencilLastShape:
     """A thread's strip of ``tall`` x ``broad`` results for ``width`` channels, and a block's threads: ``vectors`` of
     channels, ``across`` strips by ``down``; ``bits``: of an index."""
 
@@ -96,7 +96,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Parts:
+class StencilLastParts:
     """A depthwise convolution of images with channels last.
 
     Attributes:
@@ -112,7 +112,7 @@ class Parts:
     puller: Puller
     images: Dim
     channels: Dim
-    axes: tuple[Axis, ...]
+    axes: tuple[StencilAxis, ...]
     image: Scalar
     weight: Scalar
     results: tuple[Scalar, ...]
@@ -136,7 +136,7 @@ class Parts:
             *(load.offset for load in loads), *self.places))
 
 
-def parts_of(lowered: Lowered, contract: Contract) -> Parts | Refusal | None:
+def parts_of(lowered: Lowered, contract: Contract) -> StencilLastParts | Refusal | None:
     """The region as a depthwise convolution of images with channels last, or why it is none; None where it is no
     depthwise convolution.
 
@@ -164,8 +164,8 @@ def parts_of(lowered: Lowered, contract: Contract) -> Parts | Refusal | None:
     results = tuple(puller.element(output, out[id(output)]) for output in outputs)
     if not any(isinstance(scalar, Contracted) for scalar in walk(results)):
         return _refused("its outputs are not of the convolution")
-    parts = Parts(lowered, puller, contract.shape[0], contract.shape[1], found.axes, own, weight, results,
-                  tuple(space.linear(out[id(output)], output.shape) for output in outputs))
+    parts = StencilLastParts(lowered, puller, contract.shape[0], contract.shape[1], found.axes, own, weight, results,
+                             tuple(space.linear(out[id(output)], output.shape) for output in outputs))
     return parts if parts.last else _refused("its images and results lie neither both channels first nor both last")
 
 
@@ -192,7 +192,7 @@ class Depthwise:
     loops: tuple[int, ...]
     names: Mapping[int, str]
     pixels: Mapping[int, tuple[str, Dim]]
-    axes: tuple[Axis, ...]
+    axes: tuple[StencilAxis, ...]
 
     @property
     def taps(self) -> int:
@@ -220,7 +220,7 @@ def depthwise_of(contract: Contract) -> Depthwise | None:
             continue
         name = SPATIAL[loop - rank]
         names[loop], pixels[loop] = f"@o{name}", (f"@{name}", image.shape[place])
-        axes[loop - rank] = Axis(image.shape[place], contract.shape[loop])
+        axes[loop - rank] = StencilAxis(image.shape[place], contract.shape[loop])
         if place in sliding:
             assert isinstance(windowed, Window)
             number, tap = sliding.index(place), along[places[place] + 1]
@@ -228,36 +228,36 @@ def depthwise_of(contract: Contract) -> Depthwise | None:
             if count is None:
                 return None
             names[tap] = f"@t{name}"
-            axes[loop - rank] = Axis(image.shape[place], contract.shape[loop], count, windowed.starts[number],
-                                     windowed.strides[number], windowed.dilations[number])
+            axes[loop - rank] = StencilAxis(image.shape[place], contract.shape[loop], count, windowed.starts[number],
+                                            windowed.strides[number], windowed.dilations[number])
     return Depthwise(image, loops, names, pixels, tuple(axes))
 
 
 def shapes(
-    axes: Sequence[Axis], counts: Sequence[int | None], channels: int | None, widths: Sequence[int]
-) -> list[Shape]:
+    axes: Sequence[StencilAxis], counts: Sequence[int | None], channels: int | None, widths: Sequence[int]
+) -> list[StencilLastShape]:
     """The shapes to choose from, the one first that is expected to be quickest."""
     taps = prod(axis.taps for axis in axes)
     _, high, wide = (UNKNOWN if count is None else max(count, 1) for count in counts)
-    found: dict[Shape, float] = {}
+    found: dict[StencilLastShape, float] = {}
     for width, broad, tall in each_of(widths, (1, 2, 4, 8), (1, 2)):
         vectors = _vectors(-(-(channels or UNKNOWN) // width))
         strips = max(1, THREADS // vectors)
         across = min(strips, _power(-(-wide // broad)))
         down = max(1, min(strips // across, _power(-(-high // tall))))
-        shape = Shape(tall, broad, width, vectors, across, down)
+        shape = StencilLastShape(tall, broad, width, vectors, across, down)
         fits = _registers(shape, axes) <= REGISTERS and shape.shared(taps) <= SHARED
         if fits and broad < 2 * wide and tall < 2 * high:
             found[shape] = _cost(shape, axes, high, wide)
     return sorted(found, key=lambda shape: found[shape])[:OFFERED]
 
 
-def _registers(shape: Shape, axes: Sequence[Axis]) -> int:
+def _registers(shape: StencilLastShape, axes: Sequence[StencilAxis]) -> int:
     """What a thread holds of pixels of a row, sums and weights."""
     return shape.width * (axes[2].span(shape.broad) + shape.tall * shape.broad + 2)
 
 
-def _cost(shape: Shape, axes: Sequence[Axis], high: int, wide: int) -> float:
+def _cost(shape: StencilLastShape, axes: Sequence[StencilAxis], high: int, wide: int) -> float:
     """Instructions for a result, more where threads idle and where few of a block wait for memory together."""
     _, y, x = axes
     idle = 1.0

@@ -8,7 +8,7 @@ from onnxfuse.lowering.pull import Contracted
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.stencil_last_shape import Parts, Shape
+from onnxfuse.schedules.stencil_last_shape import StencilLastParts, StencilLastShape
 from onnxfuse.schedules.text import Sizes, Writer, indented, pointer, unrolled
 
 UNROLLED = 25
@@ -18,7 +18,9 @@ UNROLLED = 25
 class StripsText:
     """Writes the body of a kernel's function."""
 
-    def __init__(self, parts: Parts, lanes: Lanes, shape: Shape, sizes: Mapping[str, str]) -> None:
+    def __init__(
+        self, parts: StencilLastParts, lanes: Lanes, shape: StencilLastShape, sizes: Mapping[str, str]
+    ) -> None:
         """``lanes``: of vectors of ``shape.width`` channels."""
         self.parts, self.lanes, self.shape = parts, lanes, shape
         self.sizes = Sizes(sizes)

@@ -29,7 +29,7 @@ MOST_TAPS = 4096
 
 
 @dataclass(frozen=True)
-class Axis:
+class StencilAxis:
     """A spatial axis: ``extent`` elements of an image, ``count`` places of a window of ``taps`` elements, the first of
     which begins at ``start``."""
 
@@ -50,11 +50,11 @@ class Axis:
         return (places - 1) * self.stride + self.reach
 
 
-ONE = Axis(dim(1), dim(1))
+ONE = StencilAxis(dim(1), dim(1))
 
 
 @dataclass(frozen=True)
-class Parts:
+class StencilParts:
     """A depthwise convolution.
 
     Attributes:
@@ -70,7 +70,7 @@ class Parts:
     planes: Dim
     features: int
     channels: Dim
-    axes: tuple[Axis, ...]
+    axes: tuple[StencilAxis, ...]
     image: Scalar
     weight: Scalar
     results: tuple[Scalar, ...]
@@ -95,7 +95,7 @@ class _Convolution:
     planes: Dim
     features: Dim
     channels: Dim
-    axes: tuple[Axis, ...]
+    axes: tuple[StencilAxis, ...]
 
 
 def _refused(message: str) -> Refusal:
@@ -124,20 +124,20 @@ def convolution_of(contract: Contract) -> _Convolution | Refusal:
     right = [*range(1, lead), *range(rank, inner)]
     if not 0 < rank - lead <= SPATIAL or contract.axes != (tuple(left), tuple(right)) or contract.summed[0] != 1:
         return _other("its product is no convolution of each channel by itself")
-    axes = [Axis(image.shape[axis], contract.shape[axis]) for axis in range(lead, rank)]
+    axes = [StencilAxis(image.shape[axis], contract.shape[axis]) for axis in range(lead, rank)]
     for place, axis in enumerate(sliding):
         assert isinstance(windowed, Window)
         taps = contract.summed[1 + place].value
         if taps is None:
             return _refused("the size of the window is known only when it runs")
-        axes[axis - lead] = Axis(image.shape[axis], contract.shape[axis], taps, windowed.starts[place],
-                                 windowed.strides[place], windowed.dilations[place])
+        axes[axis - lead] = StencilAxis(image.shape[axis], contract.shape[axis], taps, windowed.starts[place],
+                                        windowed.strides[place], windowed.dilations[place])
     axes = [ONE] * (SPATIAL - len(axes)) + axes
     features = contract.shape[lead - 1]
     return _Convolution(image, product(image.shape[:lead - 1]), features, product(weight.shape[:lead - 1]), tuple(axes))
 
 
-def parts_of(lowered: Lowered, contract: Contract) -> Parts | Refusal:
+def parts_of(lowered: Lowered, contract: Contract) -> StencilParts | Refusal:
     """The region as a depthwise convolution with what surrounds it.
 
     Raises:
@@ -166,7 +166,7 @@ def parts_of(lowered: Lowered, contract: Contract) -> Parts | Refusal:
     results = tuple(puller.element(output, space.delinear(place, output.shape)) for output in lowered.program.outputs)
     if not any(isinstance(scalar, Contracted) for scalar in walk(results)):
         return _other("its outputs are not of the convolution")
-    return Parts(
+    return StencilParts(
         lowered, puller, found.planes, features, found.channels, found.axes,
         _operand(puller, found.image, "@q"), _operand(puller, contract.operands[1], "@k"), results)
 

@@ -9,7 +9,7 @@ from math import gcd, inf, prod
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.schedules.choice import Choice
-from onnxfuse.schedules.stencil_parts import Axis
+from onnxfuse.schedules.stencil_parts import StencilAxis
 
 SHARED = 48 * 1024
 """Shared memory of a block, at most: what every GPU has without being asked."""
@@ -56,7 +56,7 @@ MANY_TAPS = 25
 
 
 @dataclass(frozen=True)
-class Shape:
+class StencilShape:
     """A block's part of the results, in whole planes or a tile of one, and a thread's part of that.
 
     Attributes:
@@ -119,7 +119,7 @@ class Tile:
         return 4 * (self.room + self.weights)
 
 
-def tile_of(shape: Shape, axes: Sequence[Axis]) -> Tile:
+def tile_of(shape: StencilShape, axes: Sequence[StencilAxis]) -> Tile:
     """The tile of a shape.  Of whole planes it holds all elements, also those that no window has."""
     z, y, x = axes
     planes = max(shape.planes, 1)
@@ -161,7 +161,7 @@ class Planned:
         row_loads, row_stores: the same within a row.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[StencilAxis, ...]
     counts: tuple[int | None, ...]
     planes: int | None
     multiple: int
@@ -172,17 +172,17 @@ class Planned:
     row_stores: int
 
 
-def shapes(planned: Planned) -> list[Shape]:
+def shapes(planned: Planned) -> list[StencilShape]:
     """The shapes to choose from, the one first that is expected to be quickest."""
     found = sorted(dict.fromkeys((*_whole(planned), *_tiles(planned))), key=lambda shape: cost(shape, planned))
-    alike: dict[tuple[bool, int, int], list[Shape]] = {}
+    alike: dict[tuple[bool, int, int], list[StencilShape]] = {}
     for shape in found:
         alike.setdefault((shape.planes > 0, shape.tall, shape.broad), []).append(shape)
     kept = {shape for each in alike.values() for shape in each[:ALIKE]}
     return [shape for shape in found if shape in kept][:OFFERED]
 
 
-def cost(shape: Shape, planned: Planned) -> float:
+def cost(shape: StencilShape, planned: Planned) -> float:
     """What a result costs: instructions of a thread, also of those without work; more where few blocks share a
     multiprocessor, so that while one waits for memory none computes."""
     counts = [1 if count is None else max(count, 1) for count in planned.counts]
@@ -218,12 +218,12 @@ def _short(there: float, wanted: int, share: float) -> float:
     return 1.0 + share * max(0.0, wanted - there) / wanted
 
 
-def is_line(axes: Sequence[Axis]) -> bool:
+def is_line(axes: Sequence[StencilAxis]) -> bool:
     """Whether images have one axis: the rows of a tile are pieces of a line then, one behind the other."""
     return all(axis.taps == 1 and axis.extent == 1 and axis.count == 1 and axis.start == 0 for axis in axes[:2])
 
 
-def sides_of(shape: Shape, axes: Sequence[Axis]) -> tuple[int, int, int]:
+def sides_of(shape: StencilShape, axes: Sequence[StencilAxis]) -> tuple[int, int, int]:
     """How far a tile goes along the axes."""
     return (1, 1, shape.high * shape.wide) if is_line(axes) and not shape.planes else (
         shape.deep, shape.high, shape.wide)
@@ -244,7 +244,7 @@ def _of_thread(planned: Planned) -> Iterator[tuple[int, int]]:
     yield from each_of(talls, broads)
 
 
-def _whole(planned: Planned) -> Iterator[Shape]:
+def _whole(planned: Planned) -> Iterator[StencilShape]:
     """Blocks of whole planes, where their sizes are known and small enough."""
     axes = planned.axes
     counts, extents, starts = (_numbers(sizes) for sizes in (
@@ -263,7 +263,7 @@ def _whole(planned: Planned) -> Iterator[Shape]:
         for planes in (1, 2, 4, 8, 16, 32, 64):
             stores = next(each for each in (8, 4, 2, 1) if each <= planned.stores and (
                 gcd(planes, planned.multiple) * written % each == 0))
-            shape = Shape(planes, deep, _up(high, tall), _up(wide, broad), tall, broad, loads, stores)
+            shape = StencilShape(planes, deep, _up(high, tall), _up(wide, broad), tall, broad, loads, stores)
             tile = tile_of(shape, axes)
             if shape.items > MOST_THREADS or tile.shared > (SHARED if planes == 1 or tall > MOST_TALL else LARGE):
                 break
@@ -271,11 +271,11 @@ def _whole(planned: Planned) -> Iterator[Shape]:
                 yield shape
 
 
-def _tiles(planned: Planned) -> Iterator[Shape]:
+def _tiles(planned: Planned) -> Iterator[StencilShape]:
     """Blocks of a tile of a plane."""
     tiles = _pieces(planned) if is_line(planned.axes) else _squares(planned)
     for deep, high, wide, tall, broad in tiles:
-        shape = Shape(0, deep, high, wide, tall, broad, planned.row_loads, planned.row_stores)
+        shape = StencilShape(0, deep, high, wide, tall, broad, planned.row_loads, planned.row_stores)
         if LEAST_ITEMS <= shape.items <= MOST_THREADS and tile_of(shape, planned.axes).shared <= LARGE:
             yield shape
 
@@ -301,14 +301,14 @@ def _pieces(planned: Planned) -> Iterator[tuple[int, int, int, int, int]]:
             yield 1, lines * tall, wide, tall, broad
 
 
-def smallest(axes: Sequence[Axis]) -> Shape | None:
+def smallest(axes: Sequence[StencilAxis]) -> StencilShape | None:
     """The shape that any sizes admit, quick to compile; None where its window is too large for shared memory."""
-    tried = (Shape(0, 1, high, wide, 1, 4, 1, 1)
+    tried = (StencilShape(0, 1, high, wide, 1, 4, 1, 1)
              for high, wide in ((1 if axes[1].taps == 1 else 4, 32), (1, 32), (1, 4)))
     return next((shape for shape in tried if tile_of(shape, axes).shared <= SHARED), None)
 
 
-def without_vectors(planned: Planned) -> Shape | None:
+def without_vectors(planned: Planned) -> StencilShape | None:
     """The best shape for sizes that admit no vectors."""
     narrow = replace(planned, row_loads=1, row_stores=1)
     return min(_tiles(narrow), key=lambda shape: cost(shape, narrow), default=None)

@@ -15,19 +15,19 @@ from onnxfuse.schedules.kernel import moving_loads
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.pointwise import Store, vector_lines
 from onnxfuse.schedules.source import Function, Parameter, Signature
-from onnxfuse.schedules.stencil_parts import Parts
+from onnxfuse.schedules.stencil_parts import StencilParts
 from onnxfuse.schedules.stencil_shape import MOST_TALL, is_line
 from onnxfuse.schedules.text import Sizes, Writer, added, indented, multiplied, unrolled
 
 TEMPLATE = ("planes", "deep", "high", "wide", "tall", "broad", "loads", "stores", "layers", "rows", "pitch", "lead",
             "kept", "room")
-"""Of a kernel's function: members of ``Shape``, then of ``Tile``."""
+"""Of a kernel's function: members of ``StencilShape``, then of ``Tile``."""
 
 
 class StencilText:
     """Writes the functions of a region."""
 
-    def __init__(self, parts: Parts, signature: Signature, image: Lanes, results: Lanes) -> None:
+    def __init__(self, parts: StencilParts, signature: Signature, image: Lanes, results: Lanes) -> None:
         """``image`` and ``results``: lanes of vectors of images and of results."""
         self.parts, self.signature = parts, signature
         self.image, self.results = image, results

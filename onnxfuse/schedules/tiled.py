@@ -43,7 +43,7 @@ from onnxfuse.schedules.layouts import output_coordinates
 from onnxfuse.schedules.pointwise import elements
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Signature, Source
-from onnxfuse.schedules.tiled_text import THREADS, Target, Work, tiled_text
+from onnxfuse.schedules.tiled_text import THREADS, Target, TiledWork, tiled_text
 
 TILE_BYTES = 8192
 """Bytes of a tile of one tensor: eight blocks a multiprocessor have enough on its way to hide the memory's latency."""
@@ -70,7 +70,7 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TiledShape:
     """A tile: ``batch`` times ``rows`` times ``columns`` places, powers of two; vectors of ``tall`` elements along r
     and ``width`` along i; bits of an index."""
 
@@ -241,7 +241,7 @@ class _Tiling:
         lowered = self.lowered
         if not self.staged and not any(target.staged for target in self.targets):
             return Refusal("not-transposing", "no tensor runs along the second axis of a tile")
-        work = Work(self.extents, self.staged, self.targets, self._down(), self._across())
+        work = TiledWork(self.extents, self.staged, self.targets, self._down(), self._across())
         signature = Signature(lowered)
         body = tiled_text(work, signature.sizes)
         shapes = self._shapes(work)
@@ -298,7 +298,7 @@ class _Tiling:
     def _staged_types(self) -> list[int]:
         return [load.dtype for load in self.staged] + [target.dtype for target in self.targets if target.staged]
 
-    def _shapes(self, work: Work) -> list[tuple[Shape, tuple[str, ...]]]:
+    def _shapes(self, work: TiledWork) -> list[tuple[TiledShape, tuple[str, ...]]]:
         """The variants: tiles with their guards, the quickest first, the last one without guards."""
         down, across = work.down, work.across
         narrow = narrow_guards(self.lowered)
@@ -319,7 +319,7 @@ class _Tiling:
         # Where one side's sizes are known only when the kernel runs, they need not spoil the other side's vectors.
         ways += [(down.width, 1)] if across.multiples else []
         ways += [(1, across.width)] if down.multiples else []
-        found: list[tuple[Shape, tuple[str, ...]]] = []
+        found: list[tuple[TiledShape, tuple[str, ...]]] = []
         for tall, width in dict.fromkeys([*ways, (1, 1)]) if fits_narrow(self.lowered) else ():
             needed = tuple(dict.fromkeys((*narrow, *guards[tall, 1], *guards[1, width])))
             found.append((self._tile(tall, width, 32), needed))
@@ -327,7 +327,7 @@ class _Tiling:
                 return found
         return [*found, (self._tile(1, 1, 64), ())]
 
-    def _alternatives(self, own: Shape) -> list[Shape]:
+    def _alternatives(self, own: TiledShape) -> list[TiledShape]:
         """Tiles that may be quicker than the schedule's own for the planned sizes."""
         if own.bits > 32 or any(extent.known(self.planned) is None for extent in self.extents):
             return []
@@ -342,7 +342,7 @@ class _Tiling:
             if shape != own and sum(shape.shared(size) for size in sizes) <= SHARED_BYTES
         ]
 
-    def _tile(self, tall: int, width: int, bits: int, larger: int = 0, wider: int = 0) -> Shape:
+    def _tile(self, tall: int, width: int, bits: int, larger: int = 0, wider: int = 0) -> TiledShape:
         """A tile for the planned sizes: nearly square, longer one way where the other axis is short.
 
         Args:
@@ -360,7 +360,7 @@ class _Tiling:
         rows = max(min(places // columns, length), tall)
         columns = max(min(places // rows, inner), width)
         batch = max(min(places // (rows * columns), outer), 1)
-        return Shape(batch, rows, columns, tall, width, bits)
+        return TiledShape(batch, rows, columns, tall, width, bits)
 
 
 def _shifted(number: int, times: int) -> int:

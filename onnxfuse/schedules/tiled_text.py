@@ -36,7 +36,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Work:
+class TiledWork:
     """What a tiled kernel does.
 
     Attributes:
@@ -57,13 +57,13 @@ class Work:
         return [load.dtype for load in self.loads] + [target.dtype for target in self.targets if target.staged]
 
 
-def tiled_text(work: Work, sizes: Mapping[str, str]) -> Body:
+def tiled_text(work: TiledWork, sizes: Mapping[str, str]) -> Body:
     """The body of the kernel, over the template's ``batch``, ``rows``, ``columns``, ``tall``, ``width`` and ``idx``."""
     return _TiledText(work, sizes).text()
 
 
 class _TiledText:
-    def __init__(self, work: Work, sizes: Mapping[str, str]) -> None:
+    def __init__(self, work: TiledWork, sizes: Mapping[str, str]) -> None:
         self.work = work
         self.sizes = Sizes(sizes)
         self.tiles = {load: f"tile{place}" for place, load in enumerate(work.loads)}

@@ -21,7 +21,7 @@ from onnxfuse.schedules import columns
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import SECTOR_BYTES, STREAM, Kernel, fits_narrow, has_scans, staging_lanes, vector_guards
 from onnxfuse.schedules.lanes import Lanes
-from onnxfuse.schedules.reduction import Reduction, Ways, Work, arranged
+from onnxfuse.schedules.reduction import Reduction, ReductionWork, Ways, arranged
 from onnxfuse.schedules.schedule import Does, Expected, Request
 from onnxfuse.schedules.source import Function
 from onnxfuse.schedules.split import few_rows
@@ -41,10 +41,10 @@ MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
-class Shape:
+class TransposedShape:
     """How columns are shared, the turns that a loop takes over a chunk, and the width of vectors along a column."""
 
-    columns: columns.Shape
+    columns: columns.ColumnsShape
     turns: int
     wide: int
 
@@ -65,7 +65,7 @@ class Shape:
         kind = f"x{own.items}" if own.items else STREAM
         return f"transposed_{own.deep}x{own.across}_w{own.width}_v{self.wide}_{kind}_c{self.chunk}_{own.bits}"
 
-    def shared(self, work: Work, staging: Staging) -> int:
+    def shared(self, work: ReductionWork, staging: Staging) -> int:
         """Bytes of shared memory; see cuda/tile.cuh and cuda/columns.cuh."""
         own = self.columns
         total = 0
@@ -101,7 +101,7 @@ class Transposed(Reduction):
         """Where not all tensors can be moved in whole sectors."""
         return refuses_transposing(request)
 
-    def of_rows(self, work: Work, rule: str) -> Kernel | Refusal | None:
+    def of_rows(self, work: ReductionWork, rule: str) -> Kernel | Refusal | None:
         """The kernel of rows some of whose tensors lie the other way, unless they are better split."""
         if not work.transposes:
             return None
@@ -133,7 +133,7 @@ def _too_many(staging: Staging) -> Refusal:
     return Refusal("tile-memory", f"{many} tensors that lie along the rows do not fit shared memory together")
 
 
-def transposed_ways(work: Work) -> Ways | Refusal:
+def transposed_ways(work: ReductionWork) -> Ways | Refusal:
     """The variants of a region that stages something, or why it has none."""
     extent = work.extent
     count, length = work.expression(extent.count), work.expression(extent.length)
@@ -165,14 +165,14 @@ def transposed_ways(work: Work) -> Ways | Refusal:
     return ways
 
 
-def _function(work: Work, staging: Staging, keep: bool) -> Function:
+def _function(work: ReductionWork, staging: Staging, keep: bool) -> Function:
     body = transposed_text(work.frame, staging, keep)
     name, template = "transposed_in_registers" if keep else "transposed_streaming", (
         "width", "deep", "across", "items", "turns", "wide")
     return Function(name, template, work.signature.parameters(body.sizes), body.text)
 
 
-def _staging(work: Work) -> Staging:
+def _staging(work: ReductionWork) -> Staging:
     """What is staged, with the longest vectors by which all of it can be moved along the columns."""
     loads = work.way.staged
     outputs = [output for output in work.phases.outputs if output.staged]
@@ -185,7 +185,7 @@ def _staging(work: Work) -> Staging:
     return narrowest if lanes is None else Staging(loads, outputs, lanes)
 
 
-def _shapes(work: Work, staging: Staging) -> list[tuple[Shape, tuple[str, ...]]] | None:
+def _shapes(work: ReductionWork, staging: Staging) -> list[tuple[TransposedShape, tuple[str, ...]]] | None:
     """The variants with their guards, the quickest first, the last one without any; None where one does not fit."""
     lowered, across, down = work.lowered, work.lanes, staging.down
     along = [(f"i{load.input}", TYPES[load.dtype].size) for load in staging.loads]
@@ -199,7 +199,7 @@ def _shapes(work: Work, staging: Staging) -> list[tuple[Shape, tuple[str, ...]]]
     # Where one side's sizes are known only when the kernel runs, they need not spoil the other side's vectors.
     sides += [(1, down.width)] if across.multiples else []
     sides += [(across.width, 1)] if down.multiples else []
-    wanted: list[tuple[columns.Shape, int, tuple[str, ...]]] = []
+    wanted: list[tuple[columns.ColumnsShape, int, tuple[str, ...]]] = []
     for width, wide in dict.fromkeys([*sides, (1, 1)]) if fits_narrow(lowered) else ():
         needed = tuple(dict.fromkeys((*work.narrow, *guards[width, 1], *guards[1, wide])))
         wanted += [(shape, wide, needed) for shape in _columns(work, width)]
@@ -207,7 +207,7 @@ def _shapes(work: Work, staging: Staging) -> list[tuple[Shape, tuple[str, ...]]]
             break
     else:
         wanted.append((replace(_columns(work, 1)[-1], bits=64), 1, ()))
-    found: dict[Shape, tuple[str, ...]] = {}
+    found: dict[TransposedShape, tuple[str, ...]] = {}
     for own, wide, needed in wanted:
         shape = _staged(work, staging, own, wide)
         if shape is None:
@@ -217,7 +217,7 @@ def _shapes(work: Work, staging: Staging) -> list[tuple[Shape, tuple[str, ...]]]
     return list(found.items())
 
 
-def _columns(work: Work, width: int) -> list[columns.Shape]:
+def _columns(work: ReductionWork, width: int) -> list[columns.ColumnsShape]:
     """Ways to share columns by vectors of this width: in registers where they fit, and streaming unless the length is
     known."""
     extent, kept = work.extent, work.phases.live
@@ -229,11 +229,11 @@ def _columns(work: Work, width: int) -> list[columns.Shape]:
             deep //= 2
         while deep < columns.WARP and columns.latency_factor(work, width, deep) > 1:
             deep *= 2
-        shapes.append(columns.Shape(deep, columns.side_by_side(deep, extent.rows, width), width, 0))
+        shapes.append(columns.ColumnsShape(deep, columns.side_by_side(deep, extent.rows, width), width, 0))
     return [_in_sectors(work, shape) for shape in shapes]
 
 
-def _alternatives(work: Work, staging: Staging, own: Shape) -> list[Shape]:
+def _alternatives(work: ReductionWork, staging: Staging, own: TransposedShape) -> list[TransposedShape]:
     """Shapes that may be quicker than the schedule's own for columns of the planned length."""
     shapes = [_in_sectors(work, shape) for shape in (own.columns, *columns.alternatives(work, own.columns))]
     found = [_staged(work, staging, shape, own.wide) for shape in dict.fromkeys(shapes)]
@@ -244,7 +244,7 @@ def _alternatives(work: Work, staging: Staging, own: Shape) -> list[Shape]:
     return [shape for shape in dict.fromkeys(found) if shape is not None and shape != own]
 
 
-def _in_sectors(work: Work, shape: columns.Shape) -> columns.Shape:
+def _in_sectors(work: ReductionWork, shape: columns.ColumnsShape) -> columns.ColumnsShape:
     """With as many threads side by side as read whole sectors."""
     smallest, across = min((size for _, size in work.vectors), default=SECTOR_BYTES), shape.across
     while across * shape.width * smallest < SECTOR_BYTES and 2 * across * shape.deep <= MOST_THREADS:
@@ -252,14 +252,14 @@ def _in_sectors(work: Work, shape: columns.Shape) -> columns.Shape:
     return replace(shape, across=across)
 
 
-def _staged(work: Work, staging: Staging, shape: columns.Shape, wide: int) -> Shape | None:
+def _staged(work: ReductionWork, staging: Staging, shape: columns.ColumnsShape, wide: int) -> TransposedShape | None:
     """The longest chunks that leave room for other blocks, of whole vectors; None where none fit."""
     unit = wide // gcd(wide, shape.deep)
     length = work.extent.length.value if work.extent.length.value is not None else work.extent.planned
     whole = shape.items or -(-(length or MOST_THREADS) // shape.deep)
     most = max(STAGED_BYTES // (shape.width * sum(TYPES[dtype].size for dtype in staging.dtypes)), 1)
     for parts in range(-(-whole // most), whole + 1):
-        found = Shape(shape, -(-whole // (parts * unit)) * unit, wide)
+        found = TransposedShape(shape, -(-whole // (parts * unit)) * unit, wide)
         if found.shared(work, staging) <= SHARED_BYTES:
             return found
     return None
