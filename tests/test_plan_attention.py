@@ -78,7 +78,8 @@ def test_a_measured_rate_decides(tflops: float, count: int) -> None:
 
 
 LEFT = {
-    "float32": (HEADS.replace("float16", "float"), "products of float32"),
+    "float64": (HEADS.replace("float16", "double"), "products of float64"),
+    "float32 that nobody measured": (HEADS.replace("float16", "float"), "how fast it is on H200 was not measured"),
     "scores that somebody reads": (
         HEADS.replace("(float16[B,S,768] y)", "(float16[B,S,768] y, float16[B,12,S,S] p)"), "are used outside too"),
     "a head size of 384": (HEADS.replace("12,64", "2,384"), "a head size of 384"),
@@ -231,6 +232,21 @@ def test_optimize_measures_attention_where_the_gpu_is(gpu: FakeTimer, known: Pat
     count = len(gpu.timed)
     assert len(attentions(onnxfuse.optimize(parse(HEADS), **given).optimised)) == 1
     assert len(gpu.timed) == count
+
+
+@pytest.mark.parametrize(("value", "target", "count"), [("1", "H100", 1), ("0", "H100", 0), ("1", "T4", 0)])
+def test_float32_is_one_kernel_where_the_runtime_rounds_it_too(
+    tmp_path: Path, value: str, target: str, count: int
+) -> None:
+    """On a GPU that can, in a session that may, and where it was measured."""
+    database = tmp_path / "measurements.sqlite"
+    model = parse(HEADS.replace("float16", "float"))
+    with open_database(database) as kept:
+        tune(model, times(20.0), kept, TuneOptions(dims={"B": 8, "S": 128}))
+    made = onnxfuse.optimize(model, dims={"B": 8, "S": 128}, target=target, verify=False, database=database,
+                             measure_seconds=0, provider_options={"use_tf32": value})
+    assert len(attentions(made.optimised)) == count
+    assert all(region.kernel.rounds for region in made.optimised.plan.fusions if region.rule == "attention")
 
 
 @pytest.mark.parametrize("changed", [

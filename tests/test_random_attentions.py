@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from kernel_harness import Made, check, make, random_inputs, told
+from kernel_harness import Made, check, make, short_inputs, told
 
 QUICK = 6
 """Attentions that are tried where no more are asked for."""
@@ -30,7 +30,7 @@ class Drawn:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.kind = self.choose("float16", "bfloat16")
+        self.kind = self.choose("float16", "bfloat16", "float")
         self.groups, self.shared = self.choose((1, 1), (2, 1), (1, 3), (2, 2))
         self.depth, self.columns = self.choose(8, 16, 24), self.choose(8, 16, 40)
         self.inputs = {"q": f"B,{self.groups},{self.shared},S,{self.depth}"}
@@ -138,12 +138,14 @@ def test_attentions(seeds: Callable[[int], range]) -> None:
             hides += made.kernel.hides
             shares += any("keys split" in variant.name for variant in made.kernel.plan.variants)
             sizes = drawn.sizes()
-            inputs = random_inputs(made, sizes, seed + run)
+            inputs = short_inputs(made, sizes, seed + run)
             if "m" in inputs and drawn.rng.random() < 0.3:
                 inputs["m"][0] = False
             try:
-                # A row that is masked everywhere hangs on the last digits of a large number and a score.
-                check(made, inputs, length=sizes["K"], misalign=False, limit=2, slack=2.0)
+                # A row that is masked everywhere hangs on the last digits of a large number and a score; powers of
+                # float32 are rounded to TF32.
+                slack = 32.0 if drawn.kind == "float" else 2.0
+                check(made, inputs, length=sizes["K"], misalign=False, limit=2, slack=slack)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, {sizes}: {drawn.text}") from error
     assert hides and shares

@@ -219,8 +219,9 @@ def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Regi
     cost = measured_cost(made, pool.maker.costs)
     if cost is not None:
         return made, cost
+    # The runtime may have a good kernel for an operator that is an attention; the rate is that of 16-bit floats.
     attends = any(pool.facts[node].contracts and pool.facts[node].maxima for node in made.view)
-    if _rate(pool) is None or attends:  # the runtime may have a good kernel for an operator that is an attention
+    if _rate(pool) is None or attends or made.kernel.rounds:
         name = pool.maker.costs.profile.name
         return Refusal(
             UNMEASURED,

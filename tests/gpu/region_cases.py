@@ -48,6 +48,8 @@ CASES = {
         { p = MatMul(a, b) s = Add(p, c) y = Tanh(s) }""",
     "few queries of many keys": """g (T[2,3,5,40] q, T[2,3,40,600] k, T[2,3,600,40] v) => (T[2,3,5,40] y)
         { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
+    "attention of float32": """g (float[2,3,65,40] q, float[2,3,40,100] k, float[2,3,100,40] v) => (float[2,3,65,40] y)
+        { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
     "attention": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v, T[2,1,1,97] m) => (T[2,3,65,40] y)
         { s = MatMul(q, k) t = Add(s, m) p = Softmax(t) y = MatMul(p, v) }""",
 }
