@@ -244,12 +244,12 @@ def verify(
         rtol, atol: an element may be off by ``atol + rtol * |original|``.  Where both are None, nothing may be off
             without kernels, and with them 0.001 of an output's largest magnitude in float32, 0.01 in float16 and 0.05
             in bfloat16 models.
-        require_kernels: whether the result is "not settled" where a kernel was not run.
+        require_kernels: whether the result is "inconclusive" where a kernel was not run.
         verify_seconds: that this may take, 0 for as many as it needs; the result says what was left out.
         tell: told the stage, how much of it is done, and how much there is.
 
     Returns:
-        What was compared and how it came out: ``result.status`` is "same", "different" or "not settled".
+        What was compared and how it came out: ``result.status`` is "same", "different" or "inconclusive".
 
     Raises:
         ModelError: a model cannot be read or understood, the two do not belong together, ``inputs`` do not fit, or

@@ -2,7 +2,7 @@
 
     original ┐                                      ┌─ same
              ├─ Pair.check ─ verifying.verify ─ ... ┼─ different: an output, a kernel, a function
-    fused ───┘                                      └─ not settled: what was asked for could not be run
+    fused ───┘                                      └─ inconclusive: what was asked for could not be run
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from onnxfuse.verifying.results import NodeResult, OutputDifference
 from onnxfuse.verifying.runs import Inputs, input_sets
 from onnxfuse.verifying.verify import Allowed, Progress
 
-Status = Literal["same", "different", "not settled"]
+Status = Literal["same", "different", "inconclusive"]
 
-EXIT_CODES: dict[Status, int] = {"same": 0, "different": 1, "not settled": 3}
+EXIT_CODES: dict[Status, int] = {"same": 0, "different": 1, "inconclusive": 3}
 """Of ``onnxfuse verify``; 2 is wrong usage."""
 
 NO_KERNELS = "kernels not run: there is no GPU here that ONNX Runtime can use"
@@ -59,11 +59,11 @@ class VerifyResult:
 
     @property
     def status(self) -> Status:
-        """Whether the fused model gives the original's answers; "not settled" where nothing speaks against it and the
+        """Whether the fused model gives the original's answers; "inconclusive" where nothing speaks against it and the
         original ran on no inputs, or not on all of the user's, or kernels that had to run did not."""
         if self.fault or not self.verification.passed or self.device_differences:
             return "different"
-        return "not settled" if self.open_questions else "same"
+        return "inconclusive" if self.open_questions else "same"
 
     @property
     def same(self) -> bool:
@@ -88,12 +88,12 @@ class VerifyResult:
             return (f"the models were not run: {found.whole.message}",)
         ran = {run.label for run in found.runs}
         left = [f"{label}: left out" for label in self.asked if label not in ran]
-        if self.needs_kernels and not self.kernels_settled:
+        if self.needs_kernels and not self.kernels_compared:
             left.append(self.kernels)
         return tuple(left)
 
     @property
-    def kernels_settled(self) -> bool:
+    def kernels_compared(self) -> bool:
         """Whether no kernel was left unrun."""
         return all(node.verdict != "not run" for node in self.verification.nodes)
 
@@ -136,7 +136,7 @@ class VerifyResult:
         if self.device_differences:
             return f"different: {_listed(self.device_differences)} with kernels; {self.kernels}"
         if self.open_questions:
-            return f"not settled: {'; '.join(self.open_questions)}"
+            return f"inconclusive: {'; '.join(self.open_questions)}"
         how = "bit for bit" if all(not entry.elements for entry in whole.outputs) else str(self.allowed.plain)
         return f"same: every output {how} without kernels; {self.kernels}"
 
@@ -177,7 +177,7 @@ def compare(pair: Pair, runner: KernelRunner | None = None, inputs: Inputs = Non
         closeness: how far outputs may be off, with kernels and without.  Where None: with kernels what is usual for
             the model's narrowest float type; without them nothing, as the functions of fused nodes hold the original's
             very nodes, or what is usual again where the file has none.
-        needs_kernels: whether it is "not settled" where a kernel was not run.
+        needs_kernels: whether it is "inconclusive" where a kernel was not run.
         names: what messages call the two.
 
     Raises:

@@ -90,7 +90,7 @@ def context(optimised: Optimised, **options: object) -> Context:
     return Context(optimised.canonical.graph, optimised.rules, costs, objective)
 
 
-def judge(optimised: Optimised, compiled: Said | ReadBack, fusion: Region | None = None, **options: object
+def revised(optimised: Optimised, compiled: Said | ReadBack, fusion: Region | None = None, **options: object
           ) -> Region | Refusal:
     spills = context(optimised, **options).compiling(compiled).spills
     assert spills is not None
@@ -127,7 +127,7 @@ def test_what_fits_stays_as_it_was() -> None:
 def test_slight_spills_are_left_and_no_other_way_is_compiled() -> None:
     optimised = planned(SHORT)
     said = Said({"_32": 2})
-    found = judge(optimised, said)
+    found = revised(optimised, said)
     assert isinstance(found, Region)
     assert found.kernel == only(optimised).kernel
     assert found.cost.seconds_after > only(optimised).cost.seconds_after
@@ -141,7 +141,7 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     own = named(only(optimised).kernel).plan.variants[0].steps[0].kernel
     # Every way that keeps its rows spills; reading them again costs less.
     assert "_x" in own
-    found = judge(optimised, Said({"_x": 1000}))
+    found = revised(optimised, Said({"_x": 1000}))
     assert isinstance(found, Region)
     assert found.kernel.choice is not None
     assert found.kernel.choice["items"] == 0
@@ -153,7 +153,7 @@ def test_of_several_ways_the_one_that_moves_the_fewest_bytes_runs() -> None:
     spilling = {f"rows_{choice['threads']}_w{choice['width']}_x": 1000
                 for choice in only(optimised).kernel.choices if choice["items"]}
     spilling = {part: size for part, size in spilling.items() if not name.startswith(part)}
-    found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000}))
+    found = revised(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000}))
     assert isinstance(found, Region)
     assert found.kernel.plan.variants[0].name.startswith(f"rows_{fitting['threads']}_w{fitting['width']}_x")
 
@@ -180,7 +180,7 @@ def test_a_way_with_few_threads_is_none() -> None:
     assert few
     spilling = {f"rows_{choice['threads']}_w": 1000 for choice in only(optimised).kernel.choices
                 if choice["threads"] not in few}
-    found = judge(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000, "_stream": 1000}), least_gain=0.0)
+    found = revised(optimised, Said({**spilling, own.partition("_rows_")[2]: 1000, "_stream": 1000}), least_gain=0.0)
     assert isinstance(found, Region)
     chosen = found.kernel.plan.variants[0].name
     assert int(chosen.partition("rows_")[2].partition("_")[0]) * 2 >= threads
@@ -188,7 +188,7 @@ def test_a_way_with_few_threads_is_none() -> None:
 
 def test_a_region_that_spills_more_than_it_saves_is_left() -> None:
     optimised = planned(SHORT)
-    found = judge(optimised, Said({"_32": 4000}))
+    found = revised(optimised, Said({"_32": 4000}))
     assert isinstance(found, Refusal)
     assert found.code == "spills"
     assert found.message.startswith("64 registers of a thread do not hold what its kernel needs, and 4000 bytes go "
@@ -198,7 +198,7 @@ def test_a_region_that_spills_more_than_it_saves_is_left() -> None:
 def test_what_was_measured_is_not_weighed_by_spills() -> None:
     optimised = planned(SHORT)
     fusion = replace(only(optimised), measured=Times(5.0, 9.0, "NVIDIA H200", "2026-01-01"))
-    found = judge(optimised, Said({"_32": 4000}), fusion)
+    found = revised(optimised, Said({"_32": 4000}), fusion)
     assert isinstance(found, Region)
     assert found.kernel == fusion.kernel
     assert found.compiled is not None
@@ -208,7 +208,7 @@ def test_what_was_measured_is_not_weighed_by_spills() -> None:
 def test_a_plan_for_several_sizes_keeps_its_variants() -> None:
     text = SHORT.replace("264", "N")
     optimised = planned(text, dims={"N": 264}, strategy="dynamic")
-    found = judge(optimised, Said({"_x": 64}), strategy="dynamic", least_gain=0.0)
+    found = revised(optimised, Said({"_x": 64}), strategy="dynamic", least_gain=0.0)
     assert isinstance(found, Region)
     assert found.kernel == only(optimised).kernel
 
@@ -231,7 +231,7 @@ def test_a_join_that_spills_what_it_saves_comes_apart() -> None:
 def test_a_kernel_that_does_not_compile_is_left() -> None:
     optimised = planned(SHORT)
     broken = replace(only(optimised), made=replace(only(optimised).kernel, code=Given("nonsense")))
-    found = judge(optimised, ReadBack("sm_90"), broken)
+    found = revised(optimised, ReadBack("sm_90"), broken)
     assert isinstance(found, Refusal)
     assert found.code == "does-not-compile"
     assert "kernel.cu(1): error" in found.message
@@ -247,7 +247,7 @@ def test_a_text_without_its_kernel_does_not_compile() -> None:
 
 def test_a_compiler_that_does_not_say_what_it_made_changes_nothing(tmp_path: Path) -> None:
     optimised = planned(LONG)
-    assert judge(optimised, ReadBack("sm_90", compiler=Mute(Cache(tmp_path, "test")))) is only(optimised)
+    assert revised(optimised, ReadBack("sm_90", compiler=Mute(Cache(tmp_path, "test")))) is only(optimised)
 
 
 def test_every_kernel_is_compiled_once_and_told(tmp_path: Path) -> None:

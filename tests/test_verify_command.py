@@ -83,7 +83,7 @@ def test_a_file_alone_is_compared_with_the_original_in_it(files: tuple[Path, Pat
 
 def test_kernels_that_must_run_and_do_not(files: tuple[Path, Path], tmp_path: Path) -> None:
     code, told = lines(tmp_path, *files, *SIZES, "--require-kernels")
-    assert (code, told[1]) == (3, f"not settled: {NO_KERNELS}")
+    assert (code, told[1]) == (3, f"inconclusive: {NO_KERNELS}")
 
 
 def test_kernels_in_the_emulator(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_several_sets_of_inputs(files: tuple[Path, Path], tmp_path: Path, fused:
     assert told[2].strip() == "inputs: case_2.npz; case_10.npz; test_data_set_0"
     np.savez(folder / "case_3.npz", **{names[0]: ids + 10**6})
     code, told = lines(tmp_path, *files, "--inputs", folder)
-    assert (code, told[1]) == (3, "not settled: case_3.npz: left out")
+    assert (code, told[1]) == (3, "inconclusive: case_3.npz: left out")
     assert any(line.strip().startswith("note: case_3.npz: left out: A run of the model fails on case_3.npz: ")
                for line in told)
 
@@ -237,7 +237,7 @@ def test_a_model_whose_own_run_fails_is_no_fault_of_the_fusion(tmp_path: Path) -
     fused = optimise(path, Options(verify=False, least_gain=0.0))
     onnx.save(fused.model, tmp_path / "model.fused.onnx")
     code, told = lines(tmp_path, path)
-    assert (code, told[1][:44]) == (3, "not settled: the models were not run: A run ")
+    assert (code, told[1][:44]) == (3, "inconclusive: the models were not run: A run ")
 
 
 def test_operators_that_the_provider_lacks_are_no_difference(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_operators_that_the_provider_lacks_are_no_difference(tmp_path: Path) -> 
     other.graph.initializer.append(numpy_helper.from_array(np.ones(8, np.float32), "w"))
     onnx.save(other, tmp_path / "o.onnx")
     code, told = lines(tmp_path, first, tmp_path / "o.onnx")
-    assert code == 3 and told[1].startswith("not settled: the models were not run: "), told
+    assert code == 3 and told[1].startswith("inconclusive: the models were not run: "), told
 
 
 def test_a_fused_model_that_the_runtime_refuses(fused: Optimised, files: tuple[Path, Path], tmp_path: Path) -> None:

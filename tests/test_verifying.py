@@ -84,7 +84,7 @@ def test_every_kernel_is_verified_on_captured_and_edge_inputs(transformer: Optim
     assert result.summary == f"graph verified, {len(result.nodes)} kernels verified on the CPU emulator"
     assert {node.node for node in result.nodes} == {n.name for n in read_fused(transformer.model)}
     firsts = [node for node in result.nodes if not node.shared]
-    # A kernel is judged once, whatever nodes share it.
+    # A kernel is compared once, whatever nodes share it.
     assert set(runner.runs) == {node.node for node in firsts} and len(firsts) < len(result.nodes)
     for node in result.nodes:
         assert "captured, run 1" in node.inputs and node.ratio <= 1

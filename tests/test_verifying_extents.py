@@ -15,10 +15,10 @@ from onnxfuse.emulator import Emulator
 from onnxfuse.runtime.compile import architectures, compile_cubin
 from onnxfuse.verifying import device_extents
 from onnxfuse.verifying.blocks import BLOCK, parts
+from onnxfuse.verifying.comparison import compared
 from onnxfuse.verifying.device_extents import FIELDS, THREADS, DeviceExtents, entry, read, scalars, text
 from onnxfuse.verifying.evaluate import array_type
 from onnxfuse.verifying.extents import Extent, extents
-from onnxfuse.verifying.judging import judge
 from onnxfuse.verifying.tolerances import TABLE, WIDTHS
 
 HALF, FLOAT, DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
@@ -96,10 +96,10 @@ def test_a_judgement_is_the_same(emulated: Emulated) -> None:
     """Errors and places of the worst element, and of one that is wrong in a block of its own."""
     got, exact, own = numbers(HALF, HALF, 5 * BLOCK)
     got = exact.astype(np.float16)
-    assert judge(got, [exact], None, (HALF, HALF), measure=emulated).passed
+    assert compared(got, [exact], None, (HALF, HALF), measure=emulated).passed
     got[3 * BLOCK + 17] += 1
     for theirs in (None, own):
-        found, wanted = (judge(got, [exact], theirs, (HALF, HALF), measure=each) for each in (emulated, extents))
+        found, wanted = (compared(got, [exact], theirs, (HALF, HALF), measure=each) for each in (emulated, extents))
         assert not found.passed and found.where == wanted.where == (3 * BLOCK + 17,)
         assert found.wrong == wanted.wrong and np.isclose(found.ratio, wanted.ratio)
 

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfuse.verifying.comparison import Comparison, Leeway, compared, replace_unowed
 from onnxfuse.verifying.feeds import rounded
-from onnxfuse.verifying.judging import Judgement, Leeway, judge, replace_unowed
 from onnxfuse.verifying.tolerances import reduction_factor, ulp
 
 FLOAT, HALF, BFLOAT, INT, BOOL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64,
@@ -24,26 +24,26 @@ def samples(count: int = 4000, seed: int = 0) -> NDArray[np.float64]:
     return np.random.default_rng(seed).standard_normal(count)
 
 
-def judged(got: Any, wanted: NDArray[Any], dtype: int, arithmetic: int | None = FLOAT, own: Any = None,
-           length: int = 1) -> Judgement:
+def of(got: Any, wanted: NDArray[Any], dtype: int, arithmetic: int | None = FLOAT, own: Any = None,
+           length: int = 1) -> Comparison:
     own = None if own is None else np.asarray(own).astype(NUMPY[dtype])
-    return judge(np.asarray(got).astype(NUMPY[dtype]), [wanted], own, (dtype, arithmetic), Leeway(length))
+    return compared(np.asarray(got).astype(NUMPY[dtype]), [wanted], own, (dtype, arithmetic), Leeway(length))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
 def test_a_rounded_reference_passes_and_one_percent_does_not(dtype: int) -> None:
     wanted = samples()
-    assert judged(wanted, wanted, dtype, dtype).passed
-    assert judged(wanted, wanted, dtype, dtype).ratio < 0.6
-    assert not judged(wanted * 1.01, wanted, dtype, dtype).passed
-    assert not judged(wanted * 1.01, wanted, dtype, dtype, own=wanted).passed
+    assert of(wanted, wanted, dtype, dtype).passed
+    assert of(wanted, wanted, dtype, dtype).ratio < 0.6
+    assert not of(wanted * 1.01, wanted, dtype, dtype).passed
+    assert not of(wanted * 1.01, wanted, dtype, dtype, own=wanted).passed
 
 
 def test_float32_is_judged_by_the_outputs_scale() -> None:
     wanted = samples()
     scale = np.abs(wanted).max()
-    assert judged(wanted + 0.9e-5 * scale, wanted, FLOAT).passed
-    result = judged(wanted + 1.2e-5 * scale, wanted, FLOAT)
+    assert of(wanted + 0.9e-5 * scale, wanted, FLOAT).passed
+    result = of(wanted + 1.2e-5 * scale, wanted, FLOAT)
     assert not result.passed
     assert result.error == pytest.approx(1.2e-5, rel=0.05)
     assert result.limit == pytest.approx(1e-5, rel=0.05)
@@ -53,15 +53,15 @@ def test_longer_sums_may_err_more() -> None:
     wanted = samples()
     off = wanted + 3e-5 * np.abs(wanted).max()
     assert reduction_factor(4096) == 1.0 and reduction_factor(2**20) == 16.0
-    assert not judged(off, wanted, FLOAT, length=4096).passed
-    assert judged(off, wanted, FLOAT, length=2**20).passed
+    assert not of(off, wanted, FLOAT, length=4096).passed
+    assert of(off, wanted, FLOAT, length=2**20).passed
 
 
 def test_an_ill_conditioned_body_may_err_as_the_original_does() -> None:
     wanted = samples()
     own = wanted + 1e-3 * samples(seed=1)
-    assert judged(wanted + 1e-3 * samples(seed=2), wanted, FLOAT, own=own).passed
-    assert not judged(wanted + 1e-2 * samples(seed=2), wanted, FLOAT, own=own).passed
+    assert of(wanted + 1e-3 * samples(seed=2), wanted, FLOAT, own=own).passed
+    assert not of(wanted + 1e-2 * samples(seed=2), wanted, FLOAT, own=own).passed
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
@@ -69,32 +69,32 @@ def test_narrow_types_have_two_units_in_the_last_place_or_the_originals_error(dt
     wanted = samples(20).astype(NUMPY[dtype]).astype(np.float64)
     step = ulp(wanted, dtype)
     one_off = wanted + 2 * step * (np.arange(20) == 3)
-    assert judged(one_off, wanted, dtype, dtype).passed
-    assert not judged(wanted + 3 * step * (np.arange(20) == 3), wanted, dtype, dtype).passed
+    assert of(one_off, wanted, dtype, dtype).passed
+    assert not of(wanted + 3 * step * (np.arange(20) == 3), wanted, dtype, dtype).passed
     largest = float((3.2 * step).max())
     own = wanted + largest
-    assert judged(wanted + 3 * step * (np.arange(20) == 3), wanted, dtype, dtype, own=own).passed
+    assert of(wanted + 3 * step * (np.arange(20) == 3), wanted, dtype, dtype, own=own).passed
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
 def test_a_small_fault_everywhere_shows_in_the_mean_square(dtype: int) -> None:
     wanted = samples().astype(NUMPY[dtype]).astype(np.float64)
-    result = judged(wanted + 1.5 * ulp(wanted, dtype), wanted, dtype, dtype)
+    result = of(wanted + 1.5 * ulp(wanted, dtype), wanted, dtype, dtype)
     assert result.wrong == 0 and result.ratio > 1 and not result.passed
 
 
 def test_float32_of_float16_arithmetic_is_judged_as_float16() -> None:
     wanted = samples()
-    assert not judged(wanted * (1 + 3e-4), wanted, FLOAT, FLOAT).passed
-    assert judged(wanted * (1 + 3e-4), wanted, FLOAT, HALF).passed
+    assert not of(wanted * (1 + 3e-4), wanted, FLOAT, FLOAT).passed
+    assert of(wanted * (1 + 3e-4), wanted, FLOAT, HALF).passed
 
 
 def test_what_is_only_moved_must_be_exact() -> None:
     wanted = samples().astype(np.float32).astype(np.float64)
-    assert judged(wanted, wanted, FLOAT, None).passed
+    assert of(wanted, wanted, FLOAT, None).passed
     off = wanted.copy()
     off[7] *= 1 + 2e-7
-    result = judged(off, wanted, FLOAT, None)
+    result = of(off, wanted, FLOAT, None)
     assert (result.passed, result.wrong, result.where) == (False, 1, (7,))
 
 
@@ -108,49 +108,49 @@ def test_what_is_only_moved_must_be_exact() -> None:
 ])
 def test_what_is_not_finite_float16(got: float, wanted: float, own: float | None, passed: bool) -> None:
     """Infinite where the reference is, or rounds to it; else only what the original itself gives."""
-    result = judged([got], np.array([wanted]), HALF, HALF, None if own is None else [own])
+    result = of([got], np.array([wanted]), HALF, HALF, None if own is None else [own])
     assert result.passed is passed
 
 
 def test_where_bfloat16_ends() -> None:
     """Half a unit past its largest number, at 2**128 - 2**119, what is rounded to it becomes infinite."""
     edge = 2.0**128 - 2.0**119
-    assert judged([np.inf], np.array([edge * (1 + 2.0**-12)]), BFLOAT, BFLOAT).passed
-    assert not judged([np.inf], np.array([edge * (1 - 2.0**-6)]), BFLOAT, BFLOAT).passed
+    assert of([np.inf], np.array([edge * (1 + 2.0**-12)]), BFLOAT, BFLOAT).passed
+    assert not of([np.inf], np.array([edge * (1 - 2.0**-6)]), BFLOAT, BFLOAT).passed
 
 
 def test_integers_and_booleans_are_exact() -> None:
     wanted = np.array([[1, 2], [3, 4]])
-    assert judge(wanted.copy(), [wanted], None, (INT, FLOAT)).passed
-    result = judge(wanted + np.array([[0, 0], [1, 0]]), [wanted], None, (INT, FLOAT))
+    assert compared(wanted.copy(), [wanted], None, (INT, FLOAT)).passed
+    result = compared(wanted + np.array([[0, 0], [1, 0]]), [wanted], None, (INT, FLOAT))
     assert (result.passed, result.wrong, result.where, result.got, result.wanted) == (False, 1, (1, 0), "4", "3")
     truth = np.array([True, False])
     poison = np.array([1, 255], np.uint8).view(np.bool_)
-    assert judge(truth.copy(), [truth], None, (BOOL, None)).passed
-    assert not judge(poison, [truth], None, (BOOL, None)).passed
+    assert compared(truth.copy(), [truth], None, (BOOL, None)).passed
+    assert not compared(poison, [truth], None, (BOOL, None)).passed
 
 
 def test_a_number_on_the_edge_may_fall_to_either_side() -> None:
     wanted, above, below = np.array([1, 2, 3]), np.array([1, 3, 3]), np.array([1, 2, 2])
-    result = judge(np.array([1, 3, 2]), [wanted, above, below], None, (INT, FLOAT))
+    result = compared(np.array([1, 3, 2]), [wanted, above, below], None, (INT, FLOAT))
     assert result.passed and not result.steady
-    assert not judge(np.array([0, 3, 2]), [wanted, above, below], None, (INT, FLOAT)).passed
+    assert not compared(np.array([0, 3, 2]), [wanted, above, below], None, (INT, FLOAT)).passed
     numbers = [array * 1.5 for array in (wanted, above, below)]
-    assert judge(np.array([1.5, 4.5, 4.5], np.float32), numbers, None, (FLOAT, FLOAT)).passed
-    assert judge(np.array([1.5, 3, 4.5], np.float32), numbers, None, (FLOAT, FLOAT)).steady
+    assert compared(np.array([1.5, 4.5, 4.5], np.float32), numbers, None, (FLOAT, FLOAT)).passed
+    assert compared(np.array([1.5, 3, 4.5], np.float32), numbers, None, (FLOAT, FLOAT)).steady
 
 
 def test_another_shape_fails() -> None:
-    result = judge(np.zeros((2, 3), np.float32), [np.zeros((3, 2))], None, (FLOAT, FLOAT))
+    result = compared(np.zeros((2, 3), np.float32), [np.zeros((3, 2))], None, (FLOAT, FLOAT))
     assert (result.passed, result.got, result.wanted) == (False, "shape (2, 3)", "shape (3, 2)")
     assert result.wrong == 6
-    assert judge(np.zeros(0, np.float32), [np.zeros(2)], None, (FLOAT, FLOAT)).wrong == 1, "even where nothing is"
+    assert compared(np.zeros(0, np.float32), [np.zeros(2)], None, (FLOAT, FLOAT)).wrong == 1, "even where nothing is"
 
 
 def test_empty_outputs_pass() -> None:
     for dtype, kind in ((FLOAT, np.float32), (INT, np.int64), (HALF, np.float16)):
         empty = np.zeros((0, 4), kind)
-        assert judge(empty, [empty], empty, (dtype, FLOAT)).passed
+        assert compared(empty, [empty], empty, (dtype, FLOAT)).passed
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(FLOAT, np.float32), (HALF, np.float16), (11, np.float64)])
@@ -162,11 +162,11 @@ def test_units_in_the_last_place(dtype: int, kind: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
 def test_a_tensor_without_axes_is_judged_like_one_element(dtype: int) -> None:
-    right, wrong = judged(3.0, np.array(3.0), dtype, dtype), judged(3.3, np.array(3.0), dtype, dtype)
+    right, wrong = of(3.0, np.array(3.0), dtype, dtype), of(3.3, np.array(3.0), dtype, dtype)
     assert right.passed and right.where == () and right.count == 1
     assert not wrong.passed and wrong.where == () and float(wrong.wanted) == 3
-    assert not judged(np.nan, np.array(3.0), dtype, dtype).passed
-    assert judged(np.nan, np.array(np.nan), dtype, dtype).passed
+    assert not of(np.nan, np.array(3.0), dtype, dtype).passed
+    assert of(np.nan, np.array(np.nan), dtype, dtype).passed
 
 
 def test_nothing_is_owed_where_float64_alone_has_a_number() -> None:
@@ -200,10 +200,10 @@ def test_blocks_are_judged_as_the_whole_is(dtype: int, fault: str, monkeypatch: 
         sides.append(exact + np.where(np.arange(20) == 7, 1.0, 0.0))
         got[12, 7] = sides[1][12, 7]
     known = [own, None]
-    whole = [judge(got, sides, each, (dtype, dtype)) for each in known]
+    whole = [compared(got, sides, each, (dtype, dtype)) for each in known]
     monkeypatch.setattr("onnxfuse.verifying.blocks.BLOCK", 7)
     for before, each in zip(whole, known, strict=True):
-        apart = judge(got, sides, each, (dtype, dtype))
+        apart = compared(got, sides, each, (dtype, dtype))
         assert replace(apart, ratio=0, limit=0) == replace(before, ratio=0, limit=0)
         assert (apart.ratio, apart.limit) == pytest.approx((before.ratio, before.limit), rel=1e-12)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from onnxfuse.api import VerifyResult
 
-_COLOURS = {"same": "green", "different": "red", "not settled": "yellow"}
+_COLOURS = {"same": "green", "different": "red", "inconclusive": "yellow"}
 
 
 class _Limit(click.FloatRange):
@@ -64,7 +64,7 @@ def verify(original: Path, fused: Path | None, inputs: Path | None, dims: dict[s
       0  the same in all that was run
       1  different; or an error in a model or its inputs
       2  wrong usage
-      3  not settled: nothing differs, but the original runs on no inputs (or not on one of
+      3  inconclusive: nothing differs, but the original runs on no inputs (or not on one of
          yours), or kernels were not run with --require-kernels
 
     \b

@@ -152,7 +152,7 @@ def window(tensor: Tensor, slides: Mapping[int, Slide]) -> Tensor:
         plain = tensor.operand
         parts = {tensor.axes[axis]: 1 if slide.is_plain(tensor.shape[axis]) else 2 for axis, slide in slides.items()}
         made = window(plain, {tensor.axes[axis]: slide for axis, slide in slides.items()})
-        return _turned_back(tensor, made, [parts.get(axis, 1) for axis in range(plain.rank)])
+        return _permuted_back(tensor, made, [parts.get(axis, 1) for axis in range(plain.rank)])
     steps = {axis: slide for axis, slide in slides.items() if slide.is_plain(tensor.shape[axis])}
     if any(slide.stride != 1 or slide.count != tensor.shape[axis] for axis, slide in steps.items()):
         shape = tuple(steps[axis].count if axis in steps else size for axis, size in enumerate(tensor.shape))
@@ -175,14 +175,14 @@ def parted(tensor: Tensor, axis: int, outer: Dim, inner: Dim) -> Tensor:
     if isinstance(tensor, Permute):
         place = tensor.axes[axis]
         counts = [1 + (each == place) for each in range(tensor.rank)]
-        return _turned_back(tensor, parted(tensor.operand, place, outer, inner), counts)
+        return _permuted_back(tensor, parted(tensor.operand, place, outer, inner), counts)
     return reshape(tensor, (*tensor.shape[:axis], outer, inner, *tensor.shape[axis + 1:]))
 
 
-def _turned_back(turned: Permute, made: Tensor, counts: Sequence[int]) -> Permute:
+def _permuted_back(permuted: Permute, made: Tensor, counts: Sequence[int]) -> Permute:
     """What was made of a transposed tensor's operand, transposed, where each of its axes became so many."""
     firsts = [sum(counts[:axis]) for axis in range(len(counts))]
-    axes = tuple(firsts[axis] + part for axis in turned.axes for part in range(counts[axis]))
+    axes = tuple(firsts[axis] + part for axis in permuted.axes for part in range(counts[axis]))
     return Permute(made.dtype, tuple(made.shape[axis] for axis in axes), made, axes)
 
 

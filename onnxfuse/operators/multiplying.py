@@ -37,7 +37,7 @@ def matmul(node: Node, context: LoweringContext) -> Tensor:
 def fused_matmul(node: Node, context: LoweringContext) -> Tensor:
     """alpha times a product of operands that are transposed first."""
     left, right = (
-        _turned(operand(node, context, place), bool(integer_attribute(node, f"trans{side}", 0)),
+        _transposed(operand(node, context, place), bool(integer_attribute(node, f"trans{side}", 0)),
                 bool(integer_attribute(node, f"transBatch{side}", 0)))
         for place, side in enumerate("AB")
     )
@@ -45,7 +45,7 @@ def fused_matmul(node: Node, context: LoweringContext) -> Tensor:
     return declare(made, left.dtype)
 
 
-def _turned(tensor: Tensor, matrix: bool, batch: bool) -> Tensor:
+def _transposed(tensor: Tensor, matrix: bool, batch: bool) -> Tensor:
     """With the first axis moved to the place before the last, then the last two exchanged."""
     axes = list(range(tensor.rank))
     if tensor.rank > 1 and batch:

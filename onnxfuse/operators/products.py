@@ -40,9 +40,9 @@ def gemm_types(context: TypeContext) -> list[Type]:
     a, b = context.shape(0), context.shape(1)
     if a is None or b is None or len(a) != 2 or len(b) != 2:
         return [Type(context.dtype(), context.unknown_shape(2))]
-    turned = int(bool(context.attribute("transA", 0))), int(not context.attribute("transB", 0))
-    context.demand(a[1 - turned[0]], b[1 - turned[1]])
-    return [Type(context.dtype(), (a[turned[0]], b[turned[1]]))]
+    transposed = int(bool(context.attribute("transA", 0))), int(not context.attribute("transB", 0))
+    context.demand(a[1 - transposed[0]], b[1 - transposed[1]])
+    return [Type(context.dtype(), (a[transposed[0]], b[transposed[1]]))]
 
 
 def einsum_types(context: TypeContext) -> list[Type]:

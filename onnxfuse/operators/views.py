@@ -66,8 +66,8 @@ def transpose_types(context: TypeContext) -> list[Type]:
         return [Type(context.dtype())]
     order = context.attribute("perm") or list(reversed(range(len(shape))))
     contents = context.contents(0)
-    turned = None if contents is None else contents.transpose(order)
-    return [Type(context.dtype(), tuple(shape[axis] for axis in order), flat(turned))]
+    moved = None if contents is None else contents.transpose(order)
+    return [Type(context.dtype(), tuple(shape[axis] for axis in order), flat(moved))]
 
 
 def axes_of(context: TypeContext, index: int = 1) -> list[int] | None:

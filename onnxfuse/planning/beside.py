@@ -53,7 +53,7 @@ class Beside:
         """The products with what lays out their result another way; alone where nothing does."""
         return next((members for members, node in self._behind() if self.facts[node].leaves), self.core)
 
-    def unturned(self) -> list[Members]:
+    def untransposed(self) -> list[Members]:
         """The products with what is computed of their results, but not the views that end it where several read what is
         transposed: each may read its part as it lies, as an attention reads queries, keys and values."""
         steps = list(self._behind())
@@ -153,7 +153,7 @@ class Offer:
         its results left as they lie."""
         least = beside.least()
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
-        for members in dict.fromkeys((whole, beside.before(whole), *beside.unturned(), least)):
+        for members in dict.fromkeys((whole, beside.before(whole), *beside.untransposed(), least)):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)
         refusal, cost = self.refused.get(least, (None, None))
@@ -176,7 +176,7 @@ class Offer:
     def _weigh(self, members: Members) -> Outcome:
         """Put a region among those that may be chosen, or keep why it may not."""
         region = self.pool.region(members, self.stage)
-        found = region if isinstance(region, Refusal) else self._judged(region)
+        found = region if isinstance(region, Refusal) else self._costed(region)
         if isinstance(found, Refusal):
             self.refused[members] = found, None if isinstance(region, Refusal) else region.cost
             return Outcome.OPEN if found.code == UNMEASURED else Outcome.REFUSED
@@ -184,7 +184,7 @@ class Offer:
         self.pool.take(members, *found)
         return Outcome.TAKEN
 
-    def _judged(self, region: Region) -> tuple[Region, RegionCost] | Refusal:
+    def _costed(self, region: Region) -> tuple[Region, RegionCost] | Refusal:
         """A region with its kernel, and the cost to choose it by: measured; predicted where no larger one was measured
         and found slow."""
         made = with_kernel(region, self.pool, self.context)

@@ -164,7 +164,7 @@ def _offer(around: Sequence[Members], pool: CandidatePool, context: Context) -> 
     refused: dict[Members, tuple[Refusal, RegionCost | None]] = {}
     for members in around:
         region = pool.region(members, STAGE)
-        found = region if isinstance(region, Refusal) else _judged(region, pool, context)
+        found = region if isinstance(region, Refusal) else _costed(region, pool, context)
         if isinstance(found, Refusal):
             refused[members] = found, None if isinstance(region, Refusal) else region.cost
         else:
@@ -211,7 +211,7 @@ def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:
     return replace(cost, seconds_after=after + left)
 
 
-def _judged(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
+def _costed(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
     """A region with its kernel, and the cost to choose it by: measured, or predicted where that can be trusted."""
     made = with_kernel(region, pool, context)
     if isinstance(made, Refusal):

@@ -24,6 +24,6 @@ def offer_depthwise(pool: CandidatePool, context: Context) -> None:
         return
     for node in ordered(node for node in pool.facts if pool.facts[node].contracts and slides(node)):
         Offer(pool, context, STAGE).around(Beside([node], pool.maker.view, pool.facts))
-        turned = Beside([node], pool.maker.view, pool.facts, transposes=True)
-        if len(turned.core) > 1:  # its image lies channels-last
-            Offer(pool, context, STAGE).around(turned)
+        pair = Beside([node], pool.maker.view, pool.facts, transposes=True)
+        if len(pair.core) > 1:  # its image lies channels-last
+            Offer(pool, context, STAGE).around(pair)

@@ -19,7 +19,7 @@ from onnxfuse.reporting.findings import LeftRegions, MatchEntry
 from onnxfuse.reporting.reasons import RUNTIME, is_own, runtime_words, several
 from onnxfuse.rules import Match
 
-SETTLED = frozenset({
+DECISIVE = frozenset({
     "compute-pressure", "efficiency", "measured-slower", "memory-pressure", "never-ran", "slower-elsewhere", "spills",
 })
 """Codes of refusals of regions that have a kernel: it is not wanted."""
@@ -49,7 +49,7 @@ def _code(entry: Considered, cost: RegionCost, codes: Mapping[str, str]) -> str 
     if entry.verdict == "no-gain":
         return RUNTIME if cost.kernels_before <= 1 else entry.verdict
     code = codes.get(entry.reason)
-    return code if entry.verdict == "refused" and code in SETTLED else None
+    return code if entry.verdict == "refused" and code in DECISIVE else None
 
 
 def _alike(code: str, group: Sequence[tuple[Considered, RegionCost]], costs: CostModel) -> LeftRegions:

@@ -243,11 +243,11 @@ def advice(optimised: Optimised) -> tuple[Refusal, ...]:
     A shipped pattern that nearly stood needs no mending where the nodes are fused all the same, are seen as another
     operator, or would gain too little; and where an operator is another one, it is most often another computation.
     """
-    settled = [node for fusion in optimised.plan.fusions for node in (*fusion.view, *fusion.nodes)]
-    settled += [original for node in optimised.canonical.made for original in (node, *node.originals)]
-    settled += [original for entry in optimised.plan.considered if entry.verdict == "no-gain"
+    explained = [node for fusion in optimised.plan.fusions for node in (*fusion.view, *fusion.nodes)]
+    explained += [original for node in optimised.canonical.made for original in (node, *node.originals)]
+    explained += [original for entry in optimised.plan.considered if entry.verdict == "no-gain"
                 for node in entry.nodes for original in (node, *node.originals)]
-    labels = {node.label for node in settled}
+    labels = {node.label for node in explained}
     rules = optimised.rules.by_id
     found: dict[Refusal, None] = {}
     for refusal in told(optimised):

@@ -77,7 +77,7 @@ def visible_keys(score: Scalar, puller: Puller) -> Visible | None:
         if not isinstance(test, Apply) or test.function not in _NEGATED:
             continue
         for truth in (True, False):
-            masked = _masked(settled(score, {test: not truth}))
+            masked = _masked(simplified(score, {test: not truth}))
             bound = None if masked is None else _bound(test, truth, puller)
             if bound is not None and masked is not None:
                 bounds.append(bound)
@@ -85,7 +85,7 @@ def visible_keys(score: Scalar, puller: Puller) -> Visible | None:
     if not bounds:
         return None
     least = None if lowest == -np.inf else lowest / 2
-    return Visible(tuple(dict.fromkeys(bounds)), settled(score, passed), least)
+    return Visible(tuple(dict.fromkeys(bounds)), simplified(score, passed), least)
 
 
 # ---- Bounds. ----
@@ -132,7 +132,7 @@ def _query(index: Dim, puller: Puller) -> tuple[Digit | None, bool] | None:
 # ---- What a score is where a test's outcome is known. ----
 
 
-def settled(scalar: Scalar, known: Mapping[Scalar, bool]) -> Scalar:
+def simplified(scalar: Scalar, known: Mapping[Scalar, bool]) -> Scalar:
     """An expression with tests of which the outcome is known, and what that decides, left out."""
     return _Settling(known).of(scalar)
 

@@ -222,9 +222,9 @@ def _best(work: ReductionWork, length: int, width: int) -> ScansShape | None:
     vectors, kept, rows = -(-length // width), _kept(work), work.extent.rows
     for threads in (1 << power for power in range(MAX_THREADS.bit_length())):
         items = -(-vectors // threads)
-        hungry = rows is not None and rows * threads < ENOUGH_THREADS and threads < vectors
+        idle = rows is not None and rows * threads < ENOUGH_THREADS and threads < vectors
         if items * width * kept <= KEPT_LIMIT and (items <= SOME or threads == MAX_THREADS) and (
-                not hungry or threads == MAX_THREADS):
+                not idle or threads == MAX_THREADS):
             return ScansShape(threads, width, items, max(threads, BLOCK) if threads <= WARP else threads)
     return None
 

@@ -14,7 +14,7 @@ from onnx import helper
 
 from onnxfuse.measuring.machine import Memory
 from onnxfuse.verifying.blocks import pieces
-from onnxfuse.verifying.judging import Leeway, judge
+from onnxfuse.verifying.comparison import Leeway, compared
 from onnxfuse.verifying.tolerances import TABLE
 
 Array = NDArray[Any]
@@ -48,10 +48,10 @@ def disagreement(got: Mapping[str, Array], right: Mapping[str, Array], length: i
             continue
         kind = int(helper.np_dtype_to_tensor_dtype(wanted.dtype))
         reference = wanted.astype(np.float64) if kind in TABLE else wanted
-        judgement = judge(array, [reference], None, (kind, kind if kind in TABLE else None), Leeway(length))
-        if not judgement.passed:
-            return (f"output {name} is wrong in {judgement.wrong} of {judgement.count} elements; "
-                    f"{judgement.got} instead of {judgement.wanted}")
+        comparison = compared(array, [reference], None, (kind, kind if kind in TABLE else None), Leeway(length))
+        if not comparison.passed:
+            return (f"output {name} is wrong in {comparison.wrong} of {comparison.count} elements; "
+                    f"{comparison.got} instead of {comparison.wanted}")
     return ""
 
 

@@ -63,7 +63,7 @@ def entry(dtype: int) -> str:
 
 
 def scalars(types: tuple[int, int]) -> tuple[np.generic, ...]:
-    """What the kernel takes of an output's types: ``judging.judge``'s, where something is computed."""
+    """What the kernel takes of an output's types: ``comparison.compared``'s, where something is computed."""
     dtype, arithmetic = types
     ulps, rounds = units_of(dtype, arithmetic)
     digits = (DIGITS[arithmetic], LEAST[arithmetic], DIGITS[dtype], LEAST[dtype])
@@ -110,7 +110,7 @@ class DeviceExtents:
 
     def _fields(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int]) -> Array | None:
         """What the kernel says of each block; None where the GPU has no memory for it, or does not answer: that is no
-        fault of the kernel that is judged, whose results are here."""
+        fault of the kernel that is compared, whose results are here."""
         import cupy
 
         try:

@@ -1,4 +1,4 @@
-"""Magnitudes of what is judged, block by block: of most outputs they say all that a judgement needs."""
+"""Magnitudes of what is compared, block by block: of most outputs they say all that a comparison needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Extent:
 
     @classmethod
     def of(cls, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> Extent:
-        """Of these elements; ``types``: see ``judge``."""
+        """Of these elements; ``types``: see ``compared``."""
         exact = reference.astype(np.float64, copy=False)
         wide, theirs = got.astype(np.float64), None if own is None else own.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -134,8 +134,8 @@ def _largest(error: Array) -> float:
 
 
 Measure = Callable[[Array, Array, "Array | None", "tuple[int, int | None]"], Sequence[Extent]]
-"""Gives the extents of a kernel's result, in the blocks of ``over_blocks``, from arrays without axes as ``judge`` has
-them: the kernel's, the reference, and the original's own where it is known; and the types."""
+"""Gives the extents of a kernel's result, in the blocks of ``over_blocks``, from arrays without axes as ``compared``
+has them: the kernel's, the reference, and the original's own where it is known; and the types."""
 
 
 def extents(got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:

@@ -17,8 +17,8 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.blocks import sample
 from onnxfuse.verifying.bounds import NONE, Bounds
+from onnxfuse.verifying.comparison import Comparison, Leeway, compared, near, replace_unowed
 from onnxfuse.verifying.feeds import Feeds, edges
-from onnxfuse.verifying.judging import Judgement, Leeway, judge, near, replace_unowed
 from onnxfuse.verifying.reference import Reference, formal_names, lengths
 from onnxfuse.verifying.results import NodeResult
 from onnxfuse.verifying.runner import KernelRunner
@@ -34,20 +34,20 @@ class _Tally:
 
     inputs: dict[str, None] = field(default_factory=dict)
     variants: dict[str, None] = field(default_factory=dict)
-    worst: Judgement | None = None
+    worst: Comparison | None = None
     message: str = ""
     failed: bool = False
     rounded: bool = False
     where: str = ""
     farthest: str = ""
 
-    def note(self, judgement: Judgement, output: str) -> None:
-        self.rounded |= not judgement.steady
-        if self.worst is None or judgement.ratio > self.worst.ratio:
-            self.worst = judgement
-            self.farthest = f"{output} on {self.where}, at {list(judgement.where)}" if judgement.error else ""
-            if not judgement.passed:
-                self.failed, self.message = True, f"{output} on {self.where}: {_explained(judgement)}"
+    def note(self, comparison: Comparison, output: str) -> None:
+        self.rounded |= not comparison.steady
+        if self.worst is None or comparison.ratio > self.worst.ratio:
+            self.worst = comparison
+            self.farthest = f"{output} on {self.where}, at {list(comparison.where)}" if comparison.error else ""
+            if not comparison.passed:
+                self.failed, self.message = True, f"{output} on {self.where}: {_explained(comparison)}"
 
 
 class NodeVerifier:
@@ -98,7 +98,7 @@ class NodeVerifier:
             return NodeResult(node.name, node.op, node.rule, "not run", message=error.message)
         except KernelError as error:
             tally.failed, tally.message = True, f"on {tally.where}: {error}"
-        worst = tally.worst or Judgement(0.0, 0.0, 0.0, 0, 0)
+        worst = tally.worst or Comparison(0.0, 0.0, 0.0, 0, 0)
         return NodeResult(
             node.name, node.op, node.rule, "failed" if tally.failed else "passed", worst.error, worst.limit,
             worst.ratio, tuple(tally.inputs), tuple(tally.variants), "" if first == node.name else first, tally.rounded,
@@ -141,7 +141,7 @@ class NodeVerifier:
                 tally.where = f"{feeds.label}, variant {name}"
             got = self._runner.kernel(node, self._model, arrays, variant)
             for place in range(len(reference.precision)):
-                tally.note(case.judged(place, got[place]), f"output {place} of {len(wanted)}")
+                tally.note(case.compared(place, got[place]), f"output {place} of {len(wanted)}")
 
 
 @dataclass(frozen=True)
@@ -193,17 +193,17 @@ class _Case:
         """Of the longest sum of the inputs."""
         return lengths(self.arrays, self.wanted)
 
-    def judged(self, place: int, got: Array) -> Judgement:
-        """The judgement of one output."""
+    def compared(self, place: int, got: Array) -> Comparison:
+        """The comparison of one output."""
         chosen = sample(got.size) if self.even and got.shape == self.wanted[place].shape else None
         if chosen is not None:
-            judgement = self._judged(place, got, chosen)
-            if judgement.passed:
-                where = np.unravel_index(chosen[judgement.where[0]], got.shape) if judgement.where else ()
-                return replace(judgement, where=tuple(int(axis) for axis in where))
-        return self._judged(place, got, None)
+            comparison = self._compared(place, got, chosen)
+            if comparison.passed:
+                where = np.unravel_index(chosen[comparison.where[0]], got.shape) if comparison.where else ()
+                return replace(comparison, where=tuple(int(axis) for axis in where))
+        return self._compared(place, got, None)
 
-    def _judged(self, place: int, got: Array, chosen: Array | None) -> Judgement:
+    def _compared(self, place: int, got: Array, chosen: Array | None) -> Comparison:
         """That of some elements; what they are compared with is made as far as that needs it."""
 
         def taken(array: Array) -> Array:
@@ -215,42 +215,42 @@ class _Case:
         sides, mine = [wanted], got
         types = self.node.plan.outputs[place].dtype, precision.arithmetic
         leeway, measure = Leeway(self.length if precision.reduces else 1), self.runner.measure
-        judgement = judge(got, sides, None, types, leeway, measure)
-        if judgement.passed:
-            return judgement
+        comparison = compared(got, sides, None, types, leeway, measure)
+        if comparison.passed:
+            return comparison
         for results in self._owns():
             own = taken(results[place])
-            judgement = judge(got, sides, own, types, leeway, measure)
-            if judgement.passed:
-                return judgement
+            comparison = compared(got, sides, own, types, leeway, measure)
+            if comparison.passed:
+                return comparison
         if (rounded := reference.rounded(arrays)) is not None:
             own = taken(rounded[place])
-            judgement = judge(got, sides, own, types, leeway)
-        if not judgement.passed and precision.decides:
+            comparison = compared(got, sides, own, types, leeway)
+        if not comparison.passed and precision.decides:
             sides += [taken(entry[place]) for entry in reference.nudged(arrays)]
-            judgement = judge(got, sides, own, types, leeway)
-        if not judgement.passed and precision.reduces:
+            comparison = compared(got, sides, own, types, leeway)
+        if not comparison.passed and precision.reduces:
             sides += [taken(entry[place]) for entry in reference.hidden(arrays)]
-            judgement = judge(got, sides, own, types, leeway)
-        if not judgement.passed and types[0] in TABLE and not np.isfinite(own).all():
+            comparison = compared(got, sides, own, types, leeway)
+        if not comparison.passed and types[0] in TABLE and not np.isfinite(own).all():
             single = taken(reference.single(arrays)[place])
             leeway = replace(leeway, nearness=near(single, wanted, own))
             mine = replace_unowed(got, single, wanted, own)
-            judgement = judge(mine, sides, own, types, leeway)
-        if not judgement.passed and types[0] in TABLE and mine.shape == wanted.shape:
+            comparison = compared(mine, sides, own, types, leeway)
+        if not comparison.passed and types[0] in TABLE and mine.shape == wanted.shape:
             moved = moves(wanted, [taken(each[place]) for each in reference.wavering(arrays, self.length)])
             mine = replace_moved(mine, wanted, moved)
-            again = judge(mine, sides, own, types, leeway)
-            judgement = again if again.passed else judgement
-        return judgement
+            again = compared(mine, sides, own, types, leeway)
+            comparison = again if again.passed else comparison
+        return comparison
 
 
-def condemned(results: list[NodeResult]) -> list[NodeResult]:
+def with_their_kernels(results: list[NodeResult]) -> list[NodeResult]:
     """Results in which every node that shares a failed node's kernel has failed too."""
-    culprits = {result.op: result for result in reversed(results) if result.verdict == "failed"}
+    failed = {result.op: result for result in reversed(results) if result.verdict == "failed"}
     return [
-        replace(result, verdict="failed", message=f"the kernel that it shares with {culprits[result.op].node} failed")
-        if result.op in culprits and result.verdict != "failed" else result
+        replace(result, verdict="failed", message=f"the kernel that it shares with {failed[result.op].node} failed")
+        if result.op in failed and result.verdict != "failed" else result
         for result in results
     ]
 
@@ -260,10 +260,10 @@ def _kernel_key(node: FusedNode, feeds: Mapping[str, Array]) -> tuple[Any, ...]:
     return node.op, node.source, node.plan, shapes
 
 
-def _explained(judgement: Judgement) -> str:
-    if judgement.got.startswith("shape"):
-        return f"{judgement.got} instead of {judgement.wanted}"
-    where = f"at {list(judgement.where)} {judgement.got} instead of {judgement.wanted}"
-    if judgement.wrong == 0:
-        return f"the root mean square error is {judgement.ratio:.1f} times what is allowed; the worst element, {where}"
-    return f"{judgement.wrong} of {judgement.count} elements are wrong; the worst, {where}"
+def _explained(comparison: Comparison) -> str:
+    if comparison.got.startswith("shape"):
+        return f"{comparison.got} instead of {comparison.wanted}"
+    where = f"at {list(comparison.where)} {comparison.got} instead of {comparison.wanted}"
+    if comparison.wrong == 0:
+        return f"the root mean square error is {comparison.ratio:.1f} times what is allowed; the worst element, {where}"
+    return f"{comparison.wrong} of {comparison.count} elements are wrong; the worst, {where}"

@@ -114,7 +114,7 @@ def own_limit(exact: Array, types: tuple[int, int | None], unit: Array | None = 
     """What each element may err by itself, by its units in the last place; None where that is nothing.
 
     Args:
-        exact: float64; types: see ``judge``; unit: ``ulp`` of these in the narrowest type, where that is known.
+        exact: float64; types: see ``compared``; unit: ``ulp`` of these in the narrowest type, where that is known.
     """
     dtype, arithmetic = types
     if arithmetic is None:

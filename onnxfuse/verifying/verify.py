@@ -23,7 +23,7 @@ from onnxfuse.verifying.capture import Captured, Source, capture
 from onnxfuse.verifying.closeness import EXACT, Closeness
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.locating import first_apart
-from onnxfuse.verifying.nodes import NodeVerifier, condemned
+from onnxfuse.verifying.nodes import NodeVerifier, with_their_kernels
 from onnxfuse.verifying.results import NodeResult, OutputDifference, Verification, WholeResult
 from onnxfuse.verifying.runner import CUDA, CudaRunner, KernelRunner
 from onnxfuse.verifying.runs import (
@@ -402,7 +402,7 @@ class _Work:
                     done.add(node.name)
                     if (earlier := results.get(node.name)) is not None and earlier.verdict == "failed":
                         continue
-                    # Inputs that are made up show nothing new of a kernel that was judged at these shapes.
+                    # Inputs that are made up show nothing new of a kernel that was compared at these shapes.
                     if not self.sets and (standing := verifier.standing(node, taken.feeds)) is not None:
                         results.setdefault(node.name, standing)
                         continue
@@ -420,7 +420,7 @@ class _Work:
                     break
         for node in nodes:
             results.setdefault(node.name, _not_run((node,), _UNREACHED)[0])
-        return tuple(condemned([results[node.name] for node in nodes]))
+        return tuple(with_their_kernels([results[node.name] for node in nodes]))
 
 
 def _undefined(outputs: Sequence[Any]) -> list[int]:

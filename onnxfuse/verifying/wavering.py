@@ -134,7 +134,7 @@ def moves(exact: Array, samples: Sequence[Array]) -> Array:
 
 def replace_moved(got: Array, exact: Array, largest: Array) -> Array:
     """A kernel's result with the reference's numbers where it is as near to them as ``moves`` says; what is further off
-    is left to be judged by the others' limits."""
+    is left to be compared by the others' limits."""
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(got.astype(np.float64) - exact) <= largest
         result: Array = np.where(near, exact.astype(got.dtype), got)

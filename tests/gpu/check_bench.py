@@ -51,7 +51,7 @@ def measured(folder: Path, dims: dict[str, int], times: int) -> list[dict[str, f
 
 
 def main() -> int:
-    """Measure, print a line for each figure, and judge."""
+    """Measure, print a line for each figure, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3, help="processes; 3 by default")
     parser.add_argument("--layers", type=int, default=6, help="of the encoder; 6 by default")

@@ -114,7 +114,7 @@ def shown(found: Mapping[str, Sequence[float]]) -> str:
     return "; ".join(f"{name} {statistics.median(times):.2f} (least {min(times):.2f})" for name, times in found.items())
 
 
-def judged(found: Mapping[str, Sequence[float]]) -> str:
+def compared(found: Mapping[str, Sequence[float]]) -> str:
     """At most 4 µs a node.
 
     Where a bare launch and ONNX Runtime's own work on a node are more together, so that its own Add needs more too, the
@@ -139,7 +139,7 @@ def dispatch() -> str:
     if not REHEARSAL:
         bare = BareLaunch()
         measures |= {"bare cuLaunchKernel": bare.measure, "with packed arguments": lambda: bare.measure(block=True)}
-    return judged(figures_of(measures))
+    return compared(figures_of(measures))
 
 
 def cuda_graph() -> str:
@@ -148,7 +148,7 @@ def cuda_graph() -> str:
         return "not in a rehearsal"
     ours, theirs = (PerNode(chain, enable_cuda_graph="1") for chain in (fused_chain, plain_chain))
     expect(ours.right and theirs.right, "wrong result of a chain")
-    return judged(figures_of({"fused node": ours.measure, "built-in Add": theirs.measure}, blocks=5))
+    return compared(figures_of({"fused node": ours.measure, "built-in Add": theirs.measure}, blocks=5))
 
 
 def watched_dispatch() -> str:

@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Comparison:
     """One output for one set of inputs.
 
     Attributes:
@@ -73,7 +73,7 @@ def replace_unowed(got: Array, single: Array, exact: Array, own: Array) -> Array
     the norm of a row of the largest numbers: ONNX Runtime's own kernels give NaN or 0, by the order they sum in.
 
     Args:
-        got, single, exact, own: see ``judge`` and ``near``.
+        got, single, exact, own: see ``compared`` and ``near``.
     """
     unowed = np.isnan(own.astype(np.float64)) & np.isnan(single.astype(np.float64)) & np.isfinite(exact)
     with np.errstate(over="ignore"):
@@ -94,10 +94,10 @@ class Leeway:
     nearness: float = NEAR
 
 
-def judge(
+def compared(
     got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], leeway: Leeway = Leeway(),
     measure: Measure = extents,
-) -> Judgement:
+) -> Comparison:
     """Compare one output of a kernel.
 
     Args:
@@ -111,22 +111,22 @@ def judge(
     """
     reference, (dtype, _) = wanted[0], types
     if got.shape != reference.shape:
-        return Judgement(float("inf"), 0.0, float("inf"), max(got.size, 1), got.size,
+        return Comparison(float("inf"), 0.0, float("inf"), max(got.size, 1), got.size,
                          got=f"shape {got.shape}", wanted=f"shape {reference.shape}")
     if not got.size:
-        return Judgement(0.0, 0.0, 0.0, 0, 0)
+        return Comparison(0.0, 0.0, 0.0, 0, 0)
     if not got.ndim:
         # NumPy makes plain numbers of what it computes from arrays without axes.
         rows = [array.reshape(1) for array in wanted]
         ours = None if own is None else own.reshape(1)
-        return replace(judge(got.reshape(1), rows, ours, types, leeway), where=())
+        return replace(compared(got.reshape(1), rows, ours, types, leeway), where=())
     if dtype not in TABLE:
         # The original's own answer is right too: it may have rounded a quotient on the other side of a tie.
         return _exact(got, wanted if own is None else [*wanted, own])
     return _close(got, wanted, own, types, leeway, measure)
 
 
-def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
+def _exact(got: Array, wanted: Sequence[Array]) -> Comparison:
     """Integers and booleans."""
     bytes_got = got.view(np.uint8) if got.dtype == np.bool_ else got
     wrong = np.ones(got.shape, np.bool_)
@@ -137,7 +137,7 @@ def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
         wrong &= bytes_got != reference.astype(got.dtype).view(bytes_got.dtype)
     count = int(wrong.sum())
     place = np.unravel_index(int(wrong.argmax()), wrong.shape) if count else ()
-    return Judgement(count / max(got.size, 1), 0.0, float("inf") if count else 0.0, count, got.size,
+    return Comparison(count / max(got.size, 1), 0.0, float("inf") if count else 0.0, count, got.size,
                      tuple(int(axis) for axis in place), _text(got, place) if count else "",
                      _text(wanted[0], place) if count else "", steady)
 
@@ -145,8 +145,8 @@ def _exact(got: Array, wanted: Sequence[Array]) -> Judgement:
 def _close(
     got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], leeway: Leeway,
     measure: Measure,
-) -> Judgement:
-    """Numbers of float types, in arrays with axes; as ``judge``."""
+) -> Comparison:
+    """Numbers of float types, in arrays with axes; as ``compared``."""
     (_, arithmetic), shape = types, got.shape
     limits = EXACT if arithmetic is None else TABLE[arithmetic]
     got, wanted = got.reshape(-1), [array.reshape(-1) for array in wanted]
@@ -165,7 +165,7 @@ def _close(
         ratio = max(ratio, whole.spread(floor, limits))
     place = np.unravel_index(worst.place, shape)
     share = 1 / whole.scale if whole.scale else 1.0
-    return Judgement(
+    return Comparison(
         whole.error * share, whole.error * share / ratio if 0 < ratio < np.inf else mine * share, ratio, worst.wrong,
         got.size, tuple(int(axis) for axis in place), _text(got, worst.place), _text(reference, worst.place), steady,
     )
@@ -182,7 +182,7 @@ class _Farthest:
 
 def _farthest(got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None],
               common: tuple[float, float], blocks: Sequence[Extent]) -> _Farthest:
-    """The same of whole arrays without axes; an element is judged by the one of ``wanted`` that it is nearest to.
+    """The same of whole arrays without axes; an element is compared by the one of ``wanted`` that it is nearest to.
 
     Args:
         blocks: what is known of each block of ``over_blocks``.  One in which no error may be as large a part of its
