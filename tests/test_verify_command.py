@@ -237,7 +237,7 @@ def test_a_model_whose_own_run_fails_is_no_fault_of_the_fusion(tmp_path: Path) -
     fused = optimise(path, Options(verify=False, least_gain=0.0))
     onnx.save(fused.model, tmp_path / "model.fused.onnx")
     code, told = lines(tmp_path, path)
-    assert (code, told[1][:44]) == (3, "inconclusive: the models were not run: A run ")
+    assert (code, told[1][:45]) == (3, "inconclusive: the models were not run: A run ")
 
 
 def test_operators_that_the_provider_lacks_are_no_difference(tmp_path: Path) -> None:

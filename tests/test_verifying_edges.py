@@ -73,22 +73,22 @@ class _Spoiling(EmulatedRunner):
 def test_a_sample_of_large_results_shows_faults(count: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what comes of inputs that are other numbers everywhere; all is compared, and told, where a sample has one."""
     made, node = fused(parse("g (float[n, 64] x) => (float[n, 64] y) { t = Tanh(x) y = Mul(t, x) }"))
-    compared: list[int] = []
+    counts: list[int] = []
     compared = nodes.compared
-    monkeypatch.setattr(nodes, "compared", lambda got, *rest: (compared.append(got.size), compared(got, *rest))[1])
+    monkeypatch.setattr(nodes, "compared", lambda got, *rest: (counts.append(got.size), compared(got, *rest))[1])
     runner = _Spoiling()
     runner.count = count
     x = np.random.default_rng(0).uniform(1, 2, (MOST // 64 + 1, 64)).astype(np.float32)
     result = NodeVerifier(made.model, runner).verify(node, {"x0": x}, "given")
     assert result.verdict == ("failed" if count else "passed")
     chosen = sample(x.size)
-    assert chosen is not None and {len(chosen), x.size} == set(compared)
+    assert chosen is not None and {len(chosen), x.size} == set(counts)
     if count:
         assert f"{count} of {x.size} elements are wrong" in result.message and where in result.message
         assert result.message.startswith("output 0 of 1 on negative")
     else:
         # The captured input in each variant, and numbers that are none in one place.
-        assert compared.count(len(chosen)) == 4 and compared.count(x.size) == len(result.variants) + 1
+        assert counts.count(len(chosen)) == 4 and counts.count(x.size) == len(result.variants) + 1
 
 
 GUARDED = """g (float16[2,33,32] q, float16[2,32,40] k, float16[2,40,32] v) => (float16[2,33,32] y)

@@ -212,7 +212,8 @@ class Offer:
                 f"{self.pool.maker.costs.profile.name} was not measured, and products are fused only where that is "
                 "known to be faster", region.label, region.rule, "run onnxfuse tune on that GPU",
             )
-        return self.pool.objective.refuses(cost, len(region.nodes), region.label, self.stage) or (region, cost)
+        return self.pool.objective.refuses(
+            cost, len(region.nodes), region.label, self.stage, measured=True) or (region, cost)
 
     def _sure(self, region: Region) -> RegionCost:
         """What a region saves whatever becomes of what the runtime fuses with its nodes: the bias of a convolution,

@@ -24,6 +24,10 @@ from onnxfuse.region import RegionCost
 LEAST_GAIN = 1.2
 """Predicted speed-up of a region below which it is left to ONNX Runtime, where nothing was measured."""
 
+MEASURED_SHARE = 0.25
+"""Of what a predicted speed-up must pass, how much one must where the kernel and the runtime's products were measured:
+only what is around the products is predicted then."""
+
 Strategy = Literal["auto", "all-in-one", "memory", "dynamic"]
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -132,8 +136,11 @@ class Objective:
             return cost.memory_saved + min(saved, 0.5)
         return saved
 
-    def refuses(self, cost: RegionCost, count: int, node: str, rule: str) -> Refusal | None:
-        """Why a region of ``count`` nodes, its first one labelled ``node``, may not be taken, or None."""
+    def refuses(
+        self, cost: RegionCost, count: int, node: str, rule: str, *, measured: bool = False
+    ) -> Refusal | None:
+        """Why a region of ``count`` nodes, its first one labelled ``node``, may not be taken, or None; ``measured``:
+        whether most of its cost was."""
         if not cost.executions:
             return Refusal("never-ran", f"{_nodes(count)} never ran in the profile: not worth fusing", node, rule)
         hints = self.hints
@@ -144,7 +151,8 @@ class Objective:
                 f"(past {hints.pressure_threshold:g} only what saves memory is fused)",
                 node, rule, "lower the hint memory-pressure, or raise pressure-threshold",
             )
-        least = min(self.least_gain, 1.0) if self._serves(cost) else self.least_gain
+        least = 1.0 + MEASURED_SHARE * (self.least_gain - 1.0) if measured else self.least_gain
+        least = min(least, 1.0) if self._serves(cost) else least
         if cost.estimated_speedup <= least:
             return _no_gain(cost, count, least, node, rule)
         if hints.compute_pressure > hints.pressure_threshold and cost.estimated_speedup <= hints.pressed_gain:
