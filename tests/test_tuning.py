@@ -362,7 +362,8 @@ def test_models_of_regions_compute_what_the_region_does() -> None:
             got = run_plan(kernel.plan, kernel.source, [{**weights, **feeds}[name] for name in names], hosts, None, 90)
             for array, reference in zip(got, wanted, strict=True):
                 assert np.isfinite(reference).all()
-                assert np.abs(array - reference).max() <= 1e-5 * np.abs(reference).max()
+                off = 2e-3 if kernel.rounds else 1e-5
+                assert np.abs(array - reference).max() <= off * np.abs(reference).max()
     assert kinds == {"h", "w", "x"}
 
 
