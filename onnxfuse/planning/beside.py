@@ -63,12 +63,13 @@ class Beside:
         (value,) = escaping(set(steps[-1][0]))
         return [steps[computed - 1][0]] if len(value.consumers) > 1 else []
 
-    def computed(self) -> Members:
-        """The products with what is computed of their results while neighbours stay such, but not the views that end
-        it."""
+    def alike(self) -> tuple[Members, Members]:
+        """The products with what is computed of their results, or only laid out anew, while neighbours stay such; and
+        without the views that end it."""
         steps = list(takewhile(lambda step: not self.facts[step[1]].transposes, self._behind()))
-        computed = self._computed(steps)
-        return steps[computed - 1][0] if computed else self.core
+        whole, computed = ([self.core, *(members for members, _ in steps)][count]
+                           for count in (len(steps), self._computed(steps)))
+        return whole, computed
 
     def _computed(self, steps: Sequence[tuple[Members, Node]]) -> int:
         """How many of the steps lead to the last that is no view."""
@@ -168,9 +169,10 @@ class Offer:
 
     def together(self, apart: Sequence[Beside]) -> None:
         """Weigh products of one operand whose results go ways of their own, with what is computed of each."""
-        whole, least = (frozenset[Node]().union(*parts) for parts in (
-            (each.computed() for each in apart), (each.core for each in apart)))
-        if self._weigh(whole) is Outcome.REFUSED:
+        whole, computed, least = (frozenset[Node]().union(*parts) for parts in zip(
+            *((*each.alike(), each.core) for each in apart), strict=True))
+        outcomes = [self._weigh(members) for members in dict.fromkeys((whole, computed))]
+        if all(each is Outcome.REFUSED for each in outcomes):
             self._weigh(least)
 
     def _weigh(self, members: Members) -> Outcome:
