@@ -1,11 +1,12 @@
 """Attention as one kernel: every way to run it, the runtime's own nodes, and PyTorch's where that is installed.
 
-    python benchmarks/attention.py [--cases bert,long] [--target GPU] [--dry-run] [--no-torch]
+    python benchmarks/attention.py [--cases bert,long] [--type float32] [--target GPU] [--dry-run] [--no-torch]
 
-The zoo's attentions at the zoo's sizes, one new token against a cache, and long sequences.  PyTorch's time is that of
-the fastest backend of scaled_dot_product_attention that takes the case, with the same mask where there is one.  Passes
-where the best way takes no longer than 1.05 times PyTorch's in the mean over the cases.  ``--dry-run`` names the ways
-and times nothing.
+The zoo's attentions at the zoo's sizes, one new token against a cache, and long sequences, in float16, or in float32
+through TF32 (ONNX Runtime and PyTorch too).  PyTorch's time is that of the fastest backend of
+scaled_dot_product_attention that takes the case, with the same mask where there is one.  Passes where the best way
+takes no longer than 1.05 times PyTorch's in the mean over the cases, in float32 two thirds of it.  ``--dry-run`` names
+the ways and times nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ from onnxfuse.planning.hardware import Profile, resolve_profile
 from onnxfuse.schedules.attention import Attention
 from onnxfuse.tuning.subjects import subjects_of
 
-MEAN = 1.05
-"""How many times as long as PyTorch's fastest the best way may take, in the mean."""
+MEAN = {"float16": 1.05, "float": 1 / 1.5}
+"""How many times as long as PyTorch's fastest the best way may take, in the mean, by type."""
+
+NAMED = {"float16": "float16", "float": "float32"}
+"""What PyTorch calls the types of the graphs."""
+
+LONGEST = {"float16": 256, "float": 128}
+"""Heads that there are kernels for."""
 
 SETS = 3
 """Sets of inputs of PyTorch's that take turns."""
@@ -37,8 +44,8 @@ SETS = 3
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Sizes of an attention in float16; ``shared`` heads have keys and values in common; ``mask``: its axes, or
-    "causal", which is computed from places."""
+    """Sizes of an attention; ``shared`` heads have keys and values in common; ``mask``: its axes, or "causal", which is
+    computed from places; ``kind``: the type."""
 
     name: str
     batch: int
@@ -48,6 +55,7 @@ class AttentionCase:
     size: int
     shared: int = 1
     mask: str = ""
+    kind: str = "float16"
 
     @property
     def flops(self) -> int:
@@ -57,6 +65,10 @@ class AttentionCase:
     @property
     def text(self) -> str:
         """The graph, heads and all."""
+        return self._text.replace("float16[", f"{self.kind}[")
+
+    @property
+    def _text(self) -> str:
         b, h, s, k, d, g = self.batch, self.heads, self.queries, self.keys, self.size, self.heads // self.shared
         shapes = {"": "", "causal": "", "keys": f", float16[{b},1,1,{k}] mask", "all": f", float16[{b},1,{s},{k}] mask",
                   "heads": f", float16[1,{h},{s},{k}] mask"}
@@ -120,7 +132,10 @@ def measure(case: AttentionCase, profile: Profile, dry_run: bool) -> AttentionRe
 
 def torch_times(cases: Sequence[AttentionCase]) -> list[dict[str, float]]:
     """Microseconds of GPU time of PyTorch's backends, of those that take each case; run in a process of its own."""
+    import torch
+
     warnings.simplefilter("ignore")
+    torch.backends.cuda.matmul.allow_tf32 = True
     return [_torch_times(case) for case in cases]
 
 
@@ -128,7 +143,7 @@ def _torch_times(case: AttentionCase) -> dict[str, float]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    kind: dict[str, Any] = {"dtype": torch.float16, "device": "cuda"}
+    kind: dict[str, Any] = {"dtype": getattr(torch, NAMED[case.kind]), "device": "cuda"}
     groups = case.heads // case.shared
     masks = {"keys": (case.batch, 1, 1, case.keys), "all": (case.batch, 1, case.queries, case.keys),
              "heads": (1, case.heads, case.queries, case.keys)}
@@ -140,7 +155,8 @@ def _torch_times(case: AttentionCase) -> dict[str, float]:
         if case.mask in masks else None,
     ) for _ in range(SETS)]
     found = {}
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+                    *([SDPBackend.MATH] if case.kind == "float" else [])):
         def run(turn: int, backend: Any = backend) -> None:
             query, key, value, mask = sets[turn]
             with sdpa_kernel(backend):
@@ -182,19 +198,25 @@ def show(found: list[AttentionResult]) -> tuple[str, bool]:
     if not shares:
         return text, True
     mean = geometric_mean(shares)
-    return f"{text}\n\nThe best way takes {mean:.3f} times as long as PyTorch's fastest in the mean.", mean <= MEAN
+    text += f"\n\nThe best way takes {mean:.3f} times as long as PyTorch's fastest in the mean."
+    return text, mean <= MEAN[found[0].case.kind]
 
 
 @click.command(help=__doc__.split("\n")[0])
 @options
 @click.option("--torch/--no-torch", "compare", default=True, help="Whether to time PyTorch's attention too.")
-def main(names: str | None, target: str | None, dry_run: bool, compare: bool, out: Path) -> None:
+@click.option("--type", "named", type=click.Choice(list(NAMED.values())), default="float16", show_default=True,
+              help="Of operands and results.")
+def main(names: str | None, target: str | None, dry_run: bool, compare: bool, named: str, out: Path) -> None:
+    kind = next(kind for kind, each in NAMED.items() if each == named)
+    cases = [replace(case, kind=kind) for case in CASES if case.size <= LONGEST[kind]]
     where = apart(environment) if dry_run else measured_on("--dry-run")
     profile = resolve_profile(target or where.gpu or "H100")
-    found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
+    found = chosen(names, cases, lambda case: case.name, lambda case: measure(case, profile, dry_run))
     found = with_torch(found) if compare and not dry_run else found
     content = {"cases": [asdict(each) for each in found]}
-    conclude(show(found), "attention", where, content, None if dry_run else out)
+    what = "attention" if kind == "float16" else f"attention-{named}"
+    conclude(show(found), what, where, content, None if dry_run else out)
 
 
 if __name__ == "__main__":

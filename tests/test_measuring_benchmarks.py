@@ -556,6 +556,16 @@ def test_spills_from_an_earlier_run(tmp_path):
     assert any(way["microseconds"] for case in written["cases"] for way in case["ways"])
 
 
+@pytest.mark.parametrize("named", ["float16", "float32"])
+def test_attentions_of_both_types_are_timed(named: str) -> None:
+    """None that has no kernel."""
+    found = CliRunner().invoke(attention.main, ["--cases", "bert 8,decode 1:32768,wide", "--type", named, "--dry-run",
+                                                "--target", "H100"])
+    assert found.exit_code == 0, found.output
+    assert ("wide 2048" in found.output) is (named == "float16")
+    assert ("_w8_32" in found.output) is (named == "float16") and ("_w4_32" in found.output) is (named == "float32")
+
+
 def test_attentions_that_are_timed_are_one_kernel() -> None:
     """All of a case's nodes; its text says what its numbers say."""
     profile = find_profile("H200")

@@ -81,7 +81,8 @@ class AttentionShape:
     def fits(self, depth: int, columns: int) -> bool:
         """Whether shared memory and registers hold it."""
         if not self.together:
-            return self.shared(depth, columns) <= 96 * 1024 and self.tiles * (columns + self.keys) // 2 <= 160
+            return (self.shared(depth, columns) <= 48 * 1024 * self.size
+                    and self.tiles * (columns + self.keys) // 2 <= 160)
         threads = 32 * self.warps
         return (self.shared(depth, columns) <= ALL_SHARED - BLOCK_BYTES
                 and self._registers(columns) <= min(255, REGISTERS // threads))
