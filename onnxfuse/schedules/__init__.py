@@ -21,7 +21,7 @@ together.py    several independent regions, each with its own schedule's kernel,
 schedule.py    what a schedule is; choice.py what tuning may change
 source.py      a kernel's text as data: functions, entries and their parameters
 headers.py     what of the headers in cuda/ a text uses, which it begins with
-kernel.py      what schedules share
+kernel.py      what schedules share, multiplied.py what those with products do
 """
 
 from __future__ import annotations

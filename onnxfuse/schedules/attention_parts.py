@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.scalars import FLOAT, TYPES
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract, Reduce, postorder
 from onnxfuse.lowering.arrangement import arrangement
 from onnxfuse.lowering.index import IndexSpace
@@ -19,9 +19,10 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Apply, Constant, Load, Puller, Reduced, Rows, Scalar, indices
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_visible import Visible, visible_keys
-from onnxfuse.schedules.kernel import VECTOR_BYTES, walk
+from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
+from onnxfuse.schedules.multiplied import Multiplied, unmultiplied
 from onnxfuse.schedules.online import bare, online_sums
 from onnxfuse.wording import option
 
@@ -58,7 +59,7 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class AttentionParts:
+class AttentionParts(Multiplied):
     """An attention over the loops b (batch), m (queries), k (keys), n (columns of the values) and d (the head).
 
     Attributes:
@@ -93,19 +94,9 @@ class AttentionParts:
     vectors: bool = False
 
     @property
-    def rounds(self) -> bool:
-        """Whether operands are rounded to what tensor cores multiply: float32's, to TF32."""
-        return self.queries.dtype == FLOAT
-
-    @property
-    def size(self) -> int:
-        """Bytes of an operand's element."""
-        return TYPES[self.queries.dtype].size
-
-    @property
-    def width(self) -> int:
-        """Elements of a vector."""
-        return VECTOR_BYTES // self.size
+    def operand(self) -> int:
+        """Their type."""
+        return self.queries.dtype
 
 
 def _refused(message: str, remedy: str = "") -> Refusal:
@@ -129,9 +120,7 @@ def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> AttentionP
         found = closer if isinstance(closer, AttentionParts) else found
     if isinstance(found, Refusal):
         return found
-    types = {operand.dtype for each in (scores, values) for operand in each.operands}
-    if len(types) > 1 or not (types == {FLOAT} or TYPES[next(iter(types))].is_narrow):
-        named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
+    if named := unmultiplied((scores, values)):
         return _refused(f"products of {named}; its kernels have those of float16, bfloat16 or float32")
     depth, columns = found.depth.value, found.columns.value
     if depth is None or columns is None:
@@ -139,7 +128,7 @@ def parts_of(lowered: Lowered, scores: Contract, values: Contract) -> AttentionP
                         f"state the size of a head, or give it: {option('dim', 'NAME=N')}")
     most = 2 * MOST_DEPTH // found.size
     if not 0 < depth <= most or not 0 < columns <= most:
-        kind = TYPES[found.queries.dtype].name
+        kind = TYPES[found.operand].name
         return _refused(f"a head size of {max(depth, columns)}; its kernels of {kind} have those up to {most}")
     return found
 

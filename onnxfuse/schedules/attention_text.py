@@ -59,12 +59,7 @@ class AttentionText:
         size = self._writer(parts.accesses[0].lanes).size
         self.extents = {name: size(extent) for name, extent in (
             ("m", parts.rows), ("k", parts.length), ("n", parts.columns), ("d", parts.depth))}
-        self.element = TYPES[self.operand_type].storage
-
-    @property
-    def operand_type(self) -> int:
-        """Element type of the products' operands."""
-        return self.parts.queries.dtype
+        self.element = TYPES[self.parts.operand].storage
 
     @property
     def visible(self) -> Visible | None:

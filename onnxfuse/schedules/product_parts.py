@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.scalars import FLOAT, TYPES
+from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.kernel import VECTOR_BYTES, divides, is_vector, moving_loads, vector_guards
+from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, vector_guards
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
+from onnxfuse.schedules.multiplied import Multiplied, unmultiplied
 
 MOST_BESIDE = 4
 """Products of one left operand that a kernel computes side by side, as a gate and what it is for, or queries, keys and
@@ -44,7 +45,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class ProductParts:
+class ProductParts(Multiplied):
     """Products of one left operand over the loops b (batch), m (rows), n (columns) and k (what is summed over).
 
     Attributes:
@@ -68,19 +69,9 @@ class ProductParts:
     swapped: bool = False
 
     @property
-    def size(self) -> int:
-        """Bytes of an operand's element."""
-        return TYPES[self.left.dtype].size
-
-    @property
-    def width(self) -> int:
-        """Elements of a vector."""
-        return VECTOR_BYTES // self.size
-
-    @property
-    def rounds(self) -> bool:
-        """Whether operands are rounded to what tensor cores multiply: float32's, to TF32."""
-        return self.left.dtype == FLOAT
+    def operand(self) -> int:
+        """Their type."""
+        return self.left.dtype
 
     def neighbours(self, loop: str) -> bool:
         """Whether every result's neighbours along a loop are so in memory, where sizes divide."""
@@ -98,9 +89,7 @@ def parts_of(lowered: Lowered, products: Sequence[Contract]) -> ProductParts | R
     Raises:
         Unlowerable: sums are used at other places than where they are taken, or rows are reduced.
     """
-    types = {operand.dtype for each in products for operand in each.operands}
-    if len(types) > 1 or not (types == {FLOAT} or TYPES[next(iter(types))].is_narrow):
-        named = " and ".join(sorted(TYPES[dtype].name for dtype in types))
+    if named := unmultiplied(products):
         return _refused(f"a product of {named}; its kernels have those of float16, bfloat16 or float32")
     found = [_placed(lowered, products, swapped) for swapped in (False, True)]
     whole = [each for each in found if isinstance(each, ProductParts)]
