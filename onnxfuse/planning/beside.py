@@ -67,9 +67,8 @@ class Beside:
         """The products with what is computed of their results, or only laid out anew, while neighbours stay such; and
         without the views that end it."""
         steps = list(takewhile(lambda step: not self.facts[step[1]].transposes, self._behind()))
-        whole, computed = ([self.core, *(members for members, _ in steps)][count]
-                           for count in (len(steps), self._computed(steps)))
-        return whole, computed
+        regions = [self.core, *(members for members, _ in steps)]
+        return regions[-1], regions[self._computed(steps)]
 
     def _computed(self, steps: Sequence[tuple[Members, Node]]) -> int:
         """How many of the steps lead to the last that is no view."""

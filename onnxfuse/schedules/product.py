@@ -23,7 +23,7 @@ from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import HOPPER, PANEL
-from onnxfuse.schedules.choice import told
+from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
@@ -165,9 +165,7 @@ class _ProductWork:
         general = self._own(self.together[0])
         own = [*patched, *plain, general][0]
         offered = {shape.choice: shape for shape in (*patched, *few, *self._offered(MOST_TILES))}
-        # What was measured runs also where today's ranks would not have it tried.
-        known = {shape.choice: shape for shape in self._offered(len(self.tiles))} | offered
-        choice, first = told(request.choice, known)
+        choice, first = told(request.choice, self._known(offered) if request.choice else offered)
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
             shapes = (first, own, *(() if patched else (general, self._own(together=False))))
@@ -191,6 +189,10 @@ class _ProductWork:
         others = tuple(each for each, shape in offered.items() if shape != own)
         # Warps that only add leave room for others in a launch, as those of the few rows' other products.
         return Kernel("product", source, plan, (), choice, others, heavy=not plain, rounds=self.parts.rounds)
+
+    def _known(self, offered: Mapping[Choice, ProductShape]) -> Mapping[Choice, ProductShape]:
+        """All that a choice may mean: what was measured runs also where today's ranks would not have it tried."""
+        return {shape.choice: shape for shape in self._offered(len(self.tiles))} | dict(offered)
 
     def _own(self, together: bool) -> ProductShape:
         """The tile that is expected to take least, with as many stages as there is something to hold in."""
