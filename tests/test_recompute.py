@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from emulated import EmulatedRunner
 from fake_timer import RUNTIME, FakeTimer
+from recomputing import LARGE, again, feeds, fuse, model, packed, peak, regions, run
 
 from onnxfuse.graph import from_proto
 from onnxfuse.measuring.database import open_database
@@ -36,54 +35,13 @@ from onnxfuse.verifying import verify
 
 pytestmark = pytest.mark.usefixtures("few_ways")
 
-HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
-
 SMALL = {"N": 2, "H": 7, "W": 5}
-LARGE = {"N": 32, "H": 112, "W": 112}
 
 GATE = """g (float16[N, 16, H, W] x, float16[16, 16, 1, 1] w) => (float16[N, 16, H, W] y) <int64[2] axes = {2, 3}> {
     c = Conv(x, w) s = Sigmoid(c) a = Mul(c, s)
     m = ReduceMean(a, axes) e = Conv(m, w) g = Sigmoid(e) b = Mul(a, g) y = Conv(b, w)
 }"""
 """A value that the pool and the gate read: computed once by each, from the convolution's result."""
-
-
-def model(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(HEAD + text)
-
-
-def fuse(text: str, **options: object) -> Optimised:
-    given = {"dims": LARGE, "verify": False, "target": "H200", "database": False, **options}
-    return optimise(model(text), Options(**given))  # type: ignore[arg-type]
-
-
-def regions(optimised: Optimised) -> list[list[str]]:
-    return [[node.op for node in fusion.nodes] for fusion in optimised.plan.fusions]
-
-
-def again(optimised: Optimised) -> list[list[str]]:
-    return [[node.op for node in fusion.again] for fusion in optimised.plan.fusions]
-
-
-def packed(proto: onnx.ModelProto) -> bytes:
-    return bytes(proto.SerializeToString(deterministic=True))
-
-
-def run(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(packed(proto), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feeds)))
-
-
-def feeds(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(7)
-    return {
-        info.name: rng.standard_normal(
-            [size.dim_value or sizes[size.dim_param] for size in info.type.tensor_type.shape.dim]
-        ).astype(onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
-        for info in proto.graph.input
-    }
 
 
 def test_a_cheap_value_is_computed_by_each_reader() -> None:
@@ -316,10 +274,6 @@ def test_a_value_that_is_spread_costs_its_arithmetic_every_time() -> None:
 def test_a_run_holds_no_more() -> None:
     made, plain = fuse(GATE), fuse(GATE, disable=["recompute"])
     assert peak(made) <= peak(plain)
-
-
-def peak(optimised: Optimised) -> int:
-    return peak_memory(optimised.ledger, optimised.plan.fusions).peak
 
 
 HOLDING = """g (float[N, 2, 16] x, float[N, 1, 16] z, float[16, 4096] i, float[4096, 32768] wide,

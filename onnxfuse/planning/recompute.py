@@ -218,8 +218,8 @@ class _Stage:
     def _without(self, part: Part, readers: Mapping[Value, Sequence[Part]]) -> _Change | None:
         """The change in which a part's values are computed again by their readers, if that is better."""
         kept = tuple(value for value in part.outputs if value not in readers)
-        cones = {value: self.sketches.cone(part, value, kept) for value in readers}
-        if any(cone is None for cone in cones.values()):
+        cones = {value: cone for value in readers if (cone := self.sketches.cone(part, value, kept)) is not None}
+        if len(cones) < len(readers):
             return None
         wanted: dict[int, tuple[Part, list[Value]]] = {}
         for value, found in readers.items():
@@ -228,34 +228,46 @@ class _Stage:
         gone = [part, *(each for each, _ in wanted.values())]
         if len({self._runs(each) for each in gone}) > 1:
             return None
-        sketches = [
-            self.sketches.reading(each, {node for value in values for node in cones[value] or ()}, values)
-            for each, values in wanted.values()
-        ]
-        if kept:
-            sketches.insert(0, self.sketches.rest(part, kept))
-        heavier = len(readers) > 1 or self._holds_more(readers, cones)
+        nodes = {node for cone in cones.values() for node in cone.nodes}
+        heavier = len(readers) > 1 or self._holds_more(readers, nodes)
         if self.tight and heavier:
             return None
+        reading = [
+            self.sketches.reading(each, {node for value in values for node in cones[value].nodes}, values)
+            for each, values in wanted.values()
+        ]
+        border = tuple(dict.fromkeys(value for cone in cones.values() for value in cone.border))
+        for rest in self.sketches.rests(part, kept, border):
+            come = self._come(tuple(readers), gone, rest, reading)
+            if come is not None:
+                return _Change(tuple(readers), gone, come, heavier)
+        return None
+
+    def _come(
+        self, values: Sequence[Value], gone: Sequence[Part], rest: Sequence[Part], reading: Sequence[Part]
+    ) -> list[Part] | None:
+        """The parts that come for those that go, with their kernels, if they are better; ``rest``: what is left of the
+        first."""
+        part, sketches = gone[0], [*rest, *reading]
         before = sum(self._seconds(each, self.costs) for each in gone)
         after = sum(self.costs.kernel_seconds(each.region, each.flops) for each in sketches) * self._runs(part)
         near = NEAR if self.context.eager or self.context.measured is not None else 1.0
         if after >= before * near or (near == 1.0 and not self._gains(before, after, gone, sketches)):
-            self._tell(part, readers, before, after)
+            self._tell(part, values, len(reading), before, after)
             return None
         if not self._admitted(sketches):
             return None
         come = self._made(sketches)
         if isinstance(come, Refusal):
-            self._keep(part, readers, come.message)
+            self._keep(part, values, come.message)
             return None
-        if self._refused_made(part, gone, come):
+        if self._refused_made(gone, come, come[:len(rest)]):
             return None
         if not self._better(gone, come):
             before, after = (sum(self._seconds(each, self.costs) for each in parts) for parts in (gone, come))
-            self._tell(part, readers, before, after)
+            self._tell(part, values, len(reading), before, after)
             return None
-        return _Change(tuple(readers), gone, come, heavier)
+        return come
 
     # ---- What it would take. ----
 
@@ -276,9 +288,8 @@ class _Stage:
             return after <= before
         return before - after > LEAST_SAVED * before
 
-    def _holds_more(self, values: Collection[Value], cones: Mapping[Value, Sequence[Node] | None]) -> bool:
-        """Whether more is held until the readers ran than the values themselves."""
-        nodes = {node for cone in cones.values() for node in cone or ()}
+    def _holds_more(self, values: Collection[Value], nodes: Collection[Node]) -> bool:
+        """Whether more is held until the readers ran, for the nodes that they compute again, than the values."""
         held = {value for node in nodes for value in node.inputs
                 if value is not None and value.producer not in nodes and not value.is_constant}
         return self._bytes(held) > self._bytes(values)
@@ -320,17 +331,15 @@ class _Stage:
     def _refused(self, fusion: Region) -> Refusal | None:
         return too_large(fusion, self.costs) or inefficient(fusion, self.costs)
 
-    def _refused_made(self, part: Part, gone: Sequence[Part], come: Sequence[Part]) -> bool:
+    def _refused_made(self, gone: Sequence[Part], come: Sequence[Part], rest: Sequence[Part]) -> bool:
         """Whether parts with their kernels lose at a further size that matters, or the objective refuses what is left
         of the part whose values are computed again."""
         if any(sum(self._seconds(each, costs) for each in come) > sum(self._seconds(each, costs) for each in gone)
                for costs in self.space.nearby.values()):
             return True
-        rest = next((each for each in come if not set(each.outputs).isdisjoint(part.outputs)), None)
-        if rest is None or self.context.eager:
-            return False
-        made = rest.region
-        return self.objective.refuses(made.cost, len(made.nodes), made.label, made.rule) is not None
+        return not self.context.eager and any(
+            self.objective.refuses(each.region.cost, len(each.region.nodes), each.region.label, each.region.rule)
+            is not None for each in rest)
 
     def _better(self, gone: Sequence[Part], come: Sequence[Part]) -> bool:
         """Whether parts with their kernels are better than those that they stand for: as measured, else as
@@ -378,11 +387,10 @@ class _Stage:
         return (f"{names} {are} computed again where {they} read, and not written: that is predicted to take "
                 f"{after * 1e6:.1f} µs; written and read, {before * 1e6:.1f} µs.")
 
-    def _tell(self, part: Part, readers: Mapping[Value, Sequence[Part]], before: float, after: float) -> None:
+    def _tell(self, part: Part, values: Collection[Value], readers: int, before: float, after: float) -> None:
         """Keep that it does not gain to compute values again."""
-        count = len({id(each) for found in readers.values() for each in found})
-        self._keep(part, readers, f"computed again by {count} reader{'' if count == 1 else 's'}, all would take "
-                                  f"{after * 1e6:.1f} µs; written and read, {before * 1e6:.1f} µs")
+        self._keep(part, values, f"computed again by {readers} reader{'' if readers == 1 else 's'}, all would take "
+                                 f"{after * 1e6:.1f} µs; written and read, {before * 1e6:.1f} µs")
 
     def _keep(self, part: Part, values: Collection[Value], reason: str) -> None:
         """Keep why values stay written."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from onnxfuse.graph.model import Node, Value
 from onnxfuse.graph.sizes import elements_of
@@ -17,6 +18,9 @@ from onnxfuse.region import Region
 
 MOST_OPERATORS = 8
 """Operators that compute a value again."""
+
+WORTH = 0.05
+"""Share of a value's bytes that what is read in its place must be smaller by, for more nodes to be computed again."""
 
 
 @dataclass(eq=False)
@@ -62,6 +66,13 @@ class Part:
         return None if measured is None else measured.fused * 1e-6
 
 
+class Cone(NamedTuple):
+    """The nodes that compute a value again, and what the region that had it writes for them."""
+
+    nodes: frozenset[Node]
+    border: tuple[Value, ...] = ()
+
+
 @dataclass(frozen=True)
 class Sketches:
     """Makes parts of one graph, from what its regions were chosen from; ``costs`` are those of the model."""
@@ -81,22 +92,35 @@ class Sketches:
         outputs = tuple(value for value in node.outputs if value is not None)
         return self._part((node,), (value for value in node.inputs if value is not None), outputs)
 
-    def cone(self, part: Part, value: Value, kept: Collection[Value]) -> tuple[Node, ...] | None:
-        """The nodes that compute a value from what is in memory anyway; None where they are no cheap ones."""
-        found: set[Node] = set()
-        waiting = [value]
-        members = part.members
-        while waiting:
-            node = waiting.pop().producer
-            if node is None or node not in members or node in found:
-                continue
-            if not self._is_cheap(node):
-                return None
-            found.add(node)
-            waiting += [each for each in node.reads() if each not in kept]
-        if sum(not self.space.facts[node].view for node in found) > MOST_OPERATORS:
-            return None
-        return tuple(sorted(found, key=lambda node: node.index))
+    def cone(self, part: Part, value: Value, kept: Collection[Value]) -> Cone | None:
+        """The last nodes that compute a value, from what is in memory anyway, else from smaller values; None where
+        there are no cheap ones."""
+        found = list(self._cones(part, value, kept))
+        if not found or not found[-1].border:
+            return found[-1] if found else None
+        whole = self._size(value)
+        most = min(min(self._size(*cone.border) for cone in found) + WORTH * whole, whole - 1)
+        return next((cone for cone in found if self._size(*cone.border) <= most), None)
+
+    def _cones(self, part: Part, value: Value, kept: Collection[Value]) -> Iterator[Cone]:
+        """Longer and longer ones, by what computes the largest value of the border."""
+        nodes: set[Node] = set()
+        border: tuple[Value, ...] = (value,)
+        while border:
+            cheap = {each: node for each in border if (node := each.producer) is not None and self._is_cheap(node)}
+            if not cheap:
+                return
+            nodes.add(cheap[max(cheap, key=self._size)])
+            if sum(not self.space.facts[each].view for each in nodes) > MOST_OPERATORS:
+                return
+            border = tuple(dict.fromkeys(
+                each for node in sorted(nodes, key=lambda node: node.index) for each in node.reads()
+                if each not in kept and each.producer in part.members and each.producer not in nodes))
+            if all(each.name in self.space.maker.graph.values for each in border):
+                yield Cone(frozenset(nodes), border)
+
+    def _size(self, *values: Value) -> int:
+        return sum(self.costs.ledger.bytes_of(value) or 0 for value in values)
 
     def _is_cheap(self, node: Node) -> bool:
         facts = self.space.facts.get(node)
@@ -118,19 +142,31 @@ class Sketches:
         made = self._part(view, reads, reader.outputs, reader.region.rule)
         return replace(made, flops=reader.flops + self._spread(reader, again), again=again)
 
-    def rest(self, part: Part, kept: tuple[Value, ...]) -> Part:
-        """A part that computes fewer values than it did."""
+    def rests(self, part: Part, kept: tuple[Value, ...], border: tuple[Value, ...]) -> Iterator[list[Part]]:
+        """What may be left of a part that computes fewer values than it did: one that writes what it keeps and the
+        border; or one that writes the border, and one that reads it."""
+        if not (kept or border):
+            yield []
+            return
+        yield [self._rest(part, (*kept, *border))]
+        if kept and border:
+            first, second = self._rest(part, border), self._rest(part, kept, border)
+            if first.members.isdisjoint(second.members):
+                yield [first, second]
+
+    def _rest(self, part: Part, outputs: tuple[Value, ...], given: tuple[Value, ...] = ()) -> Part:
+        """What computes some values of a part, of which some are given."""
         found: set[Node] = set()
-        waiting, members = list(kept), part.members
+        waiting, members = list(outputs), part.members
         while waiting:
             node = waiting.pop().producer
             if node is not None and node in members and node not in found:
                 found.add(node)
-                waiting += node.reads()
+                waiting += (value for value in node.reads() if value not in given)
         view = tuple(node for node in part.view if node in found)
         read = {value for node in view for value in node.inputs if value is not None}
-        made = self._part(view, (value for value in part.reads if value in read), kept, part.region.rule)
-        return replace(made, flops=part.flops)
+        reads = (value for value in (*part.reads, *given) if value in read)
+        return replace(self._part(view, reads, outputs, part.region.rule), flops=part.flops)
 
     def _part(
         self, view: tuple[Node, ...], reads: Iterable[Value], outputs: tuple[Value, ...], rule: str = ""
