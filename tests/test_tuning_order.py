@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import onnx
@@ -15,7 +16,8 @@ from cli_models import encoder
 from fake_timer import RUNTIME, FakeTimer
 from kernel_harness import parse
 
-from onnxfuse.measuring.database import open_database
+from onnxfuse.measuring.database import DEFAULT, Measurement, in_memory, open_database
+from onnxfuse.measuring.database import RUNTIME as NODES
 from onnxfuse.measuring.machine import DeviceMemory, HostMemory
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.tuning import TuneOptions, tune
@@ -101,6 +103,28 @@ def test_the_first_round_decides(tmp_path: Path) -> None:
         tune(BIAS, timer, kept, TuneOptions())
     made = optimise(BIAS, Options(target="H100", verify=False, database=path, least_gain=1.0))
     assert [[node.op for node in fusion.nodes] for fusion in made.plan.fusions] == [["MatMul", "Add", "Relu"]]
+
+
+def test_what_was_fastest_elsewhere_is_measured_first() -> None:
+    """On another GPU, or on this one with another driver, which counts before it however old."""
+    timer = FakeTimer(lambda name: 50.0 if name == RUNTIME else 10.0 + crc32(name.encode()) % 97)
+    here, other = timer.environment, replace(timer.environment, gpu="NVIDIA H200")
+    with in_memory() as kept:
+        tune(BIAS, timer, kept, TuneOptions())
+        known = [row for where, row in kept if row.candidate not in (NODES, DEFAULT)]
+        keys = {(row.subject, row.shapes) for row in known}
+        for number, row in enumerate(known):
+            kept.record(other, replace(row, microseconds=float(number), date="2099-01-01"))
+        timer.environment = replace(here, driver="999")
+        ranked = {key: kept.ranking(timer.environment, *key) for key in keys}
+        told: list[Measurement] = []
+        record = kept.record
+        kept.record = lambda where, row: (told.append(row), record(where, row))[-1]  # type: ignore[method-assign]
+        tune(BIAS, timer, kept, TuneOptions())
+    for key, names in ranked.items():
+        order = [row.candidate for row in told if (row.subject, row.shapes) == key and row.candidate != DEFAULT]
+        times = [row.microseconds for row in told if (row.subject, row.shapes) == key and row.candidate != DEFAULT]
+        assert order == [name for name in names if name != DEFAULT] and times == sorted(times) and len(order) > 5
 
 
 def test_kernels_are_compiled_for_what_runs_alone(tmp_path: Path) -> None:

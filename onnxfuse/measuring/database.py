@@ -201,6 +201,21 @@ class Database:
             (subject, shapes, *_values(environment)))
         return {row.candidate: row for row in map(self._measurement, rows)}
 
+    def ranking(self, environment: Environment, subject: str, shapes: str) -> tuple[str, ...]:
+        """The candidates of a subject at these shapes that were right in another environment, the fastest first: in the
+        latest of the same GPU, else in the latest of another one.
+
+        Raises:
+            MeasurementError: the file is damaged.
+        """
+        rows = self._rows(
+            f"SELECT id, {_COLUMNS} FROM measurements JOIN environments ON environment = id "
+            f"WHERE subject = ? AND shapes = ? AND NOT ({_HERE}) AND status = 'ok' "
+            f"ORDER BY gpu = ? DESC, date DESC LIMIT {ROWS}",
+            (subject, shapes, *_values(environment), environment.gpu))
+        found = [self._measurement(row[1:]) for row in rows if row[0] == rows[0][0]]
+        return tuple(row.candidate for row in sorted(found, key=lambda row: row.microseconds))
+
     def best(self, environment: Environment, subject: str, shapes: str) -> Measurement | None:
         """The fastest candidate that was right, at these shapes; else at the latest of their bucket.
 

@@ -2,7 +2,8 @@
 
 First come the runtime's nodes and the schedule's own choice of every region, those that take longest first and those
 that another holds as if they took less, and with each what the library takes for its product: that tells what is worth
-fusing.  Then come other ways to run kernels, where they could save the model the most time.
+fusing.  Then come other ways to run kernels, where they could save the model the most time; of one kernel those first
+that were the fastest in another environment, where the database knows of one (``Database.ranking``).
 """
 
 from __future__ import annotations

@@ -40,8 +40,12 @@ class State:
         failed: whether that does not run, so that there is nothing to compare others with.
     """
 
-    def __init__(self, subject: Subject, rows: dict[str, Measurement]) -> None:
+    def __init__(self, subject: Subject, rows: dict[str, Measurement], ranking: Sequence[str] = ()) -> None:
+        """``ranking``: its candidates from the fastest on, as far as another environment tells."""
         self.subject, self.rows = subject, rows
+        own = (name for name in subject.candidates if name != DEFAULT)
+        place = {name: number for number, name in enumerate(ranking)}
+        self._names = (RUNTIME, DEFAULT, *sorted(own, key=lambda name: place.get(name, len(place))))
         self.known, self.measured = len(rows.keys() & {RUNTIME, *subject.candidates}), 0
         self.body: onnx.ModelProto | None = None
         self.right: Mapping[str, Array] | None = None
@@ -74,8 +78,7 @@ class State:
     @property
     def missing(self) -> list[str]:
         """Candidates that are not known, the runtime's nodes first."""
-        return [name for name in (RUNTIME, *self.subject.candidates)
-                if name not in self.rows and name not in self._dropped]
+        return [name for name in self._names if name not in self.rows and name not in self._dropped]
 
     def keys(self, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
         """What the database keeps its candidates of these names under, as other regions may have them too."""
@@ -148,7 +151,8 @@ class Work:
                 self._database.forget(where, *key)
         for subject in new:
             rows = (self._database.measurements(where, *key) for key in subject.places)
-            had[subject.what] = State(subject, {name: row for found in rows for name, row in found.items()})
+            ranking = self._database.ranking(where, *subject.places[0])
+            had[subject.what] = State(subject, {name: row for found in rows for name, row in found.items()}, ranking)
         self.states = sorted(had.values(), key=lambda state: -state.subject.seconds)
         for state in self.states:
             state.relate(self.states)
