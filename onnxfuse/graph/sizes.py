@@ -60,3 +60,11 @@ def bytes_of(value: Value, sizes: Sizes) -> int | None:
     count = elements_of(value, sizes)
     width = None if value.dtype is None else bits(value.dtype)
     return None if count is None or width is None else -(-count * width // 8)
+
+
+def contents_of(value: Value, sizes: Sizes) -> tuple[int, ...] | None:
+    """What a small integer tensor holds, or None where that is not known before a run."""
+    try:
+        return None if value.elements is None else tuple(size.evaluate(sizes) for size in value.elements)
+    except (KeyError, ZeroDivisionError):
+        return None

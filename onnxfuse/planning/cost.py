@@ -17,6 +17,8 @@ from math import fsum
 from onnx import TensorProto
 
 from onnxfuse.graph.model import Node, Value
+from onnxfuse.graph.sizes import contents_of, shapes_of
+from onnxfuse.lowering.launch import Situation
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
 from onnxfuse.planning.hardware import Profile
@@ -313,6 +315,20 @@ class CostModel:
         """Bytes that a region's kernel reads more than once; 0 where a size is not known."""
         again, sizes = region.read_again, self.ledger.sizes
         return again.known(sizes) or 0
+
+    def situation(self, region: Region) -> Situation | None:
+        """What the plan of a region's kernel sees at these sizes; None where they are not known, or fail its checks."""
+        sizes, profile = self.ledger.sizes, self.profile
+        shapes, contents = shapes_of(region.tensors, sizes), [contents_of(value, sizes) for value in region.hosts]
+        known = [each for each in contents if each is not None]
+        if shapes is None or len(known) < len(contents):
+            return None
+        situation = Situation(shapes, known, sm=profile.sm, multiprocessors=profile.multiprocessors)
+        try:
+            situation.bind(region.kernel.plan)
+        except ValueError:
+            return None
+        return situation
 
     def _fused_seconds(self, counted: KernelTraffic, nodes: Collection[Node], again: int = 0) -> float:
         """``again``: bytes that are read more than once."""

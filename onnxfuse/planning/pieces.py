@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.graph.model import Node, Value
-from onnxfuse.graph.sizes import Sizes, shapes_of
-from onnxfuse.lowering.launch import HOST_INPUTS, Situation
+from onnxfuse.graph.model import Node
+from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.shares import Share, exchanged
 from onnxfuse.refusal import Refusal
@@ -79,7 +78,7 @@ def piece_of(
     """
     kernel = fusion.kernel
     places = sharing(kernel) if fusion.cost.executions else ()
-    situation = situation_of(fusion, costs) if places else None
+    situation = costs.situation(fusion) if places else None
     if situation is None:
         return None
     planned = situation.place(kernel.plan)
@@ -88,29 +87,6 @@ def piece_of(
     blocks = situation.evaluate(kernel.plan.variants[planned].launches[0].grid[0])
     members = frozenset(fusion.view) if members is None else members
     return Piece(fusion, members, chosen, planned, blocks, pieces) if blocks else None
-
-
-def situation_of(fusion: Region, costs: CostModel) -> Situation | None:
-    """What a kernel's plan sees at the planned sizes; None where they are not known, or fail its checks."""
-    sizes, profile = costs.ledger.sizes, costs.profile
-    shapes, contents = shapes_of(fusion.tensors, sizes), [_contents(value, sizes) for value in fusion.hosts]
-    known = [each for each in contents if each is not None]
-    if shapes is None or len(known) < len(contents):
-        return None
-    situation = Situation(shapes, known, sm=profile.sm, multiprocessors=profile.multiprocessors)
-    try:
-        situation.bind(fusion.kernel.plan)
-    except ValueError:
-        return None
-    return situation
-
-
-def _contents(value: Value, sizes: Sizes) -> list[int] | None:
-    """What a small operand in host memory holds at the planned sizes, where that is known."""
-    try:
-        return None if value.elements is None else [size.evaluate(sizes) for size in value.elements]
-    except (KeyError, ZeroDivisionError):
-        return None
 
 
 def may_be_one(whole: Region) -> bool:

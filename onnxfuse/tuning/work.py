@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError, OnnxfuseError
 from onnxfuse.measuring.database import DEFAULT, RUNTIME, Database, Measurement
 from onnxfuse.optimised import Tell
-from onnxfuse.planning.pieces import situation_of
 from onnxfuse.planning.products import STAGE as PRODUCTS
 from onnxfuse.schedules import SCHEDULES, Kernel, alone, parse_choice, words
 from onnxfuse.schedules.kernel import contractions
@@ -50,7 +49,7 @@ class State:
         self.body: onnx.ModelProto | None = None
         self.right: Mapping[str, Array] | None = None
         self.failed = False
-        self._situation = situation_of(subject.fusion, subject.source.costs)
+        self._situation = subject.source.costs.situation(subject.fusion)
         self._kernels: dict[str, Kernel] = {}
         self._dropped: set[str] = set()
         fusion = subject.fusion
