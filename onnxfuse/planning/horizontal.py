@@ -22,7 +22,7 @@ from onnxfuse.planning.admission import inefficient, too_large
 from onnxfuse.planning.candidates import Maker
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.legality import Contraction, apart, check_host_inputs
-from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.memory import GRANULE, most_held, peak_memory, rounded
 from onnxfuse.planning.objective import Objective
 from onnxfuse.planning.pieces import Piece, may_be_one, not_in, parts_of, piece_of, regions, with_joins
 from onnxfuse.planning.placement import Kind, Placement, place
@@ -59,12 +59,6 @@ FAR = 128
 
 SMALL = 0.01
 """Bytes that such parts may move, as a share of the most that a run holds."""
-
-ROUNDING = 0.001
-"""Share of the most that a run holds by which joins may raise it: allocators round up by more."""
-
-GRANULE = 2 << 20
-"""Bytes by which they may raise it in any case: CUDA hands out memory in pieces of this size."""
 
 ALIKE = 8
 """How many times more blocks one part of a launch may have than another, where more would leave too many empty: the
@@ -381,12 +375,9 @@ class _Joiner:
         """Bytes that a run may hold; 0 where that is not counted, in bodies."""
         if self.maker.graph.place:
             return 0
-        ledger, objective = self.costs.ledger, self.objective
-        most = peak_memory(ledger, regions(own, ())).peak
-        if objective.saves_memory:
-            return most
-        most = max(most, peak_memory(ledger).peak)
-        return most + max(round(most * ROUNDING), GRANULE)
+        short = self.objective.saves_memory
+        most = most_held(self.costs.ledger, own, short=short)
+        return most if short else rounded(most)
 
     def _within_memory(self, joins: Sequence[Piece], own: Sequence[Region]) -> list[Piece]:
         """The joins with which a run does not hold too much, those that hold the least for the shortest first."""

@@ -17,6 +17,12 @@ from onnxfuse.planning.traffic import Ledger, shared
 from onnxfuse.provider.removed import passes_on, same_memory
 from onnxfuse.region import Region
 
+ROUNDING = 0.001
+"""Share of a peak that makes no difference: allocators round up by more."""
+
+GRANULE = 2 << 20
+"""Bytes that make none in any case: CUDA hands out memory in pieces of this size."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -70,6 +76,18 @@ def peak_memory(ledger: Ledger, fused: Sequence[Region] = ()) -> Memory:
             peak, at = live + step.scratch, step.nodes[-1]
         live -= sum(ledger.bytes_of(value) or 0 for value in dying.get(place, ()))
     return Memory(peak, held, at)
+
+
+def most_held(ledger: Ledger, fused: Sequence[Region], *, short: bool) -> int:
+    """Bytes that a plan with these regions may hold when it is changed: what it holds as it is, and where memory is not
+    ``short`` what the model holds unfused, if that is more."""
+    most = peak_memory(ledger, fused).peak
+    return most if short else max(most, peak_memory(ledger).peak)
+
+
+def rounded(peak: int) -> int:
+    """Bytes at a peak as an allocator may round them up."""
+    return peak + max(round(peak * ROUNDING), GRANULE)
 
 
 def memory_saved(ledger: Ledger, region: Region) -> int:
