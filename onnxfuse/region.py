@@ -118,6 +118,7 @@ class Region:
         measured, compiled: what was measured of it on the GPU to plan for, and what the compiler made of its kernel for
             that GPU.
         images: its kernel compiled, by architecture ("sm_90"), where embedding was asked for.
+        parts: the regions that it is joined of; none of most.
     """
 
     nodes: tuple[Node, ...]
@@ -138,11 +139,17 @@ class Region:
     measured: Times | None = None
     compiled: Built | None = None
     images: Mapping[str, bytes] = field(default_factory=dict, hash=False, repr=False)
+    parts: tuple[Region, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def own(self) -> tuple[Node, ...]:
         """Its nodes that count for it before fusion."""
         return tuple(node for node in self.nodes if node not in self.again) if self.again else self.nodes
+
+    @property
+    def leaves(self) -> tuple[Region, ...]:
+        """The regions that it is joined of which are joined of none themselves; itself where there is none."""
+        return tuple(leaf for part in self.parts for leaf in part.leaves) or (self,)
 
     @property
     def label(self) -> str:
@@ -196,7 +203,7 @@ def united(regions: Sequence[Region]) -> Region:
         "+".join(dict.fromkeys(rule for region in regions for rule in region.rule.split("+"))),
         _in_order(region.view for region in regions),
         _each_once(region.hosts for region in regions), _each_once(region.inlined for region in regions),
-        _again_in(regions),
+        _again_in(regions), parts=tuple(regions),
     )
 
 
