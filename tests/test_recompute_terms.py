@@ -34,6 +34,21 @@ def test_terms_that_are_as_large_as_their_sum_are_not_written_in_its_place() -> 
     text = BROADCAST.replace("float16[1, 256, 512] x", "float16[N, 256, 512] x")
     made = fuse(text, dims={"N": 64})
     assert not any(again(made)) and written(made)[0] == ["s", "d"]
+    assert not any("'s'" in record.reason for record in made.plan.considered)
+
+
+def test_nothing_is_computed_again_for_hardly_fewer_bytes() -> None:
+    """One of two numbers for each row, beside a number for each column that takes too much: reading it is nothing."""
+    made = fuse(BROADCAST.replace("float16[1, 256, 512] x", "float16[1, 256, 1] x"), dims={"N": 64})
+    assert sorted(written(made)[0]) == ["p7", "q"] and again(made) == [[], [], ["Add"]]
+
+
+def test_what_is_largest_is_computed_from_less_first() -> None:
+    """A product of a row and a column, and a long computation of one number a matrix."""
+    text = BROADCAST.replace("s = Add(p7, q)", "o = Mul(k, l) s = Add(p7, o)").replace("q = Abs(k)", "")
+    text = text.replace("float16[1, 256, 512] x", "float16[N, 1, 1] x, float16[1, 256, 1] l")
+    made = fuse(text.replace("[N, 1, 512] k", "[1, 1, 512] k").replace("512", "4096"), dims={"N": 8})
+    assert written(made) == [["p7"], ["d"], ["f"]] and again(made) == [[], [], ["Mul", "Add"]]
 
 
 @pytest.mark.parametrize("rows", [1, 3])

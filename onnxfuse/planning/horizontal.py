@@ -81,7 +81,7 @@ def joined(plan: Plan, context: Context) -> Plan:
     not worth a kernel of its own."""
     placement, shares = place(context.view), shares_of(plan)
     changed: dict[Place, Share] = {}
-    settled: set[str] = set()
+    covered: set[str] = set()
     refusals: list[Refusal] = []
     for at, maker in context.makers.items():
         if at not in shares:
@@ -91,8 +91,8 @@ def joined(plan: Plan, context: Context) -> Plan:
         refusals += joiner.refusals
         if joins:
             changed[at] = joiner.with_joins(joins)
-            settled |= joiner.settled(joins)
-    kept = [each for each in plan.refusals if each.code != "no-gain" or each.node not in settled]
+            covered |= joiner.covered(joins)
+    kept = [each for each in plan.refusals if each.code != "no-gain" or each.node not in covered]
     plan = replace(plan, refusals=(*kept, *refusals))
     return put_together(plan, context.graph, changed) if changed else plan
 
@@ -452,7 +452,7 @@ class _Joiner:
             f"{join.cost.seconds_after * 1e6:.1f} µs; apart, {self._seconds(join.leaves) * 1e6:.1f} µs."
         )
 
-    def settled(self, joins: Iterable[Region]) -> set[str]:
+    def covered(self, joins: Iterable[Region]) -> set[str]:
         """Labels of regions that gain nothing alone and are part of a join."""
         return {leaf.nodes[0].label for join in joins for leaf in join.leaves if leaf.view in self.left}
 

@@ -23,7 +23,7 @@ from onnxfuse.planning.admission import inefficient, operators, too_large, too_m
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import admitting
-from onnxfuse.planning.memory import peak_memory
+from onnxfuse.planning.memory import most_held, peak_memory
 from onnxfuse.planning.plan import Plan
 from onnxfuse.planning.shares import Share, exchanged, put_together, shares_of
 from onnxfuse.planning.sketches import Part, Sketches
@@ -112,8 +112,7 @@ class _Stage:
                 break
             ledger = self.costs.ledger
             if not limit:
-                limit = peak_memory(ledger, before).peak
-                limit = limit if self.objective.saves_memory else max(limit, peak_memory(ledger).peak)
+                limit = most_held(ledger, before, short=self.objective.saves_memory)
             if peak_memory(ledger, after).peak <= limit:
                 break
         else:
