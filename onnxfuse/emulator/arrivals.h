@@ -45,7 +45,7 @@ inline void bring(const Tile& tile) {
     bool inside = true;
     size_t rest = line;
     for (int axis = 1; axis < map.rank; ++axis) {
-      const int64_t at = tile.at[axis] + static_cast<int64_t>(rest % map.box[axis]);
+      const int64_t at = tile.at[axis] + static_cast<int64_t>(rest % map.box[axis] * map.steps[axis]);
       rest /= map.box[axis];
       inside = inside && at >= 0 && at < static_cast<int64_t>(map.sizes[axis]);
       from += at * static_cast<int64_t>(map.strides[axis]);

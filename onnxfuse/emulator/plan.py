@@ -201,7 +201,7 @@ def _encoded(tensor_map: TensorMap, buffers: Mapping[str, Buffer], situation: Si
     Raises:
         EmulatorError: the driver would refuse it, or the emulator does not know what it asks for.
     """
-    if tensor_map.interleave or tensor_map.swizzle not in (0, 128) or set(tensor_map.element_strides) != {1}:
+    if tensor_map.interleave or tensor_map.swizzle not in (0, 128) or tensor_map.element_strides[0] != 1:
         raise EmulatorError(f"a tensor map asks for what is not emulated: {tensor_map}")
     element, _ = TYPES[tensor_map.dtype]
     address = buffers[tensor_map.base].address
@@ -213,9 +213,10 @@ def _encoded(tensor_map: TensorMap, buffers: Mapping[str, Buffer], situation: Si
     def five(values: Sequence[int]) -> list[int]:
         return [*values, *[1] * (5 - len(values))]
 
+    copied = [-(-extent // step) for extent, step in zip(tensor_map.box, tensor_map.element_strides, strict=True)]
     return struct.pack(
-        "<Q5Q5Q5I2B", address, *five(sizes), *five([element, *strides]), *five(tensor_map.box), len(sizes),
-        tensor_map.swizzle == 128)
+        "<Q5Q5Q5I2B5B", address, *five(sizes), *five([element, *strides]), *five(copied), len(sizes),
+        tensor_map.swizzle == 128, *five(tensor_map.element_strides))
 
 
 def _poisoned(array: Array, poison: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

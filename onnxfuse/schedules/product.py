@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeVar
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.context import Unlowerable
@@ -25,6 +26,7 @@ from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_shape import HOPPER, PANEL
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_plan, narrow_guards
+from onnxfuse.schedules.product_boxes import BoxShape, BoxText, box_of, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
 from onnxfuse.schedules.product_maps import Mapped, mapped
@@ -42,6 +44,7 @@ from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, sh
 from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
+from onnxfuse.schedules.product_windows import Windows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
@@ -84,6 +87,9 @@ LEAST, LEAST_OF_THREE = (ProductShape(64, columns, 2, vectors=False) for columns
 """What runs anything."""
 
 
+Filled = TypeVar("Filled", bound=SpecialisedShape)
+
+
 class Product(Schedule):
     """Products of one left operand."""
 
@@ -91,7 +97,8 @@ class Product(Schedule):
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
     optional = MappingProxyType({
         "sharers": "{sharers} warps share what is summed over",
-        "turns": "one copies, tiles at a time {turns}", "wide": "{wide} windows side by side over one piece of image"})
+        "turns": "one copies, tiles at a time {turns}", "taps": "each of {taps} places of windows by one copy",
+        "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
     products = MOST_BESIDE
 
@@ -129,8 +136,10 @@ class _ProductWork:
         operands = ((parts.left, "@m"), *((right, "@n") for right in parts.rights))
         self.vectors = self._alike([side_of(parts, scalar, loop, planned) for scalar, loop in operands])
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
-        self.mapped = self._mapped([mapped(parts, scalar, loop) for scalar, loop in operands])
+        found = [mapped(parts, scalar, loop) for scalar, loop in operands]
+        self.mapped = self._mapped(found)
         self.lanes, self.stored = result_lanes(parts, planned)
+        self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
         self.patch = patch_of(contractions(self.lowered), parts, planned)
         self.few = few_of(parts, self._planned(parts.rows), planned)
         thirds = len(parts.rights) == 3
@@ -203,7 +212,7 @@ class _ProductWork:
         by, and then those by four warps together, before what a budget of measurements may not reach."""
         shapes = [shape for together in self.together for tile in self._ranked(together)[:most]
                   for shape in self._staged(tile, together)]
-        return sorted([*self._specialised(most), *shapes], key=lambda shape: not shape.together)
+        return sorted([*self._boxes(most), *self._specialised(most), *shapes], key=lambda shape: not shape.together)
 
     def _specialised(self, most: int) -> list[ProductShape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
@@ -213,10 +222,29 @@ class _ProductWork:
         ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], rates[tile], HOPPER_HAS))
         shapes: list[ProductShape] = []
         for rows, columns, turns in ranked[:most]:
-            least = SpecialisedShape(rows, columns, 1, turns=turns)
-            one = replace(least, stages=2).shared - least.shared
-            shapes.append(replace(least, stages=1 + (MOST_SHARED - least.shared) // one))
+            shapes.append(self._filled(SpecialisedShape(rows, columns, 1, turns=turns)))
         return shapes
+
+    def _filled(self, least: Filled) -> Filled:
+        """A block of one stage with as many as there is room for."""
+        one = replace(least, stages=2).shared - least.shared
+        return replace(least, stages=1 + (MOST_SHARED - least.shared) // one)
+
+    def _boxes(self, most: int) -> list[BoxShape]:
+        """The same of a convolution whose windows are copied in boxes."""
+        if self.boxed is None:
+            return []
+        image, weights = self.boxed
+        windows, shapes = image.windows, list[tuple[float, BoxShape]]()
+        images, lines, places = map(self._planned, (windows.images, windows.y.count, windows.x.count))
+        for (rows, columns, turns), rate in self.specialised.items():
+            if weights.across and columns % PANEL:
+                continue
+            box = box_of(windows, rows, (images, lines, places))
+            tiles = box.count(images, lines, places) * -(-self._planned(self.parts.columns) // columns)
+            shape = BoxShape(rows, columns, 1, turns=turns, box=box, taps=windows.x.taps * windows.y.taps)
+            shapes.append((-(-tiles // HOPPER_HAS) * rows * columns / rate, self._filled(shape)))
+        return [shape for _, shape in sorted(shapes, key=lambda each: each[0])[:most]]
 
     def _patched(self) -> list[PatchShape]:
         """Tiles of a convolution of few channels."""
@@ -272,18 +300,28 @@ class _ProductWork:
 
     def _add_specialised(self, shape: SpecialisedShape, guards: tuple[str, ...]) -> None:
         """A variant with tensor maps."""
-        symbols, first, beside = self.lowered.binding.symbols, len(self.maps), len(self.parts.rights)
-        heights = (shape.rows, *[shape.columns // beside] * beside)
-        self.maps += [operand.map(rows, symbols) for operand, rows in zip(self.mapped, heights, strict=True)]
+        symbols, first = self.lowered.binding.symbols, len(self.maps)
+        columns = shape.columns // len(self.parts.rights)
+        operands, tiles = self.mapped, self._tiles(shape)
+        text: SpecialisedText
+        if isinstance(shape, BoxShape):
+            assert self.boxed is not None
+            operands, tiles = list(self.boxed), self._tiles_of_boxes(self.boxed[0].windows, shape)
+            left = self.boxed[0].boxed(shape.box, symbols)
+            text = BoxText(self.parts, self.boxed, self.lanes, shape, self.signature.sizes, first)
+        else:
+            left = operands[0].map(shape.rows, symbols)
+            text = SpecialisedText(self.parts, operands, self.lanes, shape, self.signature.sizes, first)
+        self.maps += [left, *(operand.map(columns, symbols) for operand in operands[1:])]
         taken = tuple(
             Parameter("const __grid_constant__ of::TensorMap", f"m{place}", f"m{place}", "const of::TensorMap&")
             for place in range(first, len(self.maps)))
-        body = SpecialisedText(self.parts, self.mapped, self.lanes, shape, self.signature.sizes, first).text()
+        body = text.text()
         parameters = (*self.signature.parameters(body.sizes), *taken)
         function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)
-        needed = (guard for operand in self.mapped for guard in operand.guards(symbols))
+        needed = (guard for operand in operands for guard in operand.guards(symbols))
         self.variants.append(Variant(
-            Product().words(shape.choice), (self._step(function, shape, f"{self._tiles(shape)} sms min"),),
+            Product().words(shape.choice), (self._step(function, shape, f"{tiles} sms min"),),
             tuple(dict.fromkeys((*guards, *needed, *self.stored, *_fitting(shape))))))
 
     def _add_patched(self, shape: PatchShape, guards: tuple[str, ...]) -> None:
@@ -292,8 +330,8 @@ class _ProductWork:
         body = PatchText(self.patch, shape, self.signature.sizes).text()
         function = self.functions[shape.name] = Function(
             f"of_{shape.name}", (), self.signature.parameters(body.sizes), body.text)
-        counts, symbols = (self.patch.y.count, self.patch.x.count, self.patch.images), self.lowered.binding.symbols
-        y, x, images = (expression(size, symbols) for size in counts)
+        windows, symbols = self.patch.windows, self.lowered.binding.symbols
+        y, x, images = (expression(size, symbols) for size in (windows.y.count, windows.x.count, windows.images))
         columns = expression(self.patch.parts.columns, symbols)
         blocks = f"{y} {shape.rows // shape.wide} ceil {x} {shape.wide} ceil * {images} * sms {shape.beside} * min"
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
@@ -319,6 +357,13 @@ class _ProductWork:
         """How many there are."""
         own_columns = shape.columns // len(self.parts.rights)
         return f"{self.rows} {shape.rows} ceil {self.columns} {own_columns} ceil * {self.batch} *"
+
+    def _tiles_of_boxes(self, windows: Windows, shape: BoxShape) -> str:
+        """The same of tiles that are boxes of windows."""
+        symbols, box = self.lowered.binding.symbols, shape.box
+        sizes = ((windows.x.count, box.wide), (windows.y.count, box.high), (windows.images, box.deep))
+        boxes = " ".join(f"{expression(size, symbols)} {held} ceil" for size, held in sizes)
+        return f"{boxes} * * {self.columns} {shape.columns} ceil *"
 
     def _step(self, function: Function, shape: ProductShape, blocks: str) -> Step:
         """A launch of so many blocks of a new kernel."""

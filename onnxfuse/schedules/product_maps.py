@@ -62,7 +62,7 @@ def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
     float32, or lies otherwise."""
     if not isinstance(scalar, Load) or scalar.conditions or not TYPES[scalar.dtype].is_narrow:
         return None
-    steps = _steps(parts, scalar.offset)
+    steps = steps_of(parts, scalar.offset)
     if steps is None or not {loop, "@k"} <= steps.keys() or len(steps) > MOST_RANK:
         return None
     across = steps["@k"] != 1
@@ -79,7 +79,7 @@ def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
     return Mapped(scalar.input, scalar.dtype, axes, strides, known, across) if len(known) == len(axes) else None
 
 
-def _steps(parts: ProductParts, offset: Dim) -> dict[str, Dim] | None:
+def steps_of(parts: ProductParts, offset: Dim) -> dict[str, Dim] | None:
     """By how much an offset grows with each loop variable; None where that is no constant step of each, or the first
     element is not the tensor's."""
     space, found = parts.puller.space, dict[str, Dim]()

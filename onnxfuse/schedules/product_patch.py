@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxfuse.graph.dims import Dim, dim
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract, Window
-from onnxfuse.lowering.pull import Scalar
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_parts import ProductParts, other_way, result_lanes, side_of, single
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.product_text import ProductText
+from onnxfuse.schedules.product_windows import Windows, windows_of
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented, unrolled
 
@@ -44,49 +43,18 @@ LINE = 16 + 4
 
 
 @dataclass(frozen=True)
-class PatchAxis:
-    """A spatial axis: of the image's ``extent``, ``count`` windows of ``taps`` elements."""
-
-    extent: Dim
-    count: Dim
-    taps: int = 1
-    start: Dim = dim(0)  # noqa: RUF009
-    stride: int = 1
-    dilation: int = 1
-
-    def span(self, places: int) -> int:
-        """Elements under so many neighbouring windows."""
-        return (places - 1) * self.stride + (self.taps - 1) * self.dilation + 1
-
-
-@dataclass(frozen=True)
 class Patch:
     """A convolution of few channels.
 
     Attributes:
-        parts: the product with windows as rows, channels of the result as columns.
+        parts: the product with windows as rows, channels of the result as columns; windows: these.
         results: lanes of the results' vectors; guards: under which they are so.
-        image: its element at (``@image``, ``@c``, ``@y``, ``@x``); images, channels: how many.
-        y, x: the spatial axes, y of one place where there is one.
-        order: what the summed loops are, outermost first: of "c", "y" and "x".
-        last: whether neighbouring channels lie side by side.
     """
 
     parts: ProductParts
+    windows: Windows
     results: Lanes
     guards: tuple[str, ...]
-    image: Scalar
-    images: Dim
-    channels: int
-    y: PatchAxis
-    x: PatchAxis
-    order: tuple[str, ...]
-    last: bool
-
-    @property
-    def depth(self) -> int:
-        """Elements of a window."""
-        return self.channels * self.y.taps * self.x.taps
 
     @property
     def first(self) -> bool:
@@ -153,50 +121,22 @@ def patch_of(products: Sequence[Contract], parts: ProductParts, planned: Mapping
 
 def _patch(contract: Contract, parts: ProductParts, planned: Mapping[str, int]) -> Patch | None:
     """The same with the left operand's rows as windows."""
-    side = int(parts.swapped)
-    windowed = contract.operands[side]
     loop = next((loop for loop in ("@n", "@m") if parts.neighbours(loop)), None)
-    if not isinstance(windowed, Window) or contract.batch or loop is None:
+    windows = None if loop is None else windows_of(contract, parts)
+    if windows is None:
         return None
-    image, loops = windowed.operand, contract.axes[side]
-    inner = [axis for axis in range(image.rank) if axis not in windowed.axes]
-    summed = [axis for axis in inner if loops[windowed.place_of(axis)] >= contract.rank]
-    lone = [axis for axis in inner if axis not in summed]
-    if len(summed) != 1 or len(lone) != 1 or not 1 <= len(windowed.axes) <= 2:
-        return None
-    rows = contract.columns if side else contract.rows
-    places = [loops[windowed.place_of(axis)] for axis in windowed.axes]
-    if rows != (loops[windowed.place_of(lone[0])], *places):
-        return None
-    sizes = {axis: windowed.shape[windowed.place_of(axis) + 1].value for axis in windowed.axes}
-    channels = image.shape[summed[0]].value
-    if channels is None or None in sizes.values():
-        return None
-    axes = [PatchAxis(image.shape[axis], windowed.shape[windowed.place_of(axis)], sizes[axis] or 0,
-                      windowed.starts[place], windowed.strides[place], windowed.dilations[place])
-            for place, axis in enumerate(windowed.axes)]
-    y, x = axes if len(axes) == 2 else (PatchAxis(dim(1), dim(1)), axes[0])
-    names = {loops[windowed.place_of(summed[0])]: "c", **{
-        loops[windowed.place_of(axis) + 1]: name for axis, name in zip(windowed.axes, "yx"[-len(axes):], strict=True)}}
-    order = tuple(names[loop] for loop in range(contract.rank, len(contract.loops)))
-    at = {lone[0]: ("@image", image.shape[lone[0]]), summed[0]: ("@c", image.shape[summed[0]]), **{
-        axis: (f"@{name}", image.shape[axis]) for axis, name in zip(windowed.axes, "yx"[-len(axes):], strict=True)}}
-    space = parts.puller.space
-    coordinates = tuple(space.base(*at[axis]) for axis in range(image.rank))
-    lanes, guards = result_lanes(parts, planned, None if loop == "@n" else x.count)
-    found = Patch(parts, lanes, guards, parts.puller.element(image, coordinates), image.shape[lone[0]], channels, y, x,
-                  order, summed[0] == image.rank - 1)
-    fits = 0 < found.depth <= MOST_DEPTH and side_of(parts, parts.left, "@m", planned).width == 1
-    return found if fits else None
+    lanes, guards = result_lanes(parts, planned, None if loop == "@n" else windows.x.count)
+    fits = 0 < windows.depth <= MOST_DEPTH and side_of(parts, parts.left, "@m", planned).width == 1
+    return Patch(parts, windows, lanes, guards) if fits else None
 
 
 def shapes_of(patch: Patch, columns: int) -> list[PatchShape]:
     """Tiles that may be quickest for so many columns, those first that bring a piece of the image the fewest times."""
-    depth = -(-patch.depth // 16) * 16
+    depth = -(-patch.windows.depth // 16) * 16
     found = []
     for broad in sorted(BROAD, key=lambda broad: -(-columns // broad)):
         for wide in WIDE:
-            size = patch.channels * patch.y.span(ROWS // wide) * patch.x.span(wide)
+            size = patch.windows.channels * patch.windows.y.span(ROWS // wide) * patch.windows.x.span(wide)
             if (broad == BROAD[0] or broad < 2 * columns) and 2 * size <= MOST_PATCH:
                 found.append(PatchShape(ROWS, broad, 1, wide=wide, patch=size, depth=depth, first=patch.first))
     return found
@@ -209,16 +149,16 @@ class PatchText(ProductText):
         parts = patch.parts
         sides = [single(parts, parts.left, "@m"), single(parts, parts.rights[0], "@n")]
         super().__init__(parts, sides, patch.results, shape, sizes)
-        self.patch, self.tile = patch, shape
+        self.patch, self.windows, self.tile = patch, patch.windows, shape
 
     def text(self) -> Body:
         """All of it."""
-        y, x = self.patch.y, self.patch.x
+        y, x = self.windows.y, self.windows.x
         size = self._writer(self.lanes).size
         lines = [
             *self._constants(), *self._weights(), *self._offsets(),
             f"const idx across = ({size(x.count)} + wide - 1) / wide, down = ({size(y.count)} + high - 1) / high;",
-            f"const idx tiles = across * down * {size(self.patch.images)};",
+            f"const idx tiles = across * down * {size(self.windows.images)};",
             "for (idx number = (idx)blockIdx.x; number < tiles; number += (idx)gridDim.x) {",
             *indented([
                 "const idx first_x = number % across * wide, first_y = number / across % down * high;",
@@ -228,7 +168,7 @@ class PatchText(ProductText):
                 *self._filled_patch(),
                 "__syncthreads();",
                 "float sums[2][columns / 8][4] = {};",
-                f"of::multiply_patch<T, wide, {y.stride}, {x.stride}, line, {self.patch.depth}, pitch>("
+                f"of::multiply_patch<T, wide, {y.stride}, {x.stride}, line, {self.windows.depth}, pitch>("
                 "sums, patch, offsets, weights, warp * 32);",
                 *self._stored_tile(),
             ]),
@@ -237,14 +177,14 @@ class PatchText(ProductText):
         return Body("\n".join(indented(lines)) + "\n", frozenset(self.sizes.used))
 
     def _constants(self) -> list[str]:
-        shape, patch = self.tile, self.patch
+        shape, windows = self.tile, self.windows
         high = shape.rows // shape.wide
         return [
             f"using T = {TYPES[self.parts.left.dtype].storage};",
             f"constexpr int wide = {shape.wide}, high = {high}, columns = {shape.columns}, threads = {32 * WARPS};",
-            f"constexpr int depth = {shape.depth}, pitch = depth + {STRIPE}, channels = {patch.channels};",
-            f"constexpr int line = {patch.x.span(shape.wide)}, lines = {patch.y.span(high)};",
-            f"constexpr int own_columns = columns, long_row = {LINE if patch.first else f'columns + {FLOATS}'};",
+            f"constexpr int depth = {shape.depth}, pitch = depth + {STRIPE}, channels = {windows.channels};",
+            f"constexpr int line = {windows.x.span(shape.wide)}, lines = {windows.y.span(high)};",
+            f"constexpr int own_columns = columns, long_row = {LINE if self.patch.first else f'columns + {FLOATS}'};",
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             "T* const weights = reinterpret_cast<T*>(of_dynamic);",
             f"T* const patch = weights + {_sixteenths(2 * shape.columns * (shape.depth + STRIPE)) // 2};",
@@ -265,7 +205,7 @@ class PatchText(ProductText):
             *indented([
                 "constexpr int v = 0, width = 1;", "const idx k = item % depth, n = first_n + item / depth;",
                 "float x[1] = {};",
-                f"if (n < {self.extents['n']} && k < {self.patch.depth}) {{",
+                f"if (n < {self.extents['n']} && k < {self.windows.depth}) {{",
                 *indented([*writer.upto(Scope.VECTOR), *writer.lines[Scope.LANE], f"x[v] = {value};"]), "}",
                 "of::store(weights + item / depth * pitch + item % depth, of::pack<T>(x));",
             ]),
@@ -274,20 +214,20 @@ class PatchText(ProductText):
 
     def _offsets(self) -> list[str]:
         """Fill the table of how far elements of a window lie behind its first."""
-        patch, terms, step = self.patch, [], 1
-        sizes = {"c": patch.channels, "y": patch.y.taps, "x": patch.x.taps}
-        apart = {"c": "lines * line", "y": f"{patch.y.dilation} * line", "x": f"{patch.x.dilation}"}
-        for name in reversed(patch.order):
+        windows, terms, step = self.windows, [], 1
+        sizes = {"c": windows.channels, "y": windows.y.taps, "x": windows.x.taps}
+        apart = {"c": "lines * line", "y": f"{windows.y.dilation} * line", "x": f"{windows.x.dilation}"}
+        for name in reversed(windows.order):
             terms.append(f"k / {step} % {sizes[name]} * ({apart[name]})")
             step *= sizes[name]
         return [f"for (int k = threadIdx.x; k < depth; k += threads) offsets[k] = {' + '.join(terms)};"]
 
     def _filled_patch(self) -> list[str]:
         """Fill the piece of the image, zeros around it; neighbouring threads read what lies side by side."""
-        patch, writer = self.patch, self._writer(self.parts.lanes("@k", 1))
-        value = writer.scalar(patch.image)
-        y, x = patch.y, patch.x
-        split = ("c = item % channels, px = item / channels % line, py = item / (channels * line)" if patch.last else
+        windows, writer = self.windows, self._writer(self.parts.lanes("@k", 1))
+        value = writer.scalar(windows.image)
+        y, x = windows.y, windows.x
+        split = ("c = item % channels, px = item / channels % line, py = item / (channels * line)" if windows.last else
                  "px = item % line, py = item / line % lines, c = item / (line * lines)")
         size = writer.size
         return [
@@ -327,7 +267,7 @@ class PatchText(ProductText):
 
     def _row(self, name: str, valid: str) -> list[str]:
         """Lines that name the row of ``window`` of the tile, behind the last one where there is none."""
-        y, x = (self._writer(self.lanes).size(axis.count) for axis in (self.patch.y, self.patch.x))
+        y, x = (self._writer(self.lanes).size(axis.count) for axis in (self.windows.y, self.windows.x))
         return [
             "const idx oy = first_y + window / wide, ox = first_x + window % wide;",
             f"const idx {name} = {valid} && oy < {y} && ox < {x} ? (image * {y} + oy) * {x} + ox : "

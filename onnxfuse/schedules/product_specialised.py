@@ -28,7 +28,7 @@ from onnxfuse.schedules.product_shape import (
 )
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import indented, pointer, unrolled
+from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
 
 LINE = 128
 """Bytes that come to a cache at once."""
@@ -38,7 +38,12 @@ AVAILABLE = "#if defined(OF_WARPGROUP) || defined(ONNXFUSE_EMULATOR)"
 
 
 class SpecialisedText(ProductText):
-    """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``."""
+    """Writes the body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``.
+
+    ``copied``: rows of the left operand's tile that come by copies.
+    """
+
+    copied = "rows"
 
     def __init__(
         self, parts: ProductParts, operands: Sequence[Mapped], results: Lanes, shape: SpecialisedShape,
@@ -101,8 +106,7 @@ class SpecialisedText(ProductText):
         writer = self._writer(self.lanes)
         copies = []
         for place, operand in enumerate(self.operands):
-            batch = [writer.index(symbol(name)) for name in operand.axes[2:]]
-            copies += self._copied(place, operand, batch)
+            copies += self._copied(place, operand, writer)
         maps = [f"of::fetch_map(m{self.first + place});" for place in range(len(self.operands))]
         return [
             "if (group == groups) {",
@@ -119,7 +123,7 @@ class SpecialisedText(ProductText):
                     *indented([
                         "// Everybody is done with what was there before.",
                         "of::wait_for(multiplied + turn, phase ^ 1);",
-                        "of::arrive_before(here + turn, (rows + columns) * depth * (int)sizeof(T));",
+                        f"of::arrive_before(here + turn, ({self.copied} + columns) * depth * (int)sizeof(T));",
                         *copies,
                         "if (++turn == stages) turn = 0, phase ^= 1;",
                     ]),
@@ -131,8 +135,9 @@ class SpecialisedText(ProductText):
             "}",
         ]
 
-    def _copied(self, place: int, operand: Mapped, batch: Sequence[str]) -> list[str]:
+    def _copied(self, place: int, operand: Mapped, writer: Writer) -> list[str]:
         """Panels of an operand's tile: one of all that is summed over, or, across, one of every 64 rows."""
+        batch = [writer.index(symbol(name)) for name in operand.axes[2:]]
         loop = "n" if place else "m"
         tile = (f"right_tiles + turn * columns * depth + {place - 1} * own_columns * depth" if place else
                 "left_tiles + turn * rows * depth")
@@ -198,8 +203,12 @@ class SpecialisedText(ProductText):
             ]
         if not lines:
             return []
+        return unrolled("int i = 0; i < rows64; ++i", [*self._near(), *lines])
+
+    def _near(self) -> list[str]:
+        """Lines that name the row that a lane brings near."""
         m = f"of::imin(first_m + own_row + i * 64 + lane % 16, (idx){self.extents['m']} - 1)"
-        return unrolled("int i = 0; i < rows64; ++i", [f"const idx m = {m};", *lines])
+        return [f"const idx m = {m};"]
 
     def _beside(self) -> list[Load]:
         """Loads of an element for each result, rows of them where the results' are, such as a residual."""
@@ -235,9 +244,8 @@ class SpecialisedText(ProductText):
         """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
         laid = "of::laid_at(half * 8 + lane / 4, p * wide + j * 8 + lane % 4 * 2)"
         pair = "sums[piece / pieces][(p * own_columns + piece % pieces * wide) / 8 + j]"
-        m, n = self.extents["m"], self.extents["n"]
+        n = self.extents["n"]
         taken = "of::load_laid<width>(own_laid, line, column{})"
-        line, row = "const int line = lane / lanes + pass * step;", "const idx {} = first_row + line;"
         wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
         return [
             f"constexpr int wide = {wide}, pieces = own_columns / wide;",
@@ -245,8 +253,7 @@ class SpecialisedText(ProductText):
             "for (int now = 0; now < rows64 * pieces; ++now) {",
             *indented([
                 "const idx first_column = first_n + now % pieces * wide;",
-                "const idx first_row = first_m + own_row + now / pieces * 64;",
-                f"if (first_row >= {m}) break;",
+                *self._first_row(),
                 f"if (first_column >= {n}) continue;",
                 "__syncwarp();",
                 *unrolled("int piece = 0; piece < rows64 * pieces; ++piece", [
@@ -265,12 +272,21 @@ class SpecialisedText(ProductText):
                 *indented([
                     "const idx n = first_column + column;",
                     f"if (n >= {n}) break;",
-                    *self._results([line, row.format("row")], taken, [line, row.format("m")], "wide"),
+                    *self._results(self._row("row"), taken, self._row("m"), "wide"),
                 ]),
                 "}",
             ]),
             "}",
         ]
+
+    def _first_row(self) -> list[str]:
+        """Lines that name the first row of a piece, if there is one."""
+        return ["const idx first_row = first_m + own_row + now / pieces * 64;",
+                f"if (first_row >= {self.extents['m']}) break;"]
+
+    def _row(self, name: str) -> list[str]:
+        """Lines that name a lane's row of a piece."""
+        return ["const int line = lane / lanes + pass * step;", f"const idx {name} = first_row + line;"]
 
 
 def _flag(side: Side) -> str:

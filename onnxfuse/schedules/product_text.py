@@ -32,7 +32,12 @@ ROWS_AT_ONCE = 4
 
 
 class ProductText:
-    """Writes the body of a kernel for one shape of tiles."""
+    """Writes the body of a kernel for one shape of tiles.
+
+    ``past``: what becomes of the rows behind one past the last.
+    """
+
+    past = "break"
 
     def __init__(
         self, parts: ProductParts, sides: Sequence[Side], results: Lanes, shape: ProductShape, sizes: Mapping[str, str]
@@ -102,8 +107,12 @@ class ProductText:
             f"const idx strip = tile / ({HEIGHT} * beyond) * {HEIGHT};",
             f"const idx height = of::imin(below - strip, (idx){HEIGHT});",
             f"const idx within = tile % ({HEIGHT} * beyond);",
-            "const idx first_m = (strip + within % height) * rows, first_n = within / height * own_columns;",
+            *self._begins("strip + within % height", "within / height"),
         ]
+
+    def _begins(self, down: str, right: str) -> list[str]:
+        """Where the tile with so many below and before it begins."""
+        return [f"const idx first_m = ({down}) * rows, first_n = {right} * own_columns;"]
 
     # ---- The loop over what is summed over. ----
 
@@ -267,7 +276,7 @@ class ProductText:
                 *(f"results{number}[pass] = of::pack<{kind.storage}>(y{number});" for number, kind in enumerate(kinds)),
             ]),
             *unrolled("int pass = 0; pass < passes; ++pass", [
-                *end, f"if (m >= {rows}) break;", *places.upto(Scope.VECTOR),
+                *end, f"if (m >= {rows}) {self.past};", *places.upto(Scope.VECTOR),
                 *(f"of::store({target}, results{number}[pass]);" for number, target in enumerate(targets)),
             ]),
         ]

@@ -23,8 +23,9 @@ enum class Later : int { copies, products };
 struct TensorMap {
   const char* base;
   uint64_t sizes[5], strides[5];  // bytes, an element's first
-  uint32_t box[5];
+  uint32_t box[5];                // elements that come
   unsigned char rank, swizzled;   // whether each row of 128 bytes has its pieces of 16 changed by its number
+  unsigned char steps[5];         // from one to the next along each axis
 };
 
 // One parameter of a kernel: kind is 'p' pointer, 'i' signed, 'u' unsigned, 'f' floating, 's' a structure; size in bytes.

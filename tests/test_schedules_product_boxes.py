@@ -1,0 +1,112 @@
+"""Convolutions whose windows are copied in boxes: every form of windows, boxes that images do not fill, choices."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_harness import Made, check, make, only, random_inputs, told
+
+from onnxfuse.schedules.product_boxes import Box, box_of
+from onnxfuse.schedules.product_windows import WindowAxis, Windows
+
+LAST = "x = Transpose<perm = [0,3,1,2]>(t) w = Transpose<perm = [0,3,1,2]>(v)"
+PLAIN = ("g (T[2,9,11,64] t, T[72,3,3,64] v, T[72] b) => (T[2,9,11,72] y) "
+         f"{{ {LAST} c = Conv<pads = [1,1,1,1]>(x, w, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }}")
+
+CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "a window, bias and activation": (PLAIN, {}),
+    "strides": (PLAIN.replace("pads", "strides = [2,2], pads").replace("9,11,72", "5,6,72"), {}),
+    "any size, dilated, uneven": (
+        "g (T[N,H,W,128] t, T[72,5,3,128] v) => (T[N,P,Q,72] y) { "
+        f"{LAST} c = Conv<pads = [4,0,1,2], dilations = [2,1], strides = [1,2]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }}",
+        {"N": 3, "H": 11, "W": 14, "P": 8, "Q": 7}),
+    "one axis, a residual": (
+        "g (T[2,L,64] t, T[40,9,64] v, T[2,P,40] z) => (T[2,P,40] y) { x = Transpose<perm = [0,2,1]>(t) "
+        "w = Transpose<perm = [0,2,1]>(v) c = Conv<strides = [2]>(x, w) d = Transpose<perm = [0,2,1]>(c) y = Add(d, z) }",
+        {"L": 301, "P": 147}),
+    "windows of one line": (
+        "g (T[1,3,40,64] t, T[16,1,3,64] v) => (T[1,3,38,16] y) { "
+        f"{LAST} c = Conv(x, w) y = Transpose<perm = [0,2,3,1]>(c) }}", {}),
+    "windows of one column": (
+        "g (T[2,9,5,64] t, T[16,7,1,64] v) => (T[2,9,5,16] y) { "
+        f"{LAST} c = Conv<pads = [3,0,3,0]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }}", {}),
+    "every second place alone": (
+        "g (T[3,14,14,64] t, T[24,1,1,64] v) => (T[3,7,7,24] y) { "
+        f"{LAST} c = Conv<strides = [2,2]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }}", {}),
+    "weights with their sums in the second place": (
+        "g (T[2,6,6,64] t, T[3,3,64,64] v) => (T[2,6,6,64] y) { x = Transpose<perm = [0,3,1,2]>(t) "
+        "w = Transpose<perm = [3,2,0,1]>(v) c = Conv<pads = [1,1,1,1]>(x, w) y = Transpose<perm = [0,2,3,1]>(c) }", {}),
+}
+
+
+def boxed(text: str, kind: str = "float16", planned: Mapping[str, int] | None = None) -> list[Made]:
+    """The kernel in each way that copies boxes, with the variant that does alone."""
+    made = make(text.replace("T[", f"{kind}["), planned=planned)
+    found = [told(made, choice, planned or {}) for choice in made.kernel.choices if "taps" in dict(choice.settings)]
+    assert found
+    return [only(way, [replace(way.kernel.plan.variants[0], guards=())]) for way in found]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_windows(case: str) -> None:
+    text, sizes = CASES[case]
+    for kind in ("float16", "bfloat16") if text == PLAIN else ("float16",):
+        for made in boxed(text, kind, sizes):
+            check(made, random_inputs(made, sizes), length=600, misalign=False)
+
+
+def test_sizes_that_a_box_was_not_chosen_for() -> None:
+    """A box is as right for other images as for those that it suits."""
+    text, _ = CASES["any size, dilated, uneven"]
+    for made in boxed(text, planned={"N": 32, "H": 56, "W": 56, "P": 53, "Q": 29}):
+        sizes = {"N": 1, "H": 9, "W": 31, "P": 6, "Q": 16}
+        check(made, random_inputs(made, sizes), length=600, misalign=False)
+
+
+def test_blocks_in_any_order_go_through_many_tiles() -> None:
+    text = PLAIN.replace("2,9,11", "3,20,23")
+    for made in boxed(text):
+        for order in ("backward", 3):
+            check(made, random_inputs(made, {}), length=600, misalign=False, orders=[order], multiprocessors=1)
+
+
+def test_what_is_infinite_shows_in_its_windows_alone() -> None:
+    """What rows that no window has hold shows nowhere; outside of an image lies zero, which infinity makes NaN."""
+    for made in boxed(PLAIN):
+        inputs = random_inputs(made, {})
+        inputs["t"][0, 0, [0, 7], 5], inputs["t"][1, 8, 10, 63] = np.inf, np.nan
+        check(made, inputs, length=600, misalign=False)
+
+
+@pytest.mark.parametrize("text", [
+    PLAIN.replace("64", "40"),  # a stage is 64 channels of one place
+    PLAIN.replace("t)", "s)").replace("{ x", "{ s = Sigmoid(t) x"),  # computed
+    PLAIN.replace("T[2,9,11,64] t", "T[2,64,9,11] x").replace("x = Transpose<perm = [0,3,1,2]>(t) ", ""),  # channels first
+    PLAIN.replace("T[", "float["),
+])
+def test_others_are_not_copied_so(text: str) -> None:
+    made = make(text.replace("T[", "float16["))
+    assert not any("taps" in dict(choice.settings) for choice in made.kernel.choices)
+
+
+def windows(stride: int = 1) -> Windows:
+    axis = WindowAxis(None, None, 3, stride=stride)  # type: ignore[arg-type]
+    return Windows(None, None, 64, axis, axis, ("y", "x", "c"), last=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "sizes", "expected"), [
+    (128, (2, 16, 16), Box(1, 8, 16)), (128, (32, 56, 56), Box(2, 8, 8)), (128, (32, 7, 7), Box(18, 1, 7)),
+    (128, (1, 1, 1), Box(1, 1, 1)), (256, (4, 256, 256), Box(1, 1, 256)), (192, (2, 64, 64), Box(1, 3, 64)),
+])
+def test_boxes_that_the_fewest_are_needed_of(rows: int, sizes: tuple[int, int, int], expected: Box) -> None:
+    found = box_of(windows(), rows, sizes)
+    assert found == expected and found.rows <= rows
+
+
+def test_a_box_of_every_second_place_is_as_large_as_a_copy_may_be() -> None:
+    assert box_of(windows(stride=2), 256, (1, 1, 4096)) == Box(1, 1, 128)
