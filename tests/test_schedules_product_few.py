@@ -54,7 +54,7 @@ def ways(text: str, kind: str, planned: Mapping[str, int]) -> list[Made]:
     for choice in (None, *made.kernel.choices):
         one = told(made, choice, planned)
         assert one.kernel.choice == choice
-        if "share what is summed over" in one.kernel.plan.variants[0].name:
+        if "warps share what is summed over" in one.kernel.plan.variants[0].name:
             found.append(only(one, one.kernel.plan.variants[:1]))
     return found
 

@@ -26,6 +26,9 @@ _STRUCTURE = 128
 """Bytes that a structure among the arguments is aligned to at least."""
 
 MOST_THREADS = 1024
+MOST_CLUSTER = 8
+"""Blocks of a cluster that every GPU with clusters takes."""
+
 MOST_SHARED = 227 * 1024
 """Dynamic shared memory of a block in bytes, that of sm_90."""
 
@@ -60,6 +63,7 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
+        ("cluster", ctypes.c_uint),
         ("shared", ctypes.c_uint64),
         ("shared_alignment", ctypes.c_uint64),
         ("static_begin", ctypes.c_void_p),
@@ -163,6 +167,8 @@ class Emulator:
         args: Sequence[Argument],
         shared: int = 0,
         order: Order = "forward",
+        *,
+        cluster: int = 1,
     ) -> None:
         """Run a kernel to its end.
 
@@ -175,6 +181,8 @@ class Emulator:
                 parameter's size, a Python number takes it.
             shared: dynamic shared memory in bytes.
             order: see ``Order``.
+            cluster: neighbouring blocks along the grid's first size that run together; they have shared memory of
+                each other, and memory that is not dynamic each its own.
 
         Raises:
             EmulatorError: the launch does not fit the kernel or a GPU, or a thread did something wrong.
@@ -184,16 +192,19 @@ class Emulator:
         entry = self._kernels[kernel]
         grids, blocks = _three(grid), _three(block)
         self._check_sizes(kernel, entry, grids, blocks, shared)
+        if not 1 <= cluster <= MOST_CLUSTER or grids[0] % cluster:
+            raise EmulatorError(f"kernel {kernel} cannot have clusters of {cluster} blocks in grid {grids}")
         if len(args) != entry.count:
             raise EmulatorError(f"kernel {kernel} has {entry.count} parameters, not {len(args)}")
         with ExitStack() as stack:
             values = _Values(entry.count)
             buffers, arrays = _passed(kernel, entry, args, values, stack)
             try:
-                self._run(kernel, entry, grids, blocks, values, shared=shared, order=order, buffers=buffers)
+                self._run(kernel, entry, grids, blocks, values, cluster=cluster, shared=shared, order=order,
+                          buffers=buffers)
             except _CheckError:
                 if self._telling is not None:
-                    self._telling().launch(kernel, grid, block, args, shared, order)
+                    self._telling().launch(kernel, grid, block, args, shared, order, cluster=cluster)
                 raise
             for array, buffer in arrays:
                 if not buffer.read_only:
@@ -220,14 +231,16 @@ class Emulator:
         block: tuple[int, ...],
         values: _Values,
         *,
+        cluster: int,
         shared: int,
         order: Order,
         buffers: list[Buffer],
     ) -> None:
         orders = {"forward": 0, "backward": 1}
         launch = _Launch(
-            ctypes.pointer(entry), values.pointers, grid, block, shared, self._shared_alignment, *self._static,
-            orders[order] if isinstance(order, str) else 2, order if isinstance(order, int) else 0, self.seconds,
+            ctypes.pointer(entry), values.pointers, grid, block, cluster, shared, self._shared_alignment,
+            *self._static, orders[order] if isinstance(order, str) else 2, order if isinstance(order, int) else 0,
+            self.seconds,
         )
         fault = _Fault()
         with _LOCK:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from onnxfuse.emulator.errors import EmulatorError
 from onnxfuse.emulator.machine import Argument, Emulator, Order
 from onnxfuse.emulator.memory import CANARY, Array, Buffer, Placement
-from onnxfuse.lowering.launch import LaunchPlan, Situation, Variant
+from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.lowering.tensor_map import TYPES, TensorMap
 
@@ -166,18 +166,24 @@ def _run(
             size = situation.evaluate(text)
             buffers[f"t{number}"] = stack.enter_context(Buffer(f"scratch t{number}", size, _SCRATCH_POISON))
         for step in variant.steps:
-            if isinstance(step, LibraryCall) or step.extended:
+            if isinstance(step, LibraryCall) or step.dependent or (step.cluster or ())[1:] not in ((), ("1", "1")):
                 raise EmulatorError(f"region {plan.region}: a step asks for what is not emulated: {step}")
-            grid = [situation.evaluate(size) for size in step.grid]
-            if 0 in grid:
-                continue
-            block = [situation.evaluate(size) for size in step.block]
             arguments = [
                 _encoded(plan.maps[int(text[1:])], buffers, situation) if text.startswith("m") else
                 _argument(text, buffers, situation) for text in step.arguments]
-            emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order)
+            _launch(emulator, step, arguments, situation, order)
         return [buffers[f"o{number}"].read(kind, shape)
                 for number, (kind, shape) in enumerate(zip(types, shapes, strict=True))]
+
+
+def _launch(
+    emulator: Emulator, step: Step, arguments: Sequence[Argument], situation: Situation, order: Order
+) -> None:
+    """A step's launch; none where its grid has no block."""
+    grid, block = ([situation.evaluate(size) for size in sizes] for sizes in (step.grid, step.block))
+    cluster = 1 if step.cluster is None else situation.evaluate(step.cluster[0])
+    if 0 not in grid:
+        emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order, cluster=cluster)
 
 
 def _argument(text: str, buffers: Mapping[str, Buffer], situation: Situation) -> Argument:

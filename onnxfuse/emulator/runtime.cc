@@ -1,5 +1,5 @@
-// Runs the threads of a block as fibres.  A thread runs until it meets others (a barrier or a warp operation) or ends;
-// then the first thread in the launch's order that can run goes on.  Faults and broken meetings end the launch with a
+// Runs the threads of a cluster's blocks, mostly one, as fibres.  A thread runs until it meets others (a barrier or a warp
+// operation) or ends; then the first thread in the launch's order that can run goes on.  Faults and broken meetings end the launch with a
 // message.  One launch at a time: the caller holds a lock.
 #include <setjmp.h>
 #include <signal.h>
@@ -32,14 +32,15 @@ using onnxfuse_emulator::token;
 
 namespace {
 
-constexpr int kMostThreads = 1024;
+constexpr int kMostBlocks = 8;              // of a cluster
+constexpr int kMostThreads = kMostBlocks * 1024;
 constexpr size_t kPage = 4096;
 constexpr size_t kStack = 64 * 1024;       // of one thread, its guard page included
 constexpr size_t kDynamic = 256 * 1024;    // more than any GPU has
 constexpr unsigned char kPoison = 0xff;    // NaN in every floating-point type
 constexpr unsigned char kCanary = 0xa5;
 
-enum class State { ready, barrier, warp, arrivals, ended };
+enum class State { ready, barrier, cluster, warp, arrivals, ended };
 
 struct Work {
   void (*run)(void*);
@@ -55,7 +56,8 @@ struct Thread {
   Index index;
   unsigned lane;
   Context context;
-  int number, rank;
+  int number, rank;  // number: within its block
+  struct Block* block;
   State state;
   Barrier barrier;
   Warp warp;
@@ -66,11 +68,18 @@ struct Thread {
   Queue queues[2];
 };
 
+struct Block {
+  Index index;
+  int first, live;  // of its threads
+  char *dynamic, *dynamic_end;
+  std::vector<char> statics;  // while another block runs
+};
+
 // Read by Python as a ctypes.Structure: keep memory.py's Fault and machine.py's Launch the same.
 struct Launch {
   const Kernel* kernel;
   void** arguments;
-  unsigned grid[3], block[3];
+  unsigned grid[3], block[3], cluster;
   uint64_t shared, shared_alignment;
   char *static_begin, *static_end;
   int order;  // 0 forward, 1 backward, 2 shuffled by seed
@@ -92,15 +101,19 @@ pid_t owner;
 Context outside;
 Thread threads[kMostThreads];
 Thread* running;
-int thread_count, live;
+Block blocks[kMostBlocks];
+Block* entered;
+int thread_count, block_count;          // of a block, of the cluster
+int stride, all_threads;                // from a block's first thread to the next one's, whole warps
 int thread_at[kMostThreads];            // by rank
 uint64_t ready[kMostThreads / 64];      // by rank
 unsigned meeting[kMostThreads / 32];    // lanes of each warp that wait at a warp operation
 std::vector<char> shared[kMostThreads / 32];  // what the lanes of each warp had when they met to share it
 std::mt19937_64 shuffler;
-char *stacks, *dynamic_end, *signal_stack;
+char *stacks, *dynamic_begin, *dynamic_end, *signal_stack;
+int guarded;  // stacks that have a page before them that faults
 std::vector<void**>* dynamic_variables;
-std::map<void*, Arrivals> arrivals;  // of the block
+std::map<void*, Arrivals> arrivals;  // of the cluster
 
 void set_ready(Thread& thread) {
   thread.state = State::ready;
@@ -110,9 +123,23 @@ void stop(Thread& thread, State state) {
   thread.state = state;
   ready[thread.rank / 64] &= ~(1ull << thread.rank % 64);
 }
+// What is there once for each block, where there are several.
+void enter(Block* block) {
+  const size_t size = static_cast<size_t>(launch->static_end - launch->static_begin);
+  if (block_count > 1) {
+    if (entered) memcpy(entered->statics.data(), launch->static_begin, size);
+    memcpy(launch->static_begin, block->statics.data(), size);
+  }
+  entered = block;
+  onnxfuse_emulator_block_index = block->index;
+  onnxfuse_emulator_dynamic_shared = block->dynamic;
+  if (!dynamic_variables) return;
+  for (void** variable : *dynamic_variables) *variable = block->dynamic;
+}
 void enter(Thread* thread) {
   running = thread;
   onnxfuse_emulator_thread_index = thread->index;
+  if (thread->block != entered) enter(thread->block);
 }
 Thread& current() { return *running; }
 
@@ -129,6 +156,7 @@ Thread& current() { return *running; }
 void describe(const Thread& thread, char* text, size_t size) {
   switch (thread.state) {
     case State::barrier: snprintf(text, size, "waits at the __syncthreads of line %d", thread.line); break;
+    case State::cluster: snprintf(text, size, "waits for its cluster at line %d", thread.line); break;
     case State::warp:
       snprintf(text, size, "waits at the warp operation of line %d for lanes %08x", thread.line, thread.mask);
       break;
@@ -141,75 +169,105 @@ void describe(const Thread& thread, char* text, size_t size) {
 // Nothing can run and the barrier is not complete: says who waits for whom.
 [[noreturn]] void stuck() {
   char first[128], second[128];
-  for (int n = 0; n < thread_count; ++n) {
+  for (int n = 0; n < all_threads; ++n) {
     if (threads[n].state != State::arrivals) continue;
     describe(threads[n], first, sizeof(first));
     const Arrivals& barrier = arrivals[const_cast<void*>(threads[n].awaited)];
-    fail(threads[n].line, "thread %d %s, but %d of %d arrivals and %ld bytes do not come", n, first, barrier.left,
-         barrier.count, static_cast<long>(barrier.bytes));
+    fail(threads[n].line, "thread %d %s, but %d of %d arrivals and %ld bytes do not come", threads[n].number, first,
+         barrier.left, barrier.count, static_cast<long>(barrier.bytes));
   }
-  for (int n = 0; n < thread_count; ++n) {
+  for (int n = 0; n < all_threads; ++n) {
     Thread& a = threads[n];
     if (a.state != State::warp) continue;
     describe(a, first, sizeof(first));
     for (int lane = 0; lane < 32; ++lane) {
       if (!(a.mask >> lane & 1)) continue;
-      const int other = n / 32 * 32 + lane;
-      if (other >= thread_count) fail(a.line, "thread %d %s, but there is no lane %d", n, first, lane);
-      Thread& b = threads[other];
+      const int other = a.number / 32 * 32 + lane;
+      if (other >= thread_count) fail(a.line, "thread %d %s, but there is no lane %d", a.number, first, lane);
+      Thread& b = threads[a.block->first + other];
       if (b.state == State::warp && b.line == a.line && b.mask == a.mask) continue;
       describe(b, second, sizeof(second));
-      fail(a.line, "divergent warp operation: thread %d %s, but thread %d %s", n, first, other, second);
+      fail(a.line, "divergent warp operation: thread %d %s, but thread %d %s", a.number, first, other, second);
     }
   }
   const Thread* a = nullptr;
-  for (int n = 0; n < thread_count; ++n) {
-    if (threads[n].state != State::barrier) continue;
-    if (!a) a = &threads[n];
-    if (threads[n].line == a->line && threads[n].barrier == a->barrier) continue;
+  for (int n = 0; n < all_threads; ++n) {
+    const Thread& b = threads[n];
+    if (b.state != State::barrier && b.state != State::cluster) continue;
+    if (!a) a = &b;
+    if (b.line == a->line && b.state == a->state && b.barrier == a->barrier) continue;
     describe(*a, first, sizeof(first));
-    describe(threads[n], second, sizeof(second));
-    fail(a->line, "divergent barrier: thread %d %s, but thread %d %s", a->number, first, n, second);
+    describe(b, second, sizeof(second));
+    fail(a->line, "divergent barrier: thread %d %s, but thread %d %s", a->number, first, b.number, second);
   }
   fail(0, "no thread can run");
 }
 
 void shuffle_ranks() {
   const int order = launch->order;
-  for (int i = 0; i < thread_count; ++i) thread_at[i] = order == 1 ? thread_count - 1 - i : i;
+  for (int i = 0; i < all_threads; ++i) thread_at[i] = order == 1 ? all_threads - 1 - i : i;
   if (order == 2) {
-    for (int i = thread_count - 1; i > 0; --i) std::swap(thread_at[i], thread_at[shuffler() % (i + 1)]);
+    for (int i = all_threads - 1; i > 0; --i) std::swap(thread_at[i], thread_at[shuffler() % (i + 1)]);
   }
   memset(ready, 0, sizeof(ready));
-  for (int i = 0; i < thread_count; ++i) {
+  for (int i = 0; i < all_threads; ++i) {
     Thread& thread = threads[thread_at[i]];
     thread.rank = i;
     if (thread.state == State::ready) set_ready(thread);
   }
 }
 
-void release_barrier() {
+// Whether all threads of a block that have not ended are at a barrier, or wait for the cluster.
+bool meets(const Block& block, State state) {
+  for (int n = block.first; n < block.first + thread_count; ++n) {
+    if (threads[n].state != State::ended && threads[n].state != state) return false;
+  }
+  return true;
+}
+
+void release_barrier(const Block& block) {
   const Thread* first = nullptr;
   int counted = 0;
-  for (int n = 0; n < thread_count; ++n) {
+  for (int n = block.first; n < block.first + thread_count; ++n) {
     const Thread& thread = threads[n];
     if (thread.state == State::ended) continue;
-    if (thread.state != State::barrier) stuck();
     if (!first) first = &thread;
     if (thread.line != first->line || thread.barrier != first->barrier) stuck();
     counted += thread.operand != 0;
   }
-  const uint64_t result = first->barrier == Barrier::all ? counted == live : first->barrier == Barrier::any ? counted > 0 : counted;
-  for (int n = 0; n < thread_count; ++n) {
+  const uint64_t result =
+      first->barrier == Barrier::all ? counted == block.live : first->barrier == Barrier::any ? counted > 0 : counted;
+  for (int n = block.first; n < block.first + thread_count; ++n) {
     if (threads[n].state == State::ended) continue;
     threads[n].result = result;
     threads[n].state = State::ready;
   }
+}
+
+// Goes on behind barriers that all have come to.
+void release() {
+  bool released = false, together = true;
+  for (Block* block = blocks; block < blocks + block_count; ++block) {
+    together = together && meets(*block, State::cluster);
+    if (block->live == 0 || !meets(*block, State::barrier)) continue;
+    release_barrier(*block);
+    released = true;
+  }
+  if (!released && !together) stuck();
+  for (int n = 0; n < all_threads && !released; ++n) {
+    if (threads[n].state == State::cluster) threads[n].state = State::ready;
+  }
   shuffle_ranks();
 }
 
+int live() {
+  int count = 0;
+  for (int n = 0; n < block_count; ++n) count += blocks[n].live;
+  return count;
+}
+
 Thread* first_ready() {
-  for (int word = 0; word < (thread_count + 63) / 64; ++word) {
+  for (int word = 0; word < (all_threads + 63) / 64; ++word) {
     if (ready[word]) return &threads[thread_at[word * 64 + __builtin_ctzll(ready[word])]];
   }
   return nullptr;
@@ -218,10 +276,10 @@ Thread* first_ready() {
 // Goes on with whichever thread is next; returns when this one is.
 void yield() {
   Thread& self = current();
-  if (live == 0) change(self.context, outside);
+  if (live() == 0) change(self.context, outside);
   Thread* next = first_ready();
   if (!next) {
-    release_barrier();
+    release();
     next = first_ready();
   }
   if (next == &self) return;
@@ -232,14 +290,14 @@ void yield() {
 void thread_main() {
   launch->kernel->call(launch->arguments);
   stop(current(), State::ended);
-  --live;
+  --current().block->live;
   yield();
   abort();
 }
 
 // Gives each lane what all of them have, each as many bytes as the last one.
 void share(Thread* lanes, const Thread& last) {
-  std::vector<char>& all = shared[last.number / 32];
+  std::vector<char>& all = shared[(&last - threads) / 32];
   const size_t size = static_cast<size_t>(last.operand);
   all.resize(32 * size);
   for (int lane = 0; lane < 32; ++lane) {
@@ -253,7 +311,7 @@ void share(Thread* lanes, const Thread& last) {
 // Gives each lane of a complete warp operation its result.
 void settle(Thread* lanes, const Thread& last) {
   const unsigned mask = last.mask;
-  meeting[last.number / 32] &= ~mask;
+  meeting[(&last - threads) / 32] &= ~mask;
   if (last.warp == Warp::share) return share(lanes, last);
   uint64_t all = 0;
   bool first = true;
@@ -323,7 +381,7 @@ Arrivals& arrivals_at(void* barrier, int line) {
 }
 
 void wake(const void* barrier) {
-  for (int n = 0; n < thread_count; ++n) {
+  for (int n = 0; n < all_threads; ++n) {
     if (threads[n].state == State::arrivals && threads[n].awaited == barrier) set_ready(threads[n]);
   }
 }
@@ -333,36 +391,53 @@ char* reserve(size_t size) {
   return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
 }
 
-bool prepare() {
-  if (stacks) return true;
-  char* dynamic = reserve(kDynamic + 2 * kPage);
-  signal_stack = reserve(16 * kPage);
-  char* memory = reserve(kMostThreads * kStack);
-  if (!dynamic || !signal_stack || !memory) return false;
-  dynamic_end = dynamic + kPage + kDynamic;
-  mprotect(dynamic, kPage, PROT_NONE);
-  mprotect(dynamic_end, kPage, PROT_NONE);
-  for (int n = 0; n < kMostThreads; ++n) mprotect(memory + n * kStack, kPage, PROT_NONE);
-  stacks = memory;
+// Memory for so many threads, and for the dynamic shared memory of all blocks, with pages between that fault.
+bool prepare(int count) {
+  if (!stacks) {
+    const size_t size = kMostBlocks * (kDynamic + kPage);
+    char* dynamic = reserve(kPage + size);
+    signal_stack = reserve(16 * kPage);
+    char* memory = reserve(kMostThreads * kStack);
+    if (!dynamic || !signal_stack || !memory) return false;
+    dynamic_begin = dynamic, dynamic_end = dynamic + kPage + size;
+    mprotect(dynamic, kPage, PROT_NONE);
+    for (int n = 0; n < kMostBlocks; ++n) {
+      blocks[n].dynamic_end = dynamic + kPage + n * (kDynamic + kPage) + kDynamic;
+      mprotect(blocks[n].dynamic_end, kPage, PROT_NONE);
+    }
+    stacks = memory;
+  }
+  for (; guarded < count; ++guarded) mprotect(stacks + guarded * kStack, kPage, PROT_NONE);
   return true;
 }
 
-void run_block(size_t block) {
+void start_block(Block& block, size_t number) {
   const Index grid = onnxfuse_emulator_grid_size, size = onnxfuse_emulator_block_size;
-  onnxfuse_emulator_block_index = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
-                                   static_cast<unsigned>(block / grid.x / grid.y)};
-  memset(launch->static_begin, kPoison, launch->static_end - launch->static_begin);
-  memset(onnxfuse_emulator_dynamic_shared, kPoison, launch->shared);
-  for (int n = 0; n < thread_count; ++n) {
-    Thread& thread = threads[n];
+  block.index = {static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
+                 static_cast<unsigned>(number / grid.x / grid.y)};
+  block.live = thread_count;
+  if (block_count > 1) block.statics.assign(launch->static_end - launch->static_begin, static_cast<char>(kPoison));
+  memset(block.dynamic, kPoison, launch->shared);
+  for (int n = 0; n < stride; ++n) {
+    const int slot = block.first + n;
+    Thread& thread = threads[slot];
+    thread.state = State::ended;
+    if (n >= thread_count) continue;  // what fills up the last warp
     thread.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
     thread.lane = n % 32;
     thread.number = n;
+    thread.block = &block;
     thread.state = State::ready;
     for (Queue& queue : thread.queues) queue.works.clear(), queue.group = 0;
-    start(thread.context, stacks + n * kStack + kPage, kStack - kPage, thread_main);
+    start(thread.context, stacks + slot * kStack + kPage, kStack - kPage, thread_main);
   }
-  live = thread_count;
+}
+
+// The blocks of a cluster, from one on.
+void run_cluster(size_t number) {
+  memset(launch->static_begin, kPoison, launch->static_end - launch->static_begin);
+  for (int n = 0; n < block_count; ++n) start_block(blocks[n], number + n);
+  entered = nullptr;
   memset(meeting, 0, sizeof(meeting));
   arrivals.clear();
   shuffle_ranks();
@@ -374,8 +449,10 @@ void run_block(size_t block) {
   for (const auto& [barrier, what] : arrivals) {
     if (!what.coming.empty()) fail(0, "a tile is still coming when the block ends");
   }
-  for (char* end = static_cast<char*>(onnxfuse_emulator_dynamic_shared) + launch->shared; end < dynamic_end; ++end) {
-    if (static_cast<unsigned char>(*end) != kCanary) fail(0, "a write past the end of the %lu bytes of dynamic shared memory", static_cast<unsigned long>(launch->shared));
+  for (int n = 0; n < block_count; ++n) {
+    for (char* end = blocks[n].dynamic + launch->shared; end < blocks[n].dynamic_end; ++end) {
+      if (static_cast<unsigned char>(*end) != kCanary) fail(0, "a write past the end of the %lu bytes of dynamic shared memory", static_cast<unsigned long>(launch->shared));
+    }
   }
 }
 
@@ -397,6 +474,21 @@ int onnxfuse_emulator_barrier(Barrier kind, int predicate, int line) {
   return static_cast<int>(self.result);
 }
 
+void onnxfuse_emulator_meet_cluster(int line) {
+  Thread& self = current();
+  self.line = line;
+  stop(self, State::cluster);
+  yield();
+}
+
+const void* onnxfuse_emulator_of_block(const void* own, int rank, int line) {
+  const Block& block = *current().block;
+  const char* const place = static_cast<const char*>(own);
+  if (place < block.dynamic || place >= block.dynamic + launch->shared) fail(line, "no address of the block's shared memory");
+  if (rank < 0 || rank >= block_count) fail(line, "block %d of a cluster of %d", rank, block_count);
+  return blocks[rank].dynamic + (place - block.dynamic);
+}
+
 uint64_t onnxfuse_emulator_warp(Warp kind, unsigned mask, uint64_t value, int operand, int width, int line) {
   Thread& self = current();
   if (!(mask >> self.lane & 1)) {
@@ -410,14 +502,14 @@ uint64_t onnxfuse_emulator_warp(Warp kind, unsigned mask, uint64_t value, int op
   self.width = width;
   self.line = line;
   stop(self, State::warp);
-  Thread* lanes = threads + self.number / 32 * 32;
-  unsigned& met = meeting[self.number / 32];
+  Thread* lanes = &self - self.lane;
+  unsigned& met = meeting[(&self - threads) / 32];
   met |= 1u << self.lane;
   bool complete = (met & mask) == mask;
   for (int lane = 0; lane < 32 && complete; ++lane) {
     if (!(mask >> lane & 1)) continue;
     const Thread& other = lanes[lane];
-    complete = &other - threads < thread_count && other.state == State::warp && other.warp == kind &&
+    complete = other.state == State::warp && other.warp == kind &&
                other.mask == mask && other.line == line;
   }
   if (complete) settle(lanes, self);
@@ -491,11 +583,9 @@ void onnxfuse_emulator_copy_tile(void* to, const void* map, const int* at, int r
 }
 
 unsigned onnxfuse_emulator_live_lanes() {
-  const int first = current().number / 32 * 32;
+  const Thread* lanes = &current() - current().lane;
   unsigned mask = 0;
-  for (int lane = 0; lane < 32 && first + lane < thread_count; ++lane) {
-    mask |= static_cast<unsigned>(threads[first + lane].state != State::ended) << lane;
-  }
+  for (int lane = 0; lane < 32; ++lane) mask |= static_cast<unsigned>(lanes[lane].state != State::ended) << lane;
   return mask;
 }
 
@@ -544,7 +634,10 @@ void __ubsan_handle_out_of_bounds_abort(OutOfBounds* data, uintptr_t index) {
 int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
   fault = result;
   memset(fault, 0, sizeof(*fault));
-  if (!prepare()) {
+  thread_count = static_cast<int>(what->block[0] * what->block[1] * what->block[2]);
+  block_count = static_cast<int>(what->cluster);
+  stride = (thread_count + 31) / 32 * 32, all_threads = stride * block_count;
+  if (!prepare(all_threads)) {
     snprintf(fault->message, sizeof(fault->message), "no memory for the threads' stacks");
     return 1;
   }
@@ -552,12 +645,11 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
   owner = static_cast<pid_t>(syscall(SYS_gettid));
   onnxfuse_emulator_grid_size = {what->grid[0], what->grid[1], what->grid[2]};
   onnxfuse_emulator_block_size = {what->block[0], what->block[1], what->block[2]};
-  thread_count = static_cast<int>(what->block[0] * what->block[1] * what->block[2]);
   const size_t rounded = (what->shared + what->shared_alignment - 1) / what->shared_alignment * what->shared_alignment;
-  onnxfuse_emulator_dynamic_shared = dynamic_end - rounded;
-  memset(dynamic_end - rounded, kCanary, rounded);
-  if (dynamic_variables) {
-    for (void** variable : *dynamic_variables) *variable = onnxfuse_emulator_dynamic_shared;
+  for (int n = 0; n < block_count; ++n) {
+    blocks[n].first = n * stride;
+    blocks[n].dynamic = blocks[n].dynamic_end - rounded;
+    memset(blocks[n].dynamic, kCanary, rounded);
   }
 
   const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGVTALRM};
@@ -585,18 +677,18 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
 
   const int failed = sigsetjmp(escape, 1);
   if (!failed) {
-    const size_t blocks = static_cast<size_t>(what->grid[0]) * what->grid[1] * what->grid[2];
+    const size_t clusters = static_cast<size_t>(what->grid[0]) * what->grid[1] * what->grid[2] / what->cluster;
     shuffler.seed(what->seed);
-    // A step that shares no factor with the number of blocks visits each once.
-    size_t step = what->order == 1 ? blocks - 1 : 1, block = what->order == 1 ? blocks - 1 : 0;
-    if (what->order == 2 && blocks > 2) {
+    // A step that shares no factor with the number of clusters visits each once.
+    size_t step = what->order == 1 ? clusters - 1 : 1, cluster = what->order == 1 ? clusters - 1 : 0;
+    if (what->order == 2 && clusters > 2) {
       const auto divisor = [](size_t a, size_t b) { while (b) { const size_t r = a % b; a = b; b = r; } return a; };
-      do step = 1 + shuffler() % (blocks - 1); while (divisor(step, blocks) != 1);
-      block = shuffler() % blocks;
+      do step = 1 + shuffler() % (clusters - 1); while (divisor(step, clusters) != 1);
+      cluster = shuffler() % clusters;
     }
-    for (size_t done = 0; done < blocks; ++done) {
-      run_block(block);
-      block = (block + step) % blocks;
+    for (size_t done = 0; done < clusters; ++done) {
+      run_cluster(cluster * what->cluster);
+      cluster = (cluster + step) % clusters;
     }
   } else {
     const Index where = onnxfuse_emulator_block_index;
@@ -616,7 +708,7 @@ int onnxfuse_emulator_launch(const Launch* what, Fault* result) {
 // Where an address lies that a fault names: 's' a stack's guard page, 'd' around dynamic shared memory, 0 elsewhere.
 char onnxfuse_emulator_place(const char* address) {
   if (stacks && address >= stacks && address < stacks + kMostThreads * kStack) return 's';
-  if (dynamic_end && address >= dynamic_end - kDynamic - kPage && address < dynamic_end + kPage) return 'd';
+  if (dynamic_end && address >= dynamic_begin && address < dynamic_end) return 'd';
   return '\0';
 }
 

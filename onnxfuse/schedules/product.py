@@ -12,10 +12,9 @@ Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation (effic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeVar
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.context import Unlowerable
@@ -41,7 +40,7 @@ from onnxfuse.schedules.product_parts import (
     single,
 )
 from onnxfuse.schedules.product_patch import PatchShape, PatchText, patch_of, shapes_of
-from onnxfuse.schedules.product_shape import STAGE_BYTES, ProductShape, SpecialisedShape
+from onnxfuse.schedules.product_shape import DEPTH, STAGE_BYTES, ProductShape, SpecialisedShape
 from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.product_windows import Windows
@@ -68,6 +67,18 @@ SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128,
 SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.85}
 """The same where three products share the columns."""
 
+SPLITS = (2, 3, 4, 6, 8)
+"""Blocks of a cluster that share what is summed over; every GPU with clusters takes eight."""
+
+LEAST_STEPS = 6
+"""Stages that each of them goes through at least."""
+
+LEAST_STAGES = 4
+"""In shared memory, beside all sums of a tile: fewer do not hide what a copy waits for."""
+
+WORTH_SHARING = 0.85
+"""Share of the time without that they must be expected to take: putting sums together takes a while."""
+
 HOPPER_HAS = 132
 """Multiprocessors: of the GPUs that are the only ones where four warps multiply together, most have so many."""
 
@@ -87,9 +98,6 @@ LEAST, LEAST_OF_THREE = (ProductShape(64, columns, 2, vectors=False) for columns
 """What runs anything."""
 
 
-Filled = TypeVar("Filled", bound=SpecialisedShape)
-
-
 class Product(Schedule):
     """Products of one left operand."""
 
@@ -97,7 +105,8 @@ class Product(Schedule):
     settings = "tiles of {rows} x {columns}, {stages} stages, {group} warps multiply together"
     optional = MappingProxyType({
         "sharers": "{sharers} warps share what is summed over",
-        "turns": "one copies, tiles at a time {turns}", "taps": "each of {taps} places of windows by one copy",
+        "turns": "one copies, tiles at a time {turns}",
+        "split": "{split} blocks share what is summed over", "taps": "each of {taps} places of windows by one copy",
         "wide": "{wide} windows side by side over one piece of image"})
     efficiency = 0.6
     products = MOST_BESIDE
@@ -192,7 +201,7 @@ class _ProductWork:
         plan = replace(make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps))
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
         headers = ("onnxfuse", "mma", *(["tf32"] if self.parts.rounds else ["warpgroup"]),
-                   *(["tensor_copies"] if self.maps else []), *(["patch"] if patched else []),
+                   *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
         others = tuple(each for each, shape in offered.items() if shape != own)
@@ -214,37 +223,48 @@ class _ProductWork:
                   for shape in self._staged(tile, together)]
         return sorted([*self._boxes(most), *self._specialised(most), *shapes], key=lambda shape: not shape.together)
 
-    def _specialised(self, most: int) -> list[ProductShape]:
+    def _specialised(self, most: int) -> list[SpecialisedShape]:
         """Of blocks with a warp that copies those that may be quickest, with as many stages as there is room for."""
-        beside, rates = len(self.parts.rights), self.specialised
-        fitting = [tile for tile in rates
-                   if self.mapped and not (self.mapped[1].across and tile[1] // beside % PANEL)]
-        ranked = sorted(fitting, key=lambda tile: self._expected(tile[0], tile[1], rates[tile], HOPPER_HAS))
-        shapes: list[ProductShape] = []
-        for rows, columns, turns in ranked[:most]:
-            shapes.append(self._filled(SpecialisedShape(rows, columns, 1, turns=turns)))
-        return shapes
+        if not self.mapped:
+            return []
+        beside = len(self.parts.rights)
+        return self._quickest(most, [
+            (SpecialisedShape(rows, columns, 1, turns=turns), self._count(rows, columns), rate)
+            for (rows, columns, turns), rate in self.specialised.items()
+            if not (self.mapped[1].across and columns // beside % PANEL)])
 
-    def _filled(self, least: Filled) -> Filled:
-        """A block of one stage with as many as there is room for."""
-        one = replace(least, stages=2).shared - least.shared
-        return replace(least, stages=1 + (MOST_SHARED - least.shared) // one)
-
-    def _boxes(self, most: int) -> list[BoxShape]:
+    def _boxes(self, most: int) -> list[SpecialisedShape]:
         """The same of a convolution whose windows are copied in boxes."""
         if self.boxed is None:
             return []
         image, weights = self.boxed
-        windows, shapes = image.windows, list[tuple[float, BoxShape]]()
+        windows, blocks = image.windows, list[tuple[SpecialisedShape, int, float]]()
         images, lines, places = map(self._planned, (windows.images, windows.y.count, windows.x.count))
         for (rows, columns, turns), rate in self.specialised.items():
             if weights.across and columns % PANEL:
                 continue
             box = box_of(windows, rows, (images, lines, places))
             tiles = box.count(images, lines, places) * -(-self._planned(self.parts.columns) // columns)
-            shape = BoxShape(rows, columns, 1, turns=turns, box=box, taps=windows.x.taps * windows.y.taps)
-            shapes.append((-(-tiles // HOPPER_HAS) * rows * columns / rate, self._filled(shape)))
-        return [shape for _, shape in sorted(shapes, key=lambda each: each[0])[:most]]
+            taps = windows.x.taps * windows.y.taps
+            blocks.append((BoxShape(rows, columns, 1, turns=turns, box=box, taps=taps), tiles, rate))
+        return self._quickest(most, blocks)
+
+    def _quickest(
+        self, most: int, blocks: Sequence[tuple[SpecialisedShape, int, float]]
+    ) -> list[SpecialisedShape]:
+        """Of blocks, with how many tiles there are and the share of the largest ones' rate that they reach, those that
+        may be quickest; before them those of clusters that share what is summed over, where tiles are few."""
+        alone = sorted(((_busiest(tiles, shape, rate), shape) for shape, tiles, rate in blocks),
+                       key=lambda each: each[0])[:most]
+        steps = -(-self._planned(self.parts.depth) // DEPTH)
+        shared = [
+            (_busiest(tiles * split, shape, rate) / split, _filled(replace(shape, turns=1, split=split)))
+            for shape, tiles, rate in blocks for split in SPLITS
+            # Thirds of a tile are laid out in pieces that its sums do not fill.
+            if shape.rows > 64 and split * LEAST_STEPS <= steps and len(self.parts.rights) != 3]
+        better = sorted((each for each in shared if each[0] < WORTH_SHARING * alone[0][0]
+                         and each[1].stages >= LEAST_STAGES), key=lambda each: each[0])
+        return [*(shape for _, shape in better[:most]), *(_filled(shape) for _, shape in alone)]
 
     def _patched(self) -> list[PatchShape]:
         """Tiles of a convolution of few channels."""
@@ -266,10 +286,13 @@ class _ProductWork:
 
     def _expected(self, high: int, wide: int, rate: float, multiprocessors: int) -> float:
         """What the busiest multiprocessor's tiles of this size take."""
+        return -(-self._count(high, wide) // multiprocessors) * high * wide / rate
+
+    def _count(self, high: int, wide: int) -> int:
+        """How many tiles of this size there are."""
         parts = self.parts
         batch, rows, columns = map(self._planned, (parts.batch, parts.rows, parts.columns))
-        tiles = batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
-        return -(-tiles // multiprocessors) * high * wide / rate
+        return batch * -(-rows // high) * -(-columns * len(parts.rights) // wide)
 
     def _staged(self, tile: tuple[int, int], together: bool) -> list[ProductShape]:
         """A tile with few and with many stages, those first that suit what is summed over; more hide longer waits, less
@@ -319,9 +342,14 @@ class _ProductWork:
         body = text.text()
         parameters = (*self.signature.parameters(body.sizes), *taken)
         function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)
-        needed = (guard for operand in operands for guard in operand.guards(symbols))
+        needed = [guard for operand in operands for guard in operand.guards(symbols)]
+        step = self._step(function, shape, f"{tiles} sms min")
+        if shape.split > 1:
+            # Every block of a cluster sums something.
+            needed += [f"{shape.split} {expression(self.parts.depth, symbols)} {DEPTH} ceil <="]
+            step = replace(step, grid=(f"{tiles} {shape.split} *", "1", "1"), cluster=(str(shape.split), "1", "1"))
         self.variants.append(Variant(
-            Product().words(shape.choice), (self._step(function, shape, f"{tiles} sms min"),),
+            Product().words(shape.choice), (step,),
             tuple(dict.fromkeys((*guards, *needed, *self.stored, *_fitting(shape))))))
 
     def _add_patched(self, shape: PatchShape, guards: tuple[str, ...]) -> None:
@@ -370,6 +398,17 @@ class _ProductWork:
         entry = function.entry(shape.name, (), shape.bits, 32 * shape.warps, shape.beside)
         self.entries.append(entry)
         return entry.step(blocks, shared=str(shape.shared))
+
+
+def _busiest(tiles: int, shape: ProductShape, rate: float) -> float:
+    """What the busiest multiprocessor's tiles take."""
+    return -(-tiles // HOPPER_HAS) * shape.rows * shape.columns / rate
+
+
+def _filled(least: SpecialisedShape) -> SpecialisedShape:
+    """A block of one stage with as many as there is room for."""
+    one = replace(least, stages=2).shared - least.shared
+    return replace(least, stages=1 + (MOST_SHARED - least.shared) // one)
 
 
 def _fitting(shape: ProductShape) -> tuple[str, ...]:

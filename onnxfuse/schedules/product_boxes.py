@@ -17,7 +17,7 @@ from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract
 from onnxfuse.lowering.pull import Load
 from onnxfuse.lowering.tensor_map import MOST_BOX, MOST_ELEMENT_STRIDE, TensorMap
-from onnxfuse.schedules.attention_shape import PANEL, WARPS, WIDTH
+from onnxfuse.schedules.attention_shape import PANEL, WIDTH
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.product_maps import Mapped, steps_of
@@ -78,8 +78,7 @@ class BoxShape(SpecialisedShape):
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of("product", rows=self.rows, columns=self.columns, stages=self.stages, group=WARPS,
-                         turns=self.turns, taps=self.taps)
+        return Choice.of("product", **self.settings, taps=self.taps)
 
 
 def boxed_of(
@@ -175,13 +174,13 @@ class BoxText(SpecialisedText):
         start = self._writer(self.lanes).size(axis.start)
         return f"(int)(first_{name} * {axis.stride} + {start}) + tap_{name} * {axis.dilation}"
 
-    def _row_at(self, place: str, name: str) -> list[str]:
+    def _row_at(self, place: str, name: str, valid: str = "") -> list[str]:
         counts = self.counts
         return [
             f"const int place = {place};",
             "const idx x = first_x + place % box_wide, y = first_y + place / box_wide % box_high, "
             "image = first_image + place / (box_wide * box_high);",
-            f"const idx {name} = place < box_rows && x < {counts['places']} && y < {counts['lines']} && "
+            f"const idx {name} = {valid}place < box_rows && x < {counts['places']} && y < {counts['lines']} && "
             f"image < {counts['images']} ? (image * {counts['lines']} + y) * {counts['places']} + x : "
             f"(idx){self.extents['m']};",
         ]
@@ -194,4 +193,4 @@ class BoxText(SpecialisedText):
         return ["const int first_row = own_row + now / pieces * 64;", "if (first_row >= box_rows) break;"]
 
     def _row(self, name: str) -> list[str]:
-        return ["const int line = lane / lanes + pass * step;", *self._row_at("first_row + line", name)]
+        return [*self._line(), *self._row_at("first_row + line", name, "share < 16 && " if self.split > 1 else "")]

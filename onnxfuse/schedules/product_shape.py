@@ -87,21 +87,29 @@ class ProductShape:
 @dataclass(frozen=True)
 class SpecialisedShape(ProductShape):
     """A block of which one warp copies by tensor maps and groups of four multiply: so many tiles at a time (``turns``),
-    one that they share or one each."""
+    one that they share or one each; ``split``: blocks of a cluster that share what is summed over."""
 
     together: bool = True
     turns: int = 1
+    split: int = 1
 
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}"
+        split = f"_split{self.split}" if self.split > 1 else ""
+        return f"product_{self.rows}x{self.columns}x{self.stages}_specialised{self.turns}{split}"
 
     @property
     def choice(self) -> Choice:
         """As tuning writes it down."""
-        return Choice.of(
-            "product", rows=self.rows, columns=self.columns, stages=self.stages, group=WARPS, turns=self.turns)
+        return Choice.of("product", **self.settings)
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What it sets."""
+        split = {"split": self.split} if self.split > 1 else {}
+        return {"rows": self.rows, "columns": self.columns, "stages": self.stages, "group": WARPS,
+                "turns": self.turns, **split}
 
     @property
     def warps(self) -> int:
@@ -115,9 +123,10 @@ class SpecialisedShape(ProductShape):
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the stages, the multiplying warps' sums, and the barriers."""
+        """Bytes of shared memory: the stages, the multiplying warps' sums, all of them where other blocks read them,
+        and the barriers."""
         staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
-        laid = self.groups * WARPS * 16 * PIECE * 4
+        laid = 4 * (self.rows * self.columns if self.split > 1 else self.groups * WARPS * 16 * PIECE)
         return TILE_BYTES + staged + laid + (2 * self.stages + self.groups) * ARRIVALS
 
     @property

@@ -54,6 +54,8 @@ class SpecialisedText(ProductText):
                  for place, (scalar, operand) in enumerate(zip(scalars, operands, strict=True))]
         super().__init__(parts, sides, results, shape, sizes)
         self.operands, self.first, self.apart, self.groups = operands, first, shape.turns > 1, shape.groups
+        self.split = shape.split
+        self.start, self.end = ("begin", "end") if self.split > 1 else ("0", self.extents["k"])
 
     def text(self) -> Body:
         """All of it."""
@@ -63,6 +65,7 @@ class SpecialisedText(ProductText):
     def _constants(self) -> list[str]:
         shape = self.shape
         element = TYPES[self.parts.left.dtype].storage
+        laid = "rows * columns" if self.split > 1 else f"groups * {WARPS * 16 * PIECE}"
         return [
             f"using T = {element};",
             *self._instruction(element),
@@ -73,7 +76,7 @@ class SpecialisedText(ProductText):
             "T* const left_tiles = reinterpret_cast<T*>(of::tiles_from(of_tiles));",
             "T* const right_tiles = left_tiles + stages * rows * depth;",
             "float* const laid = reinterpret_cast<float*>(right_tiles + stages * columns * depth);",
-            f"of::Arrivals* const here = reinterpret_cast<of::Arrivals*>(laid + groups * {WARPS * 16 * PIECE});",
+            f"of::Arrivals* const here = reinterpret_cast<of::Arrivals*>(laid + {laid});",
             "of::Arrivals* const multiplied = here + stages;",
             *(["of::Arrivals* const allowed = multiplied + stages;"] if self.apart else []),
             "// Which the compiler sees is the same for all of a warp.",
@@ -96,13 +99,27 @@ class SpecialisedText(ProductText):
               if self.apart else []),
             "  of::arrivals_counted();",
             "}",
+            *self._shared(),
             "__syncthreads();",
         ]
+
+    def _shared(self) -> list[str]:
+        """What this block of a cluster sums over."""
+        return [] if self.split == 1 else [
+            f"constexpr int split = {self.split};",
+            "const int rank = (int)blockIdx.x % split;",
+            "const idx begin = steps * rank / split * depth;",
+            f"const idx end = of::imin(steps * (rank + 1) / split * depth, (idx){self.extents['k']});",
+        ]
+
+    def _tile_loop(self, first: str, step: str) -> str:
+        """A loop over tiles, from those of the first blocks on."""
+        over = " / split" if self.split > 1 else ""
+        return f"for (idx number = {first}{over}; number < tiles; number += {step}{over}) {{"
 
     # ---- The warp that copies. ----
 
     def _copying(self) -> list[str]:
-        k = self.extents["k"]
         writer = self._writer(self.lanes)
         copies = []
         for place, operand in enumerate(self.operands):
@@ -115,11 +132,11 @@ class SpecialisedText(ProductText):
                 f"if (threadIdx.x != groups * {32 * WARPS}) return;",
                 *maps,
                 "int turn = 0, phase = 0;",
-                "for (idx number = (idx)blockIdx.x; number < tiles; number += (idx)gridDim.x) {",
+                self._tile_loop("(idx)blockIdx.x", "(idx)gridDim.x"),
                 *indented([
                     *self._place("number"),
                     *writer.upto(Scope.VECTOR),
-                    f"for (idx start = 0; start < {k}; start += depth) {{",
+                    f"for (idx start = {self.start}; start < {self.end}; start += depth) {{",
                     *indented([
                         "// Everybody is done with what was there before.",
                         "of::wait_for(multiplied + turn, phase ^ 1);",
@@ -163,13 +180,13 @@ class SpecialisedText(ProductText):
         return [
             f"of::take_registers<{SHARES[self.groups][1]}>();",
             f"const int own_row = {'' if self.apart else 'group * rows64 * 64 + '}warp % {WARPS} * 16;",
-            f"float* const own_laid = laid + warp * {16 * PIECE};",
+            f"float* const own_laid = laid + warp * {'rows64 * (columns / 64) * ' * (self.split > 1)}{16 * PIECE};",
             "int turn = 0, phase = 0;",
             *(["int allowing = group ^ 1;", "const auto pass_by = [&](idx steps) {",
                "  const idx on = turn + steps;",
                "  turn = (int)(on % stages), phase ^= (int)(on / stages & 1);",
                "};", "if (group > 0) pass_by(steps);"] if self.apart else []),
-            f"for (idx number = {own}; number < tiles; number += {step}) {{",
+            self._tile_loop(own, step),
             *indented([
                 *self._place("number"),
                 *self._prefetched(),
@@ -222,18 +239,18 @@ class SpecialisedText(ProductText):
         """The stages of a tile, one being multiplied while the next is asked for."""
         flags = f"{_flag(self.left)}, {_flag(self.rights[0])}"
         return [
-            f"for (idx start = 0; start < {self.extents['k']}; start += depth) {{",
+            f"for (idx start = {self.start}; start < {self.end}; start += depth) {{",
             *indented([
                 "of::wait_for(here + turn, phase);",
                 "of::products_begin();",
                 *unrolled("int i = 0; i < rows64; ++i", [
                     f"of::multiply_tiles<Tensor, T, rows, columns, depth, {flags}>(",
                     "    sums[i], left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, "
-                    "own_row + i * 64, start > 0);"]),
+                    f"own_row + i * 64, start > {self.start});"]),
                 "of::products_asked();",
                 "// This stage is being multiplied; that before it may be filled.",
                 "of::products_done<1>();",
-                "if (start > 0 && lane == 0) of::arrive(multiplied + before);",
+                f"if (start > {self.start} && lane == 0) of::arrive(multiplied + before);",
                 "before = turn;",
                 "if (++turn == stages) turn = 0, phase ^= 1;",
             ]),
@@ -242,42 +259,63 @@ class SpecialisedText(ProductText):
 
     def _stored(self) -> list[str]:
         """A piece of the sums after the other: as rows in the warp's shared memory, from there results."""
+        wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
+        head = f"constexpr int wide = {wide}, pieces = own_columns / wide;"
+        laid = unrolled("int piece = 0; piece < rows64 * pieces; ++piece", [
+            "if (piece == now) {", *indented(self._laid_piece("own_laid")), "}"])
+        loop = "for (int now = 0; now < rows64 * pieces; ++now) {"
+        if self.split == 1:
+            lines = ["__syncwarp();", *laid, "__syncwarp();"]
+            taken = "of::load_laid<width>(own_laid, line, column{})"
+            return [head, "#pragma unroll 1", loop, *indented(self._piece_stored(lines, "16 / step", taken)), "}"]
+        every = unrolled("int piece = 0; piece < rows64 * pieces; ++piece",
+                         self._laid_piece(f"own_laid + piece * {16 * PIECE}"))
+        taken = f"of::load_shares<split, width>(own_laid + now * {16 * PIECE}, line, column{{}})"
+        return [
+            head, *every,
+            "// All blocks of the cluster have laid out what they summed; each stores its share of all rows.",
+            "of::meet_cluster();",
+            "#pragma unroll 1", loop,
+            *indented(self._piece_stored([], "(16 / step + split - 1) / split", taken)), "}",
+            "// Nobody ends while others read what it laid out.",
+            "of::meet_cluster();",
+        ]
+
+    def _laid_piece(self, to: str) -> list[str]:
+        """Lines that lay a piece of the sums out."""
         laid = "of::laid_at(half * 8 + lane / 4, p * wide + j * 8 + lane % 4 * 2)"
         pair = "sums[piece / pieces][(p * own_columns + piece % pieces * wide) / 8 + j]"
+        return unrolled("int p = 0; p < beside; ++p", unrolled(
+            "int j = 0; j < wide / 8; ++j", unrolled("int half = 0; half < 2; ++half", [
+                f"const float (&from)[4] = {pair};",
+                "of::Vector<float, 2> pair;",
+                "pair.at[0] = from[half * 2], pair.at[1] = from[half * 2 + 1];",
+                f"of::store({to} + {laid}, pair);"])))
+
+    def _piece_stored(self, laid: Sequence[str], passes: str, taken: str) -> list[str]:
+        """Lines that store the results of a piece, when it is ``laid`` out."""
         n = self.extents["n"]
-        taken = "of::load_laid<width>(own_laid, line, column{})"
-        wide = f"{PIECE // 4}" if len(self.rights) == 3 else f"{PIECE} / beside"  # a power of two
         return [
-            f"constexpr int wide = {wide}, pieces = own_columns / wide;",
-            "#pragma unroll 1",
-            "for (int now = 0; now < rows64 * pieces; ++now) {",
+            "const idx first_column = first_n + now % pieces * wide;",
+            *self._first_row(),
+            f"if (first_column >= {n}) continue;",
+            *laid,
+            f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(wide / width, 32), step = 32 / lanes;",
+            f"constexpr int passes = {passes};",
+            "for (int column = lane % lanes * width; column < wide; column += lanes * width) {",
             *indented([
-                "const idx first_column = first_n + now % pieces * wide;",
-                *self._first_row(),
-                f"if (first_column >= {n}) continue;",
-                "__syncwarp();",
-                *unrolled("int piece = 0; piece < rows64 * pieces; ++piece", [
-                    "if (piece == now) {",
-                    *indented(unrolled("int p = 0; p < beside; ++p", unrolled(
-                        "int j = 0; j < wide / 8; ++j", unrolled("int half = 0; half < 2; ++half", [
-                            f"const float (&from)[4] = {pair};",
-                            "of::Vector<float, 2> pair;",
-                            "pair.at[0] = from[half * 2], pair.at[1] = from[half * 2 + 1];",
-                            f"of::store(own_laid + {laid}, pair);"])))),
-                    "}"]),
-                "__syncwarp();",
-                f"constexpr int width = {self.lanes.width}, lanes = of::lanes_of(wide / width, 32), step = 32 / lanes;",
-                "constexpr int passes = 16 / step;",
-                "for (int column = lane % lanes * width; column < wide; column += lanes * width) {",
-                *indented([
-                    "const idx n = first_column + column;",
-                    f"if (n >= {n}) break;",
-                    *self._results(self._row("row"), taken, self._row("m"), "wide"),
-                ]),
-                "}",
+                "const idx n = first_column + column;",
+                f"if (n >= {n}) break;",
+                *self._results(self._row("row"), taken, self._row("m"), "wide"),
             ]),
             "}",
         ]
+
+    def _line(self) -> list[str]:
+        """Lines that name a lane's line of a piece; those of blocks that share them take turns."""
+        if self.split == 1:
+            return ["const int line = lane / lanes + pass * step;"]
+        return ["const int share = lane / lanes + (pass * split + rank) * step, line = of::imin(share, 15);"]
 
     def _first_row(self) -> list[str]:
         """Lines that name the first row of a piece, if there is one."""
@@ -286,7 +324,9 @@ class SpecialisedText(ProductText):
 
     def _row(self, name: str) -> list[str]:
         """Lines that name a lane's row of a piece."""
-        return ["const int line = lane / lanes + pass * step;", f"const idx {name} = first_row + line;"]
+        row = "first_row + line" if self.split == 1 else (
+            f"share < 16 ? first_row + line : (idx){self.extents['m']}")
+        return [*self._line(), f"const idx {name} = {row};"]
 
 
 def _flag(side: Side) -> str:

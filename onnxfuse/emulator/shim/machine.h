@@ -53,6 +53,10 @@ extern onnxfuse_emulator::Index onnxfuse_emulator_grid_size;
 extern void* onnxfuse_emulator_dynamic_shared;
 
 int onnxfuse_emulator_barrier(onnxfuse_emulator::Barrier kind, int predicate, int line);
+// All threads of a cluster's blocks that have not ended meet.
+void onnxfuse_emulator_meet_cluster(int line);
+// What lies in the shared memory of the cluster's block of this rank where this lies in the own one's.
+const void* onnxfuse_emulator_of_block(const void* own, int rank, int line);
 uint64_t onnxfuse_emulator_warp(onnxfuse_emulator::Warp kind, unsigned mask, uint64_t value, int operand, int width,
                                 int line);
 unsigned onnxfuse_emulator_live_lanes();
