@@ -7,7 +7,7 @@ integers at their limits is not always what is owed: such operators are spelled 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,11 @@ from onnxfuse.verifying.spelling import INEXACT, SINGLE, SPELLED, Spelling
 Array = NDArray[Any]
 
 CPU = ["CPUExecutionProvider"]
+
+Kind = tuple[bytes, tuple[int, ...], tuple[int, ...], tuple[tuple[str, int], ...]]
+"""What decides whether a provider has a node's operator: the node, its values numbered, the types of what it reads and
+writes, and the opsets."""
+
 _FATAL_ONLY = 4
 _SUFFIX = ".plain"
 
@@ -47,6 +52,7 @@ class Evaluator:
     """A small model ready to run on the CPU; takes and gives NumPy arrays of the model's types.
 
     Attributes:
+        runnable: the model as it is run, but for bfloat16 among its inputs and outputs.
         downgraded: operators that are computed in float32 although the model says float64.
     """
 
@@ -60,12 +66,12 @@ class Evaluator:
         Raises:
             VerificationError: ONNX Runtime cannot run the model.
         """
-        runnable, self.downgraded = runnable_in_double(decomposed(model, value_types(model), declared or {}))
+        self.runnable, self.downgraded = runnable_in_double(decomposed(model, value_types(model), declared or {}))
         self.inputs = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
         self.outputs = [info.type.tensor_type.elem_type for info in model.graph.output]
         try:
             self._session = onnxruntime.InferenceSession(
-                with_plain_borders(runnable).SerializeToString(), exact_options(), providers=CPU)
+                with_plain_borders(self.runnable).SerializeToString(), exact_options(), providers=CPU)
         except Exception as error:  # ONNX Runtime has an exception type per status
             raise VerificationError(f"A reference cannot be computed: {error}") from error
 
@@ -134,7 +140,7 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
     doubles = {name for name, kind in types.items() if kind == TensorProto.DOUBLE}
     if not doubles:
         return model, ()
-    opsets = tuple(sorted((entry.domain, entry.version) for entry in model.opset_import))
+    opsets = opsets_of(model)
     own = {(function.domain, function.name) for function in model.functions}
     nodes: list[onnx.NodeProto] = []
     downgraded: dict[str, None] = {}
@@ -142,10 +148,7 @@ def runnable_in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[s
         plain = doubles.isdisjoint((*node.input, *node.output)) or (node.domain, node.op_type) in own
         spelled = node.op_type in SPELLED and not node.domain
         known = node.op_type in (INEXACT if spelled else SINGLE) and not node.domain
-        if plain or (not known and _runs(
-            _anonymous(node), tuple(types.get(name, 0) for name in node.input),
-            tuple(types.get(name, 0) for name in node.output), opsets,
-        )):
+        if plain or (not known and _runs(kind_of(node, types, opsets))):
             nodes.append(node)
         elif spelled:
             spelling = Spelling(f"spelled{place}", dict(opsets).get("", 1))
@@ -171,34 +174,46 @@ def _widened(node: onnx.NodeProto, types: Mapping[str, int], to: Spelling) -> on
     return result
 
 
-def _anonymous(node: onnx.NodeProto) -> bytes:
-    """A node with its values numbered, so that equal ones are tried once."""
+def opsets_of(model: onnx.ModelProto) -> tuple[tuple[str, int], ...]:
+    """Domains and versions of a model's operators."""
+    return tuple(sorted((entry.domain, entry.version) for entry in model.opset_import))
+
+
+def kind_of(node: onnx.NodeProto, types: Mapping[str, int], opsets: tuple[tuple[str, int], ...]) -> Kind:
+    """A node's kind: its values are numbered, so that equal ones are tried once."""
     plain = onnx.NodeProto()
     plain.CopyFrom(node)
     plain.name = ""
     plain.input[:] = [f"i{place}" if name else "" for place, name in enumerate(node.input)]
     plain.output[:] = [f"o{place}" if name else "" for place, name in enumerate(node.output)]
-    return bytes(plain.SerializeToString(deterministic=True))
+    reads, writes = (tuple(types.get(name, 0) for name in names) for names in (node.input, node.output))
+    return bytes(plain.SerializeToString(deterministic=True)), reads, writes, opsets
 
 
 @lru_cache(maxsize=4096)
-def _runs(raw: bytes, inputs: tuple[int, ...], outputs: tuple[int, ...], opsets: tuple[tuple[str, int], ...]) -> bool:
+def _runs(kind: Kind) -> bool:
     """Whether the CPU provider has the operator for these types."""
-    node = onnx.NodeProto.FromString(raw)
-    graph = helper.make_graph(
-        [node], "probe",
-        _infos(node.input, inputs), _infos(node.output, outputs),
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(*entry) for entry in opsets], ir_version=8)
     try:
-        onnxruntime.InferenceSession(model.SerializeToString(), exact_options(), providers=CPU)
+        onnxruntime.InferenceSession(probe_model([kind]).SerializeToString(), exact_options(), providers=CPU)
     except Exception:  # an operator that is missing is known by nothing else
         return False
     return True
 
 
-def _infos(names: Iterable[str], kinds: Iterable[int]) -> list[onnx.ValueInfoProto]:
-    return [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, kinds, strict=True) if name]
+def probe_model(kinds: Sequence[Kind]) -> onnx.ModelProto:
+    """Nodes of some kinds of the same opsets beside one another, for who asks whether a session of them starts."""
+    nodes: list[onnx.NodeProto] = []
+    inputs: list[onnx.ValueInfoProto] = []
+    outputs: list[onnx.ValueInfoProto] = []
+    for place, (raw, reads, writes, _) in enumerate(kinds):
+        node = onnx.NodeProto.FromString(raw)
+        for names, types, to in ((node.input, reads, inputs), (node.output, writes, outputs)):
+            names[:] = [f"{name}.{place}" if name else "" for name in names]
+            to += [helper.make_tensor_value_info(name, kind, None)
+                   for name, kind in zip(names, types, strict=True) if name]
+        nodes.append(node)
+    opsets = [helper.make_opsetid(*entry) for entry in kinds[0][-1]]
+    return helper.make_model(helper.make_graph(nodes, "probe", inputs, outputs), opset_imports=opsets, ir_version=8)
 
 
 def _in_single(node: onnx.NodeProto, doubles: set[str], stem: str) -> list[onnx.NodeProto]:
