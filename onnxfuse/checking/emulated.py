@@ -12,6 +12,7 @@ from onnxfuse.emulator import EmulatorError, run_plan
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import HOST_INPUTS, LaunchPlan
 from onnxfuse.rewriting import FusedNode
+from onnxfuse.verifying.device_arrays import Values
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.extents import Extent, extents
 from onnxfuse.verifying.runner import holding_variants, tensors
@@ -54,7 +55,13 @@ class EmulatedRunner:
     def own(self, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
         """See ``KernelRunner``: the CPU provider runs the original's nodes."""
 
-    def measure(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def exact(self, node: FusedNode, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
+        """See ``KernelRunner``: references are the CPU provider's."""
+
+    def forget(self) -> None:
+        """See ``KernelRunner``."""
+
+    def measure(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
         """See ``KernelRunner``."""
         return extents(got, reference, own, types)
 

@@ -79,6 +79,13 @@ class Device:
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
         return address.value
 
+    def free_bytes(self) -> int:
+        """Bytes of device memory that nobody has."""
+        self._enter()
+        free, whole = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(whole))
+        return free.value
+
     def free(self, address: int) -> None:
         """Give memory of ``allocate`` back."""
         self._enter()

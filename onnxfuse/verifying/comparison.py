@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.verifying.blocks import parts
+from onnxfuse.verifying.device_arrays import Values, on_host
 from onnxfuse.verifying.extents import Extent, Measure, extents
 from onnxfuse.verifying.tolerances import (
     CANCELS,
@@ -95,7 +96,7 @@ class Leeway:
 
 
 def compared(
-    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], leeway: Leeway = Leeway(),
+    got: Array, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None], leeway: Leeway = Leeway(),
     measure: Measure = extents,
 ) -> Comparison:
     """Compare one output of a kernel.
@@ -103,7 +104,7 @@ def compared(
     Args:
         got: the kernel's, in its own type.
         wanted: the reference (float64, float32, integer or boolean); then, where the body decides by computed
-            numbers, references with these numbers a little larger and smaller.
+            numbers, references with these numbers a little larger and smaller.  They may be on a GPU.
         own: the original's own result in the output's type, or None where it is not known.
         types: the output's element type, and the narrowest float type computed on the way to it, None where nothing
             is.
@@ -122,7 +123,7 @@ def compared(
         return replace(compared(got.reshape(1), rows, ours, types, leeway), where=())
     if dtype not in TABLE:
         # The original's own answer is right too: it may have rounded a quotient on the other side of a tie.
-        return _exact(got, wanted if own is None else [*wanted, own])
+        return _exact(got, [on_host(each) for each in (*wanted, *([] if own is None else [own]))])
     return _close(got, wanted, own, types, leeway, measure)
 
 
@@ -143,7 +144,7 @@ def _exact(got: Array, wanted: Sequence[Array]) -> Comparison:
 
 
 def _close(
-    got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None], leeway: Leeway,
+    got: Array, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None], leeway: Leeway,
     measure: Measure,
 ) -> Comparison:
     """Numbers of float types, in arrays with axes; as ``compared``."""
@@ -164,10 +165,11 @@ def _close(
     if not worst.wrong and steady:
         ratio = max(ratio, whole.spread(floor, limits))
     place = np.unravel_index(worst.place, shape)
+    farthest = slice(worst.place, worst.place + 1)
     share = 1 / whole.scale if whole.scale else 1.0
     return Comparison(
         whole.error * share, whole.error * share / ratio if 0 < ratio < np.inf else mine * share, ratio, worst.wrong,
-        got.size, tuple(int(axis) for axis in place), _text(got, worst.place), _text(reference, worst.place), steady,
+        got.size, tuple(int(axis) for axis in place), _text(got[farthest], 0), _text(reference[farthest], 0), steady,
     )
 
 
@@ -180,7 +182,7 @@ class _Farthest:
     wrong: int
 
 
-def _farthest(got: Array, wanted: Sequence[Array], own: Array | None, types: tuple[int, int | None],
+def _farthest(got: Array, wanted: Sequence[Values], own: Array | None, types: tuple[int, int | None],
               common: tuple[float, float], blocks: Sequence[Extent]) -> _Farthest:
     """The same of whole arrays without axes; an element is compared by the one of ``wanted`` that it is nearest to.
 

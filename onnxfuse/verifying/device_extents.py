@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from onnxfuse.errors import KernelError
 from onnxfuse.verifying.blocks import BLOCK, parts
+from onnxfuse.verifying.device_arrays import DeviceArray, Values, on_host
 from onnxfuse.verifying.evaluate import array_type
 from onnxfuse.verifying.extents import NOTHING, SQUARED, Extent, Squares, extents
 from onnxfuse.verifying.tolerances import DIGITS, LEAST, TABLE, Tolerance, units_of
@@ -94,21 +95,21 @@ class DeviceExtents:
         self._device, self._architecture = device, architecture
         self._loaded: dict[str, cupy.RawKernel] = {}
 
-    def __call__(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def __call__(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
         """See ``extents.Measure``."""
         dtype, arithmetic = types
         fields = None
         if arithmetic is not None and got.size >= LEAST_ELEMENTS:
             fields = self._fields(got, reference, own, (dtype, arithmetic))
         if fields is None or arithmetic is None:
-            return extents(got, reference, own, types)
+            return extents(got, on_host(reference), own, types)
         return [
             read(row, part.stop - part.start, TABLE[arithmetic])
             or Extent.of(got[part], reference[part], None if own is None else own[part], types)
             for row, part in zip(fields, parts(got.size), strict=True)
         ]
 
-    def _fields(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int]) -> Array | None:
+    def _fields(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int]) -> Array | None:
         """What the kernel says of each block; None where the GPU has no memory for it, or does not answer: that is no
         fault of the kernel that is compared, whose results are here."""
         import cupy
@@ -118,7 +119,7 @@ class DeviceExtents:
         except (MemoryError, KernelError, cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError):
             return None
 
-    def _in_turns(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int]) -> Iterator[Array]:
+    def _in_turns(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int]) -> Iterator[Array]:
         """The same of as many blocks as are on the GPU together.
 
         Raises:
@@ -135,7 +136,7 @@ class DeviceExtents:
                 # Bits: CuPy has no bfloat16.
                 mine, theirs = (None if each is None else cupy.asarray(each[part].view(np.uint8))
                                 for each in (got, own))
-                exact = cupy.asarray(reference[part].astype(np.float64, copy=False))
+                exact = _exact(reference, part)
                 kernel((blocks,), (THREADS,), (
                     mine, exact, mine if theirs is None else theirs, np.int32(theirs is not None),
                     np.int64(part.stop - start), np.int32(BLOCK), *scalars(types), result))
@@ -149,3 +150,14 @@ class DeviceExtents:
             image = default_compiler().image(KernelSource(text(), (), names), self._architecture)
             self._loaded = load_kernels(image, names, self._device)
         return self._loaded
+
+
+def _exact(reference: Values, part: slice) -> cupy.ndarray:
+    """Elements of a reference on the GPU, where they may be already."""
+    import cupy
+
+    if not isinstance(reference, DeviceArray):
+        return cupy.asarray(reference[part].astype(np.float64, copy=False))
+    size = reference.size * np.dtype(np.float64).itemsize
+    pointer = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(reference.address, size, reference), 0)
+    return cupy.ndarray(reference.size, np.float64, pointer)[part]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfuse.verifying.blocks import over_blocks
+from onnxfuse.verifying.device_arrays import Values
 from onnxfuse.verifying.tolerances import TABLE, Tolerance, own_limit, ulp
 
 Array = NDArray[Any]
@@ -133,12 +134,12 @@ def _largest(error: Array) -> float:
     return largest if np.isfinite(largest) else float(error[np.isfinite(error)].max(initial=0.0))
 
 
-Measure = Callable[[Array, Array, "Array | None", "tuple[int, int | None]"], Sequence[Extent]]
+Measure = Callable[[Array, Values, "Array | None", "tuple[int, int | None]"], Sequence[Extent]]
 """Gives the extents of a kernel's result, in the blocks of ``over_blocks``, from arrays without axes as ``compared``
-has them: the kernel's, the reference, and the original's own where it is known; and the types."""
+has them: the kernel's, the reference, on a GPU perhaps, and the original's own where it is known; and the types."""
 
 
-def extents(got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+def extents(got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
     """See ``Measure``; by NumPy."""
     return over_blocks(lambda part: Extent.of(got[part], reference[part], None if own is None else own[part], types),
                        got.size)

@@ -32,11 +32,13 @@ class Feeds:
     Attributes:
         even: whether they differ from others of the same shapes everywhere, so that a sample of what comes of them
             shows what all would.
+        finite: False where some are infinite, or no numbers, to show what comes of them.
     """
 
     label: str
     arrays: Mapping[str, Array]
     even: bool = False
+    finite: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -61,8 +63,8 @@ def edges(feeds: Mapping[str, Array], masked: Container[str], weights: Collectio
     floats = {name: array for name, array in tensors.items() if is_float(array)}
     truths = {name: array for name, array in tensors.items() if array.dtype == np.bool_}
 
-    def changed(label: str, arrays: Mapping[str, Array], even: bool = True) -> Feeds:
-        return Feeds(label, {**feeds, **arrays}, even)
+    def changed(label: str, arrays: Mapping[str, Array], finite: bool = True) -> Feeds:
+        return Feeds(label, {**feeds, **arrays}, finite, finite)
 
     if floats:
         yield changed("zeros", {name: np.zeros_like(array) for name, array in floats.items()})
@@ -75,9 +77,9 @@ def edges(feeds: Mapping[str, Array], masked: Container[str], weights: Collectio
     wide = [name for name, array in floats.items()
             if name in masked and array.ndim > 1 and array.size and array.shape[-1] > 1]
     for name in sorted(wide, key=lambda name: -floats[name].size)[:MASKED]:
-        yield changed(f"masked {name}", {name: _masked(floats[name])}, even=False)
+        yield changed(f"masked {name}", {name: _masked(floats[name])}, finite=False)
     if any(array.size for array in floats.values()):
-        yield changed("not-a-number", {name: _poisoned(array) for name, array in floats.items()}, even=False)
+        yield changed("not-a-number", {name: _poisoned(array) for name, array in floats.items()}, finite=False)
 
 
 def is_float(array: Array) -> bool:

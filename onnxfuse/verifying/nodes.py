@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import onnx
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from onnxfuse.errors import KernelError, ModelError, VerificationError
 from onnxfuse.graph.order import graphs_of
 from onnxfuse.rewriting import FusedNode
-from onnxfuse.verifying.blocks import sample
+from onnxfuse.verifying.blocks import pieces, sample
 from onnxfuse.verifying.bounds import NONE, Bounds
 from onnxfuse.verifying.comparison import Comparison, Leeway, compared, near, replace_unowed
+from onnxfuse.verifying.device_arrays import DeviceArray, Values
 from onnxfuse.verifying.feeds import Feeds, edges
 from onnxfuse.verifying.reference import Reference, formal_names, lengths
 from onnxfuse.verifying.results import NodeResult
@@ -91,6 +92,7 @@ class NodeVerifier:
             reference = self._reference(node)
             with ExitStack() as stack:
                 stack.callback(reference.forget)
+                stack.callback(self._runner.forget)
                 self._compare(node, reference, feeds, tally, every_variant=first == node.name)
                 if first == node.name:
                     self._compare_edges(node, reference, feeds.arrays, tally)
@@ -111,9 +113,12 @@ class NodeVerifier:
         for edge in edges(feeds, reference.maskable, weights):
             if tally.failed or self._bounds.is_over:
                 return
-            # Some edges the original refuses too: a boolean turned round may choose an index out of range.
-            with suppress(VerificationError):
+            try:
                 self._compare(node, reference, edge, tally)
+            except VerificationError:
+                # Some edges the original refuses too: a boolean turned round may choose an index out of range.
+                if not self._runner.alive():
+                    raise
 
     def _reference(self, node: FusedNode) -> Reference:
         key = (node.op, tuple(sorted((name, kind) for name, kind in node.types.items())))
@@ -124,14 +129,14 @@ class NodeVerifier:
     def _compare(self, node: FusedNode, reference: Reference, feeds: Feeds, tally: _Tally,
                  every_variant: bool = False) -> None:
         arrays = {name: np.asarray(array, order="C") for name, array in feeds.arrays.items()}
-        wanted = reference.outputs(arrays)
+        case = _Case(node, reference, self._runner, arrays, feeds)
+        count = len(case.first)  # what the original refuses, no kernel is given
         tally.inputs[feeds.label] = None
         tally.where = feeds.label
         try:
             holding = self._runner.variants(node.plan, arrays) if every_variant else [None]
         except ValueError as error:
             raise KernelError(f"the launch plan refuses inputs that the model gives: {error}") from error
-        case = _Case(node, reference, self._runner, arrays, wanted, feeds.even)
         for variant in holding:
             if tally.failed:
                 break
@@ -140,8 +145,8 @@ class NodeVerifier:
                 tally.variants[name] = None
                 tally.where = f"{feeds.label}, variant {name}"
             got = self._runner.kernel(node, self._model, arrays, variant)
-            for place in range(len(reference.precision)):
-                tally.note(case.compared(place, got[place]), f"output {place} of {len(wanted)}")
+            for place in range(count):
+                tally.note(case.compared(place, got[place]), f"output {place} of {count}")
 
 
 @dataclass(frozen=True)
@@ -149,16 +154,57 @@ class _Case:
     """What a node's outputs have to be for one set of inputs.
 
     Attributes:
-        arrays: the inputs; wanted: the reference's results.
-        even: whether a sample of many elements is looked at, and all of them where it shows a fault.
+        arrays: the inputs, each in one piece; feeds: what they were made of.  Where they are ``even``, a sample of many
+            elements is looked at, and all of them where it shows a fault.
     """
 
     node: FusedNode
     reference: Reference
     runner: KernelRunner
     arrays: Mapping[str, Array]
-    wanted: Sequence[Array]
-    even: bool = False
+    feeds: Feeds
+
+    @cached_property
+    def first(self) -> Sequence[Values]:
+        """What is looked at first: the reference on the kernels' device, where it is to be had, else on the CPU.
+
+        Raises:
+            VerificationError: the original does not run on these inputs, or ends the device.
+        """
+        return self.wanted if self._on_device is None else self._on_device
+
+    @cached_property
+    def wanted(self) -> Sequence[Array]:
+        """The reference's results, by which a kernel fails.
+
+        Raises:
+            VerificationError: the original does not run on these inputs.
+        """
+        return self.reference.outputs(self.arrays)
+
+    @cached_property
+    def _on_device(self) -> Sequence[DeviceArray] | None:
+        """The same on the kernels' device.  Not of NaN and infinity: of these providers make different things, and a
+        kernel that is wrong as the device's provider is must not pass.
+
+        Raises:
+            VerificationError: they end the device; no kernel is to blame for that.
+        """
+        body = self.reference.device_body if self.feeds.finite else None
+        try:
+            return None if body is None else self.runner.exact(self.node, body, self.arrays)
+        except KernelError as error:
+            self._check_device(error)
+        return None
+
+    def _check_device(self, error: KernelError) -> None:
+        """See whether the device can go on where the original's own nodes failed on it.
+
+        Raises:
+            VerificationError: they ended it; no kernel is to blame for that.
+        """
+        if not self.runner.alive():
+            raise VerificationError(f"the original's own nodes end the device's work: {error.message}") from error
 
     @cached_property
     def own(self) -> Sequence[Array]:
@@ -171,8 +217,7 @@ class _Case:
         try:
             own = self.runner.own(self.reference.body, self.arrays)
         except KernelError as error:  # what the device's provider cannot run may still run as a kernel
-            if not self.runner.alive():
-                raise VerificationError(f"the original's own nodes end the device's work: {error.message}") from error
+            self._check_device(error)
         return self._on_host if own is None else own
 
     @cached_property
@@ -191,30 +236,52 @@ class _Case:
     @cached_property
     def length(self) -> int:
         """Of the longest sum of the inputs."""
-        return lengths(self.arrays, self.wanted)
+        return lengths(self.arrays, self.first)
 
     def compared(self, place: int, got: Array) -> Comparison:
         """The comparison of one output."""
-        chosen = sample(got.size) if self.even and got.shape == self.wanted[place].shape else None
+        chosen = sample(got.size) if self.feeds.even and got.shape == self.first[place].shape else None
         if chosen is not None:
-            comparison = self._compared(place, got, chosen)
+            comparison = self._judged(place, got, chosen)
             if comparison.passed:
                 where = np.unravel_index(chosen[comparison.where[0]], got.shape) if comparison.where else ()
                 return replace(comparison, where=tuple(int(axis) for axis in where))
-        return self._compared(place, got, None)
+        return self._judged(place, got, None)
+
+    def _judged(self, place: int, got: Array, chosen: Array | None) -> Comparison:
+        """That of some elements.  What agrees with the device's reference passes; of all else the CPU's decides."""
+        looked = self._looked(place, got, chosen)
+        if looked is not None and looked.passed:
+            return looked
+        return self._compared(place, got, chosen)
+
+    def _looked(self, place: int, got: Array, chosen: Array | None) -> Comparison | None:
+        """The first look at the same elements; None where there is none.  The original's own result does not widen it:
+        against a reference that were wrong itself it would be far off, and let any kernel pass."""
+        if self._on_device is None or not got.ndim:
+            return None
+        with suppress(KernelError):  # the device does not answer any more, as the next kernel will show
+            return compared(_taken(got, chosen), [_taken(self._on_device[place], chosen)], None, self._types(place),
+                            self._leeway(place), self.runner.measure)
+        return None
+
+    def _types(self, place: int) -> tuple[int, int | None]:
+        return self.node.plan.outputs[place].dtype, self.reference.precision[place].arithmetic
+
+    def _leeway(self, place: int) -> Leeway:
+        return Leeway(self.length if self.reference.precision[place].reduces else 1)
 
     def _compared(self, place: int, got: Array, chosen: Array | None) -> Comparison:
-        """That of some elements; what they are compared with is made as far as that needs it."""
+        """The same with references of the CPU, which are made as far as that needs them."""
 
         def taken(array: Array) -> Array:
-            return array if chosen is None else array.reshape(-1)[chosen]
+            return _taken(array, chosen)
 
         reference, arrays = self.reference, self.arrays
         got, wanted = taken(got), taken(self.wanted[place])
         precision = reference.precision[place]
         sides, mine = [wanted], got
-        types = self.node.plan.outputs[place].dtype, precision.arithmetic
-        leeway, measure = Leeway(self.length if precision.reduces else 1), self.runner.measure
+        types, leeway, measure = self._types(place), self._leeway(place), self.runner.measure
         comparison = compared(got, sides, None, types, leeway, measure)
         if comparison.passed:
             return comparison
@@ -243,6 +310,20 @@ class _Case:
             again = compared(mine, sides, own, types, leeway)
             comparison = again if again.passed else comparison
         return comparison
+
+
+@overload
+def _taken(values: Array, chosen: Array | None) -> Array: ...
+@overload
+def _taken(values: Values, chosen: Array | None) -> Values: ...
+def _taken(values: Values, chosen: Array | None) -> Values:
+    """Those elements that a sample has, on the host; all of them, where they are, where there is none."""
+    if chosen is None:
+        return values
+    flat = values.reshape(-1)
+    if isinstance(flat, DeviceArray):
+        return np.concatenate([flat[start:end] for start, end in pieces(flat.size)])
+    return flat[chosen]
 
 
 def with_their_kernels(results: list[NodeResult]) -> list[NodeResult]:

@@ -1,6 +1,6 @@
 """What a fused node should compute, from its own body.
 
-    body ─ float64 ─▶ reference            what every kernel is compared with
+    body ─ float64 ─▶ reference            what every kernel is compared with; of large ones the GPU's passes too
          ─ nudged ──▶ two more references  where the body decides by computed numbers
          ─ wavering ▶ some more            how far what cancels may be off
          ─ hidden ──▶ one more             where a mask hides what no kernel need read
@@ -26,6 +26,8 @@ from onnx import TensorProto, helper
 from onnxfuse.lowering.launch import HOST_INPUTS
 from onnxfuse.operators import OPERATORS, OperatorClass
 from onnxfuse.rewriting import FusedNode, body_model, value_types
+from onnxfuse.verifying.device_arrays import Values
+from onnxfuse.verifying.device_bodies import device_body, unsuited
 from onnxfuse.verifying.evaluate import Evaluator
 from onnxfuse.verifying.hidden import guarded_model, may_hide, outweighed_model, shown
 from onnxfuse.verifying.rounded_products import rounds, with_rounded_products
@@ -126,6 +128,16 @@ class Reference:
         converted = same | self._exact.converted({name: array for name, array in feeds.items() if name not in same})
         self._before = {name: (feeds[name], wide) for name, wide in converted.items()}
         return self._exact.run(converted)
+
+    @cached_property
+    def device_body(self) -> onnx.ModelProto | None:
+        """What a GPU may compute of the same for a first look (``device_bodies``), where something is computed, and
+        nothing in float64, of which its kernels may be short of digits."""
+        widths = {output.arithmetic for output in self.precision}
+        if TensorProto.DOUBLE in widths or widths == {None} or unsuited(self._exact.runnable):
+            return None
+        return device_body(self._exact.runnable, {
+            info.name: info.type.tensor_type.elem_type for info in self.body.graph.input})
 
     def forget(self) -> None:
         """Keep no inputs of ``outputs``."""
@@ -377,7 +389,7 @@ def _moved(name: str, target: str, share: float) -> list[onnx.NodeProto]:
     ]
 
 
-def lengths(arrays: Mapping[str, Array], outputs: Sequence[Array]) -> int:
+def lengths(arrays: Mapping[str, Array], outputs: Sequence[Values]) -> int:
     """An upper estimate of the terms in the body's longest sum, from the sizes of what it reads and writes."""
     largest = max((array.size for array in arrays.values()), default=1)
     axis = max((size for array in arrays.values() for size in array.shape), default=1)

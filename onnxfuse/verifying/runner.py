@@ -18,7 +18,9 @@ from onnxfuse.graph.order import all_nodes
 from onnxfuse.lowering import launch
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.bounds import OutOfMemoryError
+from onnxfuse.verifying.device_arrays import DeviceArray, Values
 from onnxfuse.verifying.device_extents import DeviceExtents
+from onnxfuse.verifying.device_references import DeviceReferences
 from onnxfuse.verifying.evaluate import array_type, exact_options, plain_feeds, with_plain_borders
 from onnxfuse.verifying.extents import Extent
 
@@ -72,7 +74,20 @@ class KernelRunner(Protocol):
         """
         ...
 
-    def measure(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]
+    def exact(self, node: FusedNode, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[DeviceArray] | None:
+        """The outputs in float64 of a node's ``device_body``, left on the kernels' device; None where it has no means
+        to, or the CPU provider's are to be taken.
+
+        Raises:
+            KernelError: they cannot be computed.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Hold nothing for the next call of ``exact``."""
+        ...
+
+    def measure(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]
                 ) -> Sequence[Extent]:
         """An ``extents.Measure``."""
         ...
@@ -146,7 +161,23 @@ class CudaRunner:
         outputs = [info.type.tensor_type.elem_type for info in body.graph.output]
         return self._run(session, {name: feeds[name] for name in kinds}, kinds, outputs, None)
 
-    def measure(self, got: Array, reference: Array, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
+    def exact(self, node: FusedNode, body: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[DeviceArray] | None:
+        """See ``KernelRunner``."""
+        try:
+            shapes = output_shapes(node.plan, feeds, self.gpu.capability[0] * 10 + self.gpu.capability[1])
+        except ValueError:  # the kernel will be told of it
+            return None
+        return self._references.outputs(body, feeds, shapes)
+
+    def forget(self) -> None:
+        """See ``KernelRunner``."""
+        self._references.forget()
+
+    @cached_property
+    def _references(self) -> DeviceReferences:
+        return DeviceReferences(self.device, self.memory)
+
+    def measure(self, got: Array, reference: Values, own: Array | None, types: tuple[int, int | None]) -> list[Extent]:
         """See ``KernelRunner``."""
         return self._extents(got, reference, own, types)
 

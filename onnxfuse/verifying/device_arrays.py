@@ -1,0 +1,51 @@
+"""Arrays that stay in a GPU's memory, where results are compared with them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfuse.measuring.machine import Memory
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """Numbers of float64 in the memory of a GPU.
+
+    Attributes:
+        owner: what keeps them there; memory: which they lie in; address: of the first.
+    """
+
+    owner: Any
+    memory: Memory
+    address: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape)
+
+    def reshape(self, size: int) -> DeviceArray:
+        """The same along one axis; ``size``: as NumPy has it, -1 or how many there are."""
+        return DeviceArray(self.owner, self.memory, self.address, (self.size if size < 0 else size,))
+
+    def __getitem__(self, part: slice) -> Array:
+        """Some of those along one axis, copied to the host."""
+        start, stop, _ = part.indices(self.size)
+        count, width = max(stop - start, 0), np.dtype(np.float64).itemsize
+        return np.frombuffer(self.memory.read(self.address + width * start, width * count), np.float64)
+
+
+Values = Array | DeviceArray
+
+
+def on_host(values: Values) -> Array:
+    """The array itself, or a copy of what is on a GPU."""
+    return values.reshape(-1)[:].reshape(values.shape) if isinstance(values, DeviceArray) else values
