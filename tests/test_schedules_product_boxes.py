@@ -86,6 +86,9 @@ def test_what_is_infinite_shows_in_its_windows_alone() -> None:
 @pytest.mark.parametrize("text", [
     PLAIN.replace("64", "40"),  # a stage is 64 channels of one place
     PLAIN.replace("t)", "s)").replace("{ x", "{ s = Sigmoid(t) x"),  # computed
+    *(PLAIN.replace("T[2,9,11,64] t", f"T[{once},64] t").replace("t)", "e)").replace(
+        "y) {", "y) <int64[4] s = {2,9,11,64}> {").replace("{ x", "{ e = Expand(t, s) x")
+      for once in ("1,9,11", "2,1,11", "2,9,1")),  # one line, say, for all
     PLAIN.replace("T[2,9,11,64] t", "T[2,64,9,11] x").replace("x = Transpose<perm = [0,3,1,2]>(t) ", ""),  # channels first
     PLAIN.replace("T[", "float["),
 ])

@@ -95,13 +95,15 @@ def boxed_of(
         return None
     steps = steps_of(parts, image.offset) or {}
     names = tuple(f"@{name}" for name in ORDER)
-    # An axis of one element has no step, and may have any.
+    sizes = (dim(windows.channels), windows.x.extent, windows.y.extent, windows.images)
+    # An axis of one element has no step, and may have any; many that are the same element have none either.
+    if any(name not in steps and size != 1 for name, size in zip(names, sizes, strict=True)):
+        return None
     strides = tuple(steps.get(name, dim(windows.channels)) for name in names[1:])
     if set(steps) - set(names) or steps.get("@c") != 1 or any(axis.stride > MOST_ELEMENT_STRIDE for axis in axes):
         return None
     if any(stride.value is not None and (stride.value % WIDTH or stride.value <= 0) for stride in strides):
         return None
-    sizes = (dim(windows.channels), windows.x.extent, windows.y.extent, windows.images)
     return Boxed(image.input, image.dtype, names, strides, sizes, False, windows), weights
 
 
