@@ -1,7 +1,8 @@
 """Random convolutions in every way that a network may write them, against their nodes in float64.
 
 One to three axes, strides, dilations, groups, odd sizes, pads that differ before and behind, ``auto_pad``, biases, what
-follows, and either layout of the image and of the result; float16, bfloat16 and float32; kernels in the emulator.
+follows, and either layout of the image, the weights and the result; float16, bfloat16 and float32; kernels in the
+emulator.
 
     python -m pytest tests/test_random_convolutions.py --seed 1 --graphs 500
 """
@@ -24,6 +25,10 @@ QUICK = 16
 LENGTHS = {1: (1, 5, 17, 33, 70), 2: (1, 3, 7, 14, 19), 3: (1, 2, 5, 6)}
 """Sizes of images by how many axes they have."""
 
+MANY, SHORT = (64, 128), {1: (1, 5, 17, 33), 2: (1, 3, 6, 11)}
+"""Channels of which windows may be copied in boxes, and sizes of images that have them, which the emulator is not long
+with."""
+
 
 class Drawn:
     """One random convolution: its text, and batches to run it at."""
@@ -31,14 +36,16 @@ class Drawn:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.kind = self.choose("float16", "float16", "bfloat16", "float")
-        self.axes = self.choose(1, 2, 2, 2, 3)
         self.groups, self.channels, self.results = self._channels()
-        self.size = [self.choose(*LENGTHS[self.axes]) for _ in range(self.axes)]
+        many = self.channels in MANY
+        self.axes = self.choose(1, 2, 2) if many else self.choose(1, 2, 2, 2, 3)
+        self.size = [self.choose(*(SHORT if many else LENGTHS)[self.axes]) for _ in range(self.axes)]
         self.kernel = [self.choose(1, 1, 2, 3, 3, 5) for _ in range(self.axes)]
         self.strides = [self.choose(1, 1, 2, 3) for _ in range(self.axes)]
         self.dilations = [self.choose(1, 1, 1, 2) for _ in range(self.axes)]
         self.padding, self.pads = self._padding()
-        self.lasts = self.choose((False, False), (True, True), (True, False), (False, True))
+        self.lasts = self.choose((False, False), (True, True), (True, False), (False, True), *3 * many * [(True, True)])
+        self.weights_last = self.groups == 1 and self.choose(many, False, True)
         self.text = self._text()
 
     def choose(self, *what: Any) -> Any:
@@ -46,9 +53,11 @@ class Drawn:
 
     def _channels(self) -> tuple[int, int, int]:
         """Groups, and channels of the image and of the result."""
-        match self.choose("dense", "dense", "few", "depthwise", "depthwise", "several", "grouped"):
+        match self.choose("dense", "dense", "many", "few", "depthwise", "depthwise", "several", "grouped"):
             case "dense":
                 return 1, self.choose(8, 16, 24, 40), self.choose(8, 24, 33, 64)
+            case "many":
+                return 1, self.choose(*MANY), self.choose(8, 24, 33)
             case "few":
                 return 1, self.choose(1, 2, 3, 4), self.choose(8, 16, 24)
             case "depthwise":
@@ -91,11 +100,13 @@ class Drawn:
         first, last = [0, self.axes + 1, *range(1, self.axes + 1)], [0, *range(2, self.axes + 2), 1]
         image, result = [self.channels, *self.size], [self.results, *counts]
         shapes = {"x": [*self.size, self.channels] if self.lasts[0] else image,
-                  "w": [self.results, self.channels // self.groups, *self.kernel]}
+                  "w": [self.results, *self.kernel, self.channels] if self.weights_last else
+                  [self.results, self.channels // self.groups, *self.kernel]}
         out = [*counts, self.results] if self.lasts[1] else result
-        lines, operands = [f"i = Transpose<perm = {first}>(x)" if self.lasts[0] else "i = Identity(x)"], "i, w"
+        lines, operands = [f"i = Transpose<perm = {first}>(x)" if self.lasts[0] else "i = Identity(x)"], "i, v"
+        lines.append(f"v = Transpose<perm = {first}>(w)" if self.weights_last else "v = Identity(w)")
         if self.choose(True, False):
-            shapes["b"], operands = [self.results], "i, w, b"
+            shapes["b"], operands = [self.results], "i, v, b"
         lines.append(f"c = Conv<group = {self.groups}, kernel_shape = {self.kernel}, strides = {self.strides}, "
                      f"dilations = {self.dilations}, {self.padding}>({operands})")
         match self.choose("", "relu", "silu", "residual"):
@@ -135,7 +146,8 @@ def test_convolutions(seeds: Callable[[int], range]) -> None:
             continue
         ran += 1
         schedules.add(made.kernel.schedule)
-        choice = one.choose(None, *made.kernel.choices)
+        boxes = [choice for choice in made.kernel.choices if "taps" in dict(choice.settings)]
+        choice = one.choose(None, *made.kernel.choices, *len(made.kernel.choices) * boxes)
         for batch, run in ((2, made), (one.choose(1, 3), told(made, choice, {"N": 2}))):
             try:
                 check(run, short_inputs(run, {"N": batch}, seed), length=one.length, misalign=False)
