@@ -41,6 +41,12 @@ CASES = {
         { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) s = Sigmoid(c) y = Mul(c, s) }""",
     "a stem, channels last": """g (T[2,3,37,35] x, T[24,3,3,3] w) => (T[2,19,18,24] y)
         { c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a convolution, windows in boxes": """g (T[2,15,13,64] x, T[40,3,3,64] w, T[40] b) => (T[2,8,7,40] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          c = Conv<pads = [1,1,1,1], strides = [2,2]>(i, v, b) r = Relu(c) y = Transpose<perm = [0,2,3,1]>(r) }""",
+    "a dilated convolution, windows in boxes": """g (T[3,9,17,128] x, T[72,3,2,128] w) => (T[3,7,16,72] y)
+        { i = Transpose<perm = [0,3,1,2]>(x) v = Transpose<perm = [0,3,1,2]>(w)
+          c = Conv<pads = [1,2,1,0], dilations = [2,3]>(i, v) y = Transpose<perm = [0,2,3,1]>(c) }""",
     "one row": """g (T[1,264] a, T[264,136] b, T[1,136] r) => (T[1,136] y) { p = MatMul(a, b) y = Add(p, r) }""",
     "nine rows": """g (T[9,264] a, T[136,264] b, T[136] c) => (T[9,136] y)
         { p = Gemm<transB = 1>(a, b, c) y = Relu(p) }""",
