@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from emulator import EmulatorError, Order, run_plan
@@ -33,11 +35,14 @@ MAP = TensorMap("i0", "float16", ("i0.2", "i0.1", "i0.0"), ("i0.2 2 *", "i0.1 i0
 MATRICES: Array = np.arange(2 * 20 * 72).reshape(2, 20, 72).astype(np.float16)
 
 
-def copied(source: str, first: tuple[int, int], order: Order = "forward", matrices: Array = MATRICES) -> Array:
+def copied(
+    source: str, first: tuple[int, int], order: Order = "forward", matrices: Array = MATRICES,
+    tensor_map: TensorMap = MAP
+) -> Array:
     """The tile of the second of two matrices that begins at a column and a row."""
     step = Step("copy", ("1", "1", "1"), ("64", "1", "1"), ("m0", f"i32:{first[0]}", f"i32:{first[1]}", "o0"), "2056")
     plan = LaunchPlan("copy", 1, (), (), (Output(TensorProto.FLOAT16, ("16", "64")),), (Variant("all", (step,)),),
-                      maps=(MAP,))
+                      maps=(tensor_map,))
     (found,) = run_plan(plan, source, [matrices], order=order)
     return found
 
@@ -49,6 +54,19 @@ def test_tiles_have_zeros_outside(first: tuple[int, int], order: Order) -> None:
     x, y = first
     padded = np.pad(MATRICES[1], ((16, 16), (64, 64)))
     np.testing.assert_array_equal(copied(COPY, first, order), padded[16 + y:32 + y, 64 + x:128 + x])
+
+
+@pytest.mark.parametrize("high", [31, 32])
+def test_copies_that_leave_elements_out(high: int) -> None:
+    """Every second row, of a box with as many as are copied, also where the last one that is left out is in it."""
+    every_second = replace(MAP, box=(64, high, 1), element_strides=(1, 2, 1))
+    padded = np.pad(MATRICES[1], ((16, 16), (64, 64)))
+    np.testing.assert_array_equal(copied(COPY, (8, -3), tensor_map=every_second), padded[13:45:2, 72:136])
+
+
+def test_neighbours_are_copied_together() -> None:
+    with pytest.raises(EmulatorError, match="a tensor map asks for what is not emulated"):
+        copied(COPY, (0, 0), tensor_map=replace(MAP, element_strides=(2, 1, 1)))
 
 
 def test_what_nobody_waits_for_is_poison() -> None:

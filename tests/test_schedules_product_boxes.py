@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_harness import Made, check, make, only, random_inputs, told
+from emulator import variants_that_hold
+from kernel_harness import Made, arguments, check, make, only, random_inputs, told
 
 from onnxfuse.schedules.product_boxes import Box, box_of
 from onnxfuse.schedules.product_windows import WindowAxis, Windows
@@ -63,16 +64,18 @@ def test_windows(case: str) -> None:
 def test_sizes_that_a_box_was_not_chosen_for() -> None:
     """A box is as right for other images as for those that it suits."""
     text, _ = CASES["any size, dilated, uneven"]
-    for made in boxed(text, planned={"N": 32, "H": 56, "W": 56, "P": 53, "Q": 29}):
-        sizes = {"N": 1, "H": 9, "W": 31, "P": 6, "Q": 16}
+    for made in boxed(text, planned={"N": 32, "H": 33, "W": 14, "P": 30, "Q": 7}):
+        sizes = {"N": 4, "H": 12, "W": 24, "P": 9, "Q": 12}  # of seven places side by side the last two are none
         check(made, random_inputs(made, sizes), length=600, misalign=False)
 
 
 def test_blocks_in_any_order_go_through_many_tiles() -> None:
+    """Rows behind a box's last are none, though the next image has them: a block writes its own results alone."""
     text = PLAIN.replace("2,9,11", "3,20,23")
     for made in boxed(text):
-        for order in ("backward", 3):
-            check(made, random_inputs(made, {}), length=600, misalign=False, orders=[order], multiprocessors=1)
+        for order, multiprocessors in (("backward", 132), (3, 1)):
+            check(made, random_inputs(made, {}), length=600, misalign=False, orders=[order],
+                  multiprocessors=multiprocessors)
 
 
 def test_what_is_infinite_shows_in_its_windows_alone() -> None:
@@ -89,12 +92,44 @@ def test_what_is_infinite_shows_in_its_windows_alone() -> None:
     *(PLAIN.replace("T[2,9,11,64] t", f"T[{once},64] t").replace("t)", "e)").replace(
         "y) {", "y) <int64[4] s = {2,9,11,64}> {").replace("{ x", "{ e = Expand(t, s) x")
       for once in ("1,9,11", "2,1,11", "2,9,1")),  # one line, say, for all
+    PLAIN.replace("T[2,9,11,64] t", "T[2,9,11,68] t").replace("t)", "s)").replace(
+        "y) {", "y) <int64[1] f = {0}, int64[1] l = {64}, int64[1] a = {3}> {").replace(
+        "{ x", "{ s = Slice(t, f, l, a) x"),  # places 136 bytes apart
+    PLAIN.replace("T[2,9,11,64] t", "T[2,9,11,128] t").replace("t)", "s)").replace(
+        "y) {", "y) <int64[1] f = {0}, int64[1] l = {128}, int64[1] a = {3}, int64[1] e = {2}> {").replace(
+        "{ x", "{ s = Slice(t, f, l, a, e) x"),  # every second channel
+    PLAIN.replace("T[2,9,11,64] t", "T[2,9,11,128] t").replace("pads", "group = 2, pads"),
+    PLAIN.replace("T[72,3,3,64] v", "T[72,64,3,3] w").replace("w = Transpose<perm = [0,3,1,2]>(v) ", ""),  # places last
+    PLAIN.replace("T[72,3,3,64] v", "T[72,5,3,64] v").replace("[0,3,1,2]>(v)", "[0,3,2,1]>(v)").replace(
+        "[1,1,1,1]", "[1,2,1,2]"),  # columns of windows before their lines
+    PLAIN.replace("pads", "strides = [1,9], pads").replace("9,11,72", "9,2,72"),  # no copy leaves so many out
     PLAIN.replace("T[2,9,11,64] t", "T[2,64,9,11] x").replace("x = Transpose<perm = [0,3,1,2]>(t) ", ""),  # channels first
     PLAIN.replace("T[", "float["),
 ])
 def test_others_are_not_copied_so(text: str) -> None:
     made = make(text.replace("T[", "float16["))
     assert not any("taps" in dict(choice.settings) for choice in made.kernel.choices)
+
+
+def test_guards() -> None:
+    """Without an element, or at an address that no map may have, another variant runs."""
+    text, sizes = CASES["any size, dilated, uneven"]
+    made = make(text.replace("T[", "float16["), planned=sizes)
+    choice = next(choice for choice in made.kernel.choices if "taps" in dict(choice.settings))
+    made = told(made, choice, sizes)
+    first = made.kernel.plan.variants[0].name
+    for empty, place, holds in ((False, 0, True), (True, 0, False), (False, 1, False)):
+        given = arguments(made, random_inputs(made, {**sizes, **({"N": 0, "P": 8} if empty else {})}))
+        assert (first in variants_that_hold(made.kernel.plan, given, misalign={0: place})) == holds
+
+
+@pytest.mark.parametrize(("results", "expected"), [
+    (64, [(128, 64), (128, 128), (256, 128)]), (256, [(128, 128), (128, 256), (256, 128)])])
+def test_tiles_that_are_expected_to_take_least_are_tried_first(results: int, expected: list[tuple[int, int]]) -> None:
+    text = PLAIN.replace("72", f"{results}").replace("2,9,11", "N,H,W").replace("T[", "float16[")
+    made = make(text, planned={"N": 32, "H": 56, "W": 56})
+    found = [dict(choice.settings) for choice in made.kernel.choices if "taps" in dict(choice.settings)]
+    assert [(each["rows"], each["columns"]) for each in found] == expected
 
 
 def windows(stride: int = 1) -> Windows:
