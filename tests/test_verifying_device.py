@@ -22,7 +22,7 @@ from onnxfuse.pipeline import Options, optimise
 from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.runtime import Gpu
 from onnxfuse.verifying import device_references, verify
-from onnxfuse.verifying.blocks import BLOCK, MOST, PIECE, sample
+from onnxfuse.verifying.blocks import BLOCK, MOST, sample
 from onnxfuse.verifying.comparison import compared
 from onnxfuse.verifying.device_arrays import DeviceArray, on_host
 from onnxfuse.verifying.device_bodies import FINITE, device_body, unsuited
@@ -307,14 +307,17 @@ def test_the_originals_own_result_widens_what_the_cpu_lets_pass(runner: OnDevice
 def test_of_a_sample_no_more_leaves_the_device(runner: OnDevice, on_cpu: list[int],
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    read = DeviceArray.__getitem__
+    together: list[int] = []
+    read, gather = DeviceArray.__getitem__, DeviceArray.gathered
     monkeypatch.setattr(DeviceArray, "__getitem__", lambda self, part: (
         sizes.append(part.stop - part.start), read(self, part))[1])
+    monkeypatch.setattr(DeviceArray, "gathered", lambda self, pieces: (
+        together.append(sum(end - start for start, end in pieces)), gather(self, pieces))[1])
     x = np.random.default_rng(0).uniform(1, 2, (MOST // 64 + 1, 64)).astype(np.float32)
     result = judged(runner, "g (float[n, 64] x) => (float[n, 64] y) { t = Tanh(x) y = Mul(t, x) }", x=x)
     chosen = sample(x.size)
     assert result.verdict == "passed" and len(on_cpu) == 1 and chosen is not None
-    assert sizes.count(PIECE) == 4 * len(chosen) // PIECE and max(sizes) <= BLOCK
+    assert together == 4 * [len(chosen)] and max(sizes) <= BLOCK
 
 
 def test_arrays_on_a_device_are_compared_as_others(runner: OnDevice) -> None:

@@ -290,7 +290,9 @@ void yield() {
 void thread_main() {
   launch->kernel->call(launch->arguments);
   stop(current(), State::ended);
-  --current().block->live;
+  Block& block = *current().block;
+  // What a block that has ended had is nobody's any more.
+  if (--block.live == 0) memset(block.dynamic, kPoison, launch->shared);
   yield();
   abort();
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnxfuse.errors import KernelError
@@ -111,6 +111,18 @@ class Device:
         if size:
             self._call("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(address), ctypes.c_size_t(size))
         return buffer.raw[:size]
+
+    def gather(self, addresses: Sequence[int], size: int) -> bytes:
+        """``size`` bytes at each of some device addresses, after all work of the device: one download for all."""
+        self.synchronise()
+        found = self.allocate(size * len(addresses))
+        try:
+            for number, address in enumerate(addresses):
+                self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(found + size * number), ctypes.c_uint64(address),
+                           ctypes.c_size_t(size), None)
+            return self.download(found, size * len(addresses))
+        finally:
+            self.free(found)
 
     def copy_rate(self, size: int = 1 << 30, repeats: int = 10) -> float:
         """Bytes a second of a device-to-device copy, reads plus writes: the best of ``repeats`` copies of ``size``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +51,9 @@ class Memory(Protocol):
     def read(self, address: int, size: int) -> bytes:
         """Bytes at an address, once everything is computed."""
 
+    def gather(self, addresses: Sequence[int], size: int) -> bytes:
+        """So many bytes at each of some addresses, one behind the other, once everything is computed."""
+
 
 @dataclass
 class HostMemory:
@@ -67,6 +70,9 @@ class HostMemory:
 
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(address, size) if size else b""
+
+    def gather(self, addresses: Sequence[int], size: int) -> bytes:
+        return b"".join(self.read(address, size) for address in addresses)
 
 
 class DeviceMemory:
@@ -96,6 +102,9 @@ class DeviceMemory:
 
     def read(self, address: int, size: int) -> bytes:
         return self._device.download(address, size)
+
+    def gather(self, addresses: Sequence[int], size: int) -> bytes:
+        return self._device.gather(addresses, size)
 
     def __del__(self) -> None:
         for address in self._addresses:

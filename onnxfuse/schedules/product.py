@@ -67,17 +67,21 @@ SPECIALISED = {(128, 128, 2): 1.0, (128, 256, 1): 1.0, (256, 128, 1): 1.0, (128,
 SPECIALISED_OF_THREE = {(128, 192, 1): 1.0, (64, 192, 2): 0.85, (128, 96, 2): 0.85}
 """The same where three products share the columns."""
 
-SPLITS = (2, 3, 4, 6, 8)
-"""Blocks of a cluster that share what is summed over; every GPU with clusters takes eight."""
+CLUSTERS = {2: 64, 3: 36, 4: 28, 6: 18, 8: 14}
+"""How many clusters run at one time, by the blocks in one, which share what is summed over (H100: clusters lie in parts
+of the GPU, and leave multiprocessors over).  In two turns they take longer than blocks alone."""
 
 LEAST_STEPS = 6
-"""Stages that each of them goes through at least."""
+"""Stages that each of these blocks goes through at least."""
+
+BEGUN = 20 * 128 * 128
+"""What a block takes in any case, as elements of a tile times stages: some 6 us."""
 
 LEAST_STAGES = 4
 """In shared memory, beside all sums of a tile: fewer do not hide what a copy waits for."""
 
-WORTH_SHARING = 0.85
-"""Share of the time without that they must be expected to take: putting sums together takes a while."""
+WORTH_SHARING = 0.95
+"""Share of the time without that they must be expected to take."""
 
 HOPPER_HAS = 132
 """Multiprocessors: of the GPUs that are the only ones where four warps multiply together, most have so many."""
@@ -254,16 +258,18 @@ class _ProductWork:
     ) -> list[SpecialisedShape]:
         """Of blocks, with how many tiles there are and the share of the largest ones' rate that they reach, those that
         may be quickest; before them those of clusters that share what is summed over, where tiles are few."""
+        steps = -(-self._planned(self.parts.depth) // DEPTH)
         alone = sorted(((_busiest(tiles, shape, rate), shape) for shape, tiles, rate in blocks),
                        key=lambda each: each[0])[:most]
-        steps = -(-self._planned(self.parts.depth) // DEPTH)
+        longest = WORTH_SHARING * (steps * alone[0][0] + BEGUN)
         shared = [
-            (_busiest(tiles * split, shape, rate) / split, _filled(replace(shape, turns=1, split=split)))
-            for shape, tiles, rate in blocks for split in SPLITS
+            (-(-steps // split) * _busiest(1, shape, rate) + BEGUN, _filled(replace(shape, turns=1, split=split)))
+            for shape, tiles, rate in blocks for split, most_clusters in CLUSTERS.items()
             # Thirds of a tile are laid out in pieces that its sums do not fill.
-            if shape.rows > 64 and split * LEAST_STEPS <= steps and len(self.parts.rights) != 3]
-        better = sorted((each for each in shared if each[0] < WORTH_SHARING * alone[0][0]
-                         and each[1].stages >= LEAST_STAGES), key=lambda each: each[0])
+            if shape.rows > 64 and len(self.parts.rights) != 3
+            and tiles <= most_clusters and split * LEAST_STEPS <= steps]
+        better = sorted((each for each in shared if each[0] < longest and each[1].stages >= LEAST_STAGES),
+                        key=lambda each: each[0])
         return [*(shape for _, shape in better[:most]), *(_filled(shape) for _, shape in alone)]
 
     def _patched(self) -> list[PatchShape]:

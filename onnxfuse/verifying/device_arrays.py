@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,13 @@ class DeviceArray:
         start, stop, _ = part.indices(self.size)
         count, width = max(stop - start, 0), np.dtype(np.float64).itemsize
         return np.frombuffer(self.memory.read(self.address + width * start, width * count), np.float64)
+
+    def gathered(self, pieces: Sequence[tuple[int, int]]) -> Array:
+        """Pieces of one length of those along one axis, from begin to end, copied to the host."""
+        width = np.dtype(np.float64).itemsize
+        (length,) = {end - start for start, end in pieces}
+        addresses = [self.address + width * start for start, _ in pieces]
+        return np.frombuffer(self.memory.gather(addresses, width * length), np.float64)
 
 
 Values = Array | DeviceArray

@@ -322,7 +322,7 @@ def _taken(values: Values, chosen: Array | None) -> Values:
         return values
     flat = values.reshape(-1)
     if isinstance(flat, DeviceArray):
-        return np.concatenate([flat[start:end] for start, end in pieces(flat.size)])
+        return flat.gathered(pieces(flat.size))
     return flat[chosen]
 
 
