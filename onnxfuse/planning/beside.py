@@ -170,13 +170,16 @@ class Offer:
         """Weigh products of one operand whose results go ways of their own, with what is computed of each."""
         whole, computed, least = (frozenset[Node]().union(*parts) for parts in zip(
             *((*each.alike(), each.core) for each in apart), strict=True))
-        outcomes = [self._weigh(members) for members in dict.fromkeys((whole, computed))]
+        outcomes = [self._weigh(members, apart=True) for members in dict.fromkeys((whole, computed))]
         if all(each is Outcome.REFUSED for each in outcomes):
-            self._weigh(least)
+            self._weigh(least, apart=True)
 
-    def _weigh(self, members: Members) -> Outcome:
-        """Put a region among those that may be chosen, or keep why it may not."""
+    def _weigh(self, members: Members, *, apart: bool = False) -> Outcome:
+        """Put a region among those that may be chosen, or keep why it may not; ``apart``: its products have nothing to
+        do with each other but an operand."""
         region = self.pool.region(members, self.stage)
+        if apart and isinstance(region, Region) and self._shares(region):
+            return Outcome.REFUSED
         found = region if isinstance(region, Refusal) else self._costed(region)
         if isinstance(found, Refusal):
             self.refused[members] = found, None if isinstance(region, Refusal) else region.cost
@@ -184,6 +187,12 @@ class Offer:
         self.taken.add(members)
         self.pool.take(members, *found)
         return Outcome.TAKEN
+
+    def _shares(self, region: Region) -> bool:
+        """Whether kernels of a region's products by themselves share a launch with any other: more of these are on the
+        GPU at once than of one kernel for all."""
+        made = self.pool.maker.with_kernel(region)
+        return isinstance(made, Region) and not made.kernel.heavy
 
     def _costed(self, region: Region) -> tuple[Region, RegionCost] | Refusal:
         """A region with its kernel, and the cost to choose it by: measured; predicted where no larger one was measured
