@@ -1,6 +1,7 @@
 """Tune rows of the zoo, each for the seconds that are given, into one database of measurements.
 
     python benchmarks/tune.py vit=45 dit=80 llama_decode_fp16:1:=60
+    python benchmarks/tune.py --networks benchmarks/convolutions --seconds 10 --database convolutions.sqlite.xz
     python benchmarks/tune.py --seconds 30 --database benchmarks/zoo/h200.sqlite.xz
 
 Rows are named by how they begin; all are tuned where none is.  What the database holds is not measured again, so that
@@ -41,7 +42,7 @@ def tune(row: Row, seconds: float, database: Path, force: bool) -> Spent:
     """One row, on the GPU at hand."""
     with tempfile.TemporaryDirectory(prefix="onnxfuse-tune-") as folder:
         path = Path(folder) / f"{row.model}.onnx"
-        path.write_bytes(hydrate().hydrate(ZOO / f"{row.model}.onnx.xz").SerializeToString())
+        path.write_bytes(hydrate().hydrate(row.skeleton).SerializeToString())
         options = tuning.TuneOptions(dims=row.dims, budget=seconds, force=force)
         with open_database(database) as kept:
             found = tuning.tune(path, tuning.find_timer(), kept, options)
@@ -53,7 +54,7 @@ def tune(row: Row, seconds: float, database: Path, force: bool) -> Spent:
     return Spent(found.measured, found.known, found.left, found.seconds, faults, runtime, fused)
 
 
-def asked(texts: Sequence[str], seconds: float) -> list[tuple[Row, float]]:
+def asked(texts: Sequence[str], seconds: float, folder: Path = ZOO) -> list[tuple[Row, float]]:
     """Rows with their seconds, from "vit=45" or "vit"; all rows where there are no texts.
 
     Raises:
@@ -66,18 +67,20 @@ def asked(texts: Sequence[str], seconds: float) -> list[tuple[Row, float]]:
             each = float(number) if number else seconds
         except ValueError as error:
             raise click.BadParameter(f"'{number}' of '{text}' is no number of seconds") from error
-        found |= {row.name: (row, each) for row in choose(name or None)}
+        found |= {row.name: (row, each) for row in choose(name or None, folder)}
     return list(found.values())
 
 
 @click.command(help=__doc__.split("\n")[0])
 @click.argument("rows", nargs=-1, metavar="[ROW[=SECONDS]]...")
+@click.option("--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO,
+              show_default=False, help="Folder of the models; the zoo by default.")
 @click.option("--seconds", type=float, default=30, show_default=True, help="For rows that name none.")
 @click.option("--database", type=click.Path(path_type=Path, dir_okay=False), required=True,
               help="Where measurements are kept; packed where it ends in .xz.")
 @click.option("--force", is_flag=True, help="Measure again what the database holds.")
-def main(rows: tuple[str, ...], seconds: float, database: Path, force: bool) -> None:
-    wanted = asked(rows, seconds)
+def main(rows: tuple[str, ...], networks: Path, seconds: float, database: Path, force: bool) -> None:
+    wanted = asked(rows, seconds, networks)
     where = measured_on()
     lines, failed = [], False
     for row, budget in wanted:

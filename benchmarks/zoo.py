@@ -3,6 +3,7 @@
     python benchmarks/zoo.py --least 1.3 --least each=1.0 --least tower=3 --least llama=1.5
     python benchmarks/zoo.py --rows llama,tower --quick --list-kernels 15
     python benchmarks/zoo.py --report-only
+    python benchmarks/zoo.py --networks benchmarks/convolutions --quick --least each=0.99
 
 Each row runs in a process of its own, both models of it by turns.  A row is model:sizes of the symbolic axes.
 """
@@ -45,7 +46,7 @@ NAME_WIDTH = 110
 
 @dataclass(frozen=True)
 class Row:
-    """A model at sizes; ``sizes`` by the place of the axis.
+    """A model of a folder, of so many bytes, at sizes; ``sizes`` by the place of the axis.
 
     Models that came later are not ``in_mean``, so that the mean can be followed over the years."""
 
@@ -53,10 +54,17 @@ class Row:
     sizes: tuple[int, ...]
     inputs: Mapping[str, Any]
     in_mean: bool = True
+    size: int = 0
+    folder: Path = ZOO
 
     @property
     def name(self) -> str:
         return ":".join([self.model, *map(str, self.sizes)])
+
+    @property
+    def skeleton(self) -> Path:
+        """Its model without weights."""
+        return self.folder / f"{self.model}.onnx.xz"
 
     @property
     def family(self) -> str:
@@ -117,16 +125,16 @@ class Bar:
         return f"{self.of}, {self.kind} time, at least {self.least:g}"
 
 
-def all_rows() -> list[Row]:
-    """The rows of zoo.json."""
-    zoo = json.loads((ZOO / "zoo.json").read_text())
-    return [Row(model, tuple(sizes), entry["inputs"], entry.get("in_mean", True))
+def all_rows(folder: Path = ZOO) -> list[Row]:
+    """The rows of a folder's zoo.json."""
+    zoo = json.loads((folder / "zoo.json").read_text())
+    return [Row(model, tuple(sizes), entry["inputs"], entry.get("in_mean", True), entry["bytes"], folder)
             for model, entry in zoo.items() for sizes in entry["sizes"]]
 
 
-def choose(names: str | None) -> list[Row]:
+def choose(names: str | None, folder: Path = ZOO) -> list[Row]:
     """The rows whose names begin with one of the comma-separated names."""
-    rows = all_rows()
+    rows = all_rows(folder)
     if names is None:
         return rows
     wanted = [name for name in names.split(",") if name]
@@ -140,7 +148,7 @@ def fuse(rows: Sequence[Row], folder: str, target: str | None, disable: Sequence
          ) -> Iterator[tuple[Row, str, str, Optimised, float]]:
     """Hydrate a model and fuse it for each of its rows: the two files, what was planned, the seconds that it took."""
     original = Path(folder) / f"{rows[0].model}.onnx"
-    original.write_bytes(hydrate().hydrate(ZOO / f"{rows[0].model}.onnx.xz").SerializeToString())
+    original.write_bytes(hydrate().hydrate(rows[0].skeleton).SerializeToString())
     for row in rows:
         start = time.perf_counter()
         optimised = optimise(
@@ -163,10 +171,9 @@ def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int,
     models: dict[str, list[Row]] = {}
     for row in rows:
         models.setdefault(row.model, []).append(row)
-    sizes = {model: entry["bytes"] for model, entry in json.loads((ZOO / "zoo.json").read_text()).items()}
     made: dict[str, Any] = {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        order = sorted(models.values(), key=lambda same: -sizes[same[0].model])
+        order = sorted(models.values(), key=lambda same: -same[0].size)
         waiting = {pool.submit(prepare, same, folder, target): same for same in order}
         for future in as_completed(waiting):
             try:
@@ -179,7 +186,7 @@ def prepare_all(rows: Sequence[Row], folder: str, target: str | None, jobs: int,
 
 def measure(prepared: PreparedRow, settings: Mapping[str, Any]) -> BenchResult:
     """One row, on the GPU."""
-    inputs = hydrate().feeds(json.loads((ZOO / "zoo.json").read_text())[prepared.row.model], prepared.row.sizes)
+    inputs = hydrate().feeds({"inputs": prepared.row.inputs}, prepared.row.sizes)
     return bench(prepared.original, prepared.fused, prepared.row.dims, inputs=inputs, **settings)
 
 
@@ -331,6 +338,8 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
 
 @click.command(help=__doc__.split("\n")[0])
 @click.option("--rows", "names", metavar="NAME,...", help="Rows whose names begin so; all by default.")
+@click.option("--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO,
+              show_default=False, help="Folder of the models, such as benchmarks/convolutions; the zoo by default.")
 @click.option("--cuda-graph", is_flag=True, help="Replay CUDA graphs, both models.")
 @click.option("--quick", is_flag=True, help="Few runs, and no memory.")
 @click.option("--list-kernels", type=int, default=0, metavar="N",
@@ -350,10 +359,10 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
 @click.option("--seconds", type=float, default=180, show_default=True, help="Most that one row may take.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, show_default=False,
               help="Folder for the results; benchmarks/results by default.")
-def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pairs: tuple[str, ...],
+def main(names: str | None, networks: Path, cuda_graph: bool, quick: bool, list_kernels: int, pairs: tuple[str, ...],
          disable: tuple[str, ...], least: tuple[str, ...], target: str | None,
          database: Path | None, report_only: bool, jobs: int, seconds: float, out: Path) -> None:
-    rows, bars = choose(names), _bars(least)
+    rows, bars = choose(names, networks), _bars(least)
     where = apart(environment) if report_only else measured_on("--report-only")
     settings: dict[str, Any] = {"cuda_graph": cuda_graph, "provider_options": _options(pairs)}
     disabled = _disabled(disable)
@@ -380,7 +389,7 @@ def main(names: str | None, cuda_graph: bool, quick: bool, list_kernels: int, pa
                 click.echo(f"{outcome.row.name}: {outcome.error}")
         sys.exit(any(outcome.error for outcome in outcomes))
     text, met = show(outcomes, bars, list_kernels)
-    what = "-".join(["zoo", *(["cuda-graph"] if cuda_graph else []), *(["quick"] if quick else []),
+    what = "-".join([networks.name, *(["cuda-graph"] if cuda_graph else []), *(["quick"] if quick else []),
                      *(pair.replace("=", "-").replace("_", "-") for pair in pairs), *(f"no-{id}" for id in disable)])
     path = write_results(out, what, where, _content(outcomes, {**settings, "disabled": disabled}), text)
     click.echo(text)

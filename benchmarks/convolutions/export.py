@@ -1,0 +1,199 @@
+"""Networks of convolutions that the zoo does not hold, exported with random weights and stripped of them.
+
+    python benchmarks/convolutions/export.py [NAME ...]
+
+Writes NAME.onnx.xz, in which each weight is its mean and spread (``benchmarks/zoo/hydrate.py`` gives it values again),
+and rows of zoo.json, which ``benchmarks/zoo.py --networks benchmarks/convolutions`` measures.  Runs in an environment
+of its own: torch, torchvision, timm, onnx and onnxscript.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import lzma
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import TensorProto, numpy_helper
+
+HERE = Path(__file__).resolve().parent
+KEPT = 64
+"""Elements up to which a tensor keeps its bytes: sizes and axes are among them."""
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+OPSET = 18
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of ``source``, a package, by its name there; ``batch`` images of ``shape`` to measure it at.
+
+    ``kind``: "fp16" or "fp32"; ``exporter``: "torchscript" or "dynamo".
+    """
+
+    source: str
+    architecture: str
+    batch: int = 16
+    shape: tuple[int, ...] = (3, 224, 224)
+    kind: str = "fp16"
+    exporter: str = "torchscript"
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return f"{self.architecture}_{self.kind}{'_dynamo' if self.exporter == 'dynamo' else ''}"
+
+    def make(self) -> torch.nn.Module:
+        """It, as for inference."""
+        return made(self.source, self.architecture).eval().to(torch.float16 if self.kind == "fp16" else torch.float32)
+
+
+def made(source: str, architecture: str) -> torch.nn.Module:
+    """A network with random weights that gives tensors."""
+    torch.manual_seed(0)
+    if source == "timm":
+        import timm
+
+        network: torch.nn.Module = timm.create_model(architecture, pretrained=False, exportable=True)
+        return network
+    import torchvision
+
+    if source == "segmentation":
+        return Out(torchvision.models.get_model(architecture, weights=None, weights_backbone=None))
+    alone = {"aux_logits": False, "init_weights": False} if architecture in ("inception_v3", "googlenet") else {}
+    return torchvision.models.get_model(architecture, weights=None, **alone)
+
+
+class Out(torch.nn.Module):
+    """A segmentation network, of whose results by name the one that matters is given."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images)["out"]
+
+
+CLASSIFIERS = (
+    "alexnet", "vgg16", "squeezenet1_1", "densenet121", "inception_v3", "googlenet", "shufflenet_v2_x1_0",
+    "mobilenet_v2", "mobilenet_v3_large", "mnasnet1_0", "regnet_y_400mf", "resnext50_32x4d", "wide_resnet50_2",
+    "efficientnet_v2_s")
+OF_TIMM = (
+    "ghostnet_100", "hrnet_w18_small", "dla34", "dpn68", "res2net50_26w_4s", "resnest14d", "skresnet18", "seresnet50",
+    "xception41", "cspdarknet53", "cspresnet50", "repvgg_a0", "rexnet_100", "selecsls42b", "ese_vovnet19b_dw",
+    "hardcorenas_a", "tinynet_a", "lcnet_100", "mixnet_s", "fbnetv3_b", "eca_nfnet_l0", "edgenext_xx_small",
+    "mobileone_s0", "inception_next_tiny", "poolformer_s12", "convnextv2_atto", "darknet53", "gernet_s",
+    "semnasnet_075", "mobilenetv4_conv_small", "fastvit_t8", "repghostnet_050", "starnet_s1", "resnetv2_50")
+SINGLE = (
+    "efficientnet_v2_s", "convnextv2_atto", "fbnetv3_b", "starnet_s1", "xception41", "cspdarknet53", "darknet53",
+    "ghostnet_100", "mobileone_s0", "repghostnet_050", "res2net50_26w_4s")
+"""In float32: of random weights float16 makes infinity, or the exporter a model that no runtime takes."""
+
+DYNAMO = ("mobilenet_v2", "densenet121", "shufflenet_v2_x1_0", "regnet_y_400mf")
+
+
+def kind_of(architecture: str) -> str:
+    """The type that a network is exported in."""
+    return "fp32" if architecture in SINGLE else "fp16"
+
+
+NETWORKS = (
+    *(Network("torchvision", name, shape=(3, 299, 299) if name == "inception_v3" else (3, 224, 224), kind=kind_of(name))
+      for name in CLASSIFIERS),
+    Network("segmentation", "deeplabv3_resnet50", 2, (3, 256, 256)),
+    Network("segmentation", "fcn_resnet50", 2, (3, 256, 256)), Network("segmentation", "lraspp_mobilenet_v3_large", 8),
+    Network("torchvision", "r3d_18", 2, (3, 8, 112, 112)), Network("torchvision", "mc3_18", 2, (3, 8, 112, 112)),
+    Network("torchvision", "r2plus1d_18", 2, (3, 8, 112, 112)),
+    *(Network("timm", name, kind=kind_of(name)) for name in OF_TIMM),
+    *(Network("torchvision", name, kind="fp32") for name in ("mobilenet_v2", "squeezenet1_1")),
+    *(Network("torchvision", name, exporter="dynamo") for name in DYNAMO),
+)
+
+
+def main(names: list[str]) -> None:
+    """Export networks whose names begin so, all where none is given."""
+    path = HERE / "zoo.json"
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    for network in NETWORKS:
+        if names and not network.name.startswith(tuple(names)):
+            continue
+        try:
+            model = exported(network)
+        except Exception as error:  # what one network cannot, others may
+            print(f"{network.name}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+            continue
+        size = strip(model.graph)
+        (HERE / f"{network.name}.onnx.xz").write_bytes(
+            lzma.compress(model.SerializeToString(deterministic=True), preset=9 | lzma.PRESET_EXTREME))
+        (given,) = model.graph.input
+        rows[network.name] = {
+            "spec": network.architecture, "source": network.source, "dtype": network.kind, "exporter": network.exporter,
+            "nodes": len(model.graph.node), "bytes": size, "in_mean": False, "sizes": [[network.batch]],
+            "inputs": {given.name: {"dtype": "float16" if network.kind == "fp16" else "float32",
+                                    "shape": ["batch", *network.shape]}}}
+        path.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+        print(f"{network.name}: {len(model.graph.node)} nodes", flush=True)
+        gc.collect()
+
+
+def exported(network: Network) -> onnx.ModelProto:
+    """The model, with the batch free."""
+    module, images = network.make(), torch.randn(2, *network.shape)
+    images = images.half() if network.kind == "fp16" else images
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "model.onnx"
+        if network.exporter == "dynamo":
+            torch.onnx.export(module, (images,), path, dynamo=True, external_data=False, opset_version=OPSET,
+                              dynamic_shapes=({0: torch.export.Dim("batch")},))
+        else:
+            torch.onnx.export(module, (images,), path, dynamo=False, opset_version=OPSET, input_names=["images"],
+                              dynamic_axes={"images": {0: "batch"}})
+        model = onnx.load(path)
+    first = model.graph.input[0].type.tensor_type.shape.dim[0]
+    first.Clear()
+    first.dim_param = "batch"
+    return model
+
+
+def strip(graph: onnx.GraphProto) -> int:
+    """Leave a mean and a spread of each weight; gives the bytes that they had."""
+    total = 0
+    for node in graph.node:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    for tensor in tensors(graph):
+        total += len(tensor.raw_data)
+        if tensor.data_type not in FLOATS:
+            continue
+        values = numpy_helper.to_array(tensor).astype("float64")
+        if values.size <= KEPT:
+            continue
+        tensor.doc_string = json.dumps({"hydrate": [round(float(values.mean()), 6), round(float(values.std()), 6)]})
+        for field in ("raw_data", "float_data", "int32_data"):
+            tensor.ClearField(field)
+    return total
+
+
+def tensors(graph: onnx.GraphProto) -> Iterator[Any]:
+    """All weights; those that nodes hold become the graph's."""
+    for node in list(graph.node):
+        if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+            tensor = node.attribute[0].t
+            if tensor.data_type in FLOATS and numpy_helper.to_array(tensor).size > KEPT:
+                graph.initializer.add().CopyFrom(tensor)
+                graph.initializer[-1].name = node.output[0]
+                graph.node.remove(node)
+    yield from graph.initializer
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
