@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 from common import ZOO, ApartError, apart, hydrate, measured_on, packed, table
-from zoo import Row, choose
+from zoo import Row, choose, networks_option
 
 from onnxfuse import tuning
 from onnxfuse.measuring.database import open_database
@@ -73,8 +73,7 @@ def asked(texts: Sequence[str], seconds: float, folder: Path = ZOO) -> list[tupl
 
 @click.command(help=__doc__.split("\n")[0])
 @click.argument("rows", nargs=-1, metavar="[ROW[=SECONDS]]...")
-@click.option("--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO,
-              show_default=False, help="Folder of the models; the zoo by default.")
+@networks_option
 @click.option("--seconds", type=float, default=30, show_default=True, help="For rows that name none.")
 @click.option("--database", type=click.Path(path_type=Path, dir_okay=False), required=True,
               help="Where measurements are kept; packed where it ends in .xz.")

@@ -336,10 +336,14 @@ def _bars(texts: Sequence[str]) -> list[Bar]:
                                  param_hint="--least") from error
 
 
+networks_option = click.option(
+    "--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO, show_default=False,
+    help="Folder of the models, such as benchmarks/convolutions; the zoo by default.")
+
+
 @click.command(help=__doc__.split("\n")[0])
 @click.option("--rows", "names", metavar="NAME,...", help="Rows whose names begin so; all by default.")
-@click.option("--networks", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ZOO,
-              show_default=False, help="Folder of the models, such as benchmarks/convolutions; the zoo by default.")
+@networks_option
 @click.option("--cuda-graph", is_flag=True, help="Replay CUDA graphs, both models.")
 @click.option("--quick", is_flag=True, help="Few runs, and no memory.")
 @click.option("--list-kernels", type=int, default=0, metavar="N",

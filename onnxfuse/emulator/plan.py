@@ -168,22 +168,23 @@ def _run(
         for step in variant.steps:
             if isinstance(step, LibraryCall) or step.dependent or (step.cluster or ())[1:] not in ((), ("1", "1")):
                 raise EmulatorError(f"region {plan.region}: a step asks for what is not emulated: {step}")
-            arguments = [
-                _encoded(plan.maps[int(text[1:])], buffers, situation) if text.startswith("m") else
-                _argument(text, buffers, situation) for text in step.arguments]
-            _launch(emulator, step, arguments, situation, order)
+            _launch(plan, emulator, step, buffers, situation, order)
         return [buffers[f"o{number}"].read(kind, shape)
                 for number, (kind, shape) in enumerate(zip(types, shapes, strict=True))]
 
 
 def _launch(
-    emulator: Emulator, step: Step, arguments: Sequence[Argument], situation: Situation, order: Order
+    plan: LaunchPlan, emulator: Emulator, step: Step, buffers: Mapping[str, Buffer], situation: Situation, order: Order
 ) -> None:
     """A step's launch; none where its grid has no block."""
     grid, block = ([situation.evaluate(size) for size in sizes] for sizes in (step.grid, step.block))
+    if 0 in grid:
+        return
+    arguments = [
+        _encoded(plan.maps[int(text[1:])], buffers, situation) if text.startswith("m") else
+        _argument(text, buffers, situation) for text in step.arguments]
     cluster = 1 if step.cluster is None else situation.evaluate(step.cluster[0])
-    if 0 not in grid:
-        emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order, cluster=cluster)
+    emulator.launch(step.kernel, grid, block, arguments, situation.evaluate(step.shared), order, cluster=cluster)
 
 
 def _argument(text: str, buffers: Mapping[str, Buffer], situation: Situation) -> Argument:

@@ -159,7 +159,7 @@ class _Joiner:
             short = self.objective.saves_memory
             most = most_held(self.costs.ledger, own, short=short)
             self.most_held = most if short else rounded(most)
-        regions = self._siblings([*filter(self._may_share, own), *self._left_over()])
+        regions = self._siblings([*filter(self._note, own), *self._left_over()])
         made = [whole for launch in self._launches(regions) if (whole := self._made(launch)) is not None]
         inside = {part.view for whole in made for part in whole.parts}
         loops = [region for region in regions if region.parts and region.view not in inside]
@@ -167,19 +167,23 @@ class _Joiner:
 
     # ---- What there is to join. ----
 
-    def _may_share(self, region: Region) -> bool:
-        """Whether a region's kernel can share a launch at the planned sizes; what of it runs at these is kept."""
+    def _note(self, region: Region) -> _Planned | None:
+        """Keep what of a region's kernel runs, where it can share a launch; gives it."""
+        planned = self._sharing(region)
+        if planned is not None:
+            self.planned[region.view] = planned
+        return planned
+
+    def _sharing(self, region: Region) -> _Planned | None:
+        """What of a region's kernel runs at the planned sizes, and can share a launch; None where nothing does."""
         kernel = region.kernel
         places = sharing(kernel) if region.cost.executions else ()
         situation = self.costs.situation(region) if places else None
-        if situation is None:
-            return False
-        variant = situation.place(kernel.plan)
-        if variant not in places:
-            return False
+        variant = None if situation is None else situation.place(kernel.plan)
+        if situation is None or variant not in places:
+            return None
         blocks = situation.evaluate(kernel.plan.variants[variant].launches[0].grid[0])
-        self.planned[region.view] = _Planned(variant, blocks)
-        return blocks > 0
+        return _Planned(variant, blocks) if blocks else None
 
     def _left_over(self) -> list[Region]:
         """Regions that were not worth a kernel of their own, the largest first, none with nodes of another's."""
@@ -192,7 +196,7 @@ class _Joiner:
             if not taken.isdisjoint(record.nodes) or record.cost is None or self._is_long(record.cost):
                 continue
             made = self.maker.fusion(record.nodes, record.rule)
-            if (isinstance(made, Region) and self._may_share(made)
+            if (isinstance(made, Region) and self._note(made)
                     and self.contraction.contract(record.nodes) is None):
                 taken.update(record.nodes)
                 self.members[made.view] = frozenset(made.view)
@@ -254,7 +258,7 @@ class _Joiner:
         if not isinstance(made, Region) or made.cost != region.cost:
             return None
         checked = self._checked(made)
-        if checked is None or not self._may_share(checked) or self.contraction.join(first, second) is not None:
+        if checked is None or not self._note(checked) or self.contraction.join(first, second) is not None:
             return None
         self.members[checked.view] = first | second
         return checked

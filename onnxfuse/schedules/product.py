@@ -241,12 +241,9 @@ class _ProductWork:
         """The same of a convolution whose windows are copied in boxes."""
         if self.boxed is None:
             return []
-        image, weights = self.boxed
-        windows, blocks = image.windows, list[tuple[SpecialisedShape, int, float]]()
+        windows, blocks = self.boxed[0].windows, list[tuple[SpecialisedShape, int, float]]()
         images, lines, places = map(self._planned, (windows.images, windows.y.count, windows.x.count))
         for (rows, columns, turns), rate in self.specialised.items():
-            if weights.across and columns % PANEL:
-                continue
             box = box_of(windows, rows, (images, lines, places))
             tiles = box.count(images, lines, places) * -(-self._planned(self.parts.columns) // columns)
             taps = windows.x.taps * windows.y.taps

@@ -88,8 +88,6 @@ def boxed_of(
     windows = None if len(products) != 1 or weights is None else windows_of(products[0], parts)
     if windows is None or weights is None or windows.channels % PANEL or windows.order[-1] != "c":
         return None
-    if windows.order[:-1] != tuple(sorted(windows.order[:-1], reverse=True)):  # y before x
-        return None
     image, axes = windows.image, (windows.y, windows.x)
     if not isinstance(image, Load) or image.conditions or not TYPES[image.dtype].is_narrow or not windows.channels:
         return None

@@ -177,10 +177,11 @@ class SpecialisedText(ProductText):
                  "of::wait_for(allowed + group, allowing);", "allowing ^= 1;"] if self.apart else []
         met = ["__syncwarp();", "if (lane == 0) of::arrive(allowed + (group ^ 1));"] if self.apart else []
         passed = ["// The other group's tile.", "pass_by(steps);"] if self.apart else []
+        pieces = "rows64 * (columns / 64) * " if self.split > 1 else ""
         return [
             f"of::take_registers<{SHARES[self.groups][1]}>();",
             f"const int own_row = {'' if self.apart else 'group * rows64 * 64 + '}warp % {WARPS} * 16;",
-            f"float* const own_laid = laid + warp * {'rows64 * (columns / 64) * ' * (self.split > 1)}{16 * PIECE};",
+            f"float* const own_laid = laid + warp * {pieces}{16 * PIECE};",
             "int turn = 0, phase = 0;",
             *(["int allowing = group ^ 1;", "const auto pass_by = [&](idx steps) {",
                "  const idx on = turn + steps;",

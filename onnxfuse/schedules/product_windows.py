@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim
-from onnxfuse.ir.tensors import Contract, Tensor, Window
+from onnxfuse.ir.tensors import Contract, Window
 from onnxfuse.lowering.pull import Scalar
 from onnxfuse.schedules.product_parts import ProductParts
 
@@ -56,22 +56,21 @@ def windows_of(contract: Contract, parts: ProductParts) -> Windows | None:
     of something else than images with one axis or two."""
     side = int(parts.swapped)
     left, loops = contract.operands[side], contract.axes[side]
-    sliding = {axis: number for number, axis in enumerate(left.axes)} if isinstance(left, Window) else {}
-    image = left.operand if isinstance(left, Window) else left
-    loop_of = {axis: loops[left.place_of(axis) if isinstance(left, Window) else axis] for axis in range(image.rank)}
-    summed = [axis for axis, loop in loop_of.items() if loop >= contract.rank and axis not in sliding]
+    window = left if isinstance(left, Window) else Window(left.dtype, left.shape, left, (), (), (), ())
+    image = window.operand
+    loop_of = {axis: loops[window.place_of(axis)] for axis in range(image.rank)}
+    summed = [axis for axis, loop in loop_of.items() if loop >= contract.rank and axis not in window.axes]
     lone = [axis for axis in loop_of if axis not in summed]
     rows = contract.columns if side else contract.rows
-    if contract.batch or len(summed) != 1 or not 2 <= len(lone) <= 3 or lone[0] in sliding:
+    if contract.batch or len(summed) != 1 or not 2 <= len(lone) <= 3 or lone[0] in window.axes:
         return None
     images, *spatial = lone
     channels = image.shape[summed[0]].value
-    axes = [_axis(left, axis, sliding.get(axis)) for axis in spatial]
+    axes = [_axis(window, axis) for axis in spatial]
     if channels is None or None in axes or rows != tuple(loop_of[axis] for axis in (images, *spatial)):
         return None
     names = {summed[0]: "c", **dict(zip(spatial, "yx"[-len(axes):], strict=True))}
-    within = {loop_of[summed[0]]: "c", **{
-        loops[left.place_of(axis) + 1]: names[axis] for axis in sliding if isinstance(left, Window)}}
+    within = {loop_of[summed[0]]: "c", **{loops[window.place_of(axis) + 1]: names[axis] for axis in window.axes}}
     order = tuple(within[loop] for loop in range(contract.rank, len(contract.loops)))
     space = parts.puller.space
     at = tuple(space.base(f"@{names.get(axis, 'image')}", image.shape[axis]) for axis in range(image.rank))
@@ -81,14 +80,11 @@ def windows_of(contract: Contract, parts: ProductParts) -> Windows | None:
                    summed[0] == image.rank - 1)
 
 
-def _axis(left: Tensor, axis: int, sliding: int | None) -> WindowAxis | None:
-    """An axis of the image, along which the window of such a number slides or none does; None where that has no certain
-    size."""
-    if sliding is None or not isinstance(left, Window):
-        image = left.operand if isinstance(left, Window) else left
-        return WindowAxis(image.shape[axis], image.shape[axis])
-    place = left.place_of(axis)
-    taps = left.shape[place + 1].value
+def _axis(window: Window, axis: int) -> WindowAxis | None:
+    """An axis of the image, along which windows slide or do not; None where these have no certain size."""
+    extent, place = window.operand.shape[axis], window.place_of(axis)
+    if axis not in window.axes:
+        return WindowAxis(extent, extent)
+    taps, number = window.shape[place + 1].value, window.axes.index(axis)
     return None if taps is None else WindowAxis(
-        left.operand.shape[axis], left.shape[place], taps, left.starts[sliding], left.strides[sliding],
-        left.dilations[sliding])
+        extent, window.shape[place], taps, window.starts[number], window.strides[number], window.dilations[number])
