@@ -89,7 +89,7 @@ CLASSIFIERS = (
 OF_TIMM = (
     "ghostnet_100", "hrnet_w18_small", "dla34", "dpn68", "res2net50_26w_4s", "resnest14d", "skresnet18", "seresnet50",
     "xception41", "cspdarknet53", "cspresnet50", "repvgg_a0", "rexnet_100", "selecsls42b", "ese_vovnet19b_dw",
-    "hardcorenas_a", "tinynet_a", "lcnet_100", "mixnet_s", "fbnetv3_b", "eca_nfnet_l0", "edgenext_xx_small",
+    "hardcorenas_a", "tinynet_a", "lcnet_100", "mixnet_s", "fbnetv3_b", "hgnetv2_b0", "edgenext_xx_small",
     "mobileone_s0", "inception_next_tiny", "poolformer_s12", "convnextv2_atto", "darknet53", "gernet_s",
     "semnasnet_075", "mobilenetv4_conv_small", "fastvit_t8", "repghostnet_050", "starnet_s1", "resnetv2_50")
 SINGLE = (
@@ -158,6 +158,9 @@ def exported(network: Network) -> onnx.ModelProto:
             torch.onnx.export(module, (images,), path, dynamo=False, opset_version=OPSET, input_names=["images"],
                               dynamic_axes={"images": {0: "batch"}})
         model = onnx.load(path)
+    norms = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
+    if any(each.name == "training_mode" and each.i for node in norms for each in node.attribute):
+        raise ValueError("batch norms in training, as weights are standardised by, have no kernel in ONNX Runtime")
     first = model.graph.input[0].type.tensor_type.shape.dim[0]
     first.Clear()
     first.dim_param = "batch"
