@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
 
 from onnxfuse.ir.context import Unlowerable
 from onnxfuse.ir.scalars import TYPES
@@ -22,9 +24,17 @@ from onnxfuse.ir.tensors import postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load
+from onnxfuse.lowering.tensor_map import TensorMap
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules.attention_parts import OTHER, Access, AttentionParts, parts_of
-from onnxfuse.schedules.attention_shape import HOPPER, WARPS, WIDTH, AttentionShape
+from onnxfuse.schedules.attention_shape import (
+    HOPPER,
+    WARPS,
+    WIDTH,
+    AttentionShape,
+    SpecialisedAttentionShape,
+)
+from onnxfuse.schedules.attention_specialised import SpecialisedAttentionText
 from onnxfuse.schedules.attention_split import JOIN_WARPS, MOST_CHUNKS, JoinText, SplitText
 from onnxfuse.schedules.attention_text import attention_text
 from onnxfuse.schedules.attention_together import TogetherText
@@ -41,6 +51,7 @@ from onnxfuse.schedules.kernel import (
     vector_guards,
 )
 from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.product_maps import Mapped, laid, map_parameter
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
 from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
@@ -58,6 +69,18 @@ SHARED_EVERYWHERE = 64 * 1024
 MANY_BLOCKS = 2
 """Blocks a multiprocessor from which on larger ones are better: each reads all keys and values."""
 
+SPECIALISED = ((3, 128), (3, 96), (3, 64), (2, 176), (2, 128), (2, 96), (2, 80), (2, 64), (1, 128), (1, 96), (1, 64))
+"""Groups that multiply, and keys of a tile, of blocks with a warp that copies."""
+
+OF_HEAD = {64: (1, 64), 128: (2, 128), 256: (2, 64)}
+"""Of these the one that suits heads of up to so many columns."""
+
+LEAST_TILE, MOST_TILE = 48, 176
+"""Keys of a tile that divides few keys evenly."""
+
+LONG = 2048
+"""Queries and keys from which on they are taken unmeasured."""
+
 TEMPLATE = ("warps", "tiles", "keys", "depth", "columns", "wide")
 
 SPLIT_BLOCKS = 4
@@ -70,12 +93,13 @@ LEAST_KEYS = 256
 class Attention(Schedule):
     """Two products with a softmax between them.
 
-    On an H200 140 to 460 TFLOP/s from a few hundred queries on, of the 790 that a large product has, less of fewer;
-    1.06 times as long as PyTorch's fastest in the mean (benchmarks/results, attention-together).
+    On an H100 140 to 310 TFLOP/s from a few hundred queries on, 410 to 650 from two thousand on, of the 750 that a
+    large product has, less of fewer; 0.95 times as long as PyTorch's fastest in the mean (benchmarks/results).
     """
 
     name = "attention"
     settings = "{warps} warps with {tiles} x 16 queries, {group} multiply together, tiles of {keys} keys, width {width}"
+    optional = MappingProxyType({"stages": "one copies, {stages} tiles ahead"})
     efficiency = 0.2
     products = 2
     other = OTHER
@@ -112,13 +136,16 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
     work = _AttentionWork(lowered, parts, guards)
     own = _own(request, parts)
     width = parts.width if parts.vectors else 1
-    together = _together(request, parts, work) if parts.vectors and not parts.rounds else None
+    together = None
+    if parts.vectors and not parts.rounds:
+        together = work.long(request.sizes) or _together(request, parts, work)
     tried = [replace(own, warps=warps, tiles=tiles, keys=keys, width=width)
              for warps in {own.warps, WARPS} for tiles in (1, 2) for keys in (32, 64, 128)]
     if together is not None:
         tried += [AttentionShape(warps, 1, keys, WIDTH, together=True)
                   for warps, keys in ((4, 64), (4, 128), (8, 64), (12, 64))]
-    offered = {shape.choice: shape for shape in sorted(tried, key=lambda shape: (not shape.together, shape.name))
+        tried += work.specialised(request.sizes)
+    offered = {shape.choice: shape for shape in sorted(tried, key=_promising)
                if shape.fits(work.depth, work.columns) and shape != (together or own)}
     choice, first = told(request.choice, offered)
     least = replace(own, warps=WARPS, tiles=1, keys=32 if own.keys > 32 else 16, width=1)
@@ -131,12 +158,18 @@ def _kernel(request: Request, parts: AttentionParts) -> Kernel | Refusal:
         work.whole(shape, needed)
     plan = make_plan(lowered, request.rule, parts.puller, work.variants)
     comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
-    headers = ("onnxfuse", "mma", *(["tf32"] if parts.rounds else ["warpgroup"] if work.together else []))
+    headers = ("onnxfuse", "mma", *(["tf32"] if parts.rounds else ["warpgroup"] if work.together else []),
+               *(["tensor_copies"] if work.maps else []))
     source = Source(headers, comment, tuple(work.functions), tuple(work.entries))
-    plan = replace(plan, scratch=tuple(work.scratch))
+    plan = replace(plan, scratch=tuple(work.scratch), maps=tuple(work.maps))
     hides = parts.visible is not None
     return Kernel("attention", source, plan, (), choice, tuple(offered), heavy=True, hides=hides,
                   rounds=parts.rounds)
+
+
+def _promising(shape: AttentionShape) -> tuple[bool, bool, str]:
+    """In which order ways are tried."""
+    return not isinstance(shape, SpecialisedAttentionShape), not shape.together, shape.name
 
 
 def _words(shape: AttentionShape, hides: bool) -> str:
@@ -151,33 +184,76 @@ class _AttentionWork:
         assert parts.depth.value is not None and parts.columns.value is not None
         self.depth, self.columns = (-(-size // 16) * 16 for size in (parts.depth.value, parts.columns.value))
         self.parts, self.signature, symbols = parts, Signature(lowered), lowered.binding.symbols
+        self.symbols = symbols
         self.batch, self.rows, self.length = (
             expression(size, symbols) for size in (parts.batch, parts.rows, parts.length))
         body = attention_text(parts, self.signature.sizes)
         self.functions = [Function("attention", TEMPLATE, self.signature.parameters(body.sizes), body.text)]
-        self.together: dict[int, Function] = {}
+        self.together: dict[str, Function] = {}
+        self.maps: list[TensorMap] = []
         self.entries: list[Entry] = []
         self.variants: list[Variant] = []
         self.scratch: list[str] = []
 
+    def specialised(self, sizes: Mapping[str, int]) -> list[SpecialisedAttentionShape]:
+        """Blocks of which one warp copies, where keys and values lie so that tensor maps can, and no mask may have a
+        block go over all of its keys again; with tiles that divide few keys, too."""
+        visible = self.parts.visible
+        if self.mapped is None or (visible is not None and visible.least is not None):
+            return []
+        length = self.parts.lowered.binding.at(self.parts.length, sizes)
+        even = () if length is None else (-(-length // (16 * tiles)) * 16 for tiles in (1, 2, 3))
+        tiles = [*SPECIALISED, *((groups, keys) for keys in even for groups in (1, 2)
+                                 if LEAST_TILE <= keys <= MOST_TILE)]
+        return [SpecialisedAttentionShape(WARPS * groups, 1, keys) for groups, keys in dict.fromkeys(tiles)]
+
+    def long(self, sizes: Mapping[str, int]) -> SpecialisedAttentionShape | None:
+        """Such blocks where many queries meet many keys, which were quicker so in every case that was measured."""
+        rows, _, keys = _planned(self.parts, sizes)
+        if min(rows or 0, keys or 0) < LONG:
+            return None
+        head = max(self.depth, self.columns)
+        groups, tile = next(block for most, block in OF_HEAD.items() if head <= most)
+        shape = SpecialisedAttentionShape(WARPS * groups, 1, tile)
+        return shape if shape in self.specialised(sizes) else None
+
+    @cached_property
+    def mapped(self) -> tuple[Mapped, Mapped] | None:
+        """Keys and values as tensors in memory."""
+        keys, values = (laid(self.parts.puller, scalar, (inner, "@k"))
+                        for scalar, inner in ((self.parts.keys, "@d"), (self.parts.values, "@n")))
+        return None if keys is None or values is None else (keys, values)
+
     def whole(self, shape: AttentionShape, needed: tuple[str, ...]) -> None:
         """A variant whose blocks go over all keys."""
-        function = self._multiplied_together(shape.keys) if shape.together else self.functions[0]
+        if isinstance(shape, SpecialisedAttentionShape):
+            assert self.mapped is not None
+            needed += tuple(guard for operand in self.mapped for guard in operand.guards(self.symbols))
+        function = self._multiplied_together(shape) if shape.together else self.functions[0]
         blocks = shape.beside(self.depth, self.columns)
-        entry = function.entry(shape.name, self._settings(shape), shape.bits, 32 * shape.warps, blocks)
+        entry = function.entry(shape.name, self._settings(shape), shape.bits, shape.threads, blocks)
         self.entries.append(entry)
         step = entry.step(self._blocks(shape), shared=str(shape.shared(self.depth, self.columns)))
         words = _words(shape, self.parts.visible is not None)
-        self.variants.append(Variant(words, (step,), (*needed, *self._fitting(shape))))
+        guards = tuple(dict.fromkeys((*needed, *self._fitting(shape))))
+        self.variants.append(Variant(words, (step,), guards))
 
-    def _multiplied_together(self, keys: int) -> Function:
+    def _multiplied_together(self, shape: AttentionShape) -> Function:
         """The function of kernels whose warps multiply together, which is written for a tile's keys."""
-        if keys not in self.together:
-            body = TogetherText(self.parts, self.signature.sizes, keys, self.columns).text()
-            parameters = self.signature.parameters(body.sizes)
-            self.together[keys] = Function(f"attention_together_{keys}", TEMPLATE, parameters, body.text)
-            self.functions.append(self.together[keys])
-        return self.together[keys]
+        parts, sizes, taken = self.parts, self.signature.sizes, list[Parameter]()
+        name, text = f"attention_together_{shape.keys}", TogetherText(parts, sizes, shape.keys, self.columns)
+        if isinstance(shape, SpecialisedAttentionShape):
+            assert self.mapped is not None
+            name, first = f"of_{shape.name}", len(self.maps)
+            text = SpecialisedAttentionText(parts, self.mapped, shape, self.columns, sizes, first)
+            self.maps += [operand.map(shape.keys, self.symbols) for operand in self.mapped]
+            taken = [map_parameter(place) for place in range(first, len(self.maps))]
+        if name not in self.together:
+            body = text.text()
+            parameters = (*self.signature.parameters(body.sizes), *taken)
+            self.together[name] = Function(name, TEMPLATE, parameters, body.text)
+            self.functions.append(self.together[name])
+        return self.together[name]
 
     def split(self, shape: AttentionShape, needed: tuple[str, ...]) -> None:
         """One whose blocks have a chunk of the keys each: whole tiles, as many blocks as the GPU holds."""

@@ -236,17 +236,23 @@ def _placed(lowered: Lowered, scores: Contract, values: Contract, shared: int = 
     )
 
 
-def _factored(scalar: Scalar) -> tuple[Scalar, float]:
-    """What lies in memory, and the number that it is multiplied by, where that is all there is: exporters scale queries
-    and keys by the root of a scale each."""
+def multiple_of(scalar: Scalar) -> tuple[Scalar, float]:
+    """What is multiplied by a number, and the number; itself and one where it is no such product."""
     whole = bare(scalar)
     if isinstance(whole, Apply) and whole.function in ("mul", "div"):
         one, other = map(bare, whole.operands)
         if isinstance(one, Constant) and whole.function == "mul":
             one, other = other, one
-        if isinstance(one, Load) and isinstance(other, Constant) and math.isfinite(other.number) and other.number:
+        if isinstance(other, Constant) and math.isfinite(other.number) and other.number:
             return one, float(other.number) if whole.function == "mul" else 1 / float(other.number)
-    return scalar, 1.0
+    return whole, 1.0
+
+
+def _factored(scalar: Scalar) -> tuple[Scalar, float]:
+    """What lies in memory, and the number that it is multiplied by, where that is all there is: exporters scale queries
+    and keys by the root of a scale each."""
+    found, factor = multiple_of(scalar)
+    return (found, factor) if isinstance(found, Load) and factor != 1.0 else (scalar, 1.0)
 
 
 def _sides(scores: Contract, puller: Puller) -> tuple[Scalar, Scalar] | Refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfuse.schedules.choice import Choice
 
@@ -24,8 +24,14 @@ TILE_BYTES = 1024
 ALL_SHARED, BLOCK_BYTES = 228 * 1024, 1024
 """Bytes of shared memory of their multiprocessor, and those that each block has beside its own."""
 
-REGISTERS, OTHER_REGISTERS = 65_536, 48
-"""Of a multiprocessor, and a thread's beside scores, powers and sums."""
+ARRIVALS = 8
+"""Bytes of a barrier that counts arrivals."""
+
+SHARES = {2: (40, 232), 3: (32, 160)}
+"""Registers of a thread: of the four warps of which one copies, and of those that multiply, in so many groups."""
+
+REGISTERS, OTHER_REGISTERS, LESS_REGISTERS = 65_536, 48, 16
+"""Of a multiprocessor, and a thread's beside scores, powers and sums; those of them that only copying takes."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,11 @@ class AttentionShape:
     def rows(self) -> int:
         """Queries of a block."""
         return 16 * self.warps * self.tiles
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
 
     @property
     def name(self) -> str:
@@ -71,7 +82,7 @@ class AttentionShape:
         """Blocks that a multiprocessor is to hold at least, where warps multiply together."""
         if not self.together:
             return 1
-        held = REGISTERS // (32 * self.warps * self._registers(columns))
+        held = REGISTERS // (self.threads * self._registers(columns))
         return max(1, min(held, ALL_SHARED // (self.shared(depth, columns) + BLOCK_BYTES)))
 
     def _registers(self, columns: int) -> int:
@@ -83,6 +94,51 @@ class AttentionShape:
         if not self.together:
             return (self.shared(depth, columns) <= 48 * 1024 * self.size
                     and self.tiles * (columns + self.keys) // 2 <= 160)
-        threads = 32 * self.warps
         return (self.shared(depth, columns) <= ALL_SHARED - BLOCK_BYTES
-                and self._registers(columns) <= min(255, REGISTERS // threads))
+                and self._registers(columns) <= min(255, REGISTERS // self.threads))
+
+
+@dataclass(frozen=True)
+class SpecialisedAttentionShape(AttentionShape):
+    """A block with so many warps that multiply, and one that copies keys and values, ``stages`` tiles ahead: beside it
+    three that leave their registers to the others, but where these are one group, whose block is one of several."""
+
+    together: bool = True
+    stages: int = 2
+
+    @property
+    def groups(self) -> int:
+        """Groups of four warps that multiply, 64 queries each."""
+        return self.warps // WARPS
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * (self.warps + (1 if self.groups == 1 else WARPS))
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return f"attention_{self.rows}x{self.keys}x{self.stages}_specialised"
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning writes it down."""
+        return replace(super().choice, settings=(*super().choice.settings, ("stages", self.stages)))
+
+    def shared(self, depth: int, columns: int) -> int:
+        """Bytes of shared memory for heads of these sizes; see ``attention_specialised``."""
+        depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
+        tiles = self.rows * depth + self.stages * self.keys * (depth + columns)
+        return TILE_BYTES + 2 * tiles + ARRIVALS * (4 * self.stages + 2 * self.groups)
+
+    def beside(self, depth: int, columns: int) -> int:
+        """Blocks that a multiprocessor is to hold at least."""
+        return super().beside(depth, columns) if self.groups == 1 else 1
+
+    def fits(self, depth: int, columns: int) -> bool:
+        """Whether shared memory and registers hold it."""
+        if self.groups == 1:
+            return super().fits(depth, columns)
+        return (self.shared(depth, columns) <= ALL_SHARED - BLOCK_BYTES
+                and self._registers(columns) - LESS_REGISTERS <= SHARES[self.groups][1])

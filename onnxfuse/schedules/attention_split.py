@@ -54,7 +54,7 @@ class SplitText(AttentionText):
     def closing(self) -> list[str]:
         """A row's numbers, those past the last column too: all of the scratch memory is written."""
         rows = self.extents["m"]
-        return indented(each_row([
+        return each_row([
             "const float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);",
             "const idx m = first + own + i * 16 + half * 8 + group;",
             f"if (m < {rows}) {{",
@@ -65,7 +65,7 @@ class SplitText(AttentionText):
                 "if (corner == 0) to[columns] = most[i][half], to[columns + 1] = whole;",
             ]),
             "}",
-        ]))
+        ])
 
 
 class JoinText(AttentionText):

@@ -53,6 +53,8 @@ class Scores:
 class AttentionText:
     """Writes the body of a kernel whose blocks go over all keys that their queries see."""
 
+    counts = "threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1"
+
     def __init__(self, parts: AttentionParts, sizes: Mapping[str, str]) -> None:
         self.parts = parts
         self.sizes = Sizes(sizes)
@@ -83,7 +85,7 @@ class AttentionText:
 
     def text(self) -> Body:
         """All of it."""
-        lines = [*self._opening(), *self._once_more(self.loop()), *self.closing()]
+        lines = [*self._opening(), *self._once_more(self.loop()), *indented(self.closing())]
         return Body("\n".join(lines) + "\n", frozenset(self.sizes.used))
 
     def place(self) -> list[str]:
@@ -103,27 +105,36 @@ class AttentionText:
     # ---- Before the loop over the keys. ----
 
     def _opening(self) -> list[str]:
-        rows = self.extents["m"]
         return indented([
-            f"using T = {self.element};",
-            *self.functors(),
-            "constexpr int threads = 32 * warps, rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1;",
+            *self.constants(),
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             *self.tiles(),
             "const int lane = threadIdx.x % 32, group = lane / 4, corner = lane % 4 * 2;",
             "const int own = threadIdx.x / 32 * tiles * 16;",
-            f"const idx blocks = ({rows} + rows - 1) / rows;",
-            *self.place(),
-            *self.seen(),
+            *self.placed(),
             *self.bring(0, "query_tile", "first"),
             *self.bring(1, "key_tile", self.begin),
             "of::copies_asked();",
+            *self.sums(),
+        ])
+
+    def constants(self) -> list[str]:
+        """Lines that name types and what the template's numbers come to."""
+        return [f"using T = {self.element};", *self.functors(), f"constexpr int {self.counts};"]
+
+    def placed(self) -> list[str]:
+        """Lines that say what of the result a block has, and which keys it sees."""
+        return [f"const idx blocks = ({self.extents['m']} + rows - 1) / rows;", *self.place(), *self.seen()]
+
+    def sums(self) -> list[str]:
+        """Lines that begin sums and maxima, and compute what the scores of a row have in common."""
+        return [
             "float sums[tiles][columns / 8][4] = {};",
             "float most[tiles][2], total[tiles][2] = {};",
             "#pragma unroll",
             "for (int i = 0; i < tiles; ++i) most[i][0] = most[i][1] = -OF_INFINITY;",
             *self._kept(),
-        ])
+        ]
 
     def seen(self) -> list[str]:
         """Lines that leave out the keys that no query of a block sees, tile by tile, and say which all of a warp do."""
@@ -302,7 +313,19 @@ class AttentionText:
         whole = _each_score(each_row([self._row(), *kept, *inner])) if (inner := self._unmasked.inner) else []
         return [
             f"if ({clear}) {{", *indented(whole), "} else {", *indented(each_row([self._row(), *other])), "}",
-            *each_row([*_POWERS, *last]),
+            *each_row([*self.powers(), *last]),
+        ]
+
+    def powers(self) -> list[str]:
+        """Lines that make powers of a row's scores, and ``scale`` what was summed up before is multiplied by."""
+        return [
+            "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
+            *LARGEST,
+            "const float offset = Powers::offset(largest), scale = Powers::scale(most[i][half], offset);",
+            "most[i][half] = largest;",
+            "float sum = 0.0f;",
+            *summed("Powers::term(power, offset)"),
+            TOTAL,
         ]
 
     def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:
@@ -334,12 +357,12 @@ class AttentionText:
         results, outer = self.results("sums[i][c][half * 2 + part + v]")
         columns = unrolled("int c = 0; c < columns / 8; ++c", unrolled("int part = 0; part < 2; part += pair", [
             "constexpr int width = pair;", "const int n = c * 8 + corner + part;", *results]))
-        return indented(each_row([
+        return each_row([
             "float whole = of::reduce_lanes<of::Sum, 4>(total[i][half]);",
             *self.scale("most[i][half]"),
             "const idx m = first + own + i * 16 + half * 8 + group;",
             f"if (m < {self.extents['m']}) {{", *indented([*outer, *columns]), "}",
-        ]))
+        ])
 
     def scale(self, most: str) -> list[str]:
         """Lines that make ``scale`` of the sum ``whole`` of a row's powers."""
@@ -406,26 +429,30 @@ def _scores(across: bool) -> list[str]:
     ]
 
 
-_POWERS = (
-    "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
+LARGEST = (
     "float largest = most[i][half];",
     "#pragma unroll",
     "for (int n = 0; n < keys / 8; ++n)",
     "  largest = Largest::of(largest, Largest::of(scores[i][n][half * 2], scores[i][n][half * 2 + 1]));",
     "largest = of::reduce_lanes<Largest, 4>(largest);",
-    "const float offset = Powers::offset(largest), scale = Powers::scale(most[i][half], offset);",
-    "most[i][half] = largest;",
-    "float sum = 0.0f;",
-    "#pragma unroll",
-    "for (int n = 0; n < keys / 8; ++n)",
-    "#pragma unroll",
-    "  for (int j = 0; j < 2; ++j) {",
-    "    float& power = scores[i][n][half * 2 + j];",
-    "    power = Powers::term(power, offset);",
-    "    sum += power;",
-    "  }",
-    "total[i][half] = total[i][half] * scale + sum;",
 )
+
+
+def summed(power: str) -> list[str]:
+    """Lines that make a row's powers of scores, and add them to ``sum``."""
+    return [
+        "#pragma unroll",
+        "for (int n = 0; n < keys / 8; ++n)",
+        "#pragma unroll",
+        "  for (int j = 0; j < 2; ++j) {",
+        "    float& power = scores[i][n][half * 2 + j];",
+        f"    power = {power};",
+        "    sum += power;",
+        "  }",
+    ]
+
+
+TOTAL = "total[i][half] = total[i][half] * scale + sum;"
 
 RESCALED = (
     "#pragma unroll",

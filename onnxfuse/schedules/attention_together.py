@@ -15,15 +15,15 @@ from onnxfuse.schedules.text import added, indented, unrolled
 
 _TILE = "unsigned long long"  # what the instruction reads one by
 _HERE = ("of::copies_here<0>();", "of::tiles_written();", "__syncthreads();")
-_SCORES = "of::multiply_tiles<Tensor, T, rows, keys, depth, false, {}>(scores[0], query_tile, {}, own);"
-_SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
-_PACKED = (
+SCORES = "of::multiply_tiles<Tensor, T, {}, keys, depth, false, {}>(scores[0], query_tile, {}, {});"
+SUMS = "of::multiply_fragments<Tensor, T, keys, columns>(sums[0], powers, {});"
+PACKED = (
     "// They are the left operand of the second product.",
     *unrolled("int step = 0; step < keys / 16; ++step", unrolled("int j = 0; j < 4; ++j", [
         "const float* const from = &scores[0][2 * step + j / 2][j % 2 * 2];",
         "powers[step][j] = of::pair_of<T>(from[0], from[1]);"])),
 )
-_SCALED = (
+SCALED = (
     "// Maxima seldom grow after the first tiles.",
     "if (__any_sync(0xffffffffu, scales[0] != 1.0f || scales[1] != 1.0f)) {",
     *indented(each_row(["const float scale = scales[half];", *RESCALED])),
@@ -43,19 +43,23 @@ class TogetherText(AttentionText):
         """Whole panels; two places for keys and for values."""
         return [
             *self._instructions(),
-            "constexpr int key_place = keys * ((depth + of::panel - 1) / of::panel * of::panel);",
-            "constexpr int value_place = keys * ((columns + of::panel - 1) / of::panel * of::panel);",
+            *self.places(),
             "T* const query_tile = reinterpret_cast<T*>(of::tiles_from(of_dynamic));",
             "T* const key_tile = query_tile + rows * (key_place / keys);",
             "T* const value_tile = key_tile + 2 * key_place;",
         ]
+
+    def places(self) -> list[str]:
+        """Lines that say how large tiles of keys and of values are."""
+        return [f"constexpr int {name}_place = keys * (({columns} + of::panel - 1) / of::panel * of::panel);"
+                for name, columns in (("key", "depth"), ("value", "columns"))]
 
     def at(self, rows: str, columns: str, line: str, column: str) -> str:
         """As products read it."""
         return f"of::place<{rows}>({line}, {column})"
 
     def _scored(self, tile: str) -> str:
-        return _SCORES.format(str(self.across).lower(), tile)
+        return SCORES.format("rows", str(self.across).lower(), tile, "own")
 
     def loop(self) -> list[str]:
         """The first scores, then tile by tile scores and the sums of the tile before, then the last sums."""
@@ -69,14 +73,14 @@ class TogetherText(AttentionText):
             "of::products_done<0>();",
             "of::hold(scores[0]);",
             f"softmax({self.begin});",
-            *_PACKED,
+            *PACKED,
             "int turn = 0;  // the place of the values of the tile before",
             f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys, turn = 1 - turn) {{",
             *indented(self._step()),
             "}",
             *_HERE,
             "of::products_begin();",
-            _SUMS.format("value_tile + turn * value_place"),
+            SUMS.format("value_tile + turn * value_place"),
             "of::products_asked();",
             "of::products_done<0>();",
             "of::hold(sums[0]);",
@@ -90,7 +94,7 @@ class TogetherText(AttentionText):
             "of::products_begin();",
             self._scored("key_tile + (1 - turn) * key_place"),
             "of::products_asked();",
-            _SUMS.format("value_tile + turn * value_place"),
+            SUMS.format("value_tile + turn * value_place"),
             "of::products_asked();",
             *self._following("start", "value_tile + (1 - turn) * value_place", "key_tile + turn * key_place"),
             "of::products_done<1>();",
@@ -99,8 +103,8 @@ class TogetherText(AttentionText):
             "of::products_done<0>();",
             "of::hold(sums[0]);",
             "of::hold(powers);",
-            *_SCALED,
-            *_PACKED,
+            *SCALED,
+            *PACKED,
         ]
 
     def _softmax(self) -> list[str]:

@@ -28,7 +28,7 @@ from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_pl
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, box_of, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
-from onnxfuse.schedules.product_maps import Mapped, mapped
+from onnxfuse.schedules.product_maps import Mapped, map_parameter, mapped
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
     ProductParts,
@@ -45,7 +45,7 @@ from onnxfuse.schedules.product_specialised import SpecialisedText
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.product_windows import Windows
 from onnxfuse.schedules.schedule import Does, Expected, Request, Schedule
-from onnxfuse.schedules.source import Entry, Function, Parameter, Signature, Source
+from onnxfuse.schedules.source import Entry, Function, Signature, Source
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import BLOCK_SHARED, MOST_SHARED
 
@@ -339,9 +339,7 @@ class _ProductWork:
             left = operands[0].map(shape.rows, symbols)
             text = SpecialisedText(self.parts, operands, self.lanes, shape, self.signature.sizes, first)
         self.maps += [left, *(operand.map(columns, symbols) for operand in operands[1:])]
-        taken = tuple(
-            Parameter("const __grid_constant__ of::TensorMap", f"m{place}", f"m{place}", "const of::TensorMap&")
-            for place in range(first, len(self.maps)))
+        taken = map(map_parameter, range(first, len(self.maps)))
         body = text.text()
         parameters = (*self.signature.parameters(body.sizes), *taken)
         function = self.functions[shape.name] = Function(f"of_{shape.name}", (), parameters, body.text)

@@ -91,7 +91,7 @@ def boxed_of(
     image, axes = windows.image, (windows.y, windows.x)
     if not isinstance(image, Load) or image.conditions or not TYPES[image.dtype].is_narrow or not windows.channels:
         return None
-    steps = steps_of(parts, image.offset) or {}
+    steps = steps_of(parts.puller, image.offset) or {}
     names = tuple(f"@{name}" for name in ORDER)
     sizes = (dim(windows.channels), windows.x.extent, windows.y.extent, windows.images)
     # An axis of one element has no step, and may have any; many that are the same element have none either.

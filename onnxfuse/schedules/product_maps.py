@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from onnxfuse.graph.dims import Dim, dim, symbol
 from onnxfuse.ir.scalars import BFLOAT16, TYPES
 from onnxfuse.lowering.launch import expression
-from onnxfuse.lowering.pull import Load, Scalar
+from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.lowering.tensor_map import MOST_RANK, TensorMap
 from onnxfuse.schedules.attention_shape import PANEL, WIDTH
 from onnxfuse.schedules.product_parts import ProductParts
+from onnxfuse.schedules.source import Parameter
 
 BYTES = 2
 """Of an element."""
 
 PROMOTION = 256
 """Bytes that the second-level cache fetches together: what two stages copy of a row."""
+
+
+FIRST = ""
+"""The axis of two whose second is where an operand begins that is a part of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +65,26 @@ class Mapped:
 def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
     """An operand whose rows are those of a loop, ``@m`` or ``@n``, as a tensor in memory; None where it is computed, of
     float32, or lies otherwise."""
-    if not isinstance(scalar, Load) or scalar.conditions or not TYPES[scalar.dtype].is_narrow:
-        return None
-    steps = steps_of(parts, scalar.offset)
-    if steps is None or not {loop, "@k"} <= steps.keys() or len(steps) > MOST_RANK:
+    steps = steps_of(parts.puller, scalar.offset) if isinstance(scalar, Load) else None
+    if steps is None or not {loop, "@k"} <= steps.keys() or FIRST in steps:
         return None
     across = steps["@k"] != 1
-    first, second = (loop, "@k") if across else ("@k", loop)
-    batch = sorted(steps.keys() - {first, second})
-    if steps[first] != 1 or not all(_is_of_batch(parts, name) for name in batch):
+    return laid(parts.puller, scalar, (loop, "@k") if across else ("@k", loop), across=across)
+
+
+def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool = False) -> Mapped | None:
+    """What is read as it lies, as a tensor in memory: along the first of two loops side by side, by rows along the
+    second, and by the batch ``@b``; None where it lies otherwise, or is computed, or of float32."""
+    if not isinstance(scalar, Load) or scalar.conditions or not TYPES[scalar.dtype].is_narrow:
         return None
-    axes = (first, second, *batch)
-    sizes = [_extent(parts, name) for name in axes]
+    steps = steps_of(puller, scalar.offset)
+    if steps is None or not set(loops) <= steps.keys() or len(steps) > MOST_RANK or steps[loops[0]] != 1:
+        return None
+    batch = sorted(steps.keys() - set(loops))
+    if not all(name == FIRST or _is_of_batch(puller, name) for name in batch):
+        return None
+    axes = (*loops, *batch)
+    sizes = [dim(2) if name == FIRST else _extent(puller, name) for name in axes]
     strides = tuple(steps[name] for name in axes[1:])
     if any(stride.value is not None and (stride.value % WIDTH or stride.value <= 0) for stride in strides):
         return None
@@ -79,30 +92,36 @@ def mapped(parts: ProductParts, scalar: Scalar, loop: str) -> Mapped | None:
     return Mapped(scalar.input, scalar.dtype, axes, strides, known, across) if len(known) == len(axes) else None
 
 
-def steps_of(parts: ProductParts, offset: Dim) -> dict[str, Dim] | None:
-    """By how much an offset grows with each loop variable; None where that is no constant step of each, or the first
-    element is not the tensor's."""
-    space, found = parts.puller.space, dict[str, Dim]()
+def steps_of(puller: Puller, offset: Dim) -> dict[str, Dim] | None:
+    """By how much an offset grows with each loop variable, and, as ``FIRST``, where it begins if that is not the
+    tensor's first element; None where it does not grow by a constant step of each."""
+    space, found = puller.space, dict[str, Dim]()
     for monomial, factor in offset.terms.items():
         term = Dim({monomial: factor})
-        names = [name for name in term.symbols if space.is_variable(name) or name in parts.puller.gathered]
-        step = term.divide(symbol(names[0])) if len(names) == 1 else None
-        if step is None or names[0] in step.symbols:
+        names = [name for name in term.symbols if space.is_variable(name) or name in puller.gathered]
+        name = names[0] if names else FIRST
+        step = term.divide(symbol(name)) if names else term
+        if len(names) > 1 or step is None or name in step.symbols:
             return None
-        found[names[0]] = found.get(names[0], dim(0)) + step
+        found[name] = found.get(name, dim(0)) + step
     return found
 
 
-def _is_of_batch(parts: ProductParts, name: str) -> bool:
-    digit = parts.puller.space.variable(name)
+def _is_of_batch(puller: Puller, name: str) -> bool:
+    digit = puller.space.variable(name)
     return digit is not None and digit.base == "@b"
 
 
-def _extent(parts: ProductParts, name: str) -> Dim | None:
+def _extent(puller: Puller, name: str) -> Dim | None:
     """How many values a loop variable has."""
-    space = parts.puller.space
+    space = puller.space
     if name in space.extents:
         return space.extents[name]
     digit = space.digits[name]
     extent = space.extents[digit.base]
     return digit.size if digit.size is not None or extent is None else extent.divide(digit.step)
+
+
+def map_parameter(place: int) -> Parameter:
+    """The parameter of a kernel that is the plan's tensor map at a place."""
+    return Parameter("const __grid_constant__ of::TensorMap", f"m{place}", f"m{place}", "const of::TensorMap&")

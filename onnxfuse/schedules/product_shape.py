@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS, TILE_BYTES, WARPS
+from onnxfuse.schedules.attention_shape import (
+    ALL_SHARED,
+    ARRIVALS,
+    BLOCK_BYTES,
+    REGISTERS,
+    TILE_BYTES,
+    WARPS,
+)
 from onnxfuse.schedules.choice import Choice
 
 STAGE_BYTES = 128
@@ -21,13 +28,6 @@ GROUPS, MOST_GROUPS = 2, 3
 
 PIECE = 64
 """Sums of a row that a warp lays out in shared memory at a time, of 16 rows."""
-
-ARRIVALS = 8
-"""Bytes of a barrier that counts arrivals: two a stage, that it is there and that it was multiplied, and one a group
-that multiplies."""
-
-SHARES = {GROUPS: (40, 232), MOST_GROUPS: (32, 160)}
-"""Registers of a thread: of the four warps of which one copies, and of those that multiply, in so many groups."""
 
 FLOATS = 8
 """Numbers by which a row of sums in shared memory is longer than it is, so that rows lie in different banks."""

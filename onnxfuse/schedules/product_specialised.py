@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from onnxfuse.graph.dims import symbol
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load
-from onnxfuse.schedules.attention_shape import PANEL, WARPS, WIDTH
+from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, WIDTH
 from onnxfuse.schedules.kernel import moving_loads
 from onnxfuse.schedules.lanes import Lanes, Scope
 from onnxfuse.schedules.product_maps import Mapped
@@ -23,7 +23,6 @@ from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import (
     DEPTH,
     PIECE,
-    SHARES,
     SpecialisedShape,
 )
 from onnxfuse.schedules.product_text import ProductText

@@ -1,0 +1,259 @@
+"""Attention whose warps have roles: one copies keys and values by tensor maps, groups of four multiply.
+
+Each group has 64 queries of the block's and goes over all its keys: while a tile's scores are being multiplied, so is
+the tile before by its values, and while these are, the powers of the scores are computed, as ``attention_together`` has
+it.  Groups multiply by turns, so that one's products go on while another computes powers (Shah and others,
+"FlashAttention-3", 2024).  A tile of keys and one of values have two barriers each: that it is there, and that all
+groups are done with it; these tell only even from odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from onnxfuse.graph.dims import dim, symbol
+from onnxfuse.ir.scalars import FLOAT
+from onnxfuse.lowering.pull import Contracted
+from onnxfuse.schedules.attention_parts import AttentionParts, multiple_of
+from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, SpecialisedAttentionShape
+from onnxfuse.schedules.attention_text import LARGEST, TOTAL, summed
+from onnxfuse.schedules.attention_together import PACKED, SCALED, SCORES, SUMS, TogetherText
+from onnxfuse.schedules.lanes import Scope
+from onnxfuse.schedules.product_maps import FIRST, Mapped
+from onnxfuse.schedules.product_specialised import AVAILABLE
+from onnxfuse.schedules.source import Body
+from onnxfuse.schedules.text import added, indented, literal, unrolled
+
+LARGEST_FACTOR = 2.0**16
+"""Below which sums of 16-bit numbers times it are finite."""
+
+_DONE = "if (lane == 0) of::arrive({});"
+
+
+class SpecialisedAttentionText(TogetherText):
+    """The body of a kernel; the plan's tensor maps from ``first`` on are those of ``operands``, keys and values."""
+
+    counts = "rows = 16 * tiles * warps, pair = wide > 1 ? 2 : 1"
+
+    def __init__(
+        self, parts: AttentionParts, operands: Sequence[Mapped], shape: SpecialisedAttentionShape, columns: int,
+        sizes: Mapping[str, str], first: int
+    ) -> None:
+        parts, self.factor = _unscaled(parts)
+        super().__init__(parts, sizes, shape.keys, columns)
+        self.operands, self.shape, self.first = operands, shape, first
+        self.alone = shape.groups == 1
+
+    def functors(self) -> list[str]:
+        """Powers of scores that are not scaled before."""
+        largest, _ = super().functors()
+        return [largest, "using Powers = of::ExpScaled;"]
+
+    def powers(self) -> list[str]:
+        """With the factor of all scores in the exponent."""
+        return [
+            "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
+            *LARGEST,
+            f"const float by = {literal(self.factor, FLOAT)} * Powers::log2_e, reduced = largest * by;",
+            "const bool near = Powers::near(reduced);",
+            "const float offset = near ? reduced : Powers::offset(largest);",
+            "const float scale = near ? Powers::scale(most[i][half], by, offset) : "
+            "Powers::far_term(most[i][half], by, offset);",
+            "most[i][half] = largest;",
+            "float sum = 0.0f;",
+            "if (near) {", *indented(summed("Powers::term(power, by, offset)")),
+            "} else {", *indented(summed("Powers::far_term(power, by, offset)")), "}",
+            TOTAL,
+        ]
+
+    def text(self) -> Body:
+        """All of it."""
+        lines = [*self._begun(), *self._copying(), *self._multiplying()]
+        return Body("\n".join([AVAILABLE, *indented(lines), "#endif", ""]), frozenset(self.sizes.used))
+
+    def tiles(self) -> list[str]:
+        """Whole panels: queries, stages of keys and of values, and the barriers."""
+        return [
+            *self._instructions(),
+            f"constexpr int stages = {self.shape.stages}, groups = warps / {WARPS};",
+            *self.places(),
+            "T* const query_tiles = reinterpret_cast<T*>(of::tiles_from(of_dynamic));",
+            "T* const key_tiles = query_tiles + rows * (key_place / keys);",
+            "T* const value_tiles = key_tiles + stages * key_place;",
+            "of::Arrivals* const keys_here = reinterpret_cast<of::Arrivals*>(value_tiles + stages * value_place);",
+            "of::Arrivals* const keys_met = keys_here + stages;",
+            "of::Arrivals* const values_here = keys_met + stages;",
+            "of::Arrivals* const values_met = values_here + stages;",
+            "of::Arrivals* const queries_here = values_met + stages;",
+            "of::Arrivals* const allowed = queries_here + groups;",
+        ]
+
+    def _begun(self) -> list[str]:
+        """What all warps know, and the barriers."""
+        return [
+            *self.constants(),
+            "extern __shared__ __align__(1024) unsigned char of_dynamic[];",
+            *self.tiles(),
+            "// Which the compiler sees is the same for all of a warp.",
+            "const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), own = warp * 16;",
+            "const int lane = threadIdx.x % 32, group = lane / 4, corner = lane % 4 * 2;",
+            *self.placed(),
+            "if (threadIdx.x == 0) {",
+            "  for (int stage = 0; stage < stages; ++stage) {",
+            "    of::count_arrivals(keys_here + stage, 1), of::count_arrivals(values_here + stage, 1);",
+            "    of::count_arrivals(keys_met + stage, warps), of::count_arrivals(values_met + stage, warps);",
+            "  }",
+            "  for (int each = 0; each < groups; ++each)",
+            f"    of::count_arrivals(queries_here + each, {WARPS}), of::count_arrivals(allowed + each, {WARPS});",
+            "  of::arrivals_counted();",
+            "}",
+            "__syncthreads();",
+        ]
+
+    def _registers(self, what: str, share: int) -> list[str]:
+        """Where groups need more than their even share."""
+        return [] if self.alone else [f"of::{what}_registers<{SHARES[self.shape.groups][share]}>();"]
+
+    # ---- The warp that copies. ----
+
+    def _copying(self) -> list[str]:
+        maps = [f"of::fetch_map(m{self.first + place});" for place in range(len(self.operands))]
+        return [
+            "if (warp >= warps) {",
+            *indented([
+                *self._registers("give", 0),
+                "if (threadIdx.x != 32 * warps) return;",
+                *maps,
+                "int turn = 0, phase = 0;",
+                "// There is a tile where a block sees no key, too.",
+                f"for (idx start = {self.begin}; start == {self.begin} || start < {self.end}; start += keys) {{",
+                *indented([*self._copied(0, "key"), *self._copied(1, "value"),
+                           "if (++turn == stages) turn = 0, phase ^= 1;"]),
+                "}",
+                "return;",
+            ]),
+            "}",
+        ]
+
+    def _copied(self, place: int, name: str) -> list[str]:
+        """Panels of a tile, once everybody is done with what was there before."""
+        operand = self.operands[place]
+        writer = self._writer(self.parts.accesses[1 + place].lanes)
+        batch = [writer.index(dim(1) if axis == FIRST else symbol(axis)) for axis in operand.axes[2:]]
+        coordinates = ", ".join(f"(int)({one})" for one in ("panel", "start", *batch))
+        return ["{", *indented([
+            f"of::wait_for({name}s_met + turn, phase ^ 1);",
+            f"of::arrive_before({name}s_here + turn, {name}_place * (int)sizeof(T));",
+            *writer.upto(Scope.VECTOR),
+            *unrolled(f"int panel = 0; panel < {name}_place / keys; panel += {PANEL}", [
+                f"const int at[] = {{{coordinates}}};",
+                f"of::copy_tile({name}_tiles + turn * {name}_place + panel * keys, m{self.first + place}, "
+                f"{name}s_here + turn, at);"]),
+        ]), "}"]
+
+    # ---- The groups that multiply. ----
+
+    def _multiplying(self) -> list[str]:
+        return [
+            *self._registers("take", 1),
+            f"const int party = warp / {WARPS};",
+            "T* const query_tile = query_tiles + party * (64 * (key_place / keys));",
+            *self._queries(),
+            *self.sums(),
+            *self._softmax(),
+            *self.loop(),
+            *self.closing(),
+        ]
+
+    def _queries(self) -> list[str]:
+        """A group's own."""
+        return [
+            "{",
+            *indented([
+                f"constexpr int rows = 64, threads = {32 * WARPS};",
+                "const idx first_own = first + party * rows;",
+                *self.bring(0, "query_tile", "first_own"),
+            ]),
+            "}",
+            "of::copies_asked();",
+            "of::copies_here<0>();",
+            "of::tiles_written();",
+            "__syncwarp();",
+            _DONE.format("queries_here + party"),
+            "of::wait_for(queries_here + party, 0);",
+        ]
+
+    def _scored(self, tile: str) -> str:
+        return SCORES.format("64", "false", tile, f"warp % {WARPS} * 16")
+
+    def loop(self) -> list[str]:
+        """The first scores, then tile by tile scores and the sums of the tile before, then the last sums."""
+        advanced = "if (++turn == stages) turn = 0, phase ^= 1;"
+        return [
+            "of::wait_for(keys_here, 0);",
+            "of::products_begin();",
+            self._scored("key_tiles"),
+            "of::products_asked();",
+            "of::products_done<0>();",
+            "of::hold(scores[0]);",
+            _DONE.format("keys_met"),
+            f"softmax({self.begin});",
+            *PACKED,
+            "// The stage of the keys at hand, and that of the values of the tile before.",
+            "int turn = 0, phase = 0, before = 0, phase_before = 0;",
+            *([] if self.alone else ["int allowing = party == 0;"]),
+            f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys) {{",
+            *indented([
+                advanced,
+                *self._step(),
+                "before = turn, phase_before = phase;",
+            ]),
+            "}",
+            "of::wait_for(values_here + before, phase_before);",
+            "of::products_begin();",
+            SUMS.format("value_tiles + before * value_place"),
+            "of::products_asked();",
+            "of::products_done<0>();",
+            "of::hold(sums[0]);",
+        ]
+
+    def _step(self) -> list[str]:
+        """The scores of a tile and their powers, and the sums of the tile before."""
+        return [
+            "of::wait_for(keys_here + turn, phase);",
+            "of::wait_for(values_here + before, phase_before);",
+            *([] if self.alone else [
+                "// The other groups have asked for their products.",
+                "of::wait_for(allowed + party, allowing);",
+                "allowing ^= 1;"]),
+            "of::products_begin();",
+            self._scored("key_tiles + turn * key_place"),
+            "of::products_asked();",
+            SUMS.format("value_tiles + before * value_place"),
+            "of::products_asked();",
+            *([] if self.alone else ["__syncwarp();", _DONE.format("allowed + (party + 1) % groups")]),
+            "of::products_done<1>();",
+            "of::hold(scores[0]);",
+            _DONE.format("keys_met + turn"),
+            "softmax(start);",
+            "of::products_done<0>();",
+            "of::hold(sums[0]);",
+            "of::hold(powers);",
+            _DONE.format("values_met + before"),
+            *SCALED,
+            *PACKED,
+        ]
+
+
+def _unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
+    """An attention whose scores are the sums themselves, and what they are to be multiplied by, where that is all that
+    is done to scores which are not masked."""
+    visible = parts.visible
+    score, factor = multiple_of(parts.softmax.score if visible is None else visible.score)
+    factor *= parts.factor
+    if not isinstance(score, Contracted) or not 0 < factor < LARGEST_FACTOR:
+        return parts, 1.0
+    masked = None if visible is None else replace(visible, score=score)
+    own = parts.softmax if visible is not None else replace(parts.softmax, score=score)
+    return replace(parts, softmax=own, visible=masked, factor=1.0), factor

@@ -1,0 +1,200 @@
+"""Attention with a warp that copies keys and values: heads, lengths, masks, layouts, in the emulator against float64."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import test_schedules_attention_visible as visible
+from emulator import run_plan, variants_that_hold
+from kernel_harness import Made, arguments, check, random_inputs, told
+from test_schedules_attention import MASKED, PLAIN, SPELLINGS, attention
+
+from onnxfuse.schedules import Choice
+
+PLANNED = {"B": 1, "H": 2, "N": 2, "G": 1, "S": 200, "K": 300}
+
+
+def ways(made: Made) -> list[Choice]:
+    """Those with a warp that copies: one of each number of groups, with few keys so that there are several tiles."""
+    found: dict[int, Choice] = {}
+    for choice in made.kernel.choices:
+        if "stages" in dict(choice.settings):
+            known = found.setdefault(choice["warps"], choice)
+            found[choice["warps"]] = min(known, choice, key=lambda each: each["keys"])
+    return list(found.values())
+
+
+def checked(
+    made: Made, inputs: Mapping[str, np.ndarray], choices: Sequence[Choice] = (), planned: Mapping[str, int] = PLANNED,
+    **how: Any,
+) -> None:
+    """Each way, or those, gives what float64 does, and is what runs."""
+    for choice in choices or ways(made):
+        other = told(made, choice, planned)
+        assert other.kernel.choice == choice
+        first = variants_that_hold(other.kernel.plan, arguments(other, inputs), [], 90)[0]
+        assert "one copies" in first
+        check(other, inputs, limit=1, misalign=False, **how)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("depth", "columns"), [(16, 64), (40, 24), (64, 64), (72, 72), (128, 128), (256, 256), (64, 200)])
+def test_head_sizes(depth: int, columns: int, kind: str) -> None:
+    text = PLAIN.replace("S,64] y", f"S,{columns}] y").replace("K,64] v", f"K,{columns}] v").replace("64", str(depth))
+    made = attention(text, kind, planned=PLANNED)
+    assert ways(made)
+    checked(made, random_inputs(made, PLANNED), length=300)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(33, 1), (64, 64), (65, 63), (197, 197), (129, 321), (40, 1000)])
+def test_lengths(rows: int, keys: int) -> None:
+    """Tiles of which a part is there, one alone, and many: stages are used again."""
+    sizes = {"B": 2, "H": 1, "S": rows, "K": keys}
+    made = attention(PLAIN, planned=sizes)
+    checked(made, random_inputs(made, sizes), planned=sizes, length=keys)
+
+
+def test_every_tile() -> None:
+    """Of all that may be tried."""
+    made = attention(PLAIN, planned=PLANNED)
+    every = [choice for choice in made.kernel.choices if "stages" in dict(choice.settings)]
+    assert len({choice["keys"] for choice in every}) > 4
+    checked(made, random_inputs(made, {"B": 1, "H": 1, "S": 70, "K": 400}), every, length=400)
+
+
+@pytest.mark.parametrize("order", ["backward", 3, 11])
+def test_threads_in_any_order(order: str | int) -> None:
+    """Nobody reads a tile that is not there, or fills one that another still reads."""
+    made = attention(PLAIN, planned=PLANNED)
+    checked(made, random_inputs(made, {"B": 1, "H": 1, "S": 130, "K": 500}), length=500, orders=[order])
+
+
+HEADS = ("groups of heads that share keys", "a softmax in float32",
+         "heads of a joint projection", "an Einstein sum", "what follows", "a soft cap and a bias of the heads")
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_spellings(case: str) -> None:
+    """Wherever keys and values lie so that tensor maps copy them: under the strides of heads, a part of a joint
+    projection, heads in common; whatever is done to scores."""
+    text = SPELLINGS[case].replace("T[N,16,K] k", "T[N,K,16] kt").replace("T[B,2,16,K] k", "T[B,2,K,16] kt")
+    for wide, perm in (("T[N,K,16] kt", "0,2,1"), ("T[B,2,K,16] kt", "0,1,3,2")):
+        if wide in text:
+            text = text.replace("{ s = MatMul", f"{{ k = Transpose<perm = [{perm}]>(kt) s = MatMul")
+    made = attention(text, planned=PLANNED)
+    assert ways(made), case
+    checked(made, random_inputs(made, {"B": 2, "H": 1, "N": 2, "S": 70, "K": 150}), length=150)
+
+
+@pytest.mark.parametrize("case", ["one head of keys for all", "segments of queries and keys"])
+def test_keys_that_lie_across_are_brought_by_threads(case: str) -> None:
+    assert not ways(attention(SPELLINGS[case], planned=PLANNED))
+
+
+def test_values_that_are_computed_are_brought_by_threads() -> None:
+    text = PLAIN.replace("y = MatMul(p, v)", "w = Mul(v, v) y = MatMul(p, w)")
+    assert ways(attention(PLAIN, planned=PLANNED)) and not ways(attention(text, planned=PLANNED))
+
+
+@pytest.mark.parametrize("mask", ["causal", "causal, added", "a sliding window", "near places", "the other way"])
+@pytest.mark.parametrize("lengths", [(197, 197), (70, 300), (300, 70)])
+def test_keys_that_are_hidden(mask: str, lengths: tuple[int, int]) -> None:
+    """Are not copied; of more queries than keys the first see none."""
+    sizes = {"B": 2, "S": lengths[0], "K": lengths[1]}
+    made = visible.attention(visible.model(visible.MASKS[mask]), planned=sizes)
+    assert ways(made) and made.kernel.hides
+    checked(made, random_inputs(made, sizes), planned=sizes, length=lengths[1])
+
+
+@pytest.mark.parametrize("mask", ["later, the lowest", "a number times what is hidden"])
+def test_finite_masks_are_left_to_others(mask: str) -> None:
+    """Whose blocks may go over all keys again."""
+    made = visible.attention(visible.model(visible.MASKS[mask]), planned={"B": 2, "S": 300, "K": 300})
+    assert made.kernel.hides and not ways(made)
+
+
+@pytest.mark.parametrize("case", MASKED)
+def test_rows_that_are_masked_everywhere(case: str) -> None:
+    made = attention("g (T[2,S,16] q, T[2,K,16] k, T[2,K,16] v, T[S,K] m) => (T[2,S,16] y) <T zero = {0}> "
+                     f"{{ t = Transpose<perm = [0,2,1]>(k) s = MatMul(q, t) c = Add(s, m) p = Softmax(c) {MASKED[case]} }}", planned=PLANNED)
+    inputs = random_inputs(made, {"S": 70, "K": 150})
+    inputs["m"][:] = 0
+    inputs["m"][3], inputs["m"][4, :140], inputs["m"][5, 10:] = -np.inf, -np.inf, -np.inf
+    checked(made, inputs, length=150)
+    other = told(made, ways(made)[0], PLANNED)
+    (got,) = run_plan(other.kernel.plan, other.kernel.source, arguments(other, inputs), sm=90)
+    assert np.isnan(got[:, 3]).all() if case == "no number" else not got[:, 3].any()
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_the_lowest_number_as_a_mask(kind: str) -> None:
+    """A row that is masked so everywhere is uniform; products of such scores with the logarithm are finite."""
+    made = attention("g (T[2,S,16] q, T[2,K,16] k, T[2,K,16] v, T[S,K] m) => (T[2,S,16] y) { t = Transpose<perm = [0,2,1]>(k) "
+                     "s = MatMul(q, t) c = Add(s, m) p = Softmax(c) y = MatMul(p, v) }", kind, planned=PLANNED)
+    inputs = random_inputs(made, {"S": 65, "K": 200})
+    inputs["m"][:] = 0
+    lowest = ml_dtypes.finfo(inputs["m"].dtype).min
+    inputs["m"][1], inputs["m"][2, 3:], inputs["m"][3], inputs["m"][4, :150] = lowest, lowest, -np.inf, lowest
+    inputs["q"][:, 1] = 0
+    inputs["q"][1, 4] *= 3000
+    checked(made, inputs, length=200)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 60000.0])
+def test_numbers_at_the_edge(number: float) -> None:
+    """Scores are not scaled before their maximum is found: it may be any number."""
+    made = attention(PLAIN, planned=PLANNED)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 65, "K": 140})
+    inputs["q"][0, 0, 1, 3] = number
+    checked(made, inputs, length=140)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 33, "K": 140})
+    inputs["q"] *= np.float16(0.1)  # so that all powers are numbers of 16 bits
+    inputs["v"][0, 0, 130, 2] = number
+    checked(made, inputs, length=140, slack=2)
+
+
+@pytest.mark.parametrize("factor", [-2, 0, 0.001, 3000])
+def test_factors(factor: float) -> None:
+    """Of scores: one below zero turns their order, and is not left to the powers."""
+    made = attention(PLAIN.replace("<T f = {2}> { ", f"{{ w = Constant<value_float = {float(factor)}>() f = CastLike(w, q) ")
+                     .replace("Div(s, f)", "Mul(s, f)"), planned=PLANNED)
+    inputs = random_inputs(made, {"B": 1, "H": 1, "S": 40, "K": 140})
+    if factor == 3000:
+        inputs["q"] *= np.float16(0.002)
+    checked(made, inputs, length=140)
+
+
+@pytest.mark.parametrize("sizes", [{"S": 40, "K": 0}, {"B": 0, "S": 40, "K": 5}, {"S": 0, "K": 5}])
+def test_nothing(sizes: Mapping[str, int]) -> None:
+    """Of no keys there is no tensor map: others run."""
+    made = attention(PLAIN, planned=PLANNED)
+    for choice in ways(made):
+        other = told(made, choice, PLANNED)
+        check(other, random_inputs(other, {"B": 1, "H": 1} | dict(sizes)))
+
+
+def test_tiles_that_divide_few_keys() -> None:
+    """Evenly: of 197 keys two tiles have 112 each, not four 64."""
+    sizes = {"B": 2, "H": 1, "S": 197, "K": 197}
+    made = attention(PLAIN, planned=sizes)
+    even = [choice for choice in made.kernel.choices if choice["keys"] == 112]
+    assert [choice["warps"] for choice in even] == [8, 4]
+    checked(made, random_inputs(made, sizes), even, sizes, length=197)
+
+
+@pytest.mark.parametrize(("head", "words"), [(64, "4 warps with 1 x 16 queries, 4 multiply together, tiles of 64"),
+                                             (128, "8 warps with 1 x 16 queries, 4 multiply together, tiles of 128"),
+                                             (256, "8 warps with 1 x 16 queries, 4 multiply together, tiles of 64")])
+def test_long_sequences_run_so_unmeasured(head: int, words: str) -> None:
+    """Shorter ones as others were quickest, and those that tensor maps cannot copy."""
+    long = attention(PLAIN.replace("64", str(head)), planned={"B": 1, "H": 8, "S": 2048, "K": 2048}).kernel
+    assert long.plan.variants[0].name.startswith(f"{words} keys, width 8, one copies, 2 tiles ahead")
+    assert all(choice["keys"] != 64 or choice["warps"] != 4 or "stages" not in dict(choice.settings) for choice in long.choices) is (head == 64)
+    short = attention(PLAIN, planned={"B": 1, "H": 8, "S": 2047, "K": 2048}).kernel
+    assert "one copies" not in short.plan.variants[0].name
