@@ -56,6 +56,14 @@ CASES = {
         { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
     "attention of float32": """g (float[2,3,65,40] q, float[2,3,40,100] k, float[2,3,100,40] v) => (float[2,3,65,40] y)
         { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }""",
+    "attention, keys as they lie": """g (T[2,65,3,40] q, T[2,330,3,40] k, T[2,330,3,24] v) => (T[2,3,65,24] y)
+        { a = Transpose<perm = [0,2,1,3]>(q) b = Transpose<perm = [0,2,3,1]>(k) w = Transpose<perm = [0,2,1,3]>(v)
+          s = MatMul(a, b) p = Softmax(s) y = MatMul(p, w) }""",
+    "causal attention": """g (T[1,2,200,72] q, T[1,2,200,72] k, T[1,2,200,72] v) => (T[1,2,200,72] y)
+        <int64 nought = {0}, int64 once = {1}, int64 count = {200}, int64[1] axis = {1}>
+        { t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) places = Range(nought, count, once)
+          rows = Unsqueeze(places, axis) see = LessOrEqual(places, rows) low = Constant<value_float = -inf>()
+          deep = CastLike(low, q) c = Where(see, s, deep) p = Softmax(c) y = MatMul(p, v) }""",
     "attention": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v, T[2,1,1,97] m) => (T[2,3,65,40] y)
         { s = MatMul(q, k) t = Add(s, m) p = Softmax(t) y = MatMul(p, v) }""",
 }
