@@ -299,7 +299,8 @@ def launch(
     shared = situation.evaluate(step.shared)
     if shared + kernel.shared_size_bytes > 48 << 10:
         kernel.max_dynamic_shared_size_bytes = shared
-    launched(kernel.kernel.ptr, grid, block, shared, arguments)
+    cluster = tuple(situation.evaluate(size) for size in step.cluster or ())
+    launched(kernel.kernel.ptr, grid, block, shared, arguments, cluster)
     return 1
 
 

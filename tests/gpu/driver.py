@@ -54,15 +54,37 @@ def encoded(one: TensorMap, addresses: Mapping[str, int], situation: Situation) 
     return ctypes.create_string_buffer(held.raw[start:start + MAP_BYTES], MAP_BYTES)
 
 
+class _Attribute(ctypes.Structure):
+    """``CUlaunchAttribute``: what it is, and a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
+
+
+class _Launch(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = (("sizes", ctypes.c_uint * 7), ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint))
+
+
+_CLUSTER = 4
+"""``CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION``."""
+
+
 def launched(
-    function: int, grid: Sequence[int], block: Sequence[int], shared: int, arguments: Sequence[Any]
+    function: int, grid: Sequence[int], block: Sequence[int], shared: int, arguments: Sequence[Any],
+    cluster: Sequence[int] = (),
 ) -> None:
-    """Launch a kernel, by its handle, and wait for it; ``arguments`` are ctypes values, copied as they are.
+    """Launch a kernel, by its handle, and wait for it.
+
+    ``arguments`` are ctypes values, copied as they are; ``cluster``: blocks of one along each axis, if there are some.
 
     Raises:
         RuntimeError: the launch, or the kernel, fails.
     """
     pointers = (ctypes.c_void_p * max(len(arguments), 1))(*map(ctypes.addressof, arguments))
     whole = [*grid, *[1] * (3 - len(grid)), *block, *[1] * (3 - len(block)), shared]
-    _called("cuLaunchKernel", ctypes.c_void_p(function), *map(ctypes.c_uint, whole), None, pointers, None)
+    attribute = _Attribute(_CLUSTER, b"", (ctypes.c_uint * 16)(*cluster))
+    how = _Launch((ctypes.c_uint * 7)(*whole), None, ctypes.pointer(attribute), 1 if cluster else 0)
+    _called("cuLaunchKernelEx", ctypes.byref(how), ctypes.c_void_p(function), pointers, None)
     _called("cuCtxSynchronize")
