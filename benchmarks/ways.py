@@ -45,6 +45,7 @@ def cases() -> Iterator[tuple[str, str]]:
     yield from odd_sizes()
     yield from totals()
     yield from pieces()
+    yield from groups()
 
 
 def means() -> Iterator[tuple[str, str]]:
@@ -121,6 +122,22 @@ def pieces() -> Iterator[tuple[str, str]]:
         yield f"softmax of 8 time steps, {batch} x 256", (
             f"(float16[8,{batch},256] x) => ({outputs}) <int64[1] a = {{0}}> "
             f"{{ t = Tanh(x) {names} = Split <axis = 0> (t) {softmax} }}")
+
+
+def groups() -> Iterator[tuple[str, str]]:
+    """Norms over 32 groups of the channels of images whose channels are last, as those of the decoders of diffusion
+    models: a scale, a bias and a SiLU behind each."""
+    ones, zeros = ",".join(["1"] * 32), ",".join(["0"] * 32)
+    for batch, side, channels in ((2, 64, 128), (4, 64, 512), (4, 128, 128), (4, 128, 256), (4, 128, 512),
+                                  (4, 256, 128), (4, 256, 256)):
+        image = f"float16[{batch},{side},{side},{channels}]"
+        yield f"norm over groups, {batch} x {side} x {side} x {channels}", (
+            f"({image} x, float16[{channels},1,1] w, float16[{channels},1,1] b) => ({image} y) "
+            f"<int64[3] s = {{0,32,-1}}, int64[4] n = {{0,{channels},{side},{side}}}, "
+            f"float[32] u = {{{ones}}}, float[32] z = {{{zeros}}}> "
+            "{ g = Cast <to = 10> (u) h = Cast <to = 10> (z) f = Transpose <perm = [0,3,1,2]> (x) r = Reshape(f, s) "
+            "i = InstanceNormalization(r, g, h) q = Reshape(i, n) m = Mul(q, w) a = Add(m, b) p = Sigmoid(a) "
+            "v = Mul(a, p) y = Transpose <perm = [0,2,3,1]> (v) }")
 
 
 def measure(case: str, text: str, profile: Profile, dry_run: bool) -> WaysResult:

@@ -6,8 +6,9 @@ rows.py        reductions over the last axes, with maps around them; rows_text.p
 columns.py     reductions over other axes
 transposed.py  reductions between tensors that lie along the rows and others across; transposed_text.py its text
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
+pieces.py      long rows that lie in short pieces, in several steps too; pieces_text.py their text
 scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
-reduction.py   what these five have in common; phases.py the phases that they run in
+reduction.py   what these six have in common; phases.py the phases that they run in
 peel.py        rows that begin between two vectors
 stencil.py     depthwise convolutions; stencil_parts.py what they are of, stencil_shape.py tiles, stencil_text.py text
 stencil_last.py  those of images with channels last; stencil_last_shape.py strips, stencil_last_text.py text
@@ -35,6 +36,7 @@ from onnxfuse.schedules.attention import Attention
 from onnxfuse.schedules.choice import Choice
 from onnxfuse.schedules.columns import Columns
 from onnxfuse.schedules.kernel import USER, Kernel, alone, named
+from onnxfuse.schedules.pieces import Pieces
 from onnxfuse.schedules.pointwise import Pointwise
 from onnxfuse.schedules.pooling import Pooling
 from onnxfuse.schedules.product import Product
@@ -51,8 +53,8 @@ _COLUMNS, _ROWS = Columns(), Rows()
 
 SCHEDULES: dict[str, Schedule] = {
     each.name: each for each in (
-        Stencil(), StencilLast(), Attention(), Product(), Scans(), Split(_COLUMNS, _ROWS), Transposed(), _COLUMNS,
-        _ROWS, Pooling(), Pointwise(), Tiled())
+        Stencil(), StencilLast(), Attention(), Product(), Scans(), Pieces(_ROWS), Split(_COLUMNS, _ROWS), Transposed(),
+        _COLUMNS, _ROWS, Pooling(), Pointwise(), Tiled())
 }
 """All schedules by name, in the order in which they are asked for a region."""
 

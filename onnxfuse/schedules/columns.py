@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log2
+from typing import ClassVar
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.launch import Variant
@@ -191,14 +192,20 @@ def latency_factor(work: ReductionWork, width: int, deep: int) -> float:
 
 
 class ColumnPhases(PhaseText):
-    """What texts of columns share: how accumulators are combined and results are called."""
+    """What texts of columns share: how accumulators are combined and results are called.
+
+    Attributes:
+        room: numbers of shared memory that combining needs, as text.
+    """
+
+    room: ClassVar[str] = "of::room<deep, across, width>"
 
     def opening(self) -> list[str]:
         """The thread's place, and the shared memory."""
         kinds = dict.fromkeys(TYPES[each.dtype].compute for each in self.combining())
         return [
             "  const int column = threadIdx.x % across, place = threadIdx.x / across;",
-            *(f"  __shared__ {kind} {shared(kind)}[of::room<deep, across, width>];" for kind in kinds),
+            *(f"  __shared__ {kind} {shared(kind)}[{self.room}];" for kind in kinds),
         ]
 
     def combining(self) -> list[Reduced | Scanned]:

@@ -62,7 +62,7 @@ ENOUGH_THREADS = 8_000
 class Extent:
     """``count`` rows of ``length`` elements; ``planned`` is the length to make a variant for, ``rows`` how many are
     planned, ``choice`` what that variant is told to be; ``nearby`` are further lengths and counts to make variants
-    for."""
+    for.  Of ``pieces`` neighbouring rows one result is computed (``schedules.pieces``)."""
 
     count: Dim
     length: Dim
@@ -70,6 +70,7 @@ class Extent:
     rows: int | None
     choice: Choice | None = None
     nearby: tuple[tuple[int | None, int | None], ...] = ()
+    pieces: int = 1
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class ReductionWork:
         planned: sizes to plan for, by the text's symbols.
         peeled: the same with vectors from each row's first whole one on (``schedules.peel``), None where that has
             nothing for it.
+        apart: whether rows lie in pieces shorter than a sector, and are too long to be read across them.
     """
 
     lowered: Lowered
@@ -114,6 +116,7 @@ class ReductionWork:
     scattered: tuple[int, ...]
     planned: Mapping[str, int]
     peeled: ReductionWork | None = None
+    apart: bool = False
 
     @property
     def aligned(self) -> tuple[str, ...]:
@@ -186,10 +189,14 @@ class Reduction(Schedule):
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region whose rows are for this schedule."""
+        if has_scans(request.lowered) is not self.scans:
+            return None
         work = request.once(arranged)
         if work is None or isinstance(work, Refusal):
             return work
-        return self.of_rows(work, request.rule) if has_scans(request.lowered) is self.scans else None
+        if work.apart:
+            return Refusal("scattered-access", "the rows would be read element by element")
+        return self.of_rows(work, request.rule)
 
     @abstractmethod
     def of_rows(self, work: ReductionWork, rule: str) -> Kernel | Refusal | None:
@@ -213,57 +220,63 @@ class Reduction(Schedule):
 def arranged(request: Request) -> ReductionWork | Refusal | None:
     """The rows of a region with reductions, or why they have no kernel; None where it has no reductions."""
     lowered, sizes = request.lowered, request.sizes
-    program = lowered.program
-    reductions = [tensor for tensor in program.tensors if isinstance(tensor, Reduce | Scan)]
-    if not reductions:
+    reduction = next((tensor for tensor in lowered.program.tensors if isinstance(tensor, Reduce | Scan)), None)
+    if reduction is None:
         return None
-    found = arrangement(reductions[0].operand.shape, reductions[0].axes)
-    count, length = found.count, found.length
-    space = IndexSpace()
-    row, element = space.base("@row", count), space.base("@e", length)
-    row = row if count != 1 else row * 0
-    element = element if length != 1 else element * 0
-    rows = Rows(row, element, found)
-    places = _places(program, space, rows, reductions[0])
-    step = None if has_scans(lowered) else _step(program, places, space)
+    space, rows = natural_rows(reduction)
+    step, apart = None if has_scans(lowered) else step_of(lowered.program, reduction), False
+    length = rows.arrangement.length
     pieces = None if step is None else length.divide(step)
-    if step is not None and pieces is not None and _is_near(program, pieces, lowered.binding.at(length, sizes)):
+    if step is not None and pieces is not None:
         # Of what is added in any order, neighbours in memory come one after the other.
-        within, piece = space.delinear(element, (step, pieces))
-        element = piece * step + within
-        rows = Rows(row, element, found)
-        places = _places(program, space, rows, reductions[0])
-    puller = Puller(space, rows)
+        within, piece = space.delinear(rows.place, (step, pieces))
+        rows = replace(rows, place=piece * step + within)
+        apart = not _is_near(lowered.program, pieces, lowered.binding.at(length, sizes))
+    count = rows.arrangement.count
+    own, *others = (
+        (lowered.binding.at(length, each), lowered.binding.at(count, each)) for each in (sizes, *request.nearby))
+    work = pulled(request, reduction, (space, rows), Extent(count, length, *own, request.choice, tuple(others)))
+    return replace(work, apart=apart) if isinstance(work, ReductionWork) else work
+
+
+def natural_rows(reduction: Reduce | Scan) -> tuple[IndexSpace, Rows]:
+    """Loops over the rows of a reduction and over the elements of each, in the order of its operand's axes."""
+    found, space = arrangement(reduction.operand.shape, reduction.axes), IndexSpace()
+    row, element = space.base("@row", found.count), space.base("@e", found.length)
+    return space, Rows(row if found.count != 1 else row * 0, element if found.length != 1 else element * 0, found)
+
+
+def pulled(
+    request: Request, reduction: Reduce | Scan, loops: tuple[IndexSpace, Rows], extent: Extent
+) -> ReductionWork | Refusal:
+    """A region with its outputs pulled from loops over its rows, or why they cannot be."""
+    lowered, (space, rows) = request.lowered, loops
+    puller, places = Puller(space, rows), _places(lowered.program, space, rows, reduction)
     try:
-        outputs = [_output(lowered, index, (row, element), puller, places) for index in range(len(program.outputs))]
+        outputs = [_output(lowered, index, puller, places) for index in range(len(lowered.program.outputs))]
     except Unlowerable as stopped:
         return stopped.refusal
     if any(isinstance(scalar, Reduced | Scanned) for scalar in walk(puller.gathered.values())):
         return Refusal("reduced-index", "a tensor is indexed by what a reduction of the same region gives")
-    binding = lowered.binding
-    own, *others = ((binding.at(length, each), binding.at(count, each)) for each in (sizes, *request.nearby))
-    extent = Extent(count, length, *own, request.choice, tuple(others))
-    return _vectorised(lowered, (puller, found), outputs, extent, binding.planned(sizes))
+    return _vectorised(lowered, (puller, rows.arrangement), outputs, extent, lowered.binding.planned(request.sizes))
 
 
-def _output(
-    lowered: Lowered, index: int, at: tuple[Dim, Dim], puller: Puller, places: Mapping[int, Coordinates]
-) -> Output:
-    """An output at a row and an element of it.
+def _output(lowered: Lowered, index: int, puller: Puller, places: Mapping[int, Coordinates]) -> Output:
+    """An output at the row and the element at hand.
 
     Raises:
         Unlowerable: it fits neither, or its element cannot be pulled.
     """
-    tensor, space, (row, element) = lowered.program.outputs[index], puller.space, at
-    assert puller.rows is not None
-    found = puller.rows.arrangement
+    tensor, space, rows = lowered.program.outputs[index], puller.space, puller.rows
+    assert rows is not None and rows.row is not None
+    found = rows.arrangement
     size, count, length = product(tensor.shape), found.count, found.length
     whole = size == count * length and length != 1
     if not whole and size != count:
         named = size.substitute(lowered.binding.names)
         raise Unlowerable(Refusal(
             "iteration-shape", f"an output of {named} elements fits neither the rows nor their elements"))
-    natural = found.place(row, element, space) if whole else row
+    natural = found.place(rows.row, rows.place, space) if whole else rows.row
     place = space.linear(places[id(tensor)], tensor.shape) if id(tensor) in places else natural
     if place == natural or not _runs(place, whole, puller):
         within, place = space.delinear(natural, tensor.shape), natural
@@ -272,9 +285,11 @@ def _output(
     return Output(index, tensor.dtype, puller.element(tensor, within), whole, place)
 
 
-def _step(program: Program, places: Mapping[int, Coordinates], space: IndexSpace) -> Dim | None:
+def step_of(program: Program, reduction: Reduce | Scan) -> Dim | None:
     """The length of the pieces that rows are better read across, the first elements of all and then the second ones:
     where half of what is read and written whole lies so in memory, or more; None elsewhere."""
+    space, rows = natural_rows(reduction)
+    places = _places(program, space, rows, reduction)
     whole = [tensor for tensor in (*_inputs(program), *program.outputs) if id(tensor) in places]
     steps = [_far(space.linear(places[id(tensor)], tensor.shape), space) for tensor in whole]
     found = Counter(step for step in steps if step is not None)
@@ -285,8 +300,17 @@ def _step(program: Program, places: Mapping[int, Coordinates], space: IndexSpace
 def _is_near(program: Program, pieces: Dim, planned: int | None) -> bool:
     """Whether rows of so many pieces may be read across them: what lies side by side fills sectors, or rows are
     ``planned`` to be so short that registers hold them, and what is read beside them is still in the L2."""
-    smallest = min(TYPES[tensor.dtype].size for tensor in (*_inputs(program), *program.outputs))
-    return smallest * (pieces.value or 1) >= SECTOR_BYTES or (planned is not None and planned <= MOST_IN_PIECES)
+    return fills_sectors(program, pieces) or (planned is not None and planned <= MOST_IN_PIECES)
+
+
+def fills_sectors(program: Program, pieces: Dim) -> bool:
+    """Whether so many neighbours of any tensor make whole sectors."""
+    return smallest(program) * (pieces.value or 1) >= SECTOR_BYTES
+
+
+def smallest(program: Program) -> int:
+    """Bytes of an element of the narrowest tensor in memory."""
+    return min(TYPES[tensor.dtype].size for tensor in (*_inputs(program), *program.outputs))
 
 
 def _inputs(program: Program) -> list[Tensor]:
@@ -355,7 +379,9 @@ def _vectorised(
     way = _way(outputs, [*dict.fromkeys([*moving["@e"], *moving["@row"]])], puller, found)
     outputs = [replace(output, staged=output.index in way.outputs) for output in outputs]
     base = "@row" if way.across else "@e"
-    wide = [output for output in outputs if (output.whole or way.across) and not output.staged]
+    # What there is once for several columns is stored by one of them alone.
+    once = way.across and extent.pieces == 1
+    wide = [output for output in outputs if (output.whole or once) and not output.staged]
     loads = [load for load in moving[base] if load not in way.staged]
     dtypes = [output.dtype for output in wide if output.whole] + [load.dtype for load in (*loads, *way.staged)]
     candidates = {width: Lanes(puller.space, puller, base, "@row", width) for width in (1, 2, 4, 8)}
@@ -379,6 +405,8 @@ def _moving(outputs: Sequence[Output], puller: Puller, base: str) -> list[Load]:
 
 def _neighbours(extent: Extent, found: Arrangement, way: Way) -> Dim:
     """How many neighbours there are: vectors divide them."""
+    if extent.pieces > 1:
+        return extent.count
     if extent.length != 1 and way.across is found.across:
         return found.inner
     return extent.count if extent.length != 1 and way.across else extent.length

@@ -22,6 +22,7 @@ from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.columns import WARP, Columns, longest_kept, side_by_side
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow, has_reductions
 from onnxfuse.schedules.online import joins_maximum
+from onnxfuse.schedules.pieces_text import PieceSplit
 from onnxfuse.schedules.reduction import Reduction, ReductionWork, Ways
 from onnxfuse.schedules.rows import SHARED, Rows
 from onnxfuse.schedules.schedule import Expected
@@ -90,6 +91,7 @@ class SplitForm:
         unit: elements that chunks are multiples of.
         longest: length up to which rows are not split.
         shape: of its blocks.
+        pieces: columns side by side that make up one row.
     """
 
     shape: SplitShape
@@ -99,6 +101,19 @@ class SplitForm:
     whole: int
     unit: int
     longest: int
+    pieces: int = 1
+
+    @property
+    def text(self) -> type[RowSplit] | type[ColumnSplit] | type[PieceSplit]:
+        """What writes its steps."""
+        return PieceSplit if self.pieces > 1 else ColumnSplit if self.across else RowSplit
+
+    @property
+    def name(self) -> str:
+        """What stands in its kernels' names, with what tells those of pieces apart."""
+        words = self.text.words
+        told = f"{words}_{self.shape.threads}x{self.shape.blocks}_{self.rows}" if self.pieces > 1 else words
+        return told and f"{told}_"
 
 
 class Split(Reduction):
@@ -129,10 +144,10 @@ class Split(Reduction):
             return self.made(work, split.ways, rule)
         ways = other.beside(work, split.planned)
         own = self if split.planned and ways.choice is None else other
-        return own.made(work, _joined(ways, split), rule)
+        return own.made(work, joined(ways, split), rule)
 
 
-def _joined(ways: Ways, split: SplitWays) -> Ways:
+def joined(ways: Ways, split: SplitWays) -> Ways:
     """Both.  Behind what is told come those that split, where that is planned; else what keeps its rows in registers is
     before them.  Guards tell them apart."""
     first = 0 if ways.choice is None else 1
@@ -163,7 +178,7 @@ def split_ways(work: ReductionWork) -> SplitWays | None:
     if not (known or planned or any(near)):
         return None
     always = count is not None and length is not None and count <= form.whole * 8
-    ways = _ways(work, form, () if always else _guards(work, form))
+    ways = ways_of(work, form, () if always else _guards(work, form))
     if planned or always:
         ways = replace(ways, choice=choice, choices=tuple(offered))
     return SplitWays(ways, always, planned or always)
@@ -214,13 +229,14 @@ def _guards(work: ReductionWork, form: SplitForm) -> tuple[str, ...]:
     return tuple(guards)
 
 
-def _ways(work: ReductionWork, form: SplitForm, guards: tuple[str, ...]) -> Ways:
-    extent, phases = work.extent, work.frame.streaming
+def ways_of(work: ReductionWork, form: SplitForm, guards: tuple[str, ...]) -> Ways:
+    """The variants of a form, all under these guards and what their vectors and indices need."""
+    extent, phases, words = work.extent, work.frame.streaming, form.text.words
     count, length = work.expression(extent.count), work.expression(extent.length)
     blocks = count if form.rows == 1 else f"{count} {form.rows} ceil"
     # Chunks are whole units, as many blocks as the GPU holds have one each.
-    units, wanted = f"{length} {form.unit} ceil 1 max", f"sms {form.shape.blocks} * {blocks} ceil {MOST_CHUNKS} min"
-    chunk = f"{units} {wanted} ceil {form.unit} *"
+    units, wanted = f"{length} {form.unit} ceil 1 max", f"sms {form.shape.blocks} * {blocks} {form.text.share}"
+    chunk = f"{units} {wanted} {MOST_CHUNKS} min ceil {form.unit} *"
     chunks = f"{length} 1 max {chunk} ceil"
     parts = SplitParts(reductions_of(phases))
     signature = replace(work.signature, more=(
@@ -228,7 +244,8 @@ def _ways(work: ReductionWork, form: SplitForm, guards: tuple[str, ...]) -> Ways
         Parameter("const {index}", "chunk", f"i{{bits}}:{chunk}"),
         Parameter("const {index}", "chunks", f"i{{bits}}:{chunks}"),
     ))
-    ways = Ways(scratch=[f"{count} {chunks} * {parts.bytes} *"])
+    rows = count if form.pieces == 1 else f"{count} {form.pieces} //"
+    ways = Ways(scratch=[f"{rows} {chunks} * {parts.bytes} *"])
     functions = {each.frame.peeled: _functions(each, form, parts, signature) for each in _readers(work)}
     for of, width, bits, needed in _ways_to_read(work):
         # A block's columns are as many as its vectors hold: chunks stay the same whatever the vectors are.
@@ -236,15 +253,16 @@ def _ways(work: ReductionWork, form: SplitForm, guards: tuple[str, ...]) -> Ways
         peeled = "peeled_" if of.frame.peeled and width > 1 else ""
         steps = []
         for phase, function in enumerate(functions[of.frame.peeled]):
-            name = f"split{phase}_{'columns_' if across else ''}w{width}_{peeled}{bits}"
+            name = f"split{phase}_{form.name}w{width}_{peeled}{bits}"
             deep = max(form.shape.threads // across, 1) if across else 0
-            share = (deep, across) if across else (form.shape.threads,)
+            share = [deep, across] if across else [form.shape.threads]
+            share += [form.rows, form.pieces] if form.pieces > 1 else []
             threads = deep * across or form.shape.threads
             least = max(min(form.shape.blocks, MOST_THREADS // threads), 1)
             entry = function.entry(name, (width, *share), bits, threads, least)
             ways.entries.append(entry)
             steps.append(entry.step(blocks if is_last(phases, phase) else f"{blocks} {chunks} *"))
-        label = f"split, {'columns, ' if across else ''}width {width}, {'peeled, ' if peeled else ''}{bits}-bit"
+        label = f"split, {words and f'{words}, '}width {width}, {'peeled, ' if peeled else ''}{bits}-bit"
         ways.variants.append(Variant(label, tuple(steps), (*guards, *needed)))
         if not needed:
             break
@@ -273,21 +291,16 @@ def _ways_to_read(work: ReductionWork) -> Iterator[tuple[ReductionWork, int, int
 
 def _functions(work: ReductionWork, form: SplitForm, parts: SplitParts, signature: Signature) -> list[Function]:
     """The steps of a row."""
-    width = "vector" if work.frame.peeled else "width"
-    name, text = (f"split_{'peeled_' if work.frame.peeled else ''}", ColumnSplit if form.across else RowSplit)
-    bodies = [text(work.frame, phase, parts).text() for phase in range(work.frame.streaming.count)]
-    return [Function(f"{name}{phase}", (width, "deep", "across") if form.across else (width, "threads"),
-                     signature.parameters(body.sizes), body.text) for phase, body in enumerate(bodies)]
+    peeled, (width, *more) = work.frame.peeled, form.text.template
+    name = f"split_{'peeled_' if peeled else ''}"
+    bodies = [form.text(work.frame, phase, parts).text() for phase in range(work.frame.streaming.count)]
+    return [Function(f"{name}{phase}", ("vector" if peeled else width, *more), signature.parameters(body.sizes),
+                     body.text) for phase, body in enumerate(bodies)]
 
 
 def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> int:
     """Kernels that a region will take at these sizes on a GPU with so many multiprocessors, before one is made."""
-    depths: dict[int, int] = {}
-    first: Reduce | None = None
-    for tensor in lowered.program.tensors:
-        below = max((depths[id(operand)] for operand in operands(tensor)), default=0)
-        depths[id(tensor)] = below + (isinstance(tensor, Reduce) and not joins_maximum(tensor))
-        first = tensor if first is None and isinstance(tensor, Reduce) else first
+    first = next((tensor for tensor in lowered.program.tensors if isinstance(tensor, Reduce)), None)
     if first is None:
         return 1
     found = arrangement(first.operand.shape, first.axes).substitute(lowered.binding.names)
@@ -295,4 +308,13 @@ def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: 
         return 1
     count, length = found.count.evaluate(sizes), found.length.evaluate(sizes)
     blocks, longest = (count // WARP, LONG_COLUMN) if found.across else (count, KEPT_ROW)
-    return 1 + max(depths.values()) if 2 * blocks <= multiprocessors and length > longest else 1
+    return steps_apart(lowered) if 2 * blocks <= multiprocessors and length > longest else 1
+
+
+def steps_apart(lowered: Lowered) -> int:
+    """Phases of a region of which every one reads its rows anew."""
+    depths: dict[int, int] = {}
+    for tensor in lowered.program.tensors:
+        below = max((depths[id(operand)] for operand in operands(tensor)), default=0)
+        depths[id(tensor)] = below + (isinstance(tensor, Reduce) and not joins_maximum(tensor))
+    return 1 + max(depths.values(), default=0)

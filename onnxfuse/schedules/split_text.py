@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Reduced, Scalar, Scanned, children
@@ -57,7 +58,16 @@ def reductions_of(phases: Phases) -> list[Reduced]:
 
 
 class Step(PhaseText):
-    """One phase; ``parts`` says where the numbers of the others are."""
+    """One phase; ``parts`` says where the numbers of the others are.
+
+    Attributes:
+        words: what its kernels' names say of how rows lie; template: parameters of its functions' templates.
+        share: makes of a number of blocks, and of sets of rows, how many chunks each of these is to have.
+    """
+
+    words: ClassVar[str] = ""
+    template: ClassVar[tuple[str, ...]]
+    share: ClassVar[str] = "ceil"
 
     def __init__(self, frame: Frame, phase: int, parts: SplitParts) -> None:
         super().__init__(frame, keep=False)
@@ -68,6 +78,11 @@ class Step(PhaseText):
     def last(self) -> bool:
         """Whether what there is once a row is written too."""
         return self.phase == self.phases.count - 1
+
+    @property
+    def rows(self) -> str:
+        """How many rows there are, as text: there is one number of each in scratch for every chunk."""
+        return self.frame.count
 
     def roots(self) -> list[Scalar]:
         """What is computed an element, or once a row."""
@@ -83,7 +98,7 @@ class Step(PhaseText):
         needed = list(dict.fromkeys(
             each for found in _results(self.roots())
             for each in ((self.phases.online[found].largest, found) if found in self.phases.online else (found,))))
-        pointers = (self.parts.pointer(each, self.frame.count) for each in [*needed, *self.own()])
+        pointers = (self.parts.pointer(each, self.rows) for each in [*needed, *self.own()])
         lines = [*self.opening(), *pointers]
         if not self.alone:
             # The chunks are of what there is by vectors; edges are the first chunk's.
@@ -116,6 +131,7 @@ class Step(PhaseText):
 
 
 class RowSplit(Step):
+    template = ("width", "threads")
     live = ""
     thread = "edge"
 
@@ -200,6 +216,9 @@ class RowSplit(Step):
 
 
 class ColumnSplit(ColumnPhases, Step):
+    words = "columns"
+    template: ClassVar[tuple[str, ...]] = ("width", "deep", "across")
+
     @property
     def first(self) -> str:  # type: ignore[override]
         """Once a column."""
@@ -207,13 +226,11 @@ class ColumnSplit(ColumnPhases, Step):
 
     def opening(self) -> list[str]:
         """A block has a block of columns."""
-        if self.alone:
-            return [*super().opening(), *self.columns("(idx)blockIdx.x")]
-        return [
-            *super().opening(),
-            "  const idx part = (idx)blockIdx.x % chunks;",
-            *self.columns("(idx)blockIdx.x / chunks"),
-        ]
+        return [*super().opening(), *(self.columns("(idx)blockIdx.x") if self.alone else self.which())]
+
+    def which(self) -> list[str]:
+        """Which columns and chunk the block has."""
+        return ["  const idx part = (idx)blockIdx.x % chunks;", *self.columns("(idx)blockIdx.x / chunks")]
 
     def head(self) -> list[str]:
         """A thread has every ``deep``-th element of the chunk."""
@@ -221,47 +238,54 @@ class ColumnSplit(ColumnPhases, Step):
 
     def reduce(self, name: str, reduction: Reduced | Scanned) -> list[str]:
         """Over the block, into scratch."""
-        return [self.combined(name, reduction), self._stored(name, reduction)]
+        return [self.combined(name, reduction), *self.stored(name, reduction)]
 
-    def _stored(self, name: str, reduction: Reduced | Scanned) -> str:
-        target = f"{self.parts.names[reduction]} + ((long long)part * {self.frame.count} + row)"
-        return f"  if (live && place == 0) of::store({target}, of::pack<{TYPES[reduction.dtype].compute}>({name}));"
+    def stored(self, name: str, reduction: Reduced | Scanned) -> list[str]:
+        """Lines that write what the chunk amounts to into scratch."""
+        target = f"{self.parts.names[reduction]} + ((long long)part * {self.rows} + row)"
+        return [f"  if (live && place == 0) of::store({target}, of::pack<{TYPES[reduction.dtype].compute}>({name}));"]
+
+    def found(self, name: str, reduction: Reduced | Scanned) -> str:
+        """A line that reads what the ``c``-th chunk has of a reduction, a number a lane, as ``name``."""
+        source = f"{self.parts.names[reduction]} + ((long long)c * {self.rows} + row)"
+        kind = TYPES[reduction.dtype].compute
+        return f"    const of::Vector<{kind}, width> {name} = of::load<width>({source});"
+
+    def over_chunks(self, name: str, reduction: Reduced | Scanned) -> str:
+        """A line that makes of accumulators, which threads have of some chunks each, those of all chunks."""
+        return self.combined(name, reduction)
 
     def reduce_online(self, largest: tuple[str, Reduced], powers: tuple[str, Reduced]) -> list[str]:
         """Both over the block, into scratch."""
-        return [self.combined_online(largest, powers), self._stored(*largest), self._stored(*powers)]
+        return [self.combined_online(largest, powers), *self.stored(*largest), *self.stored(*powers)]
 
     def together_online(self, name: str, reduction: Reduced, online: Online) -> list[str]:
         """What each chunk has is scaled from its own maximum to the row's."""
-        kind, most = TYPES[reduction.dtype].compute, self.names[online.largest]
-        sums, maxima = (f"{self.parts.names[each]} + ((long long)c * {self.frame.count} + row)"
-                        for each in (reduction, online.largest))
+        most = self.names[online.largest]
         self.names[reduction] = f"{name}[v]"
         scaled = f"found.at[v] * {online.functor}::scale(largest.at[v], {online.functor}::offset({most}))"
         return [
             *(f"  {line}" for line in accumulators(name, reduction)),
             "  for (idx c = place; c < chunks; c += deep) {",
-            f"    const of::Vector<{kind}, width> found = of::load<width>({sums});",
-            f"    const of::Vector<{kind}, width> largest = of::load<width>({maxima});",
+            self.found("found", reduction), self.found("largest", online.largest),
             "#pragma unroll",
             f"    for (int v = 0; v < width; ++v) {name}[v] += {scaled};",
             "  }",
-            self.combined(name, reduction), *self.totals(most.removesuffix("[v]"), (name, reduction)),
+            self.over_chunks(name, reduction), *self.totals(most.removesuffix("[v]"), (name, reduction)),
         ]
 
     def together(self, name: str, reduction: Reduced) -> list[str]:
         """Every block does it, each thread for some of the chunks."""
-        functor, kind = REDUCTIONS[reduction.kind][0], TYPES[reduction.dtype].compute
+        functor = REDUCTIONS[reduction.kind][0]
         self.names[reduction] = f"{name}[v]"
-        source = f"{self.parts.names[reduction]} + ((long long)c * {self.frame.count} + row)"
         return [
             *(f"  {line}" for line in accumulators(name, reduction)),
             "  for (idx c = place; c < chunks; c += deep) {",
-            f"    const of::Vector<{kind}, width> found = of::load<width>({source});",
+            self.found("found", reduction),
             "#pragma unroll",
             f"    for (int v = 0; v < width; ++v) {name}[v] = {functor}::of({name}[v], found.at[v]);",
             "  }",
-            self.combined(name, reduction),
+            self.over_chunks(name, reduction),
         ]
 
 

@@ -1,4 +1,5 @@
-"""Regions with products: their kernels are in no plan before something was measured, and run here in every way."""
+"""Regions that run here in every way: with products, whose kernels are in no plan before something was measured, and
+with rows that few models have."""
 
 from __future__ import annotations
 
@@ -66,6 +67,12 @@ CASES = {
           deep = CastLike(low, q) c = Where(see, s, deep) p = Softmax(c) y = MatMul(p, v) }""",
     "attention": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v, T[2,1,1,97] m) => (T[2,3,65,40] y)
         { s = MatMul(q, k) t = Add(s, m) p = Softmax(t) y = MatMul(p, v) }""",
+    "long rows in pieces": """g (T[2,97,91,24] x, T[6] g, T[6] b, T[24,1,1] w) => (T[2,97,91,24] y)
+        <int64[3] s = {0,6,-1}, int64[4] t = {0,24,97,91}>
+        { f = Transpose<perm = [0,3,1,2]>(x) r = Reshape(f, s) i = InstanceNormalization(r, g, b) q = Reshape(i, t)
+          m = Mul(q, w) y = Transpose<perm = [0,2,3,1]>(m) }""",
+    "long rows in pieces, no vectors": """g (T[3,12001,7,3] x) => (T[3,12001,7,3] y, T[3,1,7,1] s)
+        <int64[2] a = {1,3}> { u = Tanh(x) s = ReduceLogSumExp(u, a) d = Sub(u, s) e = Neg(d) y = Exp(e) }""",
 }
 
 
