@@ -539,7 +539,8 @@ def test_a_dry_run_of_ways(tmp_path):
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines()[2:]]
     assert len(lines) == len(list(ways.cases()))
     for _, own, count, runtime, predicted, *times in lines:
-        assert own.startswith(("rows_", "scans_", "pointwise_w8", "split0_pieces_")) and int(count) >= 1 and float(predicted) > 1
+        assert own.startswith(("rows_", "scans_", "pointwise_w8", "split0_pieces_"))
+        assert int(count) >= 1 and float(predicted) > 1
         assert not runtime and not any(times)
     assert not list(tmp_path.iterdir())
 
