@@ -175,7 +175,7 @@ def plans_alone(text: str) -> str:
     return _DIGEST.sub("_", "\n== ".join(kept))
 
 
-_MODEL, _DIGEST = re.compile(r' "model": "\w+"'), re.compile(r"_[0-9a-f]{6}_(?=\w+')")
+_MODEL, _DIGEST = re.compile(r' "model": "\w+"'), re.compile(r"_[0-9a-f]{6}_(?=\w+['\"])")
 
 
 def compare(before: Path, after: Path, read: Callable[[str], str] = str) -> int:

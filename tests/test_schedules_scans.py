@@ -132,6 +132,20 @@ def test_threads_in_any_order_give_the_same_bits(total: str) -> None:
         assert all(np.array_equal(runs[0], other) for other in runs[1:])
 
 
+@pytest.mark.parametrize("text", [
+    "g (float[N,M,8] x, float[8] w) => (float[N,M,8] y) <int64 a = {1}, int64[2] f = {0,-1}, int64[3] b = {0,-1,8}> "
+    "{ s = Mul(x, w) r = Reshape(s, f) c = CumSum(r, a) t = Reshape(c, b) y = Mul(t, w) }",
+    "g (float[N,M,8,4] x, float[8,4] w) => (float[N,M,8,4] y) <int64 a = {1}, int64[3] f = {0,-1,4}, int64[4] b = {0,-1,8,4}> "
+    "{ s = Mul(x, w) r = Reshape(s, f) c = CumSum(r, a) t = Reshape(c, b) y = Mul(t, w) }",
+], ids=["along", "across"])
+def test_vectors_of_some_elements_are_asked_for_by_their_own_place(text: str) -> None:
+    """What all groups of eight elements have in common is read in two stages: once, and before both."""
+    made = make(text)
+    assert made.kernel.schedule == "scans" and "ahead_digit0" in made.kernel.source
+    for length in (1, 5, 33, 1025):
+        check(made, random_inputs(made, {"N": 2, "M": length}), length=length * 64)
+
+
 def test_integers_wrap() -> None:
     made = rows("CumSum", "int32")
     most = np.iinfo(np.int32).max

@@ -9,14 +9,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from element_loops import element_loops, same_for_all
 from kernel_harness import Made, failures, make, random_inputs
 from onnx import TensorProto
 from reference import difference, tolerance
 
 from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.runtime.compile import compile_cubin
+from onnxfuse.schedules import SCHEDULES
 from onnxfuse.schedules.headers import header
 from onnxfuse.schedules.kernel import INDEX_LIMIT
+from onnxfuse.schedules.reduction import Reduction
 from onnxfuse.schedules.source import Source
 
 SAMPLES = {
@@ -174,23 +177,87 @@ def test_one_division_by_a_size_of_the_run_gives_all_digits() -> None:
         assert not failures(made, random_inputs(made, sizes), orders=("forward",))
 
 
+GROUPS = ("g (T[N,64,H,W] x, T[32] s, T[32] z, T[64,1,1] u) => (T[N,64,H,W] y) <int64[3] a = {0,32,-1}> "
+          "{ h = Shape(x) r = Reshape(x, a) n = InstanceNormalization(r, s, z) k = Reshape(n, h) y = Mul(k, u) }")
+BOTH = GROUPS.replace("T[64,1,1] u)", "T[64,1,1] u, T[H,1] v)").replace("y = Mul(k, u)", "l = Mul(k, u) y = Mul(l, v)")
+BATCHES = "g (T[N,8,H,W] x) => (T[1,8,1,1] m) <int64[3] a = {0,2,3}> { m = ReduceMean(x, a) }"
+LINES = ("g (T[N,4,H,W] x) => (T[N,H,4,W] y) <int64[3] a = {1,2,3}> "
+         "{ m = ReduceMean(x, a) d = Sub(x, m) y = Transpose<perm=[0,2,1,3]>(d) }")
+
+
+@pytest.mark.parametrize(("text", "divisions"), [
+    # The channel of a pixel; that and its line; the image, and the place in it, the remainder by the same size.
+    (GROUPS, {"e / (s1 * s2)"}), (BOTH, {"e / s2", "quotient0 / s1", "quotient0 % s1"}), (BATCHES, {"e / (s1 * s2)", "e % (s1 * s2)"}),
+    # All digits, of which the output alone has most.
+    (LINES, {"e / s2", "e % s2", "quotient0 / s1", "quotient0 % s1"}),
+])
+def test_a_quotient_that_needs_no_other_is_not_taken_from_one(text: str, divisions: set[str]) -> None:
+    """A place is divided by an image's columns where something asks for its row, and not on the way to what it has of
+    images."""
+    made = make(text.replace("T[", "float16["), planned={"N": 2, "H": 64, "W": 64})
+    assert isinstance(made.kernel.code, Source)
+    loops = [line for function in made.kernel.code.functions for loop in element_loops(function.body) for line in loop]
+    found = {match[0] for line in loops for match in re.finditer(r"\w+ [/%] (\w+|\(.*?\))(?=;)", line)}
+    assert found == divisions
+    for sizes in ({"N": 2, "H": 3, "W": 5}, {"N": 1, "H": 1, "W": 1}, {"N": 3, "H": 8, "W": 4}):
+        assert not failures(made, random_inputs(made, sizes), length=256)
+
+
 DEVIATIONS = ("g (T[N,24,H,W] x, T[24,1,1] w, T[N,1,1,1] b) => (T[N,24,H,W] y, T[N,24,H,W] z) <int64[1] a = {1}> "
               "{ q = Mul(x, x) m = ReduceMean(q, a) r = Sqrt(m) y = Div(x, r) s = Mul(r, w) z = Add(s, b) }")
 
 
 @pytest.mark.parametrize(("kind", "divides"), [("float16", False), ("bfloat16", True), ("float", True), ("double", True)])
-def test_what_is_known_of_a_column_is_computed_before_the_loop(kind: str, divides: bool) -> None:
+@pytest.mark.parametrize("function", ["columns_in_registers", "columns_streaming"])
+def test_what_is_known_of_a_column_is_computed_before_the_loop(function: str, kind: str, divides: bool) -> None:
     """Digits of the column, what images have in common, the root, and in float16, which does not show it, the root's
     reciprocal."""
     made = make(DEVIATIONS.replace("T[", f"{kind}["), planned={"N": 2, "H": 8, "W": 8})
-    phase = made.kernel.source.partition("columns_streaming(")[2].partition("// Phase 2")[2]
-    before, loop, inside = phase.partition("for (idx e")
+    phase = made.kernel.source.partition(f"{function}(")[2].partition("// Phase 2")[2]
+    before, inside = re.split(r"for \((?:int item|idx e) =", phase, maxsplit=1)
     inside = inside.partition("of::store")[0]
-    assert loop and "of::sqrt" in before and "= of::value(i2[quotient" in before and not re.findall(r"of::(sqrt|reciprocal)| [/%] ", inside)
+    assert "of::sqrt" in before and "= of::value(i2[quotient" in before and not re.findall(r"of::(sqrt|reciprocal)| [/%] ", inside)
     assert ("of::divide" in inside) is divides
     inputs = random_inputs(made, {"N": 3, "H": 5, "W": 3})
     inputs["x"][0, :, 0, 0], inputs["x"][1, 3, 1, 1], inputs["x"][2, 3, 1, 1] = 0, np.inf, np.nan
     assert not failures(made, inputs, length=24)
+
+
+OF_ROWS = {
+    "rows": ("g (T[N,P,64] x, T[64] w, T[N,1,64] c) => (T[N,P,64] y) { n = LayerNormalization(x, w) y = Mul(n, c) }", {"N": 8, "P": 256}),
+    "columns": ("g (T[N,24,P] x, T[N,24,1] w) => (T[N,24,P] y) { n = LpNormalization<axis=1>(x) y = Mul(n, w) }", {"N": 8, "P": 256}),
+    "transposed": ("g (T[N,C,P] x, T[C] w) => (T[N,P,C] y) { t = Transpose<perm=[0,2,1]>(x) y = LayerNormalization(t, w) }",
+                   {"N": 32, "C": 96, "P": 3136}),
+    "split": ("g (T[N,P] x, T[P] w) => (T[N,P] y) { y = LayerNormalization(x, w) }", {"N": 2, "P": 1_000_000}),
+    "split columns": ("g (T[N,P,8] x) => (T[N,P,8] y) <int64[1] a = {1}> { l = ReduceL2(x, a) y = Div(x, l) }", {"N": 1, "P": 1_000_000}),
+    "scans": ("g (T[N,P,M] x, T[N,1,M] w) => (T[N,P,M] y) <int64 a = {2}> { s = Mul(x, w) p = Softmax(s) c = CumSum(p, a) y = Mul(c, w) }",
+              {"N": 1, "P": 2, "M": 300_000}),
+    "scans across": ("g (T[N,M,P,8] x, T[N,M,1,8] w) => (T[N,M,P,8] y) <int64 a = {1}> { s = Mul(x, w) p = Softmax<axis=1>(s) "
+                     "c = CumSum(p, a) y = Mul(c, w) }", {"N": 8, "P": 64, "M": 9}),
+}
+"""Regions for all schedules with reductions, whose names theirs begin with: each computes from a row's results what all
+of its elements take, and some read by vectors what depends on a part of the row's number."""
+
+COMPUTES = re.compile(r"of::(?!value\(|load<)\w+| (?:[-+*/%<>?]|[=!<>]=) ")
+
+
+@pytest.mark.parametrize("kind", ["float16", "float"])
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_nothing_of_a_row_is_computed_for_each_of_its_elements(name: str, kind: str) -> None:
+    """Where registers hold a row, where it is read again, and where blocks share it."""
+    text, planned = OF_ROWS[name]
+    made = make(text.replace("T[", f"{kind}["), opset=18, planned=planned)
+    code = made.kernel.code
+    assert isinstance(code, Source) and made.kernel.schedule == name.split()[0]
+    for function in code.functions:
+        for loop in element_loops(function.body):
+            assert not [line for line in same_for_all(loop) if COMPUTES.search(line.partition(" = ")[2])], function.name
+    for sizes in ({"N": 2, "P": 33, "M": 5, "C": 31}, {"N": 1, "P": 1, "M": 1, "C": 1}):
+        assert not failures(made, random_inputs(made, sizes), length=64)
+
+
+def test_all_schedules_with_reductions_are_read() -> None:
+    assert {name.split()[0] for name in OF_ROWS} == {each.name for each in SCHEDULES.values() if isinstance(each, Reduction)}
 
 
 def test_texts_are_the_same_each_time() -> None:

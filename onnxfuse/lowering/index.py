@@ -39,6 +39,8 @@ class IndexSpace:
         """Bases that are themselves polynomials, because no digit could be split off."""
         self.limits: dict[Monomial, Dim] = {}
         """Sizes that products of symbols are known to be under."""
+        self.places: dict[Dim, None] = {}
+        """Places in memory that were asked for."""
 
     def base(self, name: str, extent: Dim | None) -> Dim:
         """A new loop variable (or an index read from memory) that is at least 0 and under ``extent``."""
@@ -103,7 +105,9 @@ class IndexSpace:
             # The only coordinate of an axis of size one is 0, though a concatenation may have written it otherwise.
             total = total + coordinate * stride if size != 1 else total
             stride = stride * size
-        return self.merge(total)
+        place = self.merge(total)
+        self.places[place] = None
+        return place
 
     def divmod(self, index: Dim, size: Dim, floors: Coordinates = ()) -> tuple[Dim, Dim]:
         """Quotient and remainder of an index by a size; the index as a whole is not negative."""

@@ -41,7 +41,7 @@ from onnxfuse.ir.tensors import (
     Window,
 )
 from onnxfuse.lowering.arrangement import Arrangement, arrangement, coordinates
-from onnxfuse.lowering.index import Coordinates, IndexSpace
+from onnxfuse.lowering.index import Coordinates, Digit, IndexSpace
 from onnxfuse.refusal import Refusal
 
 NO_SCHEDULE = Refusal("no-schedule", "no schedule holds a contraction yet")
@@ -417,6 +417,19 @@ class Puller:
                 0, len(found) - 1, 2)]
             found = [*pairs, *found[2 * len(pairs):]]
         return found[0]
+
+    def digits(self) -> list[Digit]:
+        """The digits that something lies at, is read at or is chosen by, those among them that others are made of."""
+        names: dict[str, None] = {}
+        places = [*self.space.places, *(index for scalar in self._shared.values() for index in indices(scalar))]
+        waiting = [name for place in places for name in place.symbols]
+        while waiting:
+            name = waiting.pop()
+            if name not in names:
+                names[name] = None
+                waiting += self.space.derived[name].symbols if name in self.space.derived else ()
+                waiting += [self.space.digits[name].base] if name in self.space.digits else ()
+        return [self.space.digits[name] for name in names if name in self.space.digits]
 
     def _share(self, scalar: Scalar) -> Scalar:
         fields = (_key(name, content) for name, content in vars(scalar).items())

@@ -192,7 +192,8 @@ class PhaseText(ABC):
         self.arrays: dict[Scalar, str] = {}
         self.phase = 0
         self.sizes = Sizes(frame.sizes)
-        self.writer = Writer(frame.lanes, self.sizes, self.known, streams=not keep)
+        self.writer = Writer(frame.lanes, self.sizes, self.known)
+        self.ahead = Writer(frame.lanes, self.sizes, prefix="ahead_")
 
     # ---- What subclasses say. ----
 
@@ -320,6 +321,16 @@ class PhaseText(ABC):
                     room = "items * width + 1" if self.frame.peeled else "items * width"
                     turn.before.append(f"{TYPES[scalar.dtype].compute} {kept[value]}[{room}];")
             self.arrays[scalar] = kept[value]
+
+    def asked(self, vectors: Mapping[Load, str]) -> tuple[list[str], list[str]]:
+        """Lines before a loop over a thread's items, and in it, that fill arrays of these names with vectors which
+        stages after that loop read."""
+        loads = [f"{name}[item] = of::load<width>({self.ahead.address(load)});" for load, name in vectors.items()]
+        inside = [line for scope in (Scope.ROW, Scope.VECTOR) for line in self.ahead.lines[scope]
+                  if scope is Scope.VECTOR or self.frame.lanes.across]
+        before = self.ahead.outside()
+        self.ahead.leave(Scope.VECTOR)
+        return before, [*inside, *loads]
 
     def _comment(self) -> list[str]:
         """What the phase at hand is for; nothing where there is one."""

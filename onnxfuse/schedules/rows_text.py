@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned
-from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.phases import Frame, PhaseText, neutral
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Writer, indented
+from onnxfuse.schedules.text import indented
 
 EARLY_BYTES = 128
 """Bytes a thread may hold of what only later phases read."""
@@ -45,8 +44,8 @@ class RowText(PhaseText):
             self.phase = phase
             phases += self.phase_lines()
         place = phases.index(_EARLY) if _EARLY in phases else len(phases)
-        phases[place:place + 1] = self._early_loads()
-        lines += self.peel() + self.opening() + self._early_vectors() + phases + self.row_outputs()
+        early, phases[place:place + 1] = self._early_loads()
+        lines += self.peel() + self.opening() + early + phases + self.row_outputs()
         return self.body(lines)
 
     def opening(self) -> list[str]:
@@ -112,26 +111,20 @@ class RowText(PhaseText):
         late = f"of::load<width>({self.writer.address(load)})"
         return self.writer.of_vector(load, f"early ? {self.early[load]}[item] : {late}")
 
-    def _early_loads(self) -> list[str]:
-        """Ask for the vectors of later phases right after those of the first, where a thread has registers for them."""
+    def _early_loads(self) -> tuple[list[str], list[str]]:
+        """Room for the vectors of later phases, and lines that ask for them right after those of the first, where a
+        thread has registers for them."""
         if not self.early:
-            return []
-        writer = Writer(self.frame.lanes, self.sizes)
-        loads = [f"{name}[item] = of::load<width>({writer.address(load)});"
-                 for load, name in self.early.items()]
-        return ["      if constexpr (early) {", *indented([*writer.upto(Scope.LANE), *loads], 4), "      }"]
-
-    def _early_vectors(self) -> list[str]:
-        """Room for them."""
-        if not self.early:
-            return []
+            return [], []
+        before, inside = self.asked(self.early)
         sizes = " + ".join(str(TYPES[load.dtype].size) for load in self.early)
         vectors = [f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];"
                    for load, name in self.early.items()]
-        return [
+        room = [
             "  // What the last phases read is asked for with what the first one reads, where registers hold it.",
-            f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors,
+            f"  constexpr bool early = items * width * ({sizes}) <= {EARLY_BYTES};", *vectors, *indented(before),
         ]
+        return room, ["      if constexpr (early) {", *indented(inside, 4), "      }"]
 
 
 def online_over_threads(largest: tuple[str, Reduced], powers: tuple[str, Reduced], functor: str) -> list[str]:

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.columns import ColumnPhases
-from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.phases import Frame, Phases, PhaseText, neutral, vectors_of
 from onnxfuse.schedules.rows_text import RowText
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import Writer, indented
+from onnxfuse.schedules.text import indented
 
 
 def totals_of(roots: Iterable[Scalar]) -> list[Scanned]:
@@ -75,7 +75,7 @@ class Stages(PhaseText):
         self.stages: list[str] = []
         self.carried: list[str] = []
         self.backward = False
-        self.asked = False
+        self.ready = False
 
     def carry(self, total: Scanned, name: str) -> list[str]:
         """What comes before the first tile."""
@@ -94,8 +94,12 @@ class Stages(PhaseText):
         """The stages of these totals, those of what they are made of before them."""
         if self.tiles:
             self.scans.clear()
-        self.stages, self.carried = self._vectors() if self.tiles or not self.asked else [], []
-        self.asked, self.backward = True, False
+        self.stages, self.carried = [], []
+        if self.held and (self.tiles or not self.ready):
+            before, inside = self.asked(self.held)
+            self.carried += indented(before)
+            self.stages += self._vectors(inside)
+        self.ready, self.backward = True, False
         for total in totals:
             self.backward = self.backward or total.reverse
             if total not in self.scans:
@@ -125,15 +129,10 @@ class Stages(PhaseText):
             f"idx start = {first}; start < {end}; start += {tile}")
         return [*self.carried, f"  for ({tiles}) {{", *indented(lines), "  }"]
 
-    def _vectors(self) -> list[str]:
+    def _vectors(self, asked: list[str]) -> list[str]:
         """Ask for the vectors that several stages read, all at once."""
-        if not self.held:
-            return []
-        writer = Writer(self.frame.lanes, self.sizes)
-        loads = [f"{name}[item] = of::load<width>({writer.address(load)});"
-                 for load, name in self.held.items()]
         room = [f"  of::Vector<{TYPES[load.dtype].storage}, width> {name}[items];" for load, name in self.held.items()]
-        return [*room, *self.head(), *(f"      {line}" for line in [*writer.upto(Scope.LANE), *loads]), "    }", "  }"]
+        return [*room, *self.head(), *indented(asked, 3), "    }", "  }"]
 
     def _stage(self, total: Scanned) -> None:
         """What is totalled, and the totals in its place."""

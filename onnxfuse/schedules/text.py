@@ -111,16 +111,14 @@ class Writer:
         lanes: how indices move.
         sizes: names of size symbols; writers of one text share them.
         hook: called before an expression is written; may give its text (for values kept from an earlier phase).
-        streams: whether loops over the elements of a row go on for as long as it is.  Those over what registers hold
-            are unrolled, and there what is the same for all elements, but not for all lanes, takes fewer registers in
-            its place.
+        prefix: what all names begin with, where another writer's lines are around this one's.
     """
 
     def __init__(
-        self, lanes: Lanes, sizes: Sizes, hook: Callable[[Scalar], str | None] | None = None, *, streams: bool = False
+        self, lanes: Lanes, sizes: Sizes, hook: Callable[[Scalar], str | None] | None = None, prefix: str = ""
     ) -> None:
         self.lanes = lanes
-        self.streams = streams
+        self.prefix = prefix
         self.sizes = sizes
         self.hook = hook
         self.lines: dict[Scope, list[str]] = {scope: [] for scope in Scope}
@@ -131,6 +129,7 @@ class Writer:
         self._scopes: dict[Scalar, Scope] = {}
         self._exported: dict[Scalar, str] = {}
         self._reciprocals: dict[Scalar, Scalar] = {}
+        self._divided: dict[str, list[Dim]] = {}
 
     def leave(self, scope: Scope) -> list[str]:
         """Close a scope and those inside it; gives its lines, and forgets its names."""
@@ -160,7 +159,7 @@ class Writer:
         for outer in Scope:
             if key in self.names[outer]:
                 return self.names[outer][key]
-        name = self.fresh(word, scope)
+        name = self.fresh(self.prefix + word, scope)
         self.names[scope][key] = name
         self.lines[scope].append(f"const {kind} {name} = {text};")
         self.constants[scope].append((kind, name))
@@ -215,8 +214,15 @@ class Writer:
         return self.define(key, scope, "idx", text, "digit")
 
     def _steps(self, base: str) -> list[Dim]:
-        """Steps of a base's digits."""
-        return list(dict.fromkeys(digit.step for digit in self.lanes.space.digits.values() if digit.base == base))
+        """What a base is divided by anyway: steps of digits that are used, what a remainder among these is taken by,
+        which is the same division, and constants, which are as good as none."""
+        if base not in self._divided:
+            used = [digit for digit in self.lanes.puller.digits() if digit.base == base]
+            constant = [digit.step for digit in self.lanes.space.digits.values()
+                        if digit.base == base and digit.step.value is not None]
+            remainders = [digit.step * digit.size for digit in used if digit.size is not None and not digit.top]
+            self._divided[base] = list(dict.fromkeys([*constant, *(digit.step for digit in used), *remainders]))
+        return self._divided[base]
 
     def _quotient(self, base: str, step: Dim, scope: Scope, lane: bool) -> str:
         """``base // step``, from the quotient by the longest step that divides this one: so that no two divisions by
@@ -348,9 +354,7 @@ class Writer:
             case Constant():
                 return Scope.KERNEL
             case Reduced():
-                if not self.lanes.across:
-                    return Scope.ROW
-                return Scope.EACH_ROW if self.streams else Scope.LANE
+                return Scope.EACH_ROW if self.lanes.across else Scope.ROW
             case Scanned() | Contracted():
                 return Scope.LANE
             case Index():
