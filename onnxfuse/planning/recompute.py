@@ -15,7 +15,7 @@ can come of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.graph.model import Node, Place, Value
@@ -291,11 +291,7 @@ class _Stage:
         """Whether more is held until the readers ran, for the nodes that they compute again, than the values."""
         held = {value for node in nodes for value in node.inputs
                 if value is not None and value.producer not in nodes and not value.is_constant}
-        return self._bytes(held) > self._bytes(values)
-
-    def _bytes(self, values: Iterable[Value]) -> int:
-        known = self.maker.graph.values
-        return sum(self.costs.ledger.bytes_of(known[value.name]) or 0 for value in values)
+        return self.sketches.bytes_of(*held) > self.sketches.bytes_of(*values)
 
     # ---- Whether it may be. ----
 

@@ -98,9 +98,9 @@ class Sketches:
         found = list(self._cones(part, value, kept))
         if not found or not found[-1].border:
             return found[-1] if found else None
-        whole = self._size(value)
-        most = min(min(self._size(*cone.border) for cone in found) + WORTH * whole, whole - 1)
-        return next((cone for cone in found if self._size(*cone.border) <= most), None)
+        whole = self.bytes_of(value)
+        most = min(min(self.bytes_of(*cone.border) for cone in found) + WORTH * whole, whole - 1)
+        return next((cone for cone in found if self.bytes_of(*cone.border) <= most), None)
 
     def _cones(self, part: Part, value: Value, kept: Collection[Value]) -> Iterator[Cone]:
         """Longer and longer ones, by what computes the largest value of the border."""
@@ -110,7 +110,7 @@ class Sketches:
             cheap = {each: node for each in border if (node := each.producer) is not None and self._is_cheap(node)}
             if not cheap:
                 return
-            nodes.add(cheap[max(cheap, key=self._size)])
+            nodes.add(cheap[max(cheap, key=self.bytes_of)])
             if sum(not self.space.facts[each].view for each in nodes) > MOST_OPERATORS:
                 return
             border = tuple(dict.fromkeys(
@@ -119,7 +119,8 @@ class Sketches:
             if all(each.name in self.space.maker.graph.values for each in border):
                 yield Cone(frozenset(nodes), border)
 
-    def _size(self, *values: Value) -> int:
+    def bytes_of(self, *values: Value) -> int:
+        """Bytes of some values."""
         return sum(self.costs.ledger.bytes_of(value) or 0 for value in values)
 
     def _is_cheap(self, node: Node) -> bool:
