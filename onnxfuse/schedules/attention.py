@@ -19,7 +19,6 @@ from functools import cached_property
 from types import MappingProxyType
 
 from onnxfuse.ir.context import Unlowerable
-from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import postorder
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
@@ -48,7 +47,10 @@ from onnxfuse.schedules.kernel import (
     make_plan,
     moving_loads,
     narrow_guards,
+    sources,
+    targets,
     vector_guards,
+    vector_loads,
 )
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.product_maps import Mapped, laid, map_parameter
@@ -377,21 +379,18 @@ def _accesses(parts: AttentionParts, sizes: Mapping[str, int]) -> tuple[Attentio
         vectors = vectors and whole and divides(lanes, planned)
         copied = isinstance(scalar, Load) and alike and lanes.stride(scalar.offset) == 1
         made.append(Access(scalar, lanes, copied, along is not None))
-        guards += vector_guards(lowered, lanes, [
-            (f"i{load.input}", TYPES[load.dtype].size) for load in moving
-            if lanes.stride(load.offset) == 1 and is_vector(load, lanes)])
+        guards += vector_guards(lowered, lanes, sources(vector_loads(moving, lanes)))
     pairs = {}
     for base, roots in (("@k", [parts.softmax.score]), ("@n", [parts.result])):
         lanes = pairs[base] = Lanes(space, puller, base, "", 2)
         moving = moving_loads(roots, lanes)
         lanes.rely_on_loads(moving)
-        targets = [(f"i{load.input}", TYPES[load.dtype].size) for load in moving
-                   if is_vector(load, lanes) and lanes.stride(load.offset) == 1]
+        pointers = sources(vector_loads(moving, lanes))
         if base == "@n" and lanes.stride(parts.place) == 1 and lanes.aligned(parts.place):
             lanes.rely_on_vectors([parts.place])
-            targets.append(("o0", TYPES[lowered.program.outputs[0].dtype].size))
+            pointers += targets(lowered)
         vectors = vectors and divides(lanes, planned)
-        guards += vector_guards(lowered, lanes, targets)
+        guards += vector_guards(lowered, lanes, pointers)
     parts = replace(parts, accesses=tuple(made), along_keys=pairs["@k"], along_columns=pairs["@n"], vectors=vectors)
     return parts, tuple(dict.fromkeys(guards))
 

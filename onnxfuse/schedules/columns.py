@@ -16,7 +16,7 @@ from onnxfuse.lowering.launch import Variant
 from onnxfuse.lowering.pull import Reduced, Scanned
 from onnxfuse.schedules.choice import Choice, told
 from onnxfuse.schedules.kernel import STREAM, Kernel, fits_narrow
-from onnxfuse.schedules.phases import Frame, PhaseText, accumulators
+from onnxfuse.schedules.phases import PhaseText, accumulators
 from onnxfuse.schedules.reduction import ENOUGH_THREADS, KEPT_LIMIT, Reduction, ReductionWork, Ways
 from onnxfuse.schedules.source import Body, Function
 
@@ -266,9 +266,6 @@ class ColumnText(ColumnPhases):
     """The text of a column kernel."""
 
     first = "live && place == 0"
-
-    def __init__(self, frame: Frame, keep: bool) -> None:
-        super().__init__(frame, keep)
 
     def text(self) -> Body:
         """The whole body."""

@@ -217,6 +217,21 @@ def is_vector(load: Load, lanes: Lanes) -> bool:
     )
 
 
+def vector_loads(loads: Iterable[Load], lanes: Lanes) -> list[Load]:
+    """Those of some loads that the lanes of a vector make at once, each its own element."""
+    return [load for load in loads if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+
+
+def sources(loads: Iterable[Load]) -> list[tuple[str, int]]:
+    """Pointers that loads read from, as ``vector_guards`` has them."""
+    return [(f"i{load.input}", TYPES[load.dtype].size) for load in loads]
+
+
+def targets(lowered: Lowered) -> list[tuple[str, int]]:
+    """The same of all outputs."""
+    return [(f"o{place}", TYPES[output.dtype].size) for place, output in enumerate(lowered.program.outputs)]
+
+
 def staging_lanes(
     candidates: Iterable[Lanes], length: Dim, loads: Sequence[Load], places: Sequence[Dim], planned: Mapping[str, int],
 ) -> Lanes | None:

@@ -27,13 +27,15 @@ from onnxfuse.schedules.kernel import (
     Kernel,
     fits_narrow,
     has_reductions,
-    is_vector,
     make_plan,
     moving_loads,
     narrow_guards,
     pools,
     scattered_inputs,
+    sources,
+    targets,
     vector_guards,
+    vector_loads,
     widest,
 )
 from onnxfuse.schedules.lanes import Lanes, Scope
@@ -135,12 +137,8 @@ class Loop:
 
     def vectors(self, lowered: Lowered, lanes: Lanes) -> list[tuple[str, int]]:
         """Pointers to what is moved as vectors, and bytes of an element there."""
-        outputs = [(f"o{place}", TYPES[lowered.program.outputs[place].dtype].size) for place in self.outputs]
-        return outputs + [
-            (f"i{load.input}", TYPES[load.dtype].size)
-            for load in self.loads
-            if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
-        ]
+        outputs = targets(lowered)
+        return [*(outputs[place] for place in self.outputs), *sources(vector_loads(self.loads, lanes))]
 
 
 def _loops(lowered: Lowered, puller: Puller) -> list[Loop]:

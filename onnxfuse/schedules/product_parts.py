@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar
 from onnxfuse.refusal import Refusal
-from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, vector_guards
+from onnxfuse.schedules.kernel import divides, is_vector, moving_loads, sources, targets, vector_guards, vector_loads
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.layouts import reached
 from onnxfuse.schedules.multiplied import Multiplied, unmultiplied
@@ -187,8 +186,8 @@ def single(parts: ProductParts, scalar: Scalar, loop: str) -> Side:
 def side_guards(parts: ProductParts, side: Side) -> tuple[str, ...]:
     """Guards under which an operand can be read so."""
     moving = moving_loads([side.scalar, *parts.puller.gathered.values()], side.lanes)
-    return vector_guards(parts.lowered, side.lanes, [
-        (f"i{load.input}", TYPES[load.dtype].size) for load in moving if side.lanes.stride(load.offset) == 1])
+    read = sources(load for load in moving if side.lanes.stride(load.offset) == 1)
+    return vector_guards(parts.lowered, side.lanes, read)
 
 
 def result_lanes(
@@ -202,15 +201,13 @@ def result_lanes(
     stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
     if not stored or not all(map(lanes.may_divide, extents)):
         return parts.lanes(loop, 1), ()
-    vectors = [load for load in moving if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    vectors = vector_loads(moving, lanes)
     for extent in extents:
         lanes.rely_on_size(extent)
     lanes.rely_on_loads(vectors)
     lanes.rely_on_vectors(parts.places)
     if not divides(lanes, planned):
         return parts.lanes(loop, 1), ()
-    targets = [(f"i{load.input}", TYPES[load.dtype].size) for load in vectors]
-    targets += [(f"o{place}", TYPES[output.dtype].size) for place, output in enumerate(parts.lowered.program.outputs)]
-    return lanes, vector_guards(parts.lowered, lanes, targets)
+    return lanes, vector_guards(parts.lowered, lanes, [*sources(vectors), *targets(parts.lowered)])
 
 

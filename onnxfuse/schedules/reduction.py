@@ -35,7 +35,9 @@ from onnxfuse.schedules.kernel import (
     moving_loads,
     narrow_guards,
     scattered_inputs,
+    sources,
     vector_guards,
+    vector_loads,
     walk,
     widest,
 )
@@ -453,7 +455,7 @@ def _peeled(
     if any(along.space.is_variable(name) and name != "@row" for name in start.symbols):
         return None
     lanes = PeeledLanes(along.space, along.puller, "@e", "@row", width, start=start)
-    by_vectors = [load for load in rows if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    by_vectors = vector_loads(rows, lanes)
     others = [load for load in rows if load not in by_vectors and lanes.stride(load.offset) != 0]
     if not _stores(outputs, lanes) or len(by_vectors) + len(outputs) <= len(others):
         return None
@@ -471,8 +473,4 @@ def _stores(outputs: Sequence[Output], lanes: Lanes) -> bool:
 def _vectors(outputs: Sequence[Output], loads: Sequence[Load], lanes: Lanes) -> list[tuple[str, int]]:
     """Pointers that are read or written in vectors, with the bytes of an element."""
     vectors = [(f"o{output.index}", TYPES[output.dtype].size) for output in outputs]
-    return vectors + [
-        (f"i{load.input}", TYPES[load.dtype].size)
-        for load in loads
-        if lanes.stride(load.offset) == 1 and is_vector(load, lanes)
-    ]
+    return vectors + sources(vector_loads(loads, lanes))

@@ -12,11 +12,10 @@ from collections.abc import Iterable
 
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned, children
-from onnxfuse.schedules.columns import ColumnPhases
+from onnxfuse.schedules.columns import ColumnText
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.phases import Frame, Phases, PhaseText, neutral, vectors_of
 from onnxfuse.schedules.rows_text import RowText
-from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import indented
 
 
@@ -216,19 +215,9 @@ class AlongText(Along, RowText):
         self.start()
 
 
-class AcrossText(Across, ColumnPhases):
+class AcrossText(Across, ColumnText):
     """Totals of rows that lie side by side."""
-
-    first = "live && place == 0"
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame, keep=False)
         self.start()
-
-    def text(self) -> Body:
-        """The whole body."""
-        lines = [*self.opening(), *self.columns("(idx)blockIdx.x")]
-        for phase in range(self.phases.count):
-            self.phase = phase
-            lines += self.phase_lines()
-        return self.body([*lines, *self.row_outputs()])

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from onnxfuse.graph.dims import Dim, product
 from onnxfuse.ir.context import Unlowerable
-from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Contract
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
@@ -28,11 +27,13 @@ from onnxfuse.schedules.kernel import (
     divides,
     fits_narrow,
     has_reductions,
-    is_vector,
     make_plan,
     moving_loads,
     narrow_guards,
+    sources,
+    targets,
     vector_guards,
+    vector_loads,
     widest,
 )
 from onnxfuse.schedules.lanes import Lanes
@@ -187,12 +188,9 @@ def _sides(parts: StencilParts, sizes: Mapping[str, int]) -> _Sides:
         loads, image = 1, Lanes(space, puller, "@q", "", 1)
     if not divides(results, planned):
         stores, results = 1, Lanes(space, puller, "@L", "", 1)
-    pointers = [(f"i{load.input}", TYPES[load.dtype].size) for load in read
-                if image.stride(load.offset) == 1 and is_vector(load, image)]
-    targets = [(f"o{place}", TYPES[output.dtype].size) for place, output in enumerate(program.outputs)]
-    targets += [(f"i{load.input}", TYPES[load.dtype].size) for load in more
-                if results.stride(load.offset) == 1 and is_vector(load, results)]
-    guards = (*vector_guards(lowered, image, pointers), *vector_guards(lowered, results, targets))
+    stored = [*targets(lowered), *sources(vector_loads(more, results))]
+    guards = (*vector_guards(lowered, image, sources(vector_loads(read, image))),
+              *vector_guards(lowered, results, stored))
     row_loads = _within(parts, x.extent, loads, sizes) if x.start.value is not None else 1
     row_stores = _within(parts, x.count, stores, sizes)
     rows = [f"{expression(size, lowered.binding.symbols)} {width} % 0 =="

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from onnxfuse.ir.context import Unlowerable
-from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.launch import Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.refusal import Refusal
@@ -25,11 +24,13 @@ from onnxfuse.schedules.kernel import (
     divides,
     fits_narrow,
     has_reductions,
-    is_vector,
     make_plan,
     moving_loads,
     narrow_guards,
+    sources,
+    targets,
     vector_guards,
+    vector_loads,
     widest,
 )
 from onnxfuse.schedules.lanes import Lanes
@@ -121,7 +122,7 @@ def _lanes(parts: StencilLastParts, width: int, planned: Mapping[str, int]) -> t
     if not lanes.may_divide(parts.channels) or not all(
             lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places):
         return None
-    vectors = [load for load in moving if lanes.stride(load.offset) == 1 and is_vector(load, lanes)]
+    vectors = vector_loads(moving, lanes)
     if not all(load in vectors for load in moving_loads([parts.image], lanes)):
         return None
     lanes.rely_on_size(parts.channels)
@@ -129,9 +130,7 @@ def _lanes(parts: StencilLastParts, width: int, planned: Mapping[str, int]) -> t
     lanes.rely_on_vectors(parts.places)
     if not divides(lanes, planned):
         return None
-    targets = [(f"i{load.input}", TYPES[load.dtype].size) for load in vectors]
-    targets += [(f"o{place}", TYPES[output.dtype].size) for place, output in enumerate(outputs)]
-    return lanes, vector_guards(parts.lowered, lanes, targets)
+    return lanes, vector_guards(parts.lowered, lanes, [*sources(vectors), *targets(parts.lowered)])
 
 
 class _StencilLastWork:

@@ -29,13 +29,15 @@ from onnxfuse.schedules.kernel import (
     fits_narrow,
     has_reductions,
     is_scattered,
-    is_vector,
     make_plan,
     moving_loads,
     narrow_guards,
     pools,
+    sources,
     staging_lanes,
+    targets,
     vector_guards,
+    vector_loads,
     widest,
 )
 from onnxfuse.schedules.lanes import Lanes
@@ -302,14 +304,10 @@ class _Tiling:
         """The variants: tiles with their guards, the quickest first, the last one without guards."""
         down, across = work.down, work.across
         narrow = narrow_guards(self.lowered)
-        along_r = [(f"i{load.input}", TYPES[load.dtype].size) for load in work.loads]
-        along_r += [(f"o{target.index}", TYPES[target.dtype].size) for target in work.targets if target.staged]
-        along_i = [(f"o{target.index}", TYPES[target.dtype].size) for target in work.targets if not target.staged]
-        along_i += [
-            (f"i{load.input}", TYPES[load.dtype].size)
-            for load in self.direct
-            if across.stride(load.offset) == 1 and is_vector(load, across)
-        ]
+        outputs = targets(self.lowered)
+        along_r = [*sources(work.loads), *(outputs[target.index] for target in work.targets if target.staged)]
+        along_i = [outputs[target.index] for target in work.targets if not target.staged]
+        along_i += sources(vector_loads(self.direct, across))
         guards = {
             (down.width, 1): vector_guards(self.lowered, down, along_r),
             (1, across.width): vector_guards(self.lowered, across, along_i),
