@@ -24,14 +24,15 @@ from google.protobuf.text_encoding import CEscape
 from onnxfuse.errors import KernelError, ModelError, OutputError
 from onnxfuse.files import Part
 from onnxfuse.graph import LoadedModel, Value
+from onnxfuse.graph.sizes import type_name
 from onnxfuse.operators import load_graph
 from onnxfuse.rewriting import FusedNode, read_fused, save
 from onnxfuse.runtime import library_path
 from onnxfuse.verifying.sharing import without_weights
 
-_FLOAT = {"FLOAT16": "FP16", "BFLOAT16": "BF16", "FLOAT": "FP32", "DOUBLE": "FP64"}
-TYPES = {**{name: f"TYPE_{name}" for name in (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "STRING")},
+_FLOAT = {"float16": "FP16", "bfloat16": "BF16", "float": "FP32", "double": "FP64"}
+TYPES = {**{name: f"TYPE_{name.upper()}" for name in (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "string")},
     **{name: f"TYPE_{other}" for name, other in _FLOAT.items()}}
 """Triton's element types by ONNX's; others it has not."""
 
@@ -162,7 +163,7 @@ def _tensor(value: Value, kinds: dict[str, str], is_input: bool, place: str | No
     Raises:
         ModelError: Triton has no such values.
     """
-    dtype = onnx.TensorProto.DataType.Name(value.dtype) if value.dtype else "unknown"
+    dtype = type_name(value.dtype)
     shape = value.shape if value.declared is None or not is_input else value.declared
     found = Tensor(value.name, TYPES.get(dtype, ""),
                    tuple(-1 if size.value is None else size.value for size in shape or ()), is_input)

@@ -218,7 +218,7 @@ g (seq(float[n]) x) => (float[m] y) {
 @pytest.mark.parametrize(("text", "options", "words"), [
     (SEQUENCE, (), "The input 'x' is no tensor but a sequence, which Triton Inference Server does not serve."),
     ("g (float[n] x) => (complex64[n] y) { y = Cast<to = 14>(x) }", (),
-     "The output 'y' has the element type COMPLEX64"),
+     "The output 'y' has the element type complex64"),
     ("g (float[0] x) => (float[0] y) { y = Relu(x) }", (), "The input 'x' has no elements"),
     ("g (float[2, 2] x) => (float[2, 2] y) { y = Relu(x) }", ("--max-batch", "2"),
      "The input 'x' has no symbolic first axis, so that the server cannot put requests together."),

@@ -104,6 +104,11 @@ class TypeContext:
         numbers = [element.value for element in elements]
         return None if None in numbers else [number for number in numbers if number is not None]
 
+    def count(self, index: int) -> int | None:
+        """How many numbers a list that is an input holds, as of the sizes that a result shall have."""
+        length = self.shape(index)
+        return None if length is None or len(length) != 1 else length[0].value
+
     def constant(self, index: int) -> np.ndarray | None:
         """Contents of a small constant input."""
         value = self.value(index)

@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 
-from onnxfuse.graph.dims import Dim, broadcast, dim
+from onnxfuse.graph.dims import Dim, broadcast, dim, product
 from onnxfuse.graph.model import Node, Shape, Value
 from onnxfuse.graph.unknown import why_unknown
 from onnxfuse.ir.scalars import BOOL, DOUBLE, FLOAT, FUNCTIONS, INT64, TYPES
@@ -187,7 +187,7 @@ def total(kind: str, tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 def mean(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The mean over axes, kept with size one; float32 or float64."""
-    count = reduce(lambda a, b: a * b, (tensor.shape[axis] for axis in axes), dim(1))
+    count = product([tensor.shape[axis] for axis in axes])
     return apply("div", total("sum", tensor, axes), size_of(count, tensor.dtype))
 
 
@@ -196,7 +196,7 @@ def mean_of_shares(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
 
     For norms, as the runtime's running mean has it; the factor's rounding is no larger than that of the mean itself.
     """
-    count = reduce(lambda a, b: a * b, (tensor.shape[axis] for axis in axes), dim(1))
+    count = product([tensor.shape[axis] for axis in axes])
     share = apply("reciprocal", size_of(count, tensor.dtype)) if count.value is None else scalar(
         1 / max(count.value, 1), tensor.dtype)
     return total("sum", apply("mul", tensor, share), axes)

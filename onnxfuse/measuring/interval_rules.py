@@ -216,14 +216,12 @@ def _range(step: Step) -> Interval | None:
 
 def _cumulated(step: Step) -> Interval | None:
     """At most as many terms as there are elements along an axis, which may not be known: as along the longest."""
-    x, data = step.operand(0), step.node.inputs[0]
-    sizes = [] if data is None or data.shape is None else [step.facts.size(size) for size in data.shape]
-    if x is None or not sizes or None in sizes:
+    x, most = step.operand(0), _longest(step)
+    if x is None or most is None:
         return None
-    most = max(size for size in sizes if size is not None)
     axis = step.operand(1)
     if axis is not None and axis.low == axis.high:
-        most = step.facts.axis(data, int(axis.low)) or most
+        most = step.facts.axis(step.node.inputs[0], int(axis.low)) or most
     return Interval(min(x.low, x.low * most, 0), max(x.high, x.high * most, 0))
 
 
@@ -243,10 +241,16 @@ def _positions(step: Step) -> Interval | None:
 
 
 def _nonzero(step: Step) -> Interval | None:
+    longest = _longest(step)
+    return Interval(0, longest - 1) if longest else None
+
+
+def _longest(step: Step) -> int | None:
+    """The longest axis of the first operand; None where it has none, or one is not known."""
     data = step.node.inputs[0]
     sizes = [] if data is None or data.shape is None else [step.facts.size(size) for size in data.shape]
-    longest = max((size for size in sizes if size is not None), default=0)
-    return None if None in sizes or not longest else Interval(0, longest - 1)
+    known = [size for size in sizes if size is not None]
+    return max(known) if known and len(known) == len(sizes) else None
 
 
 def _top(step: Step) -> Interval | None:

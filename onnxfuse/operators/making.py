@@ -42,8 +42,7 @@ def constant_of_shape_types(context: TypeContext) -> list[Type]:
     dtype = 1 if value is None else _dtype_of(value)
     target = context.elements(0)
     if target is None:
-        length = context.shape(0)
-        rank = None if length is None or len(length) != 1 else length[0].value
+        rank = context.count(0)
         return [Type(dtype, None if rank is None else context.unknown_shape(rank))]
     count, elements = product(target).value, None
     if count is not None and count <= MAX_ELEMENTS and dtype in INTEGERS:
@@ -75,7 +74,7 @@ def range_types(context: TypeContext) -> list[Type]:
     return [Type(dtype, context.unknown_shape(1))]
 
 
-def eye_like_types(context: TypeContext) -> list[Type]:
+def like_types(context: TypeContext) -> list[Type]:
     given = context.attribute("dtype")
     return [Type(context.dtype() if given is None else int(given), context.shape())]
 
@@ -88,11 +87,6 @@ def multinomial_types(context: TypeContext) -> list[Type]:
 
 def random_types(context: TypeContext) -> list[Type]:
     return [Type(int(context.attribute("dtype", 1)), tuple(dim(int(size)) for size in context.attribute("shape")))]
-
-
-def random_like_types(context: TypeContext) -> list[Type]:
-    given = context.attribute("dtype")
-    return [Type(context.dtype() if given is None else int(given), context.shape())]
 
 
 def mel_types(context: TypeContext) -> list[Type]:
@@ -148,9 +142,9 @@ define("ConstantOfShape", kind=VIEW, types=constant_of_shape_types, lowering=con
 # Its numbers are places, which a kernel counts anyhow.
 define("Range", kind=VIEW, types=range_types, lowering=lower_range, arithmetic=none, host=(0, 1, 2), runtime=PLAIN)
 opaque("Range", domain=MICROSOFT, types=range_types, host=(), random=False)
-opaque("EyeLike", types=eye_like_types, host=(), random=False)
+opaque("EyeLike", types=like_types, host=(), random=False)
 opaque("RandomNormal", "RandomUniform", types=random_types, host=(), random=True)
-opaque("RandomNormalLike", "RandomUniformLike", "Bernoulli", types=random_like_types, host=(), random=True)
+opaque("RandomNormalLike", "RandomUniformLike", "Bernoulli", types=like_types, host=(), random=True)
 opaque("Multinomial", types=multinomial_types, host=(), random=True)
 opaque("BlackmanWindow", "HammingWindow", "HannWindow", types=window_types, host=(), random=False)
 opaque("MelWeightMatrix", types=mel_types, host=(), random=False)

@@ -70,27 +70,25 @@ def bias_add(node: Node, context: LoweringContext) -> Tensor:
     return apply("add", apply("add", operand(node, context, 0), operand(node, context, 1)), operand(node, context, 2))
 
 
-def skip_layer_normalization(node: Node, context: LoweringContext) -> list[Tensor | None]:
-    source, bias = operand(node, context, 0), optional(node, context, 4)
+def _skipped(node: Node, context: LoweringContext, bias: Tensor | None) -> tuple[Tensor, int]:
+    """What is normalised: the sum of the first two inputs and a bias; and the element type of the results."""
+    source = operand(node, context, 0)
     total = apply("add", wide(source), wide(operand(node, context, 1)))
-    total = total if bias is None else apply("add", total, wide(bias))
+    return total if bias is None else apply("add", total, wide(bias)), source.dtype
+
+
+def skip_layer_normalization(node: Node, context: LoweringContext) -> list[Tensor | None]:
+    total, dtype = _skipped(node, context, optional(node, context, 4))
     axes = (len(total.shape) - 1,)
     normal, average, inverse = layer_norm(accumulate(total), axes, number_attribute(node, "epsilon", 1e-12))
     result = scaled(normal, operand(node, context, 2), optional(node, context, 3))
-    return [declare(result, source.dtype), average, inverse, declare(total, source.dtype)]
+    return [declare(result, dtype), average, inverse, declare(total, dtype)]
 
 
 def skip_rms_normalization(node: Node, context: LoweringContext) -> list[Tensor | None]:
-    source, bias = operand(node, context, 0), optional(node, context, 3)
-    total = apply("add", wide(source), wide(operand(node, context, 1)))
-    total = total if bias is None else apply("add", total, wide(bias))
+    total, dtype = _skipped(node, context, optional(node, context, 3))
     normal = rms_norm(accumulate(total), (len(total.shape) - 1,), number_attribute(node, "epsilon", 1e-12))
-    return [
-        declare(scaled(normal, operand(node, context, 2), None), source.dtype),
-        None,
-        None,
-        declare(total, source.dtype),
-    ]
+    return [declare(scaled(normal, operand(node, context, 2), None), dtype), None, None, declare(total, dtype)]
 
 
 def simplified_layer_normalization(node: Node, context: LoweringContext) -> list[Tensor | None]:

@@ -12,10 +12,7 @@ from onnxfuse.refusal import Refusal
 
 def operand(node: Node, context: LoweringContext, place: int) -> Tensor:
     """Input ``place`` of a node as a tensor; it must be there."""
-    value = node.inputs[place] if place < len(node.inputs) else None
-    if value is None:
-        raise context.refuse("missing-input", f"{node.qualified_op} lacks its input {place}")
-    return context.tensor(value)
+    return context.tensor(present(node, context, place))
 
 
 def optional(node: Node, context: LoweringContext, place: int) -> Tensor | None:

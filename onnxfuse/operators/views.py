@@ -16,8 +16,7 @@ from onnxfuse.operators.record import PLAIN, VIEW, RuntimeKernel, define
 def reshape_types(context: TypeContext) -> list[Type]:
     target, shape = context.elements(1), context.shape()
     if target is None:
-        length = context.shape(1)
-        rank = None if length is None or len(length) != 1 else length[0].value
+        rank = context.count(1)
         known = None if rank is None else context.unknown_shape(rank)
         return [Type(context.dtype(), known, context.elements(0))]
     keep_zero = bool(context.attribute("allowzero", 0))
@@ -106,8 +105,7 @@ def unsqueeze_types(context: TypeContext) -> list[Type]:
 def expand_types(context: TypeContext) -> list[Type]:
     shape, target = context.shape(), context.elements(1)
     if shape is None or target is None:
-        length = context.shape(1)
-        rank = None if shape is None or length is None or len(length) != 1 else length[0].value
+        rank = context.count(1)
         known = None if rank is None or shape is None else context.unknown_shape(max(rank, len(shape)))
         return [Type(context.dtype(), known)]
     result = context.meet(shape, target)

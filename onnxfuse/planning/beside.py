@@ -13,7 +13,7 @@ from onnxfuse.operators import classify
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, measured_cost, stays, with_kernel
+from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, listed, measured_cost, stays
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -197,7 +197,7 @@ class Offer:
     def _costed(self, region: Region) -> tuple[Region, RegionCost] | Refusal:
         """A region with its kernel, and the cost to choose it by: measured; predicted where no larger one was measured
         and found slow."""
-        made = with_kernel(region, self.pool, self.context)
+        made = listed(region, self.pool, self.context)
         if isinstance(made, Refusal):
             return made
         cost = measured_cost(made, self.pool.maker.costs)

@@ -181,8 +181,9 @@ def _rate(pool: CandidatePool) -> float | None:
     return pool.maker.costs.profile.measured.attention_tflops
 
 
-def with_kernel(region: Region, pool: CandidatePool, context: Context) -> Region | Refusal:
-    """A region with its kernel and what was measured of it, for tuning to measure where nothing was."""
+def listed(region: Region, pool: CandidatePool, context: Context) -> Region | Refusal:
+    """Enter a region into the pool's list of those that measurements decide on, for tuning to measure where nothing
+    was; gives it with its kernel and what was measured of it, or why there is none."""
     made = pool.maker.with_kernel(region)
     if isinstance(made, Region):
         made = is_convex(made.view) or too_large(made, pool.maker.costs) or made
@@ -213,7 +214,7 @@ def measured_cost(region: Region, costs: CostModel) -> RegionCost | None:
 
 def _costed(region: Region, pool: CandidatePool, context: Context) -> tuple[Region, RegionCost] | Refusal:
     """A region with its kernel, and the cost to choose it by: measured, or predicted where that can be trusted."""
-    made = with_kernel(region, pool, context)
+    made = listed(region, pool, context)
     if isinstance(made, Refusal):
         return made
     cost = measured_cost(made, pool.maker.costs)

@@ -9,6 +9,7 @@ from onnx import helper
 
 from onnxfuse.graph.model import Value
 from onnxfuse.graph.order import graphs_of
+from onnxfuse.graph.sizes import type_name
 from onnxfuse.region import Region
 from onnxfuse.rewriting.invariants import InvariantError
 
@@ -21,7 +22,7 @@ def region_names(region: Region) -> list[tuple[str, Value]]:
 
 def type_of(value: Value) -> tuple[str, tuple[str, ...] | None]:
     """A value's element type and sizes as text, as a record keeps them."""
-    name = "UNDEFINED" if value.dtype is None else onnx.TensorProto.DataType.Name(value.dtype)
+    name = type_name(value.dtype or onnx.TensorProto.UNDEFINED).upper()
     return name, None if value.shape is None else tuple(map(str, value.shape))
 
 

@@ -62,15 +62,21 @@ def content_number(value: Any) -> Any:
     """The content of a constant of one element; anything else as it is."""
     if not isinstance(value, Value):
         return value
-    found = root(value)
-    if found.constant is None:
+    content = _contents(value)
+    if content.size != 1:
+        raise UnknownError("not-scalar", f"{value.name} has {content.size} elements")
+    return _plain(content[0])
+
+
+def _contents(value: Value) -> np.ndarray:
+    constant = root(value).constant
+    if constant is None:
         raise UnknownError("not-constant", f"the contents of {value.name} are not known before the model runs")
-    if found.constant.size != 1:
-        raise UnknownError("not-scalar", f"{value.name} has {found.constant.size} elements")
-    content = found.constant.reshape(-1)[0]
-    if content.dtype.kind in "biu":
-        return int(content)
-    return float(content)
+    return constant.reshape(-1)
+
+
+def _plain(item: Any) -> int | float:
+    return int(item) if item.dtype.kind in "biu" else float(item)
 
 
 @dataclass(frozen=True)
@@ -113,16 +119,8 @@ def _dim(scope: Scope, given: Any, axis: int) -> Dim:
 def _content(scope: Scope, given: Any) -> Any:
     if not isinstance(given, Value):
         return given
-    found = root(given)
-    if found.constant is None:
-        raise UnknownError("not-constant", f"the contents of {given.name} are not known before the model runs")
-    if found.constant.size == 1:
-        return content_number(given)
-    return [_shorten(item) for item in found.constant.reshape(-1)]
-
-
-def _shorten(item: Any) -> Any:
-    return int(item) if item.dtype.kind in "biu" else float(item)
+    content = [_plain(item) for item in _contents(given)]
+    return content[0] if len(content) == 1 else content
 
 
 def _is_scalar(scope: Scope, given: Any) -> bool:

@@ -67,8 +67,14 @@ class State:
     @property
     def time(self) -> float:
         """What the model's nodes that it stands for are predicted to take, in microseconds."""
+        return self.subject.count * self._once[0]
+
+    @property
+    def _once(self) -> tuple[float, float]:
+        """What one region's nodes and its kernel are predicted to take each time, in microseconds."""
         cost = self.subject.fusion.cost
-        return 1e6 * self.subject.count * cost.seconds_before / (cost.executions or 1.0)
+        runs = cost.executions or 1.0
+        return 1e6 * cost.seconds_before / runs, 1e6 * cost.seconds_after / runs
 
     def is_part(self, other: State) -> bool:
         """Whether another region has all its nodes and more."""
@@ -98,14 +104,13 @@ class State:
     @property
     def summary(self) -> Known:
         """What decides when that is."""
-        cost = self.subject.fusion.cost
+        before, after = self._once
         right = {name: row.microseconds for name, row in self.rows.items() if row.status == "ok"}
         ways = [microseconds for name, microseconds in right.items() if name != RUNTIME]
         opened = RUNTIME in self.rows and (self._bare or DEFAULT in self.rows)
-        once = 1e6 / (cost.executions or 1.0)
         return Known(
-            self.subject.count, once * cost.seconds_before, right.get(RUNTIME), min(ways, default=None), opened,
-            len(ways), self._products, self._bare, self._holder, once * cost.seconds_after)
+            self.subject.count, before, right.get(RUNTIME), min(ways, default=None), opened, len(ways), self._products,
+            self._bare, self._holder, after)
 
     @property
     def urgency(self) -> tuple[int, float]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from onnx import TensorProto, TypeProto
+from onnx import TypeProto
 
 from onnxfuse.errors import ModelError
 from onnxfuse.graph import Graph, LoadedModel, bind
+from onnxfuse.graph.sizes import type_name
 from onnxfuse.operators import load_graph
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.rewriting import FusedNode, Rewritten, planned_form, read_fused
@@ -109,7 +110,7 @@ def _type(kind: TypeProto) -> _Type:
         return _Type(str(kind.WhichOneof("value") or "any type").removesuffix("_type"), None)
     tensor = kind.tensor_type
     rank = len(tensor.shape.dim) if tensor.HasField("shape") else None
-    return _Type(TensorProto.DataType.Name(tensor.elem_type).lower(), rank)
+    return _Type(type_name(tensor.elem_type), rank)
 
 
 def _listed(border: Mapping[str, _Type]) -> str:
