@@ -121,13 +121,18 @@ def external_span(tensor: onnx.TensorProto) -> tuple[str, int, int]:
     return location, offset, length
 
 
-def external_path(tensor: onnx.TensorProto, location: str, folder: Path) -> Path:
+def external_path(tensor: onnx.TensorProto, location: str, folder: Path | None) -> Path:
     """The file that holds a tensor's external data.
 
     Raises:
-        ExternalDataError: the path leaves the model's folder, by its text or by a link.
+        ExternalDataError: the path leaves the model's folder, by its text or by a link, or that is not known.
     """
     place = f"tensor '{tensor.name}'"
+    if folder is None:
+        raise ExternalDataError(
+            f"Tensor '{tensor.name}' keeps its data in '{location}', and the model has no folder.", place=place,
+            remedy="Give the folder that holds the file, or load the model by path.",
+        )
     absolute = location.startswith(("/", "\\")) or (len(location) > 1 and location[1] == ":")
     if absolute or ".." in location.replace("\\", "/").split("/"):
         raise ExternalDataError(
@@ -171,11 +176,6 @@ def read(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray:
 
 def _with_external_data(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
     location, offset, length = external_span(tensor)
-    if folder is None:
-        raise ExternalDataError(
-            f"Tensor '{tensor.name}' keeps its data in '{location}', and the model has no folder.",
-            place=f"tensor '{tensor.name}'", remedy="Give the folder that holds the file, or load the model by path.",
-        )
     path = external_path(tensor, location, folder)
     try:
         with path.open("rb") as file:

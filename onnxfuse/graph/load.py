@@ -273,11 +273,6 @@ def _check_tensor(tensor: onnx.TensorProto, model: LoadedModel, sizes: dict[str,
 def _check_external(tensor: onnx.TensorProto, model: LoadedModel, sizes: dict[str, int]) -> None:
     location, offset, length = external_span(tensor)
     place = f"tensor '{tensor.name}'"
-    if model.folder is None:
-        raise ExternalDataError(
-            f"Tensor '{tensor.name}' keeps its data in '{location}', and the model has no folder.", place=place,
-            remedy="Give the folder that holds the file, or load the model by path.",
-        )
     if location not in sizes:
         path = external_path(tensor, location, model.folder)
         if not os.path.isfile(path):  # and False for names that no file can have

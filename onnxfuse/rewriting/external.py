@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import onnx
 
-from onnxfuse.errors import ExternalDataError, ModelError
+from onnxfuse.errors import ExternalDataError
 from onnxfuse.graph.constants import external_path, external_span, is_external, node_tensors, tensors
 
 CHUNK = 1 << 24
@@ -115,16 +115,9 @@ def span(tensor: onnx.TensorProto, folder: Path | None) -> Span:
     """Where a tensor's contents lie.
 
     Raises:
-        ExternalDataError: the reference is malformed or leaves the folder.
-        ModelError: the folder is unknown.
+        ExternalDataError: the reference is malformed or leaves the folder, or that is unknown.
     """
     location, offset, length = external_span(tensor)
-    if folder is None:
-        raise ModelError(
-            f"Tensor '{tensor.name}' keeps its data in '{location}', and the model has no folder.",
-            place=f"tensor '{tensor.name}'",
-            remedy="Give the folder that holds the file, or load the model by path.",
-        )
     return Span(external_path(tensor, location, folder), offset, length)
 
 

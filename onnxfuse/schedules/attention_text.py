@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onnxfuse.ir.scalars import FLOAT, REDUCTIONS, TYPES
-from onnxfuse.lowering.pull import Contracted, Load, Scalar
+from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules import attention_tf32 as tf32
 from onnxfuse.schedules.attention_parts import AttentionParts
 from onnxfuse.schedules.attention_visible import Visible
 from onnxfuse.schedules.attention_visible_text import clear, narrowed, seen
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.operand_text import computed, copied
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import Sizes, Writer, indented, literal, pointer, unrolled
 
@@ -178,26 +179,19 @@ class AttentionText:
             rows, columns, row, column = columns, rows, column, row
         # What counts lines or columns of the tile is the tensor's own coordinate where that begins with it.
         line, at = (f"{name}_of_tile" if begin.get(name) else name for name in (row, column))
-        writer = self._writer(access.lanes)
         inside = f"{row} < {self.extents[row]} && {column} < {self.extents[column]}"
         own = {name: [f"const idx {name} = {start}{name}_of_tile;"] if start else [] for name, start in begin.items()}
         body = [*own.get(row, ()), f"T* const to = {tile} + {self.at(rows, columns, line, at)};"]
-        computed = ["of::Vector<T, width> vector = {};", f"if ({inside}) {{",
-                    *indented(self._packed(writer, access.scalar)), "}", "of::store(to, vector);"]
+        filled = computed(self._writer(access.lanes), access.scalar, inside)
         if access.copied:
-            assert isinstance(access.scalar, Load)
-            copier = self._writer(access.lanes)
-            conditions = [copier.condition(condition)[0] for condition in access.scalar.conditions]
-            allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
-            address = pointer(f"i{access.scalar.input}", copier.index(access.scalar.offset))
-            copied = [*copier.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
-            whole = f"if constexpr (width == {self.parts.width}) {{"
-            computed = [whole, *indented(copied), "} else {", *indented(computed), "}"]
+            whole = copied(self._writer(access.lanes), access.scalar, inside)
+            filled = [f"if constexpr (width == {self.parts.width}) {{", *indented(whole), "} else {",
+                      *indented(filled), "}"]
         lines = [
             *own.get(column, ()),
             "#pragma unroll 8", f"for (int pass = 0; pass < ({rows} + step - 1) / step; ++pass) {{",
             *indented([f"const int {line} = thread / lanes + pass * step;",
-                       f"if ({rows} % step && {line} >= {rows}) break;", *body, *computed]), "}",
+                       f"if ({rows} % step && {line} >= {rows}) break;", *body, *filled]), "}",
         ]
         return [
             "{",
@@ -210,13 +204,6 @@ class AttentionText:
             ]),
             "}",
         ]
-
-    def _packed(self, writer: Writer, scalar: Scalar) -> list[str]:
-        """Lines that compute ``vector``."""
-        value = writer.scalar(scalar)
-        inner = writer.lines[Scope.LANE]
-        return [*writer.upto(Scope.VECTOR), "float x[width];",
-                *unrolled("int v = 0; v < width; ++v", [*inner, f"x[v] = {value};"]), "vector = of::pack<T>(x);"]
 
     # ---- The loop over the keys. ----
 
@@ -258,7 +245,7 @@ class AttentionText:
                 *self.bring(2, "value_tile", "start"),
                 "of::copies_asked();",
                 "float scores[tiles][keys / 8][4] = {};",
-                *(tf32.scores if self.parts.rounds else _scores)(self.across),
+                *_products(self.across, self.parts.rounds),
                 *self.scored(RESCALED),
                 "// The values are here, and everybody is done with the keys.",
                 "of::copies_here<0>();",
@@ -402,27 +389,34 @@ class AttentionText:
         return stored, writer.upto(Scope.ROW)
 
 
-def _scores(across: bool) -> list[str]:
-    """Lines that sum up the first product, of keys that lie one after the other, or across."""
-    keys = (
+def _keys(across: bool) -> list[str]:
+    """Lines that load keys that lie one after the other, or across."""
+    return (
         ["const T* const line = key_tile + (step * 16 + lane % 16) * key_row;",
          "of::load_matrices<true>(right, line + n * 8 + lane / 16 * 8);"] if across else
         ["const T* const line = key_tile + (n * 8 + lane / 16 * 8 + lane % 8) * long_row;",
          "of::load_matrices<false>(right, line + step * 16 + lane / 8 % 2 * 8);"])
+
+
+def _products(across: bool, rounds: bool) -> list[str]:
+    """Lines that sum up the first product, of keys that lie one after the other, or across; ``rounds``: of float32."""
+    step, load, keys, multiply = (
+        (8, "of::load_words", tf32.keys(across), "of::mma_tf32") if rounds else
+        (16, "of::load_matrices<false>", _keys(across), "of::mma<T>"))
     return [
         "// Scores: the sums of the first product.",
-        *unrolled("int step = 0; step < depth / 16; ++step", [
+        *unrolled(f"int step = 0; step < depth / {step}; ++step", [
             "unsigned left[tiles][4];",
             *unrolled("int i = 0; i < tiles; ++i", [
                 "const int line = own + i * 16 + lane % 16;",
-                "of::load_matrices<false>(left[i], query_tile + line * long_row + step * 16 + lane / 16 * 8);",
+                f"{load}(left[i], query_tile + line * long_row + step * {step} + lane / 16 * {step // 2});",
+                *tf32.rounded("left[i]", rounds),
             ]),
             *unrolled("int n = 0; n < keys / 8; n += 2", [
-                "unsigned right[4];",
-                *keys,
+                "unsigned right[4];", *keys, *tf32.rounded("right", rounds),
                 *unrolled("int i = 0; i < tiles; ++i", [
-                    "of::mma<T>(scores[i][n], left[i], right[0], right[1]);",
-                    "of::mma<T>(scores[i][n + 1], left[i], right[2], right[3]);",
+                    f"{multiply}(scores[i][n], left[i], right[0], right[1]);",
+                    f"{multiply}(scores[i][n + 1], left[i], right[2], right[3]);",
                 ]),
             ]),
         ]),

@@ -14,34 +14,19 @@ TILES = "constexpr int long_row = depth + 4, wide_row = columns + 4, key_row = k
 or four rows of eight words, of values those of every second row."""
 
 
-def scores(across: bool) -> list[str]:
-    """Lines that sum up the first product, of keys that lie one after the other, or across."""
-    keys = (
+def keys(across: bool) -> list[str]:
+    """Lines that load keys that lie one after the other, or across."""
+    return (
         unrolled("int j = 0; j < 4; ++j", [
             "const int k = step * 8 + lane % 4 + j % 2 * 4;",
             "right[j] = __float_as_uint(key_tile[k * key_row + n * 8 + group + j / 2 * 8]);"]) if across else
         ["const float* const line = key_tile + (n * 8 + lane / 16 * 8 + lane % 8) * long_row;",
          "of::load_words(right, line + step * 8 + lane / 8 % 2 * 4);"])
-    return [
-        "// Scores: the sums of the first product.",
-        *unrolled("int step = 0; step < depth / 8; ++step", [
-            "unsigned left[tiles][4];",
-            *unrolled("int i = 0; i < tiles; ++i", [
-                "const int line = own + i * 16 + lane % 16;",
-                "of::load_words(left[i], query_tile + line * long_row + step * 8 + lane / 16 * 4);",
-                "of::round_tf32(left[i]);",
-            ]),
-            *unrolled("int n = 0; n < keys / 8; n += 2", [
-                "unsigned right[4];",
-                *keys,
-                "of::round_tf32(right);",
-                *unrolled("int i = 0; i < tiles; ++i", [
-                    "of::mma_tf32(scores[i][n], left[i], right[0], right[1]);",
-                    "of::mma_tf32(scores[i][n + 1], left[i], right[2], right[3]);",
-                ]),
-            ]),
-        ]),
-    ]
+
+
+def rounded(operand: str, rounds: bool) -> list[str]:
+    """A line that rounds words of an operand, where they are float32."""
+    return [f"of::round_tf32({operand});"] if rounds else []
 
 
 SUMS = (

@@ -21,8 +21,7 @@ from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Load, Scalar
 from onnxfuse.schedules.attention_shape import REGISTERS
 from onnxfuse.schedules.choice import Choice
-from onnxfuse.schedules.kernel import divides, is_vector, moving_loads
-from onnxfuse.schedules.product_parts import ProductParts, Side
+from onnxfuse.schedules.product_parts import ProductParts, Side, side_along
 from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.split import MULTIPROCESSORS
 from onnxfuse.schedules.streaming import MOST_SHARED
@@ -229,16 +228,11 @@ def _side(
     parts: ProductParts, scalar: Scalar, loop: str, along: str, most: int, planned: Mapping[str, int]
 ) -> Side | None:
     """An operand by vectors of ``most`` elements or fewer along a loop; None where none are neighbours in memory."""
-    extent, width = parts.depth if along == "@k" else parts.columns, most
+    width = most
     while width:
-        lanes = parts.lanes(along, width)
-        moving = moving_loads([scalar, *parts.puller.gathered.values()], lanes)
-        if any(lanes.stride(load.offset) == 1 for load in moving) and lanes.may_divide(extent) and all(
-                is_vector(load, lanes) for load in moving):
-            lanes.rely_on_size(extent)
-            lanes.rely_on_loads(moving)
-            if divides(lanes, planned):
-                return Side(scalar, loop, along != "@k", lanes, width, isinstance(scalar, Load))
+        side = side_along(parts, scalar, loop, parts.lanes(along, width), planned)
+        if side is not None:
+            return side
         width //= 2
     return None
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.lowering.pull import Load
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.operand_text import packed, source
 from onnxfuse.schedules.product_few import ALONG, DEPTH, GROUPS, VECTOR, FewShape
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import FLOATS
 from onnxfuse.schedules.product_text import ProductText
 from onnxfuse.schedules.source import Body
-from onnxfuse.schedules.text import indented, pointer, unrolled
+from onnxfuse.schedules.text import indented, unrolled
 
 
 @dataclass(frozen=True)
@@ -137,20 +137,13 @@ class FewText(ProductText):
         inside = f"k < {self.extents['k']} && {loop} < {self.extents[loop]}"
         piece = [f"const idx {place};", "of::Vector<T, width> vector = {};"]
         if side.copied:
-            assert isinstance(side.scalar, Load)
-            conditions = [writer.condition(condition)[0] for condition in side.scalar.conditions]
-            allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
-            address = pointer(f"i{side.scalar.input}", writer.index(side.scalar.offset))
+            address, allowed = source(writer, side.scalar, inside)
             how = "load" if loop == "m" else "load_once"
             # Whether an element is there may hang on where itself is only where it stands alone.
             lone = ["constexpr int v = 0;", *writer.lines[Scope.LANE]] if side.width == 1 and allowed != inside else []
             piece += [*writer.upto(Scope.VECTOR), *lone, f"if ({allowed}) vector = of::{how}<width>({address});"]
         else:
-            value = writer.scalar(side.scalar)
-            piece += [f"if ({inside}) {{", *indented([
-                *writer.upto(Scope.VECTOR), "float x[width];",
-                *unrolled("int v = 0; v < width; ++v", [*writer.lines[Scope.LANE], f"x[v] = {value};"]),
-                "vector = of::pack<T>(x);"]), "}"]
+            piece += [f"if ({inside}) {{", *indented(packed(writer, side.scalar)), "}"]
         return [
             f"constexpr int width = {side.width};",
             *unrolled(f"int e = 0; e < {many}; e += width", [

@@ -164,18 +164,25 @@ def _operand(contract: Contract, side: int, at: Mapping[int, Dim], puller: Pulle
 def side_of(parts: ProductParts, scalar: Scalar, loop: str, planned: Mapping[str, int]) -> Side:
     """How tiles of an operand are filled: by vectors along what is summed over or along its rows, where it lies so at
     the planned sizes; else one by one."""
-    extents = {"@k": parts.depth, "@m": parts.rows, "@n": parts.columns}
-    for along in ("@k", loop):
-        lanes = parts.lanes(along, parts.width)
-        moving = moving_loads([scalar, *parts.puller.gathered.values()], lanes)
-        neighbours = [load for load in moving if lanes.stride(load.offset) == 1]
-        if not neighbours or not lanes.may_divide(extents[along]) or not all(is_vector(load, lanes) for load in moving):
-            continue
-        lanes.rely_on_size(extents[along])
-        lanes.rely_on_loads(moving)
-        if divides(lanes, planned):
-            return Side(scalar, loop, along != "@k", lanes, lanes.width, isinstance(scalar, Load))
-    return single(parts, scalar, loop)
+    ways = (side_along(parts, scalar, loop, parts.lanes(along, parts.width), planned) for along in ("@k", loop))
+    return next((side for side in ways if side is not None), single(parts, scalar, loop))
+
+
+def side_along(
+    parts: ProductParts, scalar: Scalar, loop: str, lanes: Lanes, planned: Mapping[str, int]
+) -> Side | None:
+    """An operand by vectors of these lanes; None where none of it are neighbours in memory, at the planned sizes too.
+    """
+    extent = {"@k": parts.depth, "@m": parts.rows, "@n": parts.columns}[lanes.element]
+    moving = moving_loads([scalar, *parts.puller.gathered.values()], lanes)
+    neighbours = [load for load in moving if lanes.stride(load.offset) == 1]
+    if not neighbours or not lanes.may_divide(extent) or not all(is_vector(load, lanes) for load in moving):
+        return None
+    lanes.rely_on_size(extent)
+    lanes.rely_on_loads(moving)
+    if not divides(lanes, planned):
+        return None
+    return Side(scalar, loop, lanes.element != "@k", lanes, lanes.width, isinstance(scalar, Load))
 
 
 def single(parts: ProductParts, scalar: Scalar, loop: str) -> Side:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnxfuse.ir.scalars import TYPES
-from onnxfuse.lowering.pull import Contracted, Load, Scalar
+from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attention_together import instruction
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.operand_text import computed, copied
 from onnxfuse.schedules.product_parts import ProductParts, Side
 from onnxfuse.schedules.product_shape import FLOATS, STAGE_BYTES, ProductShape
 from onnxfuse.schedules.source import Body
@@ -284,20 +285,7 @@ class ProductText:
 
 def _vector(side: Side, writer: Writer, inside: str) -> list[str]:
     """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``."""
-    if side.copied:
-        assert isinstance(side.scalar, Load)
-        conditions = [writer.condition(condition)[0] for condition in side.scalar.conditions]
-        allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
-        address = pointer(f"i{side.scalar.input}", writer.index(side.scalar.offset))
-        return [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
-    value = writer.scalar(side.scalar)
-    inner = writer.lines[Scope.LANE]
-    return [
-        "of::Vector<T, width> vector = {};", f"if ({inside}) {{",
-        *indented([*writer.upto(Scope.VECTOR), "float x[width];",
-                   *unrolled("int v = 0; v < width; ++v", [*inner, f"x[v] = {value};"]),
-                   "vector = of::pack<T>(x);"]),
-        "}", "of::store(to, vector);"]
+    return (copied if side.copied else computed)(writer, side.scalar, inside)
 
 
 def _flag(side: Side) -> str:

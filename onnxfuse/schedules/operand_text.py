@@ -1,0 +1,35 @@
+"""Lines that bring a vector of an operand to where its product is computed: ``vector``, or right to ``to``."""
+
+from __future__ import annotations
+
+from onnxfuse.lowering.pull import Load, Scalar
+from onnxfuse.schedules.lanes import Scope
+from onnxfuse.schedules.text import Writer, indented, pointer, unrolled
+
+
+def packed(writer: Writer, scalar: Scalar) -> list[str]:
+    """Lines that compute ``vector``."""
+    value = writer.scalar(scalar)
+    inner = writer.lines[Scope.LANE]
+    return [*writer.upto(Scope.VECTOR), "float x[width];",
+            *unrolled("int v = 0; v < width; ++v", [*inner, f"x[v] = {value};"]), "vector = of::pack<T>(x);"]
+
+
+def computed(writer: Writer, scalar: Scalar, inside: str) -> list[str]:
+    """Lines that compute a vector and store it, zeros where it is not ``inside``."""
+    return ["of::Vector<T, width> vector = {};", f"if ({inside}) {{", *indented(packed(writer, scalar)), "}",
+            "of::store(to, vector);"]
+
+
+def source(writer: Writer, scalar: Scalar, inside: str) -> tuple[str, str]:
+    """Where an operand that is a tensor's has a vector, and when: ``inside``, as far as its own conditions hold."""
+    assert isinstance(scalar, Load)
+    conditions = [writer.condition(condition)[0] for condition in scalar.conditions]
+    allowed = " && ".join([inside, *(f"({text})" for text in conditions if text != "true")])
+    return pointer(f"i{scalar.input}", writer.index(scalar.offset)), allowed
+
+
+def copied(writer: Writer, scalar: Scalar, inside: str) -> list[str]:
+    """Lines that copy such a vector, and zeros elsewhere, while the threads go on."""
+    address, allowed = source(writer, scalar, inside)
+    return [*writer.upto(Scope.VECTOR), f"of::copy_async(to, {address}, {allowed});"]
