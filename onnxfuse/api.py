@@ -52,6 +52,7 @@ def optimize(
     provider_options: Mapping[str, str] | None = None,
     database: Place = None,
     run_profile: str | Path | None = None,
+    fold_weights: bool = False,
     measure_seconds: float = 60.0,
     tell: Tell = silent,
 ) -> Result:
@@ -77,6 +78,8 @@ def optimize(
         database: of measurements (`onnxfuse tune`) to plan by: a file, the default one where it is there (None), or
             none (False).
         run_profile: file of ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
+        fold_weights: whether constants beside products and convolutions may be folded into the weights that kernels
+            read, and products with nothing between into one, where that rounds weights anew.
         measure_seconds: where the GPU to plan for is here, regions with products that were not measured yet are, into
             the database; after so long none begins, and with 0 none at all.
         tell: told the stage, how much of it is done, and how much there is.
@@ -101,7 +104,7 @@ def optimize(
         verify=verify, verify_seconds=verify_seconds,
         compile=compile, inputs=inputs, strategy=strategy, hints=read_hints(hints),
         least_gain=LEAST_GAIN if least_gain is None else least_gain, provider_options=provider_options or {},
-        database=database, run_profile=run_profile,
+        database=database, run_profile=run_profile, fold_weights=fold_weights,
     )
     _ = options.objective  # wrong arguments are the caller's
     with told(file_of(model)):

@@ -34,7 +34,7 @@ from onnxfuse.planning.weighing import Considered
 from onnxfuse.provider.fusions import with_biases
 from onnxfuse.provider.kernels import Biased, biased
 from onnxfuse.refusal import Refusal
-from onnxfuse.rewriting import lay_out, separate, separated_sums
+from onnxfuse.rewriting import Folded, lay_out, separate, separated_sums, with_weights
 from onnxfuse.rules import CanonicalGraph, RuleSet, canonicalise, groups_of
 
 MOST_PLANS = 3
@@ -156,6 +156,7 @@ class Drafting:
         eager: take a layout, and what else ``Context`` says, also where it is not predicted to take less time, to
             measure it.
         kernels: what is known of regions by their structure.
+        rounding: whether constants may be folded into weights where that rounds these anew.
     """
 
     forming: Forming
@@ -163,11 +164,12 @@ class Drafting:
     evidence: Evidence | None = None
     eager: bool = False
     kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
+    rounding: bool = False
 
     def context(self, form: Form) -> Context:
         """What a form is planned with."""
         context = Context(form.canonical.graph, self.forming.rules, form.costs, self.objective, self.eager,
-                          kernels=self.kernels)
+                          kernels=self.kernels, rounding=self.rounding)
         return context.knowing(self.evidence)
 
     def chosen(self, form: Form, compiled: Compiled | None) -> tuple[Form, Plan]:
@@ -189,7 +191,7 @@ class Drafting:
             told += tuple(_kept(form.graph, draft.form.graph, lost, plan))
         else:
             draft, plan = self._better(self.draft(form, told), compiled)
-        return draft.form, replace(plan, refusals=(*plan.refusals, *draft.told))
+        return _with_weights(draft.form, plan), replace(plan, refusals=(*plan.refusals, *draft.told))
 
     def draft(self, form: Form, told: Iterable[Refusal] = ()) -> Draft:
         """The draft of a form as it stands."""
@@ -240,6 +242,20 @@ class Drafting:
             pairs = paired(own.form.graph, own.form.canonical.graph)
             if pairs:
                 yield self.draft(self.forming.laid_out(own.form, pairs), own.told)
+
+
+def _with_weights(form: Form, plan: Plan) -> Form:
+    """The form with the weights that kernels of a plan read in the place of its own."""
+    regions = [region for region in plan.fusions if region.folded]
+    if not regions:
+        return form
+    made = [Folded(value.name, value.dtype or 0, region.folding, region.label)
+            for whole in regions for region in whole.leaves for value in region.folded]
+    arrays = {value.name: value.contents() for region in regions for value in region.folded
+              if value.contents is not None}
+    values = {value.name: value for region in regions for value in region.folded}
+    return replace(form, loaded=replace(form.loaded, proto=with_weights(form.loaded.proto, made, arrays)),
+                   graph=replace(form.graph, values={**form.graph.values, **values}))
 
 
 def _may_lie_otherwise(plan: Plan) -> bool:

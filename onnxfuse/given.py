@@ -29,6 +29,7 @@ class Wanted(TypedDict, total=False):
     provider_options: Mapping[str, str] | None
     database: Place
     run_profile: str | Path | None
+    fold_weights: bool
 
 
 def paths(name: str, given: Paths) -> tuple[str | Path, ...]:

@@ -27,6 +27,7 @@ _PARAMETERS: dict[str, tuple[Any, Any, str]] = {
     "embed": (list, [], "Architectures, such as sm_90, whose compiled kernels go into the model."),
     "strategy": (str, "auto", "What to plan for: auto, all-in-one, memory or dynamic."),
     "least_gain": (float, None, "Predicted speed-up that a region must pass to be fused; by default 1.2."),
+    "fold_weights": (bool, False, "Fold constants beside products into their weights, where that rounds these too."),
     "rules": (list, [], "Rule files, or folders of them, to use beside the shipped ones."),
     "disable": (list, [], "Rules and stages to leave out."),
     "verify": (bool, True, "Run every fused node against what it replaced, and take back those that fail."),

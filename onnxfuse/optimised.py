@@ -16,7 +16,7 @@ from onnxfuse.planning.plan import Plan, together
 from onnxfuse.planning.traffic import Ledger
 from onnxfuse.refusal import Refusal
 from onnxfuse.region import Region
-from onnxfuse.rewriting import Rewritten, rewrite
+from onnxfuse.rewriting import Rewritten, only_weights, rewrite
 from onnxfuse.rules import CanonicalGraph, RuleSet
 from onnxfuse.verifying import Verification
 
@@ -39,7 +39,8 @@ class Optimised:
         verification: what it found, or None where it was not asked for; taken_back: fused nodes that failed it.
         notes: what a user should know of how the plan came about.
         objective: what the plan is to be good at; keeps_biases: whether convolutions were to keep their biases.
-        provider_options: of the CUDA provider, that were planned for.
+        provider_options: of the CUDA provider, that were planned for; fold_weights: whether weights may be rounded
+            anew for what is folded into them.
         assumed: symbols of the inputs' shapes whose size nobody gave; assumed_target: whether nobody named the GPU to
             plan for, and there is none.
     """
@@ -63,6 +64,7 @@ class Optimised:
     assumed_target: bool = False
     keeps_biases: bool = False
     provider_options: Mapping[str, str] = field(default_factory=dict)
+    fold_weights: bool = False
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -85,8 +87,11 @@ class Optimised:
         lost = self.together(lost)
         fusions = tuple(fusion for place, fusion in enumerate(self.plan.fusions) if place not in lost)
         regions = tuple(region for place, region in enumerate(self.regions) if place not in lost)
-        rewritten = rewrite(self.folded.proto, self.graph, regions)
-        return replace(self, plan=replace(self.plan, fusions=fusions), regions=regions, rewritten=rewritten)
+        weights = {value.name for region in regions for value in region.folded}
+        folded = replace(self.folded, proto=only_weights(self.folded.proto, weights))
+        rewritten = rewrite(folded.proto, self.graph, regions)
+        return replace(self, folded=folded, plan=replace(self.plan, fusions=fusions), regions=regions,
+                       rewritten=rewritten)
 
     def together(self, lost: Collection[int]) -> set[int]:
         """See ``planning.plan.together``."""

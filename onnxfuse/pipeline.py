@@ -66,6 +66,8 @@ class Options:
         inputs: the user's own arrays by input name, to verify with.
         database: of measurements to plan by: a file, the default one where it is there (None), or none (False).
         run_profile: ONNX Runtime's profile of a run of the model on CUDA, to weigh regions by.
+        fold_weights: whether constants beside products, and products before them, may be folded into weights where
+            that rounds these anew.
         eager: compute values again also where that is predicted to cost a little more, to measure it.
         kernels: what is known of regions by their structure; plans with the same options, and with others that
             ``dataclasses.replace`` makes of them, know what was found for those before.
@@ -86,6 +88,7 @@ class Options:
     inputs: Mapping[str, Any] | None = None
     database: Place = None
     run_profile: str | Path | None = None
+    fold_weights: bool = False
     eager: bool = False
     kernels: KnownKernels = field(default_factory=KnownKernels, repr=False, compare=False)
 
@@ -158,7 +161,8 @@ def _optimised(loaded: LoadedModel, options: Options, tell: Tell) -> Optimised:
     optimised = Optimised(loaded, form.loaded, form.graph, form.canonical, rules, profile, costs.ledger, costs, plan,
                           tuple(regions), rewritten, notes=(*loaded.notes, *form.notes, *more),
                           objective=options.objective, assumed=form.sizes.assumed, assumed_target=assumed,
-                          keeps_biases=options.keeps_biases, provider_options=options.provider_options)
+                          keeps_biases=options.keeps_biases, provider_options=options.provider_options,
+                          fold_weights=options.fold_weights)
     if not options.verify:
         return optimised
     return verified(optimised, options.inputs, tell, Bounds.of(options.verify_seconds))
@@ -168,7 +172,7 @@ def _chosen(form: Form, forming: Forming, options: Options, tell: Tell) -> tuple
     """The form of a model that is rewritten, its plan, and what a user should know of it."""
     read, silence = read_back(forming.profile, partial(tell, COMPILING)) if options.compiles else (None, ())
     with opened(options.database, forming.profile) as (found, notes):
-        drafting = Drafting(forming, options.objective, found, options.eager, options.kernels)
+        drafting = Drafting(forming, options.objective, found, options.eager, options.kernels, options.fold_weights)
         form, plan = drafting.chosen(form, read)
     return form, plan, (*notes, *silence)
 

@@ -107,6 +107,9 @@ class Region:
         rule: id of the rule it is due to; view: the nodes of the canonical view.
         hosts: values that it reads in host memory, which decide sizes, at most ``launch.HOST_INPUTS``.
         inlined: small constants that its body holds and its kernel does not read.
+        folded: those of its tensors that its body does not read: weights into which other constants are folded;
+            folding: which, in words; collapses: whether products that follow one another are one in its kernel
+            (``planning.collapsing``).
         again: original nodes that another region holds too, and that count there before fusion (``recompute``).
         beside: those of its original nodes that others may hold too, and that stand beside it where something else
             needs their results (``masks``).
@@ -128,6 +131,9 @@ class Region:
     view: tuple[Node, ...] = ()
     hosts: tuple[Value, ...] = ()
     inlined: tuple[Value, ...] = ()
+    folded: tuple[Value, ...] = ()
+    folding: str = ""
+    collapses: bool = False
     again: tuple[Node, ...] = ()
     beside: tuple[Node, ...] = ()
     read_again: Dim = field(default_factory=lambda: dim(0))
@@ -195,6 +201,12 @@ class Region:
         return Request(self.lowered, self.rule, sizes, choice, nearby)
 
 
+def decides_sizes(value: Value) -> bool:
+    """Whether a plan may ask what a host operand holds; else it is for the body alone, as weights are for which a
+    kernel reads others."""
+    return value.elements is not None or not value.is_constant
+
+
 def united(regions: Sequence[Region]) -> Region:
     """Regions of one graph as one, of which there is no cost and no kernel yet."""
     return Region(
@@ -203,7 +215,9 @@ def united(regions: Sequence[Region]) -> Region:
         "+".join(dict.fromkeys(rule for region in regions for rule in region.rule.split("+"))),
         _in_order(region.view for region in regions),
         _each_once(region.hosts for region in regions), _each_once(region.inlined for region in regions),
-        _again_in(regions), parts=tuple(regions),
+        _each_once(region.folded for region in regions),
+        "; ".join(region.folding for region in regions if region.folding),
+        any(region.collapses for region in regions), _again_in(regions), parts=tuple(regions),
     )
 
 

@@ -34,7 +34,8 @@ def _arrays(values: Sequence[str]) -> str:
 
 PYTHON: dict[str, tuple[str, Callable[[Sequence[str]], str]]] = {
     "database": ("database", _text), "dim": ("dims", _sizes), "disable": ("disable", _list), "embed": ("embed", _list),
-    "inputs": ("inputs", _arrays), "provider-option": ("provider_options", _settings), "rules": ("rules", _list),
+    "fold-weights": ("fold_weights", _text), "inputs": ("inputs", _arrays),
+    "provider-option": ("provider_options", _settings), "rules": ("rules", _list),
     "target": ("target", _text), "verify-seconds": ("verify_seconds", _number),
 }
 """The keyword that stands for an option, and how its values are written."""

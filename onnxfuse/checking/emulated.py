@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from onnxfuse.emulator import EmulatorError, run_plan
 from onnxfuse.errors import KernelError
-from onnxfuse.lowering.launch import HOST_INPUTS, LaunchPlan
+from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.rewriting import FusedNode
 from onnxfuse.verifying.device_arrays import Values
 from onnxfuse.verifying.evaluate import CPU
 from onnxfuse.verifying.extents import Extent, extents
-from onnxfuse.verifying.runner import holding_variants, tensors
+from onnxfuse.verifying.runner import holding_variants, host_values, tensors
 
 Array = NDArray[Any]
 
@@ -46,7 +47,7 @@ class EmulatedRunner:
     def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
                variant: int | None) -> list[Array]:
         """See ``KernelRunner``."""
-        hosts = [feeds.get(f"h{place}") for place in range(HOST_INPUTS)]
+        hosts = [np.array(numbers, np.int64) for numbers in host_values(feeds)]
         try:
             return run_plan(node.plan, node.source, tensors(feeds), hosts, variant, self.sm)
         except EmulatorError as error:

@@ -85,6 +85,10 @@ def optimize(
 
     The exit code is 0 on success, also where nothing could be fused; 1 on an error in the model or a rule; 2 on wrong
     usage.
+
+    \b
+    Example:
+      onnxfuse optimize model.onnx --dim batch=8 --fold-weights
     """
     from onnxfuse import api, measuring
     from onnxfuse.graph import load_model

@@ -119,6 +119,13 @@ STRATEGIES = ("auto", "all-in-one", "memory", "dynamic")
 """``planning.objective.STRATEGIES``, which would be slow to load for --help."""
 
 
+fold_weights_option = click.option(
+    "--fold-weights", is_flag=True,
+    help="Fold constants beside products and convolutions, such as a scale of each channel or a BatchNormalization, "
+         "into the weights that their kernels read, and products with nothing between into one, also where that rounds "
+         "weights anew; what changes no digit is folded anyway.")
+
+
 def objective_options(command: F) -> F:
     """What the plan is to be good at; the command gets it as ``wanted``: keywords of ``api.optimize``."""
     for option in reversed((
@@ -137,12 +144,13 @@ def objective_options(command: F) -> F:
                      help="Option of the CUDA provider that the model will run with; prefer_nhwc=1 leaves what lies "
                           "beside convolutions alone, fuse_conv_bias=1 their biases, use_tf32=0 products of float32.  "
                           "May repeat."),
+        fold_weights_option,
     )):
         command = option(command)
 
     @functools.wraps(command)
     def gathered(*, strategy: str, hints: dict[str, float], least_gain: float | None,
-                 provider_options: dict[str, str], **rest: Any) -> Any:
+                 provider_options: dict[str, str], fold_weights: bool, **rest: Any) -> Any:
         from onnxfuse.planning.objective import read_hints
 
         try:
@@ -150,7 +158,8 @@ def objective_options(command: F) -> F:
         except ValueError as error:
             end = "" if str(error).endswith("?") else "."
             raise click.BadParameter(f"{error}{end}", param_hint="'--hint'") from error
-        wanted = {"strategy": strategy, "hints": known, "least_gain": least_gain, "provider_options": provider_options}
+        wanted = {"strategy": strategy, "hints": known, "least_gain": least_gain, "provider_options": provider_options,
+                  "fold_weights": fold_weights}
         return command(wanted=wanted, **rest)
 
     return gathered  # type: ignore[return-value]

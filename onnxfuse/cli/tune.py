@@ -8,7 +8,7 @@ import click
 
 from onnxfuse.cli import completion
 from onnxfuse.cli.output import console, hush_runtime, print_json, progress
-from onnxfuse.cli.parameters import FILE, database_option, dim_option, model_argument
+from onnxfuse.cli.parameters import FILE, database_option, dim_option, fold_weights_option, model_argument
 from onnxfuse.visible import visible
 
 
@@ -23,6 +23,7 @@ from onnxfuse.visible import visible
                    "products (with what is around them), layouts (channels-last between fused convolutions), "
                    "recompute (values computed again rather than read), horizontal-joins (independent regions in one "
                    "kernel); may repeat.")
+@fold_weights_option
 @database_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS",
               help="Begin no measurement after so long; regions that take longest come first.")
@@ -33,6 +34,7 @@ def tune(
     dims: dict[str, int],
     rules: tuple[Path, ...],
     disable: tuple[str, ...],
+    fold_weights: bool,
     database: Path | None,
     budget: float | None,
     force: bool,
@@ -48,6 +50,7 @@ def tune(
     Example:
       onnxfuse tune model.onnx --dim batch=8 --dim sequence=128
       onnxfuse optimize model.onnx --dim batch=8 --dim sequence=128
+      onnxfuse tune model.onnx --fold-weights && onnxfuse optimize model.onnx --fold-weights
     """
     from onnxfuse import tuning
     from onnxfuse.measuring.database import open_database
@@ -57,7 +60,7 @@ def tune(
     with progress(as_data) as tell:
         tell("starting the GPU", 0, 0)
         timer = tuning.find_timer()
-        options = tuning.TuneOptions(rules, disable, dims, budget, force)
+        options = tuning.TuneOptions(rules, disable, dims, budget, force, fold_weights=fold_weights)
         with open_database(database) as kept:
             try:
                 found = tuning.tune(model, timer, kept, options, tell)

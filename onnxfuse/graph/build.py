@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnxfuse.graph.bodies import handed_in
-from onnxfuse.graph.constants import SMALL_ELEMENTS, read
+from onnxfuse.graph.constants import SMALL_ELEMENTS, is_external, read
 from onnxfuse.graph.context import MOST_AXES
 from onnxfuse.graph.dims import Dim, dim, parse, symbol
 from onnxfuse.graph.inference import infer_model
@@ -272,7 +272,7 @@ def _values(graph: onnx.GraphProto, ir_version: int, folder: Path | None) -> dic
         if tensor.name in overridable:
             continue
         value.is_input = False
-        value.is_constant = True
+        value.is_constant, value.external = True, is_external(tensor)
         value.shape = tuple(dim(size) for size in tensor.dims)
         if prod(tensor.dims) <= SMALL_ELEMENTS:
             value.constant = read(tensor, folder)

@@ -44,6 +44,7 @@ class Value:
             small (``graph.constants.SMALL_ELEMENTS``); else None.
         is_constant: whether it is an initialiser or a Constant's output, however large.
         contents: reads a constant that is too large for ``constant``; None elsewhere.
+        external: whether it is an initialiser whose contents lie in a file of their own.
         elements: contents of a small integer tensor as sizes (what a chain of Shape, Gather and Concat computes),
             in row-major order; None where unknown.
         producer: the node that computes it; None for graph inputs and initialisers.
@@ -68,6 +69,7 @@ class Value:
     outer: Value | None = None
     inner: list[Value] = field(default_factory=list)
     contents: Callable[[], np.ndarray] | None = None
+    external: bool = False
 
     @property
     def rank(self) -> int | None:

@@ -83,7 +83,7 @@ def _plan(optimised: Optimised, report: Report) -> Plan:
         hints={name: number for name, number in asdict(objective.hints).items() if number != usual[name]},
         least_gain=objective.least_gain, channels_last=objective.channels_last,
         keeps_biases=optimised.keeps_biases,
-        keeps_float32=not objective.tf32,
+        keeps_float32=not objective.tf32, fold_weights=optimised.fold_weights,
         disabled=sorted(optimised.rules.disabled),
         compiled=any(fusion.compiled is not None for fusion in optimised.plan.fusions),
     )

@@ -45,6 +45,7 @@ class Plan(Part):
     Attributes:
         channels_last: whether the CUDA provider prefers that; keeps_biases: whether convolutions keep their biases, as
             it adds them itself; keeps_float32: whether it does not round operands of products to TF32.
+        fold_weights: whether weights may be rounded anew for what is folded into them.
         compiled: whether kernels were compiled for the target, so that those that spill registers were left out.
     """
 
@@ -56,6 +57,7 @@ class Plan(Part):
     channels_last: bool = False
     keeps_biases: bool = False
     keeps_float32: bool = False
+    fold_weights: bool = False
     disabled: list[str] = []
     compiled: bool = False
 

@@ -30,7 +30,7 @@ def settings_of(lock: Lock, file: Path | None) -> dict[str, Any]:
                         ) from error
     provider = {LAYOUT: plan.channels_last, BIAS: plan.keeps_biases and not plan.channels_last}
     return {"target": plan.target, "disable": tuple(plan.disabled), "strategy": plan.strategy, "hints": hints,
-            "least_gain": plan.least_gain, "compile": plan.compiled,
+            "least_gain": plan.least_gain, "fold_weights": plan.fold_weights, "compile": plan.compiled,
             "provider_options": {name: "1" for name, on in provider.items() if on} | (
                 {TF32: "0"} if plan.keeps_float32 else {})}
 

@@ -27,12 +27,13 @@ class Beside:
     """What may be computed with a product: element by element of what it computes, or of its operands."""
 
     def __init__(
-        self, products: Sequence[Node], graph: Graph, facts: Mapping[Node, Facts], *, transposes: bool = False
+        self, products: Sequence[Node], graph: Graph, facts: Mapping[Node, Facts], *, transposes: bool = False,
+        more: Members = frozenset(),
     ) -> None:
         """``products``: of the same shape; ``transposes``: whether what moves the innermost axis is such too, and
-        nothing but views is computed of operands, which are read once for every tile."""
+        nothing but views is computed of operands, which are read once for every tile; ``more``: what has to be in."""
         self.products, self.graph, self.facts, self.transposes = products, graph, facts, transposes
-        self.core = self._core()
+        self.core = self._core() | more
 
     def _core(self) -> Members:
         """The products with what takes their operands back that lie another way."""
@@ -126,6 +127,10 @@ class Beside:
             for each in node.originals)
 
 
+Costed = tuple[Region, RegionCost]
+"""A region with its kernel, and the cost to choose it by."""
+
+
 class Outcome(Enum):
     """What came of weighing a region."""
 
@@ -166,6 +171,15 @@ class Offer:
             refusal = replace(refusal, node=refusal.node or beside.products[0].label, rule=self.stage)
             self.pool.refuse(least, self.stage, refusal, cost)
 
+    def folding(self, beside: Beside) -> None:
+        """Weigh a product with what no other region holds and what can be folded into its weights, with as much behind
+        as there is a kernel for, else bare."""
+        if all(self._fold(members) is Outcome.REFUSED for members in beside.behind()):
+            self._fold(beside.core)
+        for members, (refusal, cost) in self.refused.items():
+            refusal = replace(refusal, node=beside.products[0].label, rule=self.stage)
+            self.pool.refuse(members, self.stage, refusal, cost)
+
     def together(self, apart: Sequence[Beside]) -> None:
         """Weigh products of one operand whose results go ways of their own, with what is computed of each."""
         whole, computed, least = (frozenset[Node]().union(*parts) for parts in zip(
@@ -181,12 +195,47 @@ class Offer:
         if apart and isinstance(region, Region) and self._shares(region):
             return Outcome.REFUSED
         found = region if isinstance(region, Refusal) else self._costed(region)
+        return self._decided(members, region, self._better(found, self._folded(members)))
+
+    def _fold(self, members: Members) -> Outcome:
+        """The same of a region that is none with its weights as they are."""
+        found = self._folded(members)
+        return Outcome.REFUSED if found is None else self._decided(members, found, found)
+
+    def _decided(self, members: Members, region: Region | Refusal | Costed, found: Costed | Refusal) -> Outcome:
+        """Put what was found of a region among those that may be chosen, or keep why it may not."""
         if isinstance(found, Refusal):
-            self.refused[members] = found, None if isinstance(region, Refusal) else region.cost
+            self.refused[members] = found, region.cost if isinstance(region, Region) else None
             return Outcome.OPEN if found.code == UNMEASURED else Outcome.REFUSED
         self.taken.add(members)
         self.pool.take(members, *found)
         return Outcome.TAKEN
+
+    def _folded(self, members: Members) -> Costed | Refusal | None:
+        """A region whose kernel reads weights into which what is beside its products is folded, by what was measured of
+        it; None where there is no such."""
+        if self.context.measured is None and not self.context.eager:
+            return None
+        fold, refusals = self.pool.maker.folds.of(members)
+        self.pool.refusals += refusals
+        if fold is None:
+            return None
+        region = self.pool.region(members, self.stage, fold)
+        found = region if isinstance(region, Refusal) else self._costed(region)
+        if not isinstance(found, Refusal) and found[0].measured is None:
+            return None
+        return found
+
+    def _better(self, plain: Costed | Refusal, folded: Costed | Refusal | None) -> Costed | Refusal:
+        """What is worth more of a region and itself with other weights, or why neither may be chosen."""
+        if folded is None or (isinstance(folded, Refusal) and not isinstance(plain, Refusal)):
+            return plain
+        if isinstance(folded, Refusal):
+            assert isinstance(plain, Refusal)
+            return folded if folded.code == UNMEASURED else plain
+        if isinstance(plain, Refusal) or self.pool.objective.worth(folded[1]) > self.pool.objective.worth(plain[1]):
+            return folded
+        return plain
 
     def _shares(self, region: Region) -> bool:
         """Whether kernels of a region's products by themselves share a launch with any other: more of these are on the
@@ -194,7 +243,7 @@ class Offer:
         made = self.pool.maker.with_kernel(region)
         return isinstance(made, Region) and not made.kernel.heavy
 
-    def _costed(self, region: Region) -> tuple[Region, RegionCost] | Refusal:
+    def _costed(self, region: Region) -> Costed | Refusal:
         """A region with its kernel, and the cost to choose it by: measured; predicted where no larger one was measured
         and found slow."""
         made = listed(region, self.pool, self.context)
@@ -210,7 +259,7 @@ class Offer:
         return slow or self.pool.no_gain(made) or self.pool.objective.refuses(
             cost, len(made.nodes), made.label, self.stage) or (made, cost)
 
-    def _beside_alone(self, region: Region, cost: RegionCost | None) -> tuple[Region, RegionCost] | Refusal:
+    def _beside_alone(self, region: Region, cost: RegionCost | None) -> Costed | Refusal:
         """The same where measurements alone decide: of the region, and of the runtime's products by themselves, by
         which they count in whatever else may become of them."""
         learned = self.pool.maker.costs.is_learned

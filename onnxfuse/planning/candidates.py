@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cached_property
 
 from onnxfuse.errors import RuleError
 from onnxfuse.graph.model import Graph, Node, Place, Value
@@ -14,6 +15,7 @@ from onnxfuse.lowering.lower import Lowered, lower
 from onnxfuse.lowering.lower import hosts as size_operands
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import within_chip
+from onnxfuse.planning.collapsing import Fold, Folds
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.custom import custom_kernel
 from onnxfuse.planning.grow import escaping, spread
@@ -48,6 +50,7 @@ class Maker:
         wanted: by the id of a rule the one schedule that makes kernels of its regions; all of them do for others.
         kernels: those known already.
         tf32: whether kernels may round operands of float32 products to TF32, where the GPU multiplies these.
+        rounding: whether constants may be folded into weights where that rounds these anew.
     """
 
     graph: Graph
@@ -57,36 +60,48 @@ class Maker:
     wanted: Mapping[str, str] = field(default_factory=dict)
     kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
     tf32: bool = True
+    rounding: bool = False
     _lowered: dict[Hashable, Lowered | Refusal] = field(default_factory=dict, repr=False)
 
+    @cached_property
+    def folds(self) -> Folds:
+        """What can be folded into weights."""
+        return Folds(self.graph, self.rounding)
+
     def lowered(
-        self, members: Collection[Node], outputs: Sequence[Value] | None = None, first: Collection[Node] = ()
+        self, members: Collection[Node], outputs: Sequence[Value] | None = None, first: Collection[Node] = (),
+        fold: Fold | None = None,
     ) -> Lowered | Refusal:
         """Nodes of the canonical view as tensors, or why they cannot be.
 
         Args:
             outputs: values of the view that are used outside; all that other nodes read where None.
             first: nodes that come before the others, wherever the graph has them; they read nothing of these.
+            fold: what stands for some of them.
         """
         used = escaping(set(members)) if outputs is None else outputs
-        key = frozenset(members), tuple(used), frozenset(first)
+        key = frozenset(members), tuple(used), frozenset(first), None if fold is None else fold.made
         if key not in self._lowered:
-            self._lowered[key] = lower(_ordered(members, first), used, self.view)
+            ordered = _ordered(members, first)
+            if fold is not None:
+                ordered = [each for node in ordered for each in fold.instead.get(node, (node,))]
+            self._lowered[key] = lower(ordered, used, self.view)
         return self._lowered[key]
 
     def region(
-        self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None, first: Collection[Node] = ()
+        self, members: Collection[Node], rule: str, outputs: Sequence[Value] | None = None,
+        first: Collection[Node] = (), fold: Fold | None = None,
     ) -> Region | Refusal:
         """Nodes of the canonical view as a region with its cost, or why they are none.  No kernel is made yet.
 
         Args:
-            outputs, first: as ``lowered`` takes them.
+            outputs, first, fold: as ``lowered`` takes them.
         """
         outputs = escaping(set(members)) if outputs is None else outputs
         ordered = _ordered(members, first)
         if not outputs:
             return Refusal("unused", "nothing reads what it computes", ordered[0].label, rule)
-        lowered = self.lowered(members, outputs, first)
+        lowered = self.lowered(members, outputs, first, fold)
         if isinstance(lowered, Refusal):
             return lowered
         lone = _lone_transpose(ordered)
@@ -102,7 +117,9 @@ class Maker:
             None if has_reductions(lowered) else spread(members, outputs))
         if refusal is not None:
             return replace(refusal, rule=rule)
-        region = self._bound(ordered, rule, lowered.tensors, outputs, names)
+        region = self._bound(ordered, rule, lowered.tensors, outputs, names, () if fold is None else fold.nodes)
+        if fold is not None and isinstance(region, Region):
+            region = replace(region, folded=fold.made, folding=fold.words, collapses=fold.collapses)
         return region if isinstance(region, Refusal) else self._weighed(
             replace(region, lowered=lowered, steps=expected.steps, read_again=expected.read_again))
 
@@ -235,19 +252,23 @@ class Maker:
         read: Sequence[Value],
         written: Sequence[Value],
         sizes: Sequence[str],
+        folded: Collection[Node] = (),
     ) -> Region | Refusal:
-        """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants."""
+        """Sort what the original nodes read into what the kernel reads, what decides sizes, and small constants;
+        ``folded``: those of the members whose constants are in other weights."""
         originals = copied(members)
         values = self.graph.values
-        tensors = tuple(values[value.name] for value in read)
+        tensors = tuple(values.get(value.name, value) for value in read)
         rest = [value for value in boundary(originals).inputs if value not in tensors]
-        inlined = tuple(value for value in rest if value.constant is not None)
-        hosts = tuple(
-            dict.fromkeys([*(values[name] for name in sizes), *(value for value in rest if value.constant is None)])
-        )
+        # Nodes that are alike but for what was folded have one function, which must not hold that.
+        apart = {value.name for node in folded for value in node.reads()}
+        inlined = tuple(value for value in rest if value.constant is not None and (
+            value.constant.size == 1 or value.name not in apart))
+        hosts = tuple(dict.fromkeys([*(values[name] for name in sizes), *(
+            value for value in rest if value not in inlined)]))
         label = members[-1].label
         known = {value.name for member in members for value in member.reads()}
-        strange = next((value for value in rest if value.constant is None and value.name not in known), None)
+        strange = next((value for value in rest if value not in inlined and value.name not in known), None)
         if strange is not None:
             return Refusal(
                 "different-value", f"it also reads '{strange.name}', which the nodes that it is seen as do not", label,
@@ -265,17 +286,17 @@ class Maker:
 
 
 def makers_of(
-    graph: Graph, view: Graph, costs: CostModel, rules: RuleSet, kernels: KnownKernels, tf32: bool = True
+    view: Graph, costs: CostModel, rules: RuleSet, kernels: KnownKernels, tf32: bool = True, rounding: bool = False
 ) -> dict[Place, Maker]:
-    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it, ``tf32`` as
-    ``Maker`` has it.
+    """A maker for each graph of a model, by place; ``view`` is the canonical view of all of it, ``tf32`` and
+    ``rounding`` as ``Maker`` has them.
 
     Raises:
         RuleError: a rule names a schedule that is not there.
     """
     wanted = wanted_schedules(rules)
-    return {each.place: Maker(each, of_each, costs, wanted=wanted, kernels=kernels, tf32=tf32)
-            for each, of_each in zip(graph.walk(), view.walk(), strict=True)}
+    return {each.place: Maker(each, of_each, costs, wanted=wanted, kernels=kernels, tf32=tf32, rounding=rounding)
+            for each, of_each in zip(costs.ledger.graph.walk(), view.walk(), strict=True)}
 
 
 def wanted_schedules(rules: RuleSet) -> dict[str, str]:

@@ -26,6 +26,7 @@ class Context:
         measured: what measurements make of fusions; None where nothing was measured.
         spills: what the compiler makes of them; None where nothing is compiled.
         kernels: those known already, which other forms of the model may share.
+        rounding: whether constants may be folded into weights where that rounds these anew.
     """
 
     view: Graph
@@ -36,6 +37,7 @@ class Context:
     measured: Revising | None = None
     spills: Spills | None = None
     kernels: KnownKernels = field(default_factory=KnownKernels, repr=False)
+    rounding: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -45,7 +47,7 @@ class Context:
     @cached_property
     def makers(self) -> dict[Place, Maker]:
         """Makes the fusions of each graph, by place; equal regions of all of them share their kernels."""
-        return makers_of(self.graph, self.view, self.costs, self.rules, self.kernels, self.objective.tf32)
+        return makers_of(self.view, self.costs, self.rules, self.kernels, self.objective.tf32, self.rounding)
 
     def knowing(self, evidence: Evidence | None) -> Context:
         """The same with what was measured on the GPU."""

@@ -36,7 +36,7 @@ from onnxfuse.provider.kernels import (
     runtime_efficiency,
 )
 from onnxfuse.provider.removed import is_given, readers, source
-from onnxfuse.region import Region, RegionCost, united
+from onnxfuse.region import Region, RegionCost, decides_sizes, united
 from onnxfuse.rules import groups_of
 from onnxfuse.schedules import Does, Schedule, running
 
@@ -319,7 +319,8 @@ class CostModel:
     def situation(self, region: Region) -> Situation | None:
         """What the plan of a region's kernel sees at these sizes; None where they are not known, or fail its checks."""
         sizes, profile = self.ledger.sizes, self.profile
-        shapes, contents = shapes_of(region.tensors, sizes), [contents_of(value, sizes) for value in region.hosts]
+        shapes = shapes_of(region.tensors, sizes)
+        contents = [contents_of(value, sizes) if decides_sizes(value) else () for value in region.hosts]
         known = [each for each in contents if each is not None]
         if shapes is None or len(known) < len(contents):
             return None

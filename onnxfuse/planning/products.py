@@ -63,6 +63,11 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
+    for node in products:
+        core = pool.maker.folds.core(node, pool.facts) if kept is None or is_narrow(node.inputs[0]) else frozenset()
+        if core:
+            beside = Beside([node], pool.maker.view, pool.facts, transposes=True, more=core)
+            Offer(pool, context, STAGE, trusted=False).folding(beside)
     multiplied = products if kept is None else [node for node in products if is_narrow(node.inputs[0])]
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]

@@ -167,7 +167,8 @@ class Ledger:
         members, written = set(region.nodes), tuple(dict.fromkeys(region.outputs))
         wanted, given = region.tensors, frozenset(written)
         readers = self._readers(members, wanted, given)
-        reads = {value: self._demand(value, readers, given) for value in wanted}
+        reads = {value: self.bytes_of(value) if value in region.folded else self._demand(value, readers, given)
+                 for value in wanted}
         writes = {value: self.bytes_of(value) for value in written}
         counted = [self.node(node) for node in members]
         return KernelTraffic(

@@ -15,6 +15,7 @@ from operator import or_
 from onnxfuse.graph.model import Node
 from onnxfuse.planning.admission import Facts, inefficient, operators, too_large, too_many
 from onnxfuse.planning.candidates import Maker
+from onnxfuse.planning.collapsing import Fold
 from onnxfuse.planning.cost import CostModel
 from onnxfuse.planning.grow import trimmed
 from onnxfuse.planning.legality import boundary, copied
@@ -158,12 +159,13 @@ class CandidatePool:
         self.take(members, region, region.cost)
         return None
 
-    def region(self, members: Members, rule: str) -> Region | Refusal:
-        """A set of nodes as a region, or why a rule, the profile or the lowering does not admit it."""
+    def region(self, members: Members, rule: str, fold: Fold | None = None) -> Region | Refusal:
+        """A set of nodes as a region, or why a rule, the profile or the lowering does not admit it; ``fold``: what
+        stands for some of them."""
         first = min(members, key=lambda node: node.index).label
         refusal = self.forbidden.refuses(members)
         refusal = refusal or too_many(operators(members, self.facts), self.maker.costs.profile, first, rule)
-        return refusal or self.maker.region(members, rule)
+        return refusal or self.maker.region(members, rule, fold=fold)
 
     def take(self, members: Members, region: Region, cost: RegionCost) -> None:
         """Put a region into the pool; ``cost`` is what it is chosen by."""

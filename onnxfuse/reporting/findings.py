@@ -63,6 +63,20 @@ class FusionEntry:
 
 
 @dataclass(frozen=True)
+class FoldedEntry:
+    """Constants that are folded into weights that a fused node's kernel reads in the place of its nodes' own.
+
+    Attributes:
+        node: the first node that the fused one holds; what: what is folded into what.
+        bytes: of the new weights, by which the file is larger.
+    """
+
+    node: str
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class BrokenEntry:
     """A fusion of ONNX Runtime's own that fused nodes break: they take some of its nodes, and not all.
 
@@ -161,7 +175,8 @@ class Findings:
         verification: see ``verifying``; ``{"status": "skipped"}`` where it was not asked for.
         measured: what ``bench`` measured, or None.
         sizes: arithmetic on sizes that was folded; biases: convolutions and products whose bias a fused
-            node adds; layouts: values that lie channels-last between fused nodes.
+            node adds; layouts: values that lie channels-last between fused nodes; folded: constants that are folded
+            into weights that kernels read.
         left: regions left to ONNX Runtime, the largest predicted gain first.
         canonical: how often each canonical rule took several nodes as one operator.
         named: where name rules match, and in how many fused nodes the products there are.
@@ -194,6 +209,7 @@ class Findings:
     sizes: Sizes = field(default_factory=Sizes)
     biases: int = 0
     layouts: int = 0
+    folded: tuple[FoldedEntry, ...] = ()
     left: tuple[LeftRegions, ...] = ()
     canonical: Mapping[str, int] = field(default_factory=dict)
     named: tuple[NamedRecord, ...] = ()
@@ -258,6 +274,7 @@ def _figures(report: Findings) -> dict[str, Any]:
         "size_nodes_removed": report.sizes.nodes,
         "biases_taken": report.biases,
         "values_channels_last": report.layouts,
+        "folded_weights": [asdict(entry) for entry in report.folded],
         "kernels_before": before.kernels,
         "kernels_after": after.kernels,
         "flops_before": before.flops,

@@ -23,13 +23,21 @@ from onnxfuse.planning.memory import peak_memory
 from onnxfuse.planning.traffic import Ledger, Observation
 from onnxfuse.region import Region, RegionCost
 from onnxfuse.reporting.costs import by_operator, roofline
-from onnxfuse.reporting.findings import Assumed, BrokenEntry, FusionEntry, Sizes, Totals
+from onnxfuse.reporting.findings import Assumed, BrokenEntry, FoldedEntry, FusionEntry, Sizes, Totals
 from onnxfuse.reporting.left import left_regions, own_matches, recognised
 from onnxfuse.reporting.named import named_places
 from onnxfuse.reporting.reasons import advice, told
 from onnxfuse.reporting.remaining import largest
 from onnxfuse.reporting.report import Report
-from onnxfuse.rewriting import FusedNode, layout_record, read_fused, separated_sums, sizes_record
+from onnxfuse.rewriting import (
+    FusedNode,
+    bytes_of_weights,
+    layout_record,
+    read_fused,
+    separated_sums,
+    sizes_record,
+    weights_record,
+)
 from onnxfuse.rules import RuntimeRule, groups_of
 from onnxfuse.version import __version__
 from onnxfuse.visible import visible
@@ -67,6 +75,7 @@ def report_of(optimised: Optimised) -> Report:
         warnings=(*optimised.rules.warnings, *_planning_only(optimised.profile)),
         notes=optimised.notes,
         sizes=sizes_of(optimised.model), biases=biases_of(optimised.model), layouts=layouts_of(optimised.model),
+        folded=folded_in(optimised.model),
         left=left_regions(optimised),
         canonical=recognised(optimised),
         named=named_places(optimised),
@@ -133,6 +142,16 @@ def layouts_of(model: onnx.ModelProto) -> int:
     return 0 if record is None else len(record.laid)
 
 
+def folded_in(model: onnx.ModelProto) -> tuple[FoldedEntry, ...]:
+    """What is folded into weights that kernels of a fused model read, and how much larger that makes the file."""
+    record, sizes = weights_record(model), bytes_of_weights(model)
+    found: dict[str, FoldedEntry] = {}
+    for each in () if record is None else record.folded:
+        before = found.get(each.what)
+        found[each.what] = FoldedEntry(each.node, each.what, sizes.get(each.name, 0) + (before.bytes if before else 0))
+    return tuple(found.values())
+
+
 def _planning_only(profile: Profile) -> tuple[str, ...]:
     """What is to be said of a target that runs none of it."""
     note = profile.note or "its kernels were never run."
@@ -188,7 +207,8 @@ def region_held(node: FusedNode, graph: Graph) -> Region:
     tensors, outputs = (tuple(graph.values[name] for name in names) for names in (node.tensors, node.outputs))
     made = (graph.values[name].producer for name in node.again if name in graph.values)
     again = tuple(sorted((maker for maker in made if maker is not None), key=lambda maker: maker.index))
-    return Region(replaced_nodes(node, graph), tensors, outputs, again=again)
+    folded = tuple(value for value in tensors if value.is_constant and not value.consumers)
+    return Region(replaced_nodes(node, graph), tensors, outputs, folded=folded, again=again)
 
 
 @dataclass(frozen=True)

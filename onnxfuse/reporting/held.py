@@ -36,6 +36,7 @@ from onnxfuse.reporting.gather import (
     costs_before,
     embedded_bytes,
     entry_of,
+    folded_in,
     input_sizes,
     layouts_of,
     name_of,
@@ -102,7 +103,7 @@ def _record(optimised: Optimised, report: Report) -> PlanRecord:
         report.unknown, report.candidates, dict(report.canonical), report.operators, report.remaining, report.roofline,
         _verified(report.verification, optimised),
         broken=tuple(BrokenRecord(**vars(entry)) for entry in report.broken),
-        named=report.named,
+        named=report.named, fold_weights=optimised.fold_weights,
     )
 
 
@@ -162,7 +163,7 @@ def report_of_fused(loaded: LoadedModel, dims: Mapping[str, int], profile: Profi
         dims={name: int(size) for name, size in record.dims.items()}, before=_totals(record.before),
         after=_totals(record.after), unknown=record.unknown, candidates=record.candidates, fusions=entries,
         refusals=(), sizes=sizes_of(loaded.proto), biases=biases_of(loaded.proto),
-        layouts=layouts_of(loaded.proto), canonical=record.canonical, **_made(record),
+        layouts=layouts_of(loaded.proto), folded=folded_in(loaded.proto), canonical=record.canonical, **_made(record),
         assumed=Assumed(record.assumed_target, record.assumed_dims), operators=record.operators,
         remaining=record.remaining, roofline=_roofline(record), kernels=_texts(nodes),
         broken=tuple(BrokenEntry(**vars(entry)) for entry in record.broken),
@@ -208,7 +209,8 @@ def _counted(loaded: LoadedModel, folded: LoadedModel, graph: Graph,
         version=__version__, model=name_of(loaded), output=None, target=profile.name, dims=sizes,
         before=total(whole, (), source.proto), after=total(costs, regions, loaded.proto),
         unknown=ledger.total().unknown, candidates=len(entries), fusions=tuple(entries), refusals=(),
-        sizes=sizes_of(loaded.proto), biases=biases_of(loaded.proto), layouts=layouts_of(loaded.proto), notes=(note,),
+        sizes=sizes_of(loaded.proto), biases=biases_of(loaded.proto), layouts=layouts_of(loaded.proto),
+        folded=folded_in(loaded.proto), notes=(note,),
         assumed=Assumed(assumed, tuple(name for name in sizes if name in guessed)), kernels=_texts(nodes),
         embedded=embedded_bytes(node.images for node in nodes), broken=broken_entries(costs, entries, regions),
         operators=by_operator(whole, costs, regions),
@@ -234,7 +236,8 @@ def _made(record: PlanRecord) -> dict[str, Any]:
 def made_of(record: PlanRecord) -> dict[str, Any]:
     """By what a model was made, and with which settings."""
     return {name: getattr(record, name) for name in (
-        "onnxfuse", "onnx", "strategy", "hints", "least_gain", "channels_last", "disabled", "provider_options")}
+        "onnxfuse", "onnx", "strategy", "hints", "least_gain", "channels_last", "disabled", "provider_options",
+        "fold_weights")}
 
 
 def counted_region(node: FusedNode, graph: Graph, ledger: Ledger, profile: Profile) -> Region:

@@ -92,6 +92,10 @@ def _totals(report: Findings, console: Console) -> None:
         console.print(f"biases that fused nodes add: {report.biases:,}")
     if report.layouts:
         console.print(f"values that lie channels-last: {report.layouts:,}")
+    if report.folded:
+        larger = size(sum(entry.bytes for entry in report.folded))
+        console.print(f"folded into weights that kernels read, {larger} of them: "
+                      f"{escape(alike([entry.what for entry in report.folded]))}")
     if report.embedded:
         console.print("embedded kernels: " + ", ".join(
             f"{escape(name)} {size(count)}{', PTX for later GPUs' * name.startswith('compute_')}"

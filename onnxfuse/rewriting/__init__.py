@@ -2,6 +2,7 @@
 
     fold ─▶ model without arithmetic on sizes that constants can stand for, and Ifs that sizes decide
     separate ─▶ model with biases as sums behind what they belong to
+    with_weights ─▶ model with weights that kernels read in the place of its own
     rewrite ─▶ model with fused nodes ─ save ─▶ file ─ read_fused ─▶ report
                         └─ unfuse ─▶ the original        └ body_model ─▶ reference of one kernel
 """
@@ -32,10 +33,12 @@ from onnxfuse.rewriting.saving import Saved, annotate, save
 from onnxfuse.rewriting.sizes import SizesRecord, fold, sizes_record
 from onnxfuse.rewriting.standalone import body_model, value_types
 from onnxfuse.rewriting.unfusing import unfuse
+from onnxfuse.rewriting.weights import Folded, bytes_of_weights, only_weights, weights_record, with_weights
 
 __all__ = [
     "FUSED",
     "BrokenRecord",
+    "Folded",
     "FusedNode",
     "InvariantError",
     "MeasuredRecord",
@@ -51,6 +54,7 @@ __all__ = [
     "annotate",
     "bias_record",
     "body_model",
+    "bytes_of_weights",
     "exact_form",
     "fold",
     "forget_plan",
@@ -59,6 +63,7 @@ __all__ = [
     "lay_out",
     "layout_record",
     "note_plan",
+    "only_weights",
     "original",
     "plan_record",
     "planned_form",
@@ -71,4 +76,6 @@ __all__ = [
     "today",
     "unfuse",
     "value_types",
+    "weights_record",
+    "with_weights",
 ]

@@ -310,7 +310,7 @@ def _record(
         {formal: type_of(v) for formal, v in region_names(region)},
         added,
         tuple(_again(index, site, gone)),
-        region.kernel.rounds,
+        region.kernel.rounds, region.collapses,
     )
 
 

@@ -34,7 +34,7 @@ def check_body(index: ModelIndex, region: LocatedRegion) -> None:
         node = index.nodes[position]
         require(not index.has_subgraph(position), f"{label}: node {node.name!r} ({node.op_type}) holds a subgraph")
     reads = {name for position in nodes for name in index.reads[position]} - produced
-    given = {*hosts, *tensors, *inlined}
+    given = {*hosts, *tensors, *inlined} - region.folded
     require(reads == given, f"{label}: reads {sorted(reads - given)} that it does not list, "
                             f"lists {sorted(given - reads)} that it does not read")
     require(not set(outputs) - produced, f"{label}: does not compute its outputs {sorted(set(outputs) - produced)}")

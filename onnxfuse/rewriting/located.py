@@ -17,6 +17,7 @@ class LocatedRegion:
         nodes: positions of its nodes, in order.
         hosts, tensors, outputs: names of values, as in ``Region``.
         inlined: the constants that its body holds; with contents where they are kept outside the model's file.
+        folded: names of those of its tensors that its kernel alone reads.
     """
 
     label: str
@@ -25,3 +26,4 @@ class LocatedRegion:
     tensors: tuple[str, ...]
     inlined: Mapping[str, np.ndarray | None]
     outputs: tuple[str, ...]
+    folded: frozenset[str] = frozenset()

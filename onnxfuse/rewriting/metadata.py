@@ -86,6 +86,7 @@ class FusedRecord:
             formal name; sizes None where unknown.
         added: outputs whose ``value_info`` entry did not exist before.
         again: inner values, by formal name, that other fused nodes compute too.
+        collapses: as the ``Region`` had it.
     """
 
     rule: str
@@ -98,6 +99,7 @@ class FusedRecord:
     added: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     rounds: bool = False
+    collapses: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """The form of a model that is planned: its arithmetic on sizes folded, biases behind their convolutions, values laid
-out channels-last.
+out channels-last, weights that kernels read beside its own.
 
 Fused nodes speak of the values of that form; ``unfuse`` leads back from it to the model as it was loaded.
 """
@@ -14,6 +14,7 @@ from onnxfuse.graph import LoadedModel
 from onnxfuse.rewriting.biases import bias_record, separated_again
 from onnxfuse.rewriting.layouts import laid_out_again, layout_record
 from onnxfuse.rewriting.sizes import fold, sizes_record
+from onnxfuse.rewriting.weights import weights_record, with_weights_again
 
 
 def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool = False) -> LoadedModel:
@@ -29,7 +30,7 @@ def planned_form(original: LoadedModel, fused: onnx.ModelProto, *, whole: bool =
     record = sizes_record(fused)
     folds = record is not None and (whole or record.branches is not None)
     result = fold(original) if folds else original
-    proto = laid_out_again(separated_again(result.proto, fused), fused)
+    proto = with_weights_again(laid_out_again(separated_again(result.proto, fused), fused), fused)
     return result if proto is result.proto else replace(result, proto=proto)
 
 
@@ -51,4 +52,4 @@ def has_planned_form(model: onnx.ModelProto) -> bool:
     Raises:
         ModelError: a record cannot be read.
     """
-    return any(record(model) is not None for record in (sizes_record, bias_record, layout_record))
+    return any(record(model) is not None for record in (sizes_record, bias_record, layout_record, weights_record))

@@ -156,6 +156,7 @@ class PlanRecord:
         operators, remaining: as in the report; roofline: as there, empty where it is not known.
         verification, measured: None where that was not done.
         broken: fusions of the runtime's own that fused nodes break; named: what name rules call by a name.
+        fold_weights: whether weights may be rounded anew for what is folded into them.
     """
 
     onnxfuse: str
@@ -184,6 +185,7 @@ class PlanRecord:
     measured: MeasuredRecord | None = None
     broken: tuple[BrokenRecord, ...] = ()
     named: tuple[NamedRecord, ...] = ()
+    fold_weights: bool = False
 
 
 def note_plan(model: onnx.ModelProto, record: PlanRecord) -> None:

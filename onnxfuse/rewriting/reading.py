@@ -33,7 +33,7 @@ class FusedNode:
         images: bytes of its compiled kernels by architecture, as "sm_90"; of PTX by "compute_90".
         body: the body that it is in, or None for the main graph.
         again: inner values that other fused nodes compute too, by their names in the original.
-        rounds: as in ``FusedRecord``.
+        rounds, collapses: as in ``FusedRecord``.
     """
 
     name: str
@@ -51,6 +51,7 @@ class FusedNode:
     body: Body | None = None
     again: tuple[str, ...] = ()
     rounds: bool = False
+    collapses: bool = False
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -116,6 +117,7 @@ def _of_graph(graph: onnx.GraphProto, functions: Collection[str], body: Body | N
                 body,
                 tuple(record.values[formal].name for formal in record.again if formal in record.values),
                 record.rounds,
+                record.collapses,
             )
         )
     return found

@@ -131,7 +131,8 @@ def resolve(index: ModelIndex, region: Region, label: str) -> LocatedRegion:
         tuple(value.name for value in values) for values in (region.hosts, region.tensors, region.outputs)
     )
     return LocatedRegion(label, tuple(sorted(found)), hosts, tensors,
-                         {name: array for name, array in inlined.items() if name in read | listed}, outputs)
+                         {name: array for name, array in inlined.items() if name in read | listed}, outputs,
+                         frozenset(value.name for value in region.folded))
 
 
 def _again(index: ModelIndex, region: Region, located: LocatedRegion) -> frozenset[int]:

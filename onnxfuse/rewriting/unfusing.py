@@ -34,6 +34,7 @@ from onnxfuse.rewriting.order import Sortable, in_order, is_sorted, rearrange
 from onnxfuse.rewriting.origin import Origin, first_output
 from onnxfuse.rewriting.provenance import forget_plan
 from onnxfuse.rewriting.sizes import unfold
+from onnxfuse.rewriting.weights import without_weights
 
 
 def unfuse(
@@ -87,6 +88,7 @@ def unfuse(
         forget_optimised(result)
         forget_plan(result)
     if not folded and (only is None or (chosen and last)):
+        without_weights(result)
         put_straight(result)
         rejoin(result)
         unfold(result)

@@ -21,6 +21,7 @@ from onnxfuse.graph.order import graphs_of
 from onnxfuse.graph.sizes import shape_of
 from onnxfuse.lowering import launch
 from onnxfuse.measuring.ranges import INDICES, index_bound
+from onnxfuse.region import decides_sizes
 from onnxfuse.rewriting.standalone import body_model
 from onnxfuse.schedules import Kernel
 from onnxfuse.tuning.subjects import Subject
@@ -52,7 +53,8 @@ def runtime_model(subject: Subject) -> onnx.ModelProto:
         shape = (len(value.elements or ()),) if info.name.startswith("h") and value.shape is None else shape_of(
             value, sizes)
         info.CopyFrom(helper.make_tensor_value_info(info.name, info.type.tensor_type.elem_type, shape))
-    weights = _weights({name: value for name, value in values.items() if name.startswith("x")}, optimised.folded)
+    read = {name for node in graph.node for name in node.input}
+    weights = _weights({name: value for name, value in values.items() if name in read}, optimised.folded)
     graph.initializer.extend(weights.values())
     kept = [info for info in graph.input if info.name not in weights]
     del graph.input[:]
@@ -63,7 +65,7 @@ def runtime_model(subject: Subject) -> onnx.ModelProto:
 def kernel_model(body: onnx.ModelProto, subject: Subject, kernel: Kernel) -> onnx.ModelProto:
     """The same region as one fused node that runs a kernel; ``body`` is its ``runtime_model``, whose weights
     (``weights_of``) are inputs too."""
-    hosts = [f"h{place}" for place in range(len(subject.fusion.hosts))]
+    hosts = [f"h{place}" if decides_sizes(value) else "" for place, value in enumerate(subject.fusion.hosts)]
     node = helper.make_node(
         "Region0", [*hosts, *[""] * (launch.HOST_INPUTS - len(hosts)),
                     *(f"x{place}" for place in range(len(subject.fusion.tensors)))],
@@ -72,7 +74,8 @@ def kernel_model(body: onnx.ModelProto, subject: Subject, kernel: Kernel) -> onn
     )
     weights = [helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                for tensor in body.graph.initializer]
-    graph = helper.make_graph([node], body.graph.name or "region", [*body.graph.input, *weights], body.graph.output)
+    read = [info for info in (*body.graph.input, *weights) if info.name in node.input]
+    graph = helper.make_graph([node], body.graph.name or "region", read, body.graph.output)
     opsets = [entry for entry in body.opset_import if entry.domain != launch.DOMAIN]
     return helper.make_model(graph, ir_version=body.ir_version,
                              opset_imports=[*opsets, helper.make_opsetid(launch.DOMAIN, 1)])
@@ -92,8 +95,9 @@ def feeds_of(body: onnx.ModelProto, subject: Subject, seed: int = 0) -> dict[str
         kind = info.type.tensor_type
         shape = tuple(size.dim_value for size in kind.shape.dim)
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        if info.name.startswith("h"):
-            elements = subject.fusion.hosts[int(info.name[1:])].elements or ()
+        host = subject.fusion.hosts[int(info.name[1:])] if info.name.startswith("h") else None
+        if host is not None and decides_sizes(host):
+            elements = host.elements or ()
             feeds[info.name] = np.array([size.evaluate(subject.sizes) for size in elements], dtype).reshape(shape)
         else:
             feeds[info.name] = _drawn(values[info.name], shape, dtype, generator)

@@ -13,7 +13,7 @@ from onnxfuse.planning.identity import Identities, Identity
 from onnxfuse.planning.known import KnownKernels
 from onnxfuse.planning.plan import Plan
 from onnxfuse.refusal import Refusal
-from onnxfuse.region import Region
+from onnxfuse.region import Region, decides_sizes
 from onnxfuse.schedules import USER, Choice, Kernel, make_kernel
 from onnxfuse.schedules.together import SCHEDULE as TOGETHER
 
@@ -134,7 +134,7 @@ def _identity(fusion: Region, identities: Identities) -> Identity | Refusal:
     what = identities.of(fusion)
     if what is None:
         return Refusal("unknown-size", "a size is not known before a run", label, fusion.rule)
-    for value in fusion.hosts:
+    for value in filter(decides_sizes, fusion.hosts):
         if value.elements is None or any(not size.symbols <= identities.sizes.keys() for size in value.elements):
             return Refusal("unknown-operand", f"what '{value.name}' holds is not known before a run", label,
                            fusion.rule)

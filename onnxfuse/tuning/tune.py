@@ -51,6 +51,7 @@ class TuneOptions:
         stages: measure only regions that these stages make, and those that hold the same nodes without them; all where
             there are none.
         tf32: whether the runtime may round operands of float32 products to TF32.
+        fold_weights: as ``pipeline.Options`` has it.
     """
 
     rules: Sequence[str | Path] = ()
@@ -60,6 +61,7 @@ class TuneOptions:
     force: bool = False
     stages: tuple[str, ...] = ()
     tf32: bool = True
+    fold_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def tune(
     # depthwise convolution with what is around it, or values lie channels-last, both ways.
     provider = {} if options.tf32 else {TF32: "0"}
     wanted = Options(options.rules, (*options.disable, STAGE), options.dims, profile, verify=False, database=False,
-                     provider_options=provider, eager=True)
+                     provider_options=provider, fold_weights=options.fold_weights, eager=True)
     loaded = load(source)
     optimised = optimise(loaded, wanted, tell)
     plans = [optimised]

@@ -181,6 +181,10 @@ class Reference:
         zeros = [np.where(np.equal(one, other), one, 0) for one, other in zip(self.outputs(feeds), clean, strict=True)]
         return [clean, zeros]
 
+    def finite(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """The outputs of inputs without what is not finite."""
+        return self.outputs(shown(feeds, ()))
+
     def single(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Every output of the body in float32, as a kernel computes it."""
         return self._single.run(feeds)

@@ -311,9 +311,9 @@ def output_shapes(plan: launch.LaunchPlan, feeds: Mapping[str, Array], sm: int =
 
 
 def host_values(feeds: Mapping[str, Array]) -> list[list[int]]:
-    """Contents of the host inputs, [] for one that is absent."""
-    return [[int(value) for value in np.asarray(feeds[f"h{place}"]).reshape(-1)] if f"h{place}" in feeds else []
-            for place in range(launch.HOST_INPUTS)]
+    """Contents of the host inputs, [] for one that is absent, and for weights, which no plan asks for."""
+    arrays = [np.asarray(feeds.get(f"h{place}", ())) for place in range(launch.HOST_INPUTS)]
+    return [array.reshape(-1).tolist() if array.dtype.kind in "iu" else [] for array in arrays]
 
 
 def tensors(feeds: Mapping[str, Array]) -> list[Array]:

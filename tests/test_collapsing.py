@@ -1,0 +1,655 @@
+"""Constants, and products, that are folded into weights: which, what a kernel computes then, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from cli_models import ROOT
+from cli_models import run as command
+from emulated import EmulatedRunner, FaultyRunner
+from fake_timer import FakeTimer, made_up
+from kernel_harness import parse
+from onnx import TensorProto, helper, numpy_helper
+from rewriting_models import random_feeds, run, same_bits
+from sizes_models import packed
+
+import onnxfuse
+from onnxfuse.errors import ModelError
+from onnxfuse.graph import from_proto, load_model
+from onnxfuse.graph.constants import numpy_type, read
+from onnxfuse.locking import read_lock, settings_of
+from onnxfuse.measuring.database import open_database
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning import collapsing, linear
+from onnxfuse.planning.linear import Linear, are_powers, typed
+from onnxfuse.region import Region
+from onnxfuse.reporting import as_json, explain, report_of, report_of_fused
+from onnxfuse.rewriting import FusedNode, plan_record, read_fused, save, unfuse, weights_record
+from onnxfuse.tuning import Timed, TuneOptions, tune
+from onnxfuse.verifying import verify
+from onnxfuse.verifying.nodes import NodeVerifier
+from onnxfuse.verifying.reference import formal_names
+
+Array = np.ndarray
+
+OLDEST = os.environ.get("ONNXFUSE_OLDEST_PYTHON")
+
+pytestmark = pytest.mark.usefixtures("few_ways")
+
+KINDS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float": TensorProto.FLOAT}
+
+
+class WeightTimer(FakeTimer):
+    """Says that kernels take the longer, the more they read and the longer their text is; runs nothing, since the CPU
+    provider lacks products of bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda kernel: 20.0)
+
+    def time(self, model: onnx.ModelProto, *, fused: bool) -> Timed:
+        onnx.checker.check_model(model)
+        outputs = {info.name: made_up(info, 1) for info in model.graph.output}
+        if not fused:
+            return Timed(500.0, 0.1, 24, outputs)
+        (node,) = model.graph.node
+        text = next(each.s for each in node.attribute if each.name == "source")
+        return Timed(20.0 + len(model.graph.input) + 1e-5 * len(text), 0.1, 24, outputs)
+
+
+def model_of(
+    text: str, shapes: Mapping[str, tuple[int, ...]], kind: str = "float16", given: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> onnx.ModelProto:
+    """A model whose constants have these shapes and are drawn, but for those that are given: "s" and "g" are factors
+    near one, "v" a variance, all else is normal."""
+    model, generator = parse(text.replace("T[", f"{kind}[")), np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        array = generator.standard_normal(shape)
+        array = 0.5 + np.abs(array) if name[0] in "sgv" else array * (0.2 if len(shape) > 1 else 0.5)
+        array = np.broadcast_to((given or {}).get(name, array), shape)
+        stored = helper.make_tensor(name, KINDS[kind], shape, array.astype(numpy_type(KINDS[kind])).tobytes(), raw=True)
+        model.graph.initializer.append(stored)
+    return model
+
+
+def fused(model: onnx.ModelProto, folder: Path, *, rows: int = 33, **options: Any) -> Optimised:
+    """Planned by measurements that say that a kernel is the faster, the less it reads."""
+    database = folder / "measurements.sqlite"
+    used = {size.dim_param for info in model.graph.input for size in info.type.tensor_type.shape.dim}
+    dims = {name: rows for name in used if name}
+    wanted = {"fold_weights": True, **options}
+    # Where values lie otherwise, or biases stand apart, others are the regions with products.
+    wanted["disable"] = ("layouts", "biases")
+    with open_database(database) as kept:
+        tune(model, WeightTimer(), kept, TuneOptions(
+            dims=dims, disable=wanted["disable"], fold_weights=wanted["fold_weights"]))
+    before = packed(model)
+    made = optimise(model, Options(dims=dims, target="H100", verify=False, database=database, least_gain=1.0,
+                                   **wanted))
+    assert packed(model) == before and packed(unfuse(made.model)) == before
+    onnx.checker.check_model(made.model, full_check=True)
+    return made
+
+
+def folding(made: Optimised) -> list[Region]:
+    return [region for region in made.regions if region.folded]
+
+
+def refused(made: Optimised) -> list[str]:
+    return [each.message for each in made.refusals if each.code == "weights"]
+
+
+ROWS = "g (T[M,K] x) => (T[M,N] y) ".replace("K", "{k}").replace("N", "{n}")
+
+
+def rows(body: str, k: int = 64, n: int = 72, out: int | None = None) -> str:
+    return f"g (T[M,{k}] x) => (T[M,{n if out is None else out}] y) {{ {body} }}"
+
+
+def image(body: str, c: int = 16, m: int = 24) -> str:
+    return f"g (T[2,{c},9,7] x) => (T[2,{m},A,B] y) {{ {body} }}"
+
+
+NORMS = {"s": (72,), "h": (72,), "m": (72,), "v": (72,)}
+MATRIX: dict[str, tuple[int, ...]] = {"w": (64, 72)}
+
+CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], list[str]]] = {
+    "a scale behind": (rows("p = MatMul(x, w) y = Mul(p, g)"), {**MATRIX, "g": (72,)}, ["MatMul", "Mul"]),
+    "a bias and a layer scale": (
+        rows("p = MatMul(x, w) a = Add(b, p) q = Mul(g, a) y = Relu(q)"), {**MATRIX, "b": (72,), "g": (1, 72)},
+        ["MatMul", "Add", "Mul", "Relu"]),
+    "a quotient and a difference": (
+        rows("p = MatMul(x, w) a = Div(p, g) y = Sub(a, b)"), {**MATRIX, "b": (72,), "g": (72,)},
+        ["MatMul", "Div", "Sub"]),
+    "a constant less the result": (
+        rows("p = MatMul(x, w) a = Sub(b, p) y = Neg(a)"), {**MATRIX, "b": (72,)}, ["MatMul", "Sub", "Neg"]),
+    "a number": (rows("p = MatMul(x, w) y = Mul(p, g)"), {**MATRIX, "g": ()}, ["MatMul", "Mul"]),
+    "a number behind heads": (
+        "g (T[2,M,64] x) => (T[2,6,M,16] y) <int64[4] h = {0,0,6,16}> { p = MatMul(x, w) a = Add(p, b) "
+        "r = Reshape(a, h) t = Transpose<perm = [0,2,1,3]>(r) y = Mul(t, g) }",
+        {"w": (64, 96), "b": (96,), "g": ()}, ["MatMul", "Add", "Reshape", "Transpose", "Mul"]),
+    "a scale behind a transpose": (
+        "g (T[2,M,64] x) => (T[72,2,M] y) { p = MatMul(x, w) t = Transpose<perm = [2,0,1]>(p) y = Mul(t, g) }",
+        {**MATRIX, "g": (72, 1, 1)}, ["MatMul", "Transpose", "Mul"]),
+    "a normalisation behind": (
+        rows("p = MatMul(x, w) y = BatchNormalization(p, s, h, m, v)"), {**MATRIX, **NORMS},
+        ["MatMul", "BatchNormalization"]),
+    "a scale before": (rows("a = Mul(x, s) y = MatMul(a, w)"), {**MATRIX, "s": (64,)}, ["Mul", "MatMul"]),
+    "a shift before": (rows("a = Add(x, d) y = MatMul(a, w)"), {**MATRIX, "d": (64,)}, ["Add", "MatMul"]),
+    "scale and shift before, and a bias": (
+        rows("a = Mul(x, s) c = Add(a, d) p = MatMul(c, w) q = Add(p, b) y = Relu(q)"),
+        {**MATRIX, "s": (64,), "d": (64,), "b": (72,)}, ["Mul", "Add", "MatMul", "Add", "Relu"]),
+    "an order behind": (rows("p = MatMul(x, w) y = Gather<axis = 1>(p, order)"), MATRIX, ["MatMul", "Gather"]),
+    "an order before": (rows("a = Gather<axis = 1>(x, order) y = MatMul(a, w)", n=64), {"w": (64, 64)},
+                        ["Gather", "MatMul"]),
+    "alpha and beta": (
+        rows("y = Gemm<alpha = 0.3, beta = 0.7, transB = 1>(x, w, b)"), {"w": (72, 64), "b": (72,)}, ["Gemm"]),
+    "alpha, and rows that stay": (
+        "g (T[M,64] x, T[M,72] r) => (T[M,72] y) { y = Gemm<alpha = 0.3, beta = 0.7>(x, w, r) }", MATRIX, ["Gemm"]),
+    "a product before": (
+        rows("p = MatMul(x, w) y = MatMul(p, u)", k=40, n=96, out=31), {"w": (40, 96), "u": (96, 31)},
+        ["MatMul", "MatMul"]),
+    "products with biases, and what follows": (
+        rows("p = MatMul(x, w) a = Add(p, b) q = MatMul(a, u) r = Add(q, d) z = Mul(r, g) y = Tanh(z)", k=40, out=33),
+        {"w": (40, 72), "b": (72,), "u": (72, 33), "d": (33,), "g": (33,)},
+        ["MatMul", "Add", "MatMul", "Add", "Mul", "Tanh"]),
+    "Gemms": (
+        rows("p = Gemm<transB = 1>(x, w, b) y = Gemm<alpha = 2.0>(p, u, d)", k=40, out=33),
+        {"w": (72, 40), "b": (72,), "u": (72, 33), "d": (33,)}, ["Gemm", "Gemm"]),
+    "a convolution and its scale": (
+        image("c = Conv<pads = [1,1,1,1]>(x, w, b) y = Mul(c, g)"), {"w": (24, 16, 3, 3), "b": (24,), "g": (24, 1, 1)},
+        ["Transpose", "Conv", "Mul"]),
+    "a convolution in groups and its normalisation": (
+        image("c = Conv<group = 2>(x, w) y = BatchNormalization(c, s, h, m, v)"),
+        {"w": (24, 8, 3, 3), "s": (24,), "h": (24,), "m": (24,), "v": (24,)},
+        ["Transpose", "Conv", "BatchNormalization"]),
+    "a normalisation before a convolution": (
+        image("a = BatchNormalization(x, s, h, m, v) y = Conv(a, w, b)"),
+        {"w": (24, 16, 1, 1), "b": (24,), "s": (16,), "h": (16,), "m": (16,), "v": (16,)},
+        ["BatchNormalization", "Conv"]),
+    "a scale before padding": (
+        image("a = Mul(x, s) y = Conv<pads = [1,1,1,1]>(a, w)"), {"w": (24, 16, 3, 3), "s": (16, 1, 1)},
+        ["Mul", "Conv"]),
+    "a convolution and one by one pixel": (
+        image("c = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w, b) y = Conv(c, u)", m=8),
+        {"w": (24, 16, 3, 3), "b": (24,), "u": (8, 24, 1, 1)}, ["Conv", "Conv"]),
+}
+
+
+def case(name: str, kind: str = "float16", **more: Any) -> onnx.ModelProto:
+    text, shapes, _ = CASES[name]
+    model = model_of(text, shapes, kind, **more)
+    if "order" in text:
+        size = next(iter(shapes.values()))[1 if "behind" in name else 0]
+        order = np.random.default_rng(5).permutation(size) - (size if "behind" in name else 0)
+        model.graph.initializer.append(numpy_helper.from_array(order.astype(np.int64), "order"))
+    return model
+
+
+def operators(region: Region) -> list[str]:
+    return [node.op for node in region.nodes if node.op not in ("Constant", "Transpose")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_reads_other_weights(name: str, tmp_path: Path) -> None:
+    """It is right against the nodes as they are, and a hundredth more is not."""
+    made = fused(case(name), tmp_path)
+    (region,) = folding(made)
+    wanted = [op for op in CASES[name][2] if op != "Transpose"]
+    assert [op for op in operators(region) if op != "Sum"] == wanted
+    inputs = {value.name for value in region.tensors}
+    assert inputs.isdisjoint(CASES[name][1]) and {value.name for value in region.folded} <= inputs
+    assert {"w", "u"} & CASES[name][1].keys() <= {value.name for value in region.hosts}
+    found = verify(made, EmulatedRunner())
+    assert found.passed and found.whole.passed, found
+    assert {each.verdict for each in verify(made, FaultyRunner()).nodes if each.rule == "products"} == {"failed"}
+
+
+def judged(made: Optimised, runner: EmulatedRunner, rows: int = 33) -> str:
+    """The verdict on the kernel of the one node with folded weights on inputs that are drawn: where the CPU provider
+    lacks an operator in a type, no run of the model gives any."""
+    (region,) = folding(made)
+    node = next(each for each in read_fused(made.model) if len(each.tensors) == len(region.tensors)
+                and set(each.tensors) >= {value.name for value in region.folded})
+    held = {tensor.name: read(tensor, None) for tensor in made.model.graph.initializer}
+    sizes, generator = {"M": rows}, np.random.default_rng(1)
+    drawn = {value.name: generator.standard_normal([size.evaluate(sizes) for size in value.shape or ()]).astype(
+        numpy_type(value.dtype or 0)) for value in region.tensors if not value.is_constant}
+    arrays = held | drawn
+    feeds = {formal: arrays[name] for formal, name in formal_names(node).items()}
+    result = NodeVerifier(made.model, runner).verify(node, feeds, "drawn")
+    return result.verdict
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float"])
+@pytest.mark.parametrize("name", [
+    "scale and shift before, and a bias", "a bias and a layer scale", "products with biases, and what follows",
+    "a normalisation behind", "an order before", "alpha and beta"])
+def test_other_types(name: str, kind: str, tmp_path: Path) -> None:
+    made = fused(case(name, kind), tmp_path)
+    assert judged(made, EmulatedRunner()) == "passed" and judged(made, FaultyRunner()) == "failed"
+
+
+def test_a_convolution_of_float32(tmp_path: Path) -> None:
+    made = fused(case("a convolution in groups and its normalisation", "float"), tmp_path)
+    assert verify(made, EmulatedRunner()).passed and not verify(made, FaultyRunner()).passed
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (31, 33), (33, 31), (4097, 3)])
+@pytest.mark.parametrize("rows", [0, 1, 31, 4097])
+def test_odd_sizes(k: int, n: int, rows: int, tmp_path: Path) -> None:
+    """Against float64, also of no rows at all."""
+    if rows * k > 1 << 18:
+        pytest.skip("what that shows others do")
+    model = model_of(f"g (T[M,{k}] x) => (T[M,{n}] y) {{ a = Mul(x, s) p = MatMul(a, w) q = Add(p, b) y = Mul(q, g) }}",
+                     {"s": (k,), "w": (k, n), "b": (n,), "g": (n,)})
+    made = fused(model, tmp_path, rows=max(rows, 1))
+    (node,) = read_fused(made.model)
+    generator = np.random.default_rng(rows)
+    x = generator.standard_normal((rows, k)).astype(np.float16)
+    given, held = ({tensor.name: numpy_helper.to_array(tensor) for tensor in each.graph.initializer}
+                   for each in (model, made.model))
+    feeds = {f"x{place}": x if name == "x" else held[name] for place, name in enumerate(node.tensors)}
+    feeds |= {f"h{place}": held[name] for place, name in enumerate(node.hosts)}
+    (got,) = EmulatedRunner().kernel(node, made.model, feeds, None)
+    s, w, b, g = (given[name].astype(np.float64) for name in "swbg")
+    want = ((x * s) @ w + b) * g
+    assert got.shape == (rows, n)
+    scale = np.abs(x * s) @ np.abs(w) + np.abs(b)
+    assert (np.abs(got - want) <= 2**-9 * scale * g).all()
+
+
+EXACT: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "a power of two": (rows("p = MatMul(x, w) y = Mul(p, g)"), {**MATRIX, "g": ()}, {"g": 0.125}),
+    "powers of two by channel, less than zero too": (
+        rows("p = MatMul(x, w) a = Add(p, b) y = Div(a, g)"), {**MATRIX, "b": (72,), "g": (72,)},
+        {"g": np.resize([2.0, -0.5, 4.0], 72)}),
+    "powers of two before": (rows("a = Mul(x, s) y = MatMul(a, w)"), {**MATRIX, "s": (64,)},
+                             {"s": np.resize([0.5, 2.0], 64)}),
+    "an order": (CASES["an order behind"][0], MATRIX, {}),
+    "alpha": (rows("y = Gemm<alpha = 0.25>(x, w)"), MATRIX, {}),
+    "a sum of biases": (rows("p = MatMul(x, w) a = Add(p, b) q = Neg(a) y = Add(q, d)"),
+                        {**MATRIX, "b": (72,), "d": (72,)}, {"b": 0.5, "d": 0.25}),
+}
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float"])
+@pytest.mark.parametrize("name", EXACT)
+def test_what_changes_no_digit_needs_no_option(name: str, kind: str, tmp_path: Path) -> None:
+    text, shapes, given = EXACT[name]
+    model = model_of(text, shapes, kind, given)
+    if name == "an order":
+        model.graph.initializer.append(numpy_helper.from_array(np.arange(72)[::-1].copy(), "order"))
+    made = fused(model, tmp_path, fold_weights=False)
+    assert len(folding(made)) == 1 and not refused(made)
+    assert judged(made, EmulatedRunner()) == "passed" and judged(made, FaultyRunner()) == "failed"
+
+
+NEARLY: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "three": (EXACT["a power of two"][0], {**MATRIX, "g": ()}, {"g": 3.0}),
+    "a sum that rounds": (EXACT["a sum of biases"][0], {**MATRIX, "b": (72,), "d": (72,)}, {"b": 1.0, "d": 2.0**-60}),
+    "powers of two that leave the type in float16": (
+        rows("p = MatMul(x, w) y = Mul(p, g)"), {**MATRIX, "g": ()}, {"g": 2.0**-20}),
+    "powers of two that take a digit of a few in float16": (
+        rows("p = MatMul(x, w) y = Mul(p, g)"), {**MATRIX, "g": ()},
+        {"g": 0.125, "w": np.resize([1.0, 1.0, 1.0, 0.5, 1037 * 2.0**-23], (64, 72))}),
+    "a normalisation": (CASES["a normalisation behind"][0], {**MATRIX, **NORMS}, {}),
+    "two products": (CASES["a product before"][0], {"w": (40, 96), "u": (96, 31)}, {}),
+    "a shift before": (CASES["a shift before"][0], {**MATRIX, "d": (64,)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_without_the_option_no_weight_is_rounded_anew(name: str, tmp_path: Path) -> None:
+    text, shapes, given = NEARLY[name]
+    kind = "float16" if name.endswith("in float16") else "float"
+    why = "a channel's weights would be too small for their type" if "leave" in name else (
+        "its weights would be rounded anew")
+    made = fused(model_of(text, shapes, kind, given), tmp_path, fold_weights=False)
+    assert not folding(made)
+    told = [each for each in made.refusals if each.code == "weights"]
+    if name == "two products":
+        assert not told  # nobody looks for what only the option allows
+    else:
+        assert {each.message.partition(" is not folded: ")[2] for each in told} == {why}
+        assert {each.remedy for each in told} == {"" if "leave" in name else "fold_weights allows that"}
+
+
+# ---- What stays. ----
+
+SCALED = rows("p = MatMul(x, w) y = Mul(p, g)")
+SHAPES: dict[str, tuple[int, ...]] = {**MATRIX, "g": (72,)}
+
+KEPT: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, Any], str]] = {
+    "zero": (SCALED, SHAPES, {"g": np.resize([1.5, 0.0], 72)},
+             "Mul -> y multiplies by zero, which infinite numbers are not to become"),
+    "infinity": (SCALED, SHAPES, {"g": np.resize([1.5, np.inf], 72)},
+                 "a constant of Mul -> y is infinite or no number"),
+    "no number": (rows("p = MatMul(x, w) a = Add(p, b) y = Mul(a, g)"), {**SHAPES, "b": (72,)},
+                  {"b": np.resize([np.nan, 1.0], 72)}, "a constant of Add -> a is infinite or no number"),
+    "a division by zero": (rows("p = MatMul(x, w) y = Div(p, g)"), SHAPES, {"g": 0.0},
+                           "a constant of Div -> y is infinite or no number"),
+    "weights that are infinite": (SCALED, SHAPES, {"w": np.resize([1.0, -np.inf], (64, 72))},
+                                  "'w' holds what is infinite or no number"),
+    "overflow": (SCALED, SHAPES, {"g": 6e4, "w": 2.0}, "a weight would be past the largest number of its type"),
+    "a bias past the largest number": (
+        rows("p = MatMul(x, w) a = Add(p, b) y = Mul(a, g)"), {**SHAPES, "b": (72,)},
+        {"w": 1e-3, "b": 6e4, "g": 3.0}, "a bias would be past the largest number of its type"),
+    "nothing left": (SCALED, SHAPES, {"g": 3e-6}, "a channel's weights would be too small for their type"),
+    "one channel with too little left": (SCALED, SHAPES, {"g": np.where(np.arange(72) == 31, 3e-6, 1.5)},
+                                         "a channel's weights would be too small for their type"),
+    "a bias with nothing left": (
+        rows("p = MatMul(x, w) a = Add(p, b) y = Mul(a, g)"), {**SHAPES, "b": (72,)}, {"w": 0.0, "b": 0.01, "g": 4e-6},
+        "a bias would be too small for its type"),
+    "weights that another product reads": (
+        rows("p = MatMul(x, w) q = Mul(p, g) r = MatMul(x, w) e = Softmax(r) y = Add(q, e)"), SHAPES, {},
+        "'w' is read by others too"),
+    "weights that are given out": (SCALED.replace("y) {", "y, T[64,72] w) {"), SHAPES, {}, "'w' is read by others too"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_not_folded(name: str, tmp_path: Path) -> None:
+    """Says why, and ``explain`` does."""
+    text, shapes, given, why = KEPT[name]
+    made = fused(model_of(text, shapes, "float16", given), tmp_path)
+    assert not folding(made) and weights_record(made.model) is None
+    assert {message.partition(" is not folded: ")[2] for message in refused(made)} == {why}
+    assert why in explain(made, "p").to_text(400)
+
+
+SILENT: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
+    "a bias alone": (rows("p = MatMul(x, w) a = Add(p, b) y = Relu(a)"), {**MATRIX, "b": (72,)}),
+    "a scale of each row": (
+        "g (T[72,64] x) => (T[72,72] y) { p = MatMul(x, w) y = Mul(p, s) }", {**MATRIX, "s": (72, 1)}),
+    "a number over the result": (rows("p = MatMul(x, w) y = Div(g, p)"), SHAPES),
+    "a scaled operand that others read": (
+        "g (T[M,64] x) => (T[M,72] y, T[M,64] z) { a = Mul(x, s) y = MatMul(a, w) z = Softmax(a) }",
+        {**MATRIX, "s": (64,)}),
+    "an order of channels in groups": (
+        image("c = Conv<group = 2>(x, w) y = Gather<axis = 1>(c, order)"), {"w": (24, 8, 1, 1)}),
+    "a scale that is computed": (
+        "g (T[M,64] x, T[72] z) => (T[M,72] y) { p = MatMul(x, w) y = Mul(p, z) }", MATRIX),
+    "weights that are given": (
+        "g (T[M,64] x, T[64,72] z) => (T[M,72] y) { p = MatMul(x, z) y = Mul(p, g) }", {"g": (72,)}),
+    "a result that others read": (
+        "g (T[M,64] x) => (T[M,72] y, T[M,72] z) { p = MatMul(x, w) y = Mul(p, g) z = Softmax(p) }", SHAPES),
+    "a scale behind heads": (
+        "g (T[2,M,64] x) => (T[2,6,M,16] y) <int64[4] h = {0,0,6,16}> { p = MatMul(x, w) r = Reshape(p, h) "
+        "t = Transpose<perm = [0,2,1,3]>(r) y = Mul(t, g) }", {"w": (64, 96), "g": (16,)}),
+    "the square of a result": (rows("p = MatMul(x, w) y = Mul(p, p)"), MATRIX),
+    "a shift before padding": (
+        image("a = Add(x, d) y = Conv<pads = [1,1,1,1]>(a, w)"), {"w": (24, 16, 3, 3), "d": (16, 1, 1)}),
+    "a curve between products": (
+        rows("p = MatMul(x, w) a = Relu(p) y = MatMul(a, u)", k=40, n=96, out=31), {"w": (40, 96), "u": (96, 31)}),
+    "a product that would take more": (
+        rows("p = MatMul(x, w) y = MatMul(p, u)", k=96, n=31, out=96), {"w": (96, 31), "u": (31, 96)}),
+    "windows of a convolution's result": (
+        image("c = Conv(x, w) y = Conv(c, u)", m=8), {"w": (24, 16, 1, 1), "u": (8, 24, 3, 3)}),
+    "an order of channels twice": (
+        rows("p = MatMul(x, w) y = Gather<axis = 1>(p, order)"), MATRIX),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_is_nothing_to_fold(name: str, tmp_path: Path) -> None:
+    text, shapes = SILENT[name]
+    model = model_of(text, shapes)
+    if "order" in text:
+        order = np.arange(24)[::-1].copy() if "groups" in name else np.zeros(72, np.int64)
+        model.graph.initializer.append(numpy_helper.from_array(order, "order"))
+    made = fused(model, tmp_path)
+    assert not folding(made) and not refused(made)
+    assert made.plan.with_products and not any(region.folded for region in made.plan.with_products)
+    assert verify(made, EmulatedRunner()).passed
+
+
+def test_a_body_keeps_its_weights(tmp_path: Path) -> None:
+    text = ("g (T[M,64] x, bool k) => (T[M,72] y) { y = If(k) <then_branch = t () => (T[M,72] a) { p = MatMul(x, w) "
+            "a = Mul(p, g) }, else_branch = e () => (T[M,72] b) { b = MatMul(x, u) }> }")
+    model = model_of(text, {**SHAPES, "u": (64, 72)})
+    own = [tensor for tensor in model.graph.initializer if tensor.name in ("w", "g")]
+    model.graph.node[0].attribute[0].g.initializer.extend(own)
+    for tensor in own:
+        model.graph.initializer.remove(tensor)
+    made = fused(model, tmp_path)
+    assert not folding(made)
+    assert any(message.endswith("is in a body") for message in refused(made))
+
+
+def test_weights_in_files_are_not_read(tmp_path: Path) -> None:
+    model = model_of(SCALED, SHAPES)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=1000)
+    loaded = load_model(tmp_path / "model.onnx")
+    with open_database(tmp_path / "m.sqlite") as kept:
+        tune(loaded, WeightTimer(), kept, TuneOptions(dims={"M": 33}, fold_weights=True))
+    made = optimise(loaded, Options(dims={"M": 33}, target="H100", verify=False, database=tmp_path / "m.sqlite",
+                                    fold_weights=True))
+    assert not folding(made)
+    assert set(refused(made)) == {
+        "Mul into MatMul -> p is not folded: 'w' lies in a file of its own, which is not read"}
+
+
+def test_files_grow_by_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are folded as far as there is room, the first first."""
+    monkeypatch.setattr(collapsing, "MOST_BYTES", 3 << 12)
+    made = fused(model_of(TWO, TWO_SHAPES), tmp_path)
+    assert [region.folding for region in folding(made)] == ["Mul into MatMul -> p"]
+    assert set(refused(made)) == {
+        "Add + Mul into MatMul -> b is not folded: folded weights would make the file more than 0 MiB larger"}
+
+
+# ---- The file. ----
+
+TWO = rows("p = MatMul(x, w) q = Mul(p, g) a = Relu(q) b = MatMul(a, u) c = Add(b, d) y = Mul(c, h)")
+TWO_SHAPES: dict[str, tuple[int, ...]] = {"w": (64, 72), "g": (72,), "u": (72, 72), "d": (72,), "h": (72,)}
+
+
+def test_a_file_there_and_back(tmp_path: Path) -> None:
+    """Without a library it gives the original's bits; what was added goes with the last fused node."""
+    model = model_of(TWO, TWO_SHAPES)
+    made = fused(model, tmp_path)
+    assert len(folding(made)) == 2
+    save(made.model, tmp_path / "fused.onnx", source=made.loaded)
+    loaded = load_model(tmp_path / "fused.onnx")
+    added = {each.name for each in weights_record(loaded.proto).folded}
+    assert added == {"w_folded", "u_folded", "u_folded_bias"}
+    feeds = random_feeds(model, size=6)
+    assert same_bits(run(loaded.proto, feeds), run(model, feeds))
+    first, second = [node.name for node in read_fused(loaded.proto) if added & set(node.tensors)]
+    part = unfuse(loaded.proto, [first])
+    assert added <= {tensor.name for tensor in part.graph.initializer}
+    assert same_bits(run(part, feeds), run(model, feeds))
+    last = unfuse(part, [node.name for node in read_fused(part)])
+    assert packed(last) == packed(unfuse(loaded.proto)) == packed(model)
+    assert second in {node.name for node in read_fused(part)}
+
+
+@pytest.mark.parametrize("python", [
+    sys.executable,
+    pytest.param(OLDEST, marks=pytest.mark.skipif(OLDEST is None, reason="ONNXFUSE_OLDEST_PYTHON is not set")),
+], ids=["newest", "oldest"])
+def test_functions_have_an_operand_that_nothing_in_them_reads(python: str, tmp_path: Path) -> None:
+    """And every runtime gives the original's bits all the same."""
+    names = ("a bias and a layer scale", "products with biases, and what follows", "a normalisation behind")
+    for name in names:
+        model, stem = case(name), name.replace(" ", "_")
+        made = fused(model, tmp_path)
+        assert folding(made)
+        onnx.save(model, tmp_path / f"{stem}.onnx")
+        onnx.save(made.model, tmp_path / f"{stem}.fused.onnx")
+        np.savez(tmp_path / f"{stem}.npz", **random_feeds(model, size=6))
+        (tmp_path / "measurements.sqlite").unlink()
+    done = subprocess.run([python, "-I", str(ROOT / "tests" / "oldest_runtime.py"), str(tmp_path)],
+                          text=True, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == len(names)
+
+
+def test_an_edited_model_keeps_what_it_reads(tmp_path: Path) -> None:
+    made = fused(model_of(TWO, TWO_SHAPES), tmp_path).model
+    made.graph.node.append(helper.make_node("Neg", ["w_folded"], ["negative"], name="more"))
+    made.graph.output.append(helper.make_tensor_value_info("negative", TensorProto.FLOAT16, [64, 72]))
+    back = unfuse(made)
+    assert weights_record(back) is None
+    assert {tensor.name for tensor in back.graph.initializer} == {*TWO_SHAPES, "w_folded"}
+
+
+def test_nodes_that_are_taken_back_leave_no_weights(tmp_path: Path) -> None:
+    made = fused(model_of(TWO, TWO_SHAPES), tmp_path)
+    place = next(place for place, region in enumerate(made.regions) if region.folded)
+    left = made.without([place])
+    assert {each.name for each in weights_record(left.model).folded} == {"u_folded", "u_folded_bias"}
+    assert "w_folded" not in {tensor.name for tensor in left.model.graph.initializer}
+    none = left.without(range(len(left.regions)))
+    assert weights_record(none.model) is None and packed(none.model) == packed(made.loaded.proto)
+
+
+def test_layers_share_a_function(tmp_path: Path) -> None:
+    """Whatever their constants are."""
+    text = rows("p = MatMul(x, w) q = Mul(p, g) a = Relu(q) b = MatMul(a, u) c = Mul(b, h) y = Relu(c)",
+                k=72)
+    made = fused(model_of(text, {"w": (72, 72), "g": (72,), "u": (72, 72), "h": (72,)}), tmp_path)
+    with_weights = [node for node in read_fused(made.model) if node.hosts]
+    assert len(folding(made)) == 2 == len(with_weights) and len({node.op for node in with_weights}) == 1
+
+
+def test_a_wrong_fold_is_found(tmp_path: Path) -> None:
+    """A hundredth more of one channel's weights: the kernel is compared with the nodes, which read their own."""
+    made = fused(model_of(TWO, TWO_SHAPES), tmp_path)
+    wrong = next(tensor for tensor in made.model.graph.initializer if tensor.name == "w_folded")
+    array = numpy_helper.to_array(wrong).copy()
+    array[:, 31] *= np.float16(1.02)
+    wrong.raw_data = array.tobytes()
+    found = verify(made, EmulatedRunner())
+    assert [each.node for each in found.failed] == [
+        node.name for node in read_fused(made.model) if "w_folded" in node.tensors]
+    assert found.whole.identical  # where no library runs it, the file is the original
+
+
+class EndlessRunner(EmulatedRunner):
+    """Spoils what kernels make of inputs that are not finite, by a hundredth, where that is finite."""
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        outputs = super().kernel(node, model, feeds, variant)
+        endless = not all(np.isfinite(array).all() for array in feeds.values() if array.dtype.kind == "f")
+        return [output * output.dtype.type(1.01 if endless else 1.0) for output in outputs]
+
+
+def test_rows_beside_infinite_ones_are_judged(tmp_path: Path) -> None:
+    """Of products that are one nothing is owed where infinity comes in, and everything else."""
+    made = fused(case("products with biases, and what follows"), tmp_path)
+    assert verify(made, EmulatedRunner()).passed
+    assert [each.message.partition(":")[0] for each in verify(made, EndlessRunner()).failed] == [
+        "output 0 of 1 on not-a-number"]
+
+
+def test_the_option(tmp_path: Path) -> None:
+    """Of the command and of Python; the file keeps it, and so does a lock, which ``check`` plans by."""
+    model, database = model_of(SCALED, SHAPES), tmp_path / "measurements.sqlite"
+    onnx.save(model, tmp_path / "model.onnx")
+    fused(model, tmp_path)
+    common = ["--dim", "M=33", "--target", "H100", "--database", str(database), "--disable", "layouts",
+              "--disable", "biases", "--no-verify", "--json"]
+    found = {}
+    for options in ([], ["--fold-weights"]):
+        lock = tmp_path / f"lock{len(options)}.yaml"
+        result = command("optimize", tmp_path / "model.onnx", *common, "--lock", lock, *options)
+        assert result.exit_code == 0, result.output
+        found[len(options)] = json.loads(result.output)["folded_weights"]
+        file = onnx.load(tmp_path / "model.fused.onnx")
+        assert plan_record(file).fold_weights is bool(options)
+        assert ("fold_weights: true" in lock.read_text()) is bool(options)
+        result = command("check", tmp_path / "model.onnx", "--lock", lock, "--database", database, "--json")
+        assert result.exit_code == 0, result.output
+        assert settings_of(read_lock(lock), None)["fold_weights"] is bool(options)
+    assert found[0] == [] and [entry["what"] for entry in found[1]] == ["Mul into MatMul -> p"]
+    made = onnxfuse.optimize(model, dims={"M": 33}, target="H100", database=database, fold_weights=True, verify=False,
+                             disable=["layouts", "biases"])
+    assert len(made.report.folded) == 1
+
+
+def test_products_that_share_a_launch(tmp_path: Path) -> None:
+    """Each reads weights of its own."""
+    text = ("g (T[M,64] x) => (T[M,72] y, T[M,72] z) { p = MatMul(x, w) a = Mul(p, g) y = Relu(a) q = MatMul(x, u) "
+            "b = Mul(q, h) z = Tanh(b) }")
+    made = fused(model_of(text, {"w": (64, 72), "g": (72,), "u": (64, 72), "h": (72,)}), tmp_path, rows=1)
+    (region,) = folding(made)
+    assert region.kernel.schedule == "together" and len(region.folded) == 2
+    assert {entry.what for entry in report_of(made).folded} == {"Mul into MatMul -> p", "Mul into MatMul -> q"}
+    assert verify(made, EmulatedRunner()).passed and not verify(made, FaultyRunner()).passed
+
+
+def test_the_record_and_the_report(tmp_path: Path) -> None:
+    made = fused(model_of(TWO, TWO_SHAPES), tmp_path)
+    report = report_of(made)
+    assert plan_record(made.model) is None  # who writes the file notes the plan
+    for found in (report, report_of_fused(from_proto(made.model), {"M": 33}, made.profile)):
+        assert as_json(found)["folded_weights"] == [
+            {"node": "MatMul -> p", "what": "Mul into MatMul -> p", "bytes": 64 * 72 * 2},
+            {"node": "MatMul -> b", "what": "Add + Mul into MatMul -> b", "bytes": 72 * 72 * 2 + 72 * 2}]
+        assert "folded into weights that kernels read, " in found.to_text()
+        entry = next(entry for entry in as_json(found)["fusions"] if list(entry["operators"]) == [
+            "MatMul", "Mul", "Relu"])
+        assert entry["bytes_after"] == 2 * (33 * 64 + 64 * 72 + 33 * 72)
+    assert "Folded into weights that kernels read" in report.to_html()
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (json.dumps({"version": 1, "folded": [["w"]]}), "The record that onnxfuse left in the model cannot be read: "),
+    (json.dumps({"version": 9, "folded": []}), "Weights were folded by another release of onnxfuse"),
+])
+def test_a_damaged_record(text: str, message: str, tmp_path: Path) -> None:
+    made = fused(model_of(SCALED, SHAPES), tmp_path).model
+    next(entry for entry in made.metadata_props if entry.key == "onnxfuse.weights").value = text
+    with pytest.raises(ModelError) as caught:
+        unfuse(made)
+    assert caught.value.message.startswith(message) and caught.value.place == "metadata property 'onnxfuse.weights'"
+
+
+# ---- The arithmetic. ----
+
+
+@pytest.mark.parametrize(("factors", "powers"), [
+    (1.0, True), (-0.25, True), (2.0**100, True), (3.0, False), (0.0, False), (np.inf, False), (np.nan, False),
+    ([1.0, 0.5, -8.0], True), ([1.0, 0.75], False)])
+def test_powers_of_two(factors: Any, powers: bool) -> None:
+    assert are_powers(np.array(factors)) is powers
+
+
+def test_a_linear_map_is_what_its_parts_are() -> None:
+    """In groups and windows, each operation against the definition."""
+    generator = np.random.default_rng(3)
+    weights, x = generator.standard_normal((2, 3, 4, 5)), generator.standard_normal((2, 4, 5))
+
+    def of(made: Linear, operand: Array) -> Array:
+        sums = np.einsum("goik,gik->go", made.weights, operand).reshape(-1)
+        return sums if made.bias is None else sums + made.bias
+
+    own = Linear(weights).shifted(generator.standard_normal(6))
+    s, t, u, v = (generator.standard_normal(size) for size in (8, 8, 6, 6))
+    shaped = x * s.reshape(2, 4, 1) + t.reshape(2, 4, 1)
+    made = own.of_shifted(t).of_scaled(s).scaled(u).shifted(v)
+    assert np.allclose(of(made, x), of(own, shaped) * u + v) and not made.exact
+
+
+@pytest.mark.parametrize("kind", linear.UNITS)
+def test_what_was_not_zero_stays_so(kind: int) -> None:
+    """Infinity times it is infinite, and infinity times zero no number."""
+    wide = np.full((1, 1, 2, 1), [[[[1.0], [-1e-60]]]])
+    made, why = typed(Linear(wide), kind)
+    assert not why and made.weights[0, 0, 1, 0] < 0 and not made.exact
+    assert made.weights.dtype == numpy_type(kind)
+    assert ml_dtypes.finfo(made.weights.dtype).smallest_subnormal == -made.weights[0, 0, 1, 0]
