@@ -188,9 +188,9 @@ class Folds:
         if not self.rounding and not exact:
             return self._rounds(chain)
         parts = [_linear(node) for node in chain.every]
-        endless = [node for node, part in zip(chain.every, parts, strict=True) if not np.isfinite(part.weights).all()]
+        endless = [node for node, part in zip(chain.every, parts, strict=True) if not part.is_finite]
         if endless:
-            return self._refused(chain, f"'{_name(endless[0])}' holds what is infinite or no number")
+            return self._refused(chain, f"a constant of {endless[0].label} is infinite or no number")
         made, why = typed(_united(chain, parts), _dtype(chain.product))
         if not why and not self.rounding and not made.exact:
             return self._rounds(chain)
@@ -325,15 +325,17 @@ def _is_point(node: Node) -> bool:
 def _bias(node: Node) -> Array | None:
     """A product's own bias by channel, where it has a constant one that is added to all rows."""
     value, result = (node.inputs[2] if len(node.inputs) > 2 else None), node.outputs[0]
-    if value is None or result is None or value.producer is not None:
+    factor = number_attribute(node, "beta", 1.0)
+    if value is None or result is None or value.producer is not None or not factor:
         return None
     found = along(value, result, 1) if node.op == "Gemm" else along(value, value, 0)
-    return None if found is None else found * number_attribute(node, "beta", 1.0)
+    return None if found is None else found * factor
 
 
 def _keeps_bias(node: Node) -> bool:
     """Whether a product has a bias that stays what it is."""
-    return len(node.inputs) > 2 and node.inputs[2] is not None and _bias(node) is None
+    has = len(node.inputs) > 2 and node.inputs[2] is not None and number_attribute(node, "beta", 1.0) != 0
+    return has and _bias(node) is None
 
 
 def _joins(first: Node, second: Node) -> bool:

@@ -36,6 +36,11 @@ class Linear:
     exact: bool = True
 
     @property
+    def is_finite(self) -> bool:
+        """Whether it has no numbers but finite ones."""
+        return all(np.isfinite(each).all() for each in (self.weights, self.bias) if each is not None)
+
+    @property
     def channels(self) -> int:
         """Of the operand."""
         return int(self.weights.shape[0] * self.weights.shape[2])
