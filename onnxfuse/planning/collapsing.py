@@ -140,13 +140,13 @@ class Folds:
         """What can be folded in a region, and why other constants cannot."""
         found: Fold | None = None
         refusals = []
-        taken: set[Node] = set()
+        rest = set(members)  # what is folded into one product is not into another
         for node in sorted(members, key=lambda node: -node.index):
-            chain = None if node in taken else self._chain(node, members)
+            chain = self._chain(node, rest) if node in rest else None
             if chain is None or not chain.gains:
                 continue
-            taken.update(chain.products)
             nodes = frozenset((*chain.every, *(step.node for step in chain.steps)))
+            rest -= nodes
             if (node, nodes) not in self._known:
                 self._known[node, nodes] = self._folded(chain, nodes)
             made = self._known[node, nodes]
