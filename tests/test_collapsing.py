@@ -173,7 +173,7 @@ def test_without_the_option_no_weight_is_rounded_anew(name: str, tmp_path: Path)
     text, shapes, given = NEARLY[name]
     kind = "float16" if name.endswith("in float16") else "float"
     why = "a channel's weights would be too small for their type" if "leave" in name else (
-        "its weights would be rounded anew")
+        "its weights would be rounded anew, which fold_weights allows")
     made = fused(model_of(text, shapes, kind, given), tmp_path, fold_weights=False)
     assert not folding(made)
     told = [each for each in made.refusals if each.code == "weights"]
@@ -181,7 +181,7 @@ def test_without_the_option_no_weight_is_rounded_anew(name: str, tmp_path: Path)
         assert not told  # nobody looks for what only the option allows
     else:
         assert {each.message.partition(" is not folded: ")[2] for each in told} == {why}
-        assert {each.remedy for each in told} == {"" if "leave" in name else "fold_weights allows that"}
+        assert not any(each.remedy for each in told)  # the report would advise to do what is measured in vain, mostly
 
 
 # ---- What stays. ----

@@ -218,10 +218,11 @@ class Folds:
         return ""
 
     def _rounds(self, chain: Chain) -> Refusal:
-        return self._refused(chain, "its weights would be rounded anew", f"{option('fold-weights')} allows that")
+        # It is no advice: what that gains is little, and nobody knows before both were measured.
+        return self._refused(chain, f"its weights would be rounded anew, which {option('fold-weights')} allows")
 
-    def _refused(self, chain: Chain, why: str, remedy: str = "") -> Refusal:
-        return Refusal(CODE, f"{chain.words} is not folded: {why}", chain.product.label, remedy=remedy)
+    def _refused(self, chain: Chain, why: str) -> Refusal:
+        return Refusal(CODE, f"{chain.words} is not folded: {why}", chain.product.label)
 
     def _stand_ins(self, chain: Chain, made: Linear, nodes: frozenset[Node]) -> Fold:
         """The nodes that a kernel is made of."""
