@@ -6,7 +6,8 @@ rows.py        reductions over the last axes, with maps around them; rows_text.p
 columns.py     reductions over other axes
 transposed.py  reductions between tensors that lie along the rows and others across; transposed_text.py its text
 split.py       few long rows, in several steps; split_text.py their text, online.py sums that join their maximum
-pieces.py      long rows that lie in short pieces, in several steps too; pieces_text.py their text
+pieces.py      long rows that lie in short pieces, in several steps too; pieces_text.py their text, moments.py means and
+               variances in one pass
 scans.py       running totals, with maps and reductions around them; scans_text.py its text, scans_split.py of few rows
 reduction.py   what these six have in common; phases.py the phases that they run in
 peel.py        rows that begin between two vectors

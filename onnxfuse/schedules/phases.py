@@ -11,6 +11,7 @@ from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Load, Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.kernel import walk
 from onnxfuse.schedules.lanes import Lanes, Scope
+from onnxfuse.schedules.moments import Moments, squares_about_means
 from onnxfuse.schedules.online import Online, online_sums
 from onnxfuse.schedules.peel import PeeledLanes, edge
 from onnxfuse.schedules.peel import opening as parts_of_a_row
@@ -41,13 +42,17 @@ class Phases:
         live: how many of them are held at a time, at most.
         count: number of phases; the last one computes no reduction.
         online: sums that are found in one phase with the maximum that they need (``schedules.online``).
+        moments: sums that are found in one phase with the mean that they need (``schedules.moments``).
     """
 
-    def __init__(self, outputs: list[Output], lanes: Lanes, *, streams: bool = False) -> None:
+    def __init__(
+        self, outputs: list[Output], lanes: Lanes, *, streams: bool = False, length: Dim | None = None
+    ) -> None:
         """``lanes``: along the elements of a row; ``streams``: whether every phase reads these anew, so that there
-        should be few."""
+        should be few; ``length``: of rows whose mean and squares about it the text finds together."""
         self.outputs = outputs
         self.online: dict[Reduced, Online] = {}
+        self.moments: dict[Reduced, Moments] = {}
         self.lanes = lanes
         self._depths: dict[Scalar, int] = {}
         self._reading: dict[Scalar, bool] = {}
@@ -61,6 +66,9 @@ class Phases:
             if together == self.count:  # Other reductions need as many passes.
                 self.online, self._depths = {}, separate
             self.count = together
+        if length is not None:
+            self.moments, self._depths = squares_about_means(found, length), {}
+            self.count = 1 + max((self.depth(s) for s in found), default=0)
         self.reductions: list[list[Reduced]] = [[] for _ in range(self.count)]
         for reduction in found:
             self.reductions[self.depth(reduction) - 1].append(reduction)
@@ -117,14 +125,15 @@ class Phases:
         """The first phase in which an expression can be computed."""
         if scalar not in self._depths:
             inner = max((self.depth(child) for child in children(scalar)), default=0)
-            together = isinstance(scalar, Reduced) and scalar in self.online
+            together = isinstance(scalar, Reduced) and (scalar in self.online or scalar in self.moments)
             self._depths[scalar] = inner + 1 if isinstance(scalar, Reduced) and not together else inner
         return self._depths[scalar]
 
     def roots(self, phase: int) -> list[Scalar]:
         """Expressions an element that a phase must compute."""
-        # Of a sum that goes with its maximum, the phase computes what the maximum is of.
-        elements: list[Scalar] = [each.element for each in self.reductions[phase] if each not in self.online]
+        # Of a sum that goes with its maximum, or its mean, the phase computes what that is of.
+        elements = [self.moments[each].element if each in self.moments else each.element
+                    for each in self.reductions[phase] if each not in self.online]
         return elements + [o.scalar for o in self.outputs if o.whole and self.depth(o.scalar) == phase]
 
     def _reads(self, scalar: Scalar) -> bool:
@@ -215,6 +224,10 @@ class PhaseText(ABC):
         """The same as ``reduce`` of a maximum and the sum that goes with it, each with its name."""
         raise NotImplementedError(type(self))
 
+    def reduce_moments(self, name: str, squares: Reduced, total: str) -> list[str]:
+        """The same of squares of differences from the mean; ``total``: the name of the sum that this is made of."""
+        raise NotImplementedError(type(self))
+
     def total(self, name: str, largest: str, functor: str) -> str:
         """A line that makes a sum that of the row, for which the maximum is known: an infinite one gives no number."""
         some = "" if self.frame.length.isdecimal() and int(self.frame.length) else f"if ({self.frame.length} > 0) "
@@ -267,6 +280,8 @@ class PhaseText(ABC):
         for reduction, name in reductions.items():
             if reduction in online:
                 self._join((name, reduction), (reductions[online[reduction]], online[reduction]), turn)
+            elif reduction in self.phases.moments:
+                self._centre(name, reduction, turn)
             elif reduction not in self.phases.online:
                 accumulator, functor = self.accumulator(name), REDUCTIONS[reduction.kind][0]
                 # One accumulator a lane: a single one would make every element wait for the one before it.
@@ -286,6 +301,8 @@ class PhaseText(ABC):
         for reduction, name in reductions.items():
             if reduction in online:
                 lines += self.reduce_online((name, reduction), (reductions[online[reduction]], online[reduction]))
+            elif reduction in self.phases.moments:
+                lines += self.reduce_moments(name, reduction, reductions[self.phases.moments[reduction].total])
             elif reduction not in self.phases.online:
                 lines += self.reduce(name, reduction)
         return lines
@@ -299,6 +316,14 @@ class PhaseText(ABC):
         names = f"{self.accumulator(name)}, {self.accumulator(total)}"
         taken = f"of::add_exponentials<{template}>({names}, of_{name});"
         self.gather(f"of_{name}", reduction, value, taken, turn)
+
+    def _centre(self, name: str, squares: Reduced, turn: Turn) -> None:
+        """Accumulate squares of differences from the mean of what a lane has met so far."""
+        kind, mine = TYPES[squares.dtype].compute, self.accumulator(name)
+        turn.before += [*accumulators(f"mean_{name}", squares), *accumulators(mine, squares), f"{kind} met_{name} = 0;"]
+        turn.vectors += [f"met_{name} += 1;", f"const {kind} share_{name} = 1 / met_{name};"]
+        value = self.writer.scalar(self.phases.moments[squares].element)
+        turn.inner.append(f"of::add_moment(mean_{name}[v], {mine}[v], {value}, share_{name});")
 
     def gather(self, name: str, largest: Reduced, value: str, taken: str, turn: Turn) -> None:
         """Collect in an array what a maximum is of, a value each lane, and take it in by a line, a vector at a time."""

@@ -37,7 +37,7 @@ from onnxfuse.schedules.reduction import (
 )
 from onnxfuse.schedules.rows import Rows
 from onnxfuse.schedules.schedule import Does, Expected, Request
-from onnxfuse.schedules.split import KEPT_ROW, SplitForm, SplitShape, SplitWays, joined, steps_apart, ways_of
+from onnxfuse.schedules.split import KEPT_ROW, SplitForm, SplitShape, SplitWays, joined, ways_of
 from onnxfuse.schedules.split_text import UNROLLED, reductions_of
 
 LINE_BYTES = 128
@@ -84,7 +84,7 @@ class Pieces(Reduction):
         return False
 
     def expected(self, lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> Expected | None:
-        """A kernel a phase."""
+        """A kernel a phase; a mean and a variance are one."""
         reduction = _first(lowered)
         if reduction is None:
             return None
@@ -93,7 +93,7 @@ class Pieces(Reduction):
             return None
         request = Request(lowered, sizes=sizes)
         work = request.once(in_pieces)
-        return None if work is None or length <= _longest(request, work) else Expected(steps_apart(lowered))
+        return None if work is None or length <= _longest(request, work) else Expected(work.frame.streaming.count)
 
     def headers(self, work: ReductionWork) -> tuple[str, ...]:
         """Those of columns and of pieces."""

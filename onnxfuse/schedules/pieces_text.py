@@ -12,6 +12,8 @@ from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Reduced, Scanned
 from onnxfuse.schedules.columns import shared
 from onnxfuse.schedules.lanes import Scope
+from onnxfuse.schedules.moments import Moments
+from onnxfuse.schedules.phases import accumulators
 from onnxfuse.schedules.split_text import UNROLLED, ColumnSplit
 from onnxfuse.schedules.text import indented
 
@@ -84,6 +86,40 @@ class PieceSplit(ColumnSplit):
         """The number of each column's row."""
         source, kind = f"{self.parts.names[reduction]} + (long long)c * rows", TYPES[reduction.dtype].compute
         return f"    const of::Vector<{kind}, width> {name} = of::load_pieces<width, pieces>({source}, row);"
+
+    def reduce_moments(self, name: str, squares: Reduced, total: str) -> list[str]:
+        """Each thread's are brought to the mean of the chunk."""
+        moments, kind = self.phases.moments[squares], TYPES[squares.dtype].compute
+        return [
+            f"  const {kind} count_{name} = ({kind})(end - begin) * pieces;",
+            f"  const {kind} factor_{name} = {self._factor(moments, f'count_{name}')};",
+            "#pragma unroll", "  for (int v = 0; v < width; ++v)",
+            f"    {name}[v] = of::about({name}[v], mean_{name}[v], met_{name}, {total}[v] * factor_{name});",
+            self.combined(name, squares), *self.stored(name, squares),
+        ]
+
+    def together_moments(self, name: str, squares: Reduced, moments: Moments) -> list[str]:
+        """Each chunk's are brought to the mean of the row."""
+        kind, length, total = TYPES[squares.dtype].compute, self.frame.length, self.names[moments.total]
+        mean = total if moments.shares else f"{total} / (({kind}){length} * pieces)"
+        self.names[squares] = f"{name}[v]"
+        return [
+            *(f"  {line}" for line in accumulators(name, squares)),
+            "  for (idx c = place; c < chunks; c += deep) {",
+            self.found("found", squares), self.found("total", moments.total),
+            f"    const idx rest = {length} - c * chunk;",
+            f"    const {kind} count = ({kind})(rest > chunk ? chunk : rest) * pieces;",
+            f"    const {kind} factor = {self._factor(moments, 'count')};",
+            "#pragma unroll", "    for (int v = 0; v < width; ++v)",
+            f"      {name}[v] += of::about(found.at[v], total.at[v] * factor, count, {mean});",
+            "  }",
+            self.over_chunks(name, squares),
+        ]
+
+    def _factor(self, moments: Moments, count: str) -> str:
+        """What makes the total of so many elements their mean."""
+        kind = TYPES[moments.total.dtype].compute
+        return f"({kind}){self.frame.length} * pieces / {count}" if moments.shares else f"1 / {count}"
 
     def row_outputs(self) -> list[str]:
         """What there is once a row, by the first of its columns."""

@@ -435,7 +435,9 @@ def _frame(lowered: Lowered, outputs: list[Output], extent: Extent, lanes: Lanes
     along = Lanes(lanes.space, lanes.puller, "@e", "@row", 1) if way.across else lanes
     sizes = Sizes(Signature(lowered).sizes)
     count, length = map(Writer(lanes, sizes).size, (extent.count, extent.length))
-    return Frame(Phases(outputs, along), Phases(outputs, along, streams=True), lanes, sizes.names, count, length,
+    whole = extent.length * extent.pieces if extent.pieces > 1 else None
+    streaming = Phases(outputs, along, streams=True, length=whole)
+    return Frame(Phases(outputs, along), streaming, lanes, sizes.names, count, length,
                  frozenset(sizes.used))
 
 

@@ -300,7 +300,12 @@ def _functions(work: ReductionWork, form: SplitForm, parts: SplitParts, signatur
 
 def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: int) -> int:
     """Kernels that a region will take at these sizes on a GPU with so many multiprocessors, before one is made."""
-    first = next((tensor for tensor in lowered.program.tensors if isinstance(tensor, Reduce)), None)
+    depths: dict[int, int] = {}
+    first: Reduce | None = None
+    for tensor in lowered.program.tensors:
+        below = max((depths[id(operand)] for operand in operands(tensor)), default=0)
+        depths[id(tensor)] = below + (isinstance(tensor, Reduce) and not joins_maximum(tensor))
+        first = tensor if first is None and isinstance(tensor, Reduce) else first
     if first is None:
         return 1
     found = arrangement(first.operand.shape, first.axes).substitute(lowered.binding.names)
@@ -308,13 +313,4 @@ def expected_steps(lowered: Lowered, sizes: Mapping[str, int], multiprocessors: 
         return 1
     count, length = found.count.evaluate(sizes), found.length.evaluate(sizes)
     blocks, longest = (count // WARP, LONG_COLUMN) if found.across else (count, KEPT_ROW)
-    return steps_apart(lowered) if 2 * blocks <= multiprocessors and length > longest else 1
-
-
-def steps_apart(lowered: Lowered) -> int:
-    """Phases of a region of which every one reads its rows anew."""
-    depths: dict[int, int] = {}
-    for tensor in lowered.program.tensors:
-        below = max((depths[id(operand)] for operand in operands(tensor)), default=0)
-        depths[id(tensor)] = below + (isinstance(tensor, Reduce) and not joins_maximum(tensor))
-    return 1 + max(depths.values(), default=0)
+    return 1 + max(depths.values()) if 2 * blocks <= multiprocessors and length > longest else 1

@@ -9,6 +9,7 @@ from typing import ClassVar
 from onnxfuse.ir.scalars import REDUCTIONS, TYPES
 from onnxfuse.lowering.pull import Reduced, Scalar, Scanned, children
 from onnxfuse.schedules.columns import ColumnPhases
+from onnxfuse.schedules.moments import Moments
 from onnxfuse.schedules.online import Online
 from onnxfuse.schedules.phases import WORDS, Frame, Phases, PhaseText, accumulators, neutral
 from onnxfuse.schedules.rows_text import online_over_threads
@@ -96,8 +97,7 @@ class Step(PhaseText):
     def text(self) -> Body:
         """The whole body of a step."""
         needed = list(dict.fromkeys(
-            each for found in _results(self.roots())
-            for each in ((self.phases.online[found].largest, found) if found in self.phases.online else (found,))))
+            each for found in _results(self.roots()) for each in (*self._needed_by(found), found)))
         pointers = (self.parts.pointer(each, self.rows) for each in [*needed, *self.own()])
         lines = [*self.opening(), *pointers]
         if not self.alone:
@@ -111,11 +111,25 @@ class Step(PhaseText):
         for reduction in needed:
             name = self.writer.fresh(WORDS[reduction.kind])
             online = self.phases.online.get(reduction)
-            lines += self.together(name, reduction) if online is None else self.together_online(name, reduction, online)
+            if reduction in self.phases.moments:
+                lines += self.together_moments(name, reduction, self.phases.moments[reduction])
+            else:
+                lines += self.together(name, reduction) if online is None else (
+                    self.together_online(name, reduction, online))
         lines += self.phase_lines()
         if self.last:
             lines += self.row_outputs()
         return self.body(lines)
+
+    def _needed_by(self, found: Reduced) -> list[Reduced]:
+        """What must be known of all chunks before a reduction of them."""
+        online, moments = self.phases.online.get(found), self.phases.moments.get(found)
+        return [*([online.largest] if online else []), *([moments.total] if moments else [])]
+
+    def together_moments(self, name: str, squares: Reduced, moments: Moments) -> list[str]:
+        """The same as ``together`` of squares of differences from a mean, whose total is known; for frames whose phases
+        have such."""
+        raise NotImplementedError(type(self))
 
     @abstractmethod
     def opening(self) -> list[str]:

@@ -62,6 +62,19 @@ __device__ __forceinline__ void combine_alike(T (&values)[width], T* partial) {
   share_rows<pieces>(values);
 }
 
+// A number more of those of which a thread has the mean and the squares of differences from it; `share` is one of as many
+// as it has then.
+template <typename T> __device__ __forceinline__ void add_moment(T& mean, T& squares, T x, T share) {
+  const T difference = x - mean;
+  mean += difference * share;
+  squares += difference * (x - mean);
+}
+// The squares of differences from another centre than the mean of `count` numbers.
+template <typename T> __device__ __forceinline__ T about(T squares, T mean, T count, T centre) {
+  const T difference = mean - centre;
+  return count > (T)0 ? squares + count * difference * difference : squares;
+}
+
 // What rows have in memory, for `width` columns from the `first` one on.
 template <int width, int pieces, typename T, typename idx>
 __device__ __forceinline__ Vector<T, width> load_pieces(const T* from, idx first) {
