@@ -17,7 +17,9 @@ from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
 from onnxfuse.planning.hardware import find_profile
+from onnxfuse.region import Region
 from onnxfuse.tuning import Tuned, TuneOptions, products, tune
+from onnxfuse.tuning.subjects import subjects_of
 from onnxfuse.verifying import verify
 
 tune_module = importlib.import_module("onnxfuse.tuning.tune")
@@ -269,3 +271,28 @@ def test_a_model_that_no_kernel_multiplies_is_not_planned_twice(
     onnxfuse.optimize(parse(text.replace("T[", f"{kind}[")), dims={"N": 4}, target="H100", verify=False,
                       database=known, provider_options={"use_tf32": value})
     assert bool(asked) == tuned and not gpu.timed
+
+
+SCALED = HEADS.replace("d = Div(s, f) m = Add(d, mask)", "m = Add(s, mask)").replace(
+    "kt = Transpose<perm = [0,2,3,1]>(kr)", "kn = Transpose<perm = [0,2,3,1]>(kr) kt = Div(kn, f)")
+"""Keys that are scaled where they are transposed, as exporters of attention as an operator write it."""
+
+
+def test_keys_that_are_only_scaled_are_read_as_they_lie() -> None:
+    """Beside what takes in everything pointwise, biases too, and views alone there is a region with views and products
+    with one number: its kernel copies keys, and what precedes has its biases in kernels of its own."""
+    offered = {tuple(sorted(Counter(node.op for node in each.nodes if node.op != "Constant").items()))
+               for each in subjects(SCALED)}
+    whole = Counter({"MatMul": 2, "Div": 1, "Add": 4, "Softmax": 1, "Transpose": 4, "Reshape": 4})
+    views, scaled = whole - Counter({"Add": 3, "Div": 1, "Transpose": 1, "Reshape": 1}), whole - Counter({"Add": 3})
+    assert {tuple(sorted(each.items())) for each in (whole, scaled, views)} <= offered
+    other = {tuple(sorted(Counter(node.op for node in each.nodes if node.op != "Constant").items()))
+             for each in subjects(SCALED.replace("kt = Div(kn, f)", "kt = Div(kn, b2)").replace(
+                 "float16[768] b)", "float16[768] b, float16[S] b2)"))}
+    assert tuple(sorted(scaled.items())) not in other
+
+
+def subjects(text: str) -> list[Region]:
+    """Attentions that tuning would measure."""
+    made = fuse(text, eager=True)
+    return [each.fusion for each in subjects_of(made)[0] if each.fusion.kernel.schedule == "attention"]

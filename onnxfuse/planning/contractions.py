@@ -52,14 +52,14 @@ def offer_attentions(pool: CandidatePool, context: Context) -> None:
     graph, facts = pool.maker.view, pool.facts
     trusted = context.eager or context.measured is not None or _rate(pool) is not None
     # Where none will be taken, one of each is looked at, to say so.
-    classes = (MOVES, COMPUTES) if trusted else ()
+    kinds = ((MOVES, False), (MOVES, True), (COMPUTES, True)) if trusted else ()
     for second in ordered(node for node in facts if facts[node].contracts):
         for core in _cores(second, facts):
-            each = [_Beside(graph, facts, found) for found in classes]
+            each = [_Beside(graph, facts, classes, scales) for classes, scales in kinds]
             around = [core, *(_behind(core, second, beside) for beside in each),
                       *(_behind(_before(core, beside), second, beside) for beside in each)]
             if each:
-                around.append(_behind(_unrepeated(core, each, pool), second, each[0]))
+                around.append(_behind(_unrepeated(core, (each[0], each[-1]), pool), second, each[0]))
             _offer(list(dict.fromkeys(around)), pool, context)
 
 
@@ -95,21 +95,30 @@ def _cores(second: Node, facts: Mapping[Node, Facts]) -> Iterator[Members]:
 
 @dataclass(frozen=True)
 class _Beside:
-    """Which nodes a region may take in beside its products."""
+    """Which nodes a region may take in beside its products: those of some classes, and, where it ``scales``, products
+    with one number, which a kernel multiplies scores by and not what it copies."""
 
     graph: Graph
     facts: Mapping[Node, Facts]
     classes: frozenset[OperatorClass]
+    scales: bool = False
 
     def admits(self, node: Node) -> bool:
         """Whether a node is of the classes, and where it reads from is known."""
         facts = self.facts.get(node)
         if facts is None or facts.rows is not None:
             return False
-        if not all(each.op == "Constant" or classify(each, self.graph) in self.classes for each in node.originals):
+        if not all(each.op == "Constant" or classify(each, self.graph) in self.classes or (
+                self.scales and _is_scale(each)) for each in node.originals):
             return False
         return all(value is None or value.is_constant or value.elements is not None for value in node.inputs[1:]) or (
             not any(each.op != "Constant" and classify(each, self.graph) in MOVES for each in node.originals))
+
+
+def _is_scale(node: Node) -> bool:
+    """Whether a node multiplies by a constant of one number, or divides by it."""
+    by = node.inputs[1:] if node.op == "Div" else node.inputs if node.op == "Mul" else ()
+    return any(value is not None and value.constant is not None and value.constant.size == 1 for value in by)
 
 
 def _before(core: Members, beside: _Beside, further: Members = frozenset()) -> Members:
