@@ -112,11 +112,16 @@ def test_keys_that_are_hidden(mask: str, lengths: tuple[int, int]) -> None:
     checked(made, random_inputs(made, sizes), planned=sizes, length=lengths[1])
 
 
-@pytest.mark.parametrize("mask", ["later, the lowest", "a number times what is hidden"])
-def test_finite_masks_are_left_to_others(mask: str) -> None:
-    """Whose blocks may go over all keys again."""
-    made = visible.attention(visible.model(visible.MASKS[mask]), planned={"B": 2, "S": 300, "K": 300})
-    assert made.kernel.hides and not ways(made)
+@pytest.mark.parametrize("order", ["forward", "backward", 5])
+@pytest.mark.parametrize("mask", ["later, the lowest", "a number times what is hidden", "two masks", "in float32"])
+@pytest.mark.parametrize("lengths", [(197, 197), (300, 70), (70, 300)])
+def test_finite_masks(mask: str, lengths: tuple[int, int], order: str | int) -> None:
+    """Rows that see nothing but masked scores are uniform, as far as scores do not lift them: their block goes over all
+    keys again."""
+    sizes = {"B": 1, "S": lengths[0], "K": lengths[1]}
+    made = visible.attention(visible.model(visible.MASKS[mask]), planned=sizes)
+    assert ways(made) and made.kernel.hides
+    checked(made, random_inputs(made, sizes), planned=sizes, length=lengths[1], orders=[order])
 
 
 @pytest.mark.parametrize("case", MASKED)

@@ -198,10 +198,9 @@ class _AttentionWork:
         self.scratch: list[str] = []
 
     def specialised(self, sizes: Mapping[str, int]) -> list[SpecialisedAttentionShape]:
-        """Blocks of which one warp copies, where keys and values lie so that tensor maps can, and no mask may have a
-        block go over all of its keys again; with tiles that divide few keys, too."""
-        visible = self.parts.visible
-        if self.mapped is None or (visible is not None and visible.least is not None):
+        """Blocks of which one warp copies, where keys and values lie so that tensor maps can; with tiles that divide
+        few keys, too."""
+        if self.mapped is None:
             return []
         length = self.parts.lowered.binding.at(self.parts.length, sizes)
         even = () if length is None else (-(-length // (16 * tiles)) * 16 for tiles in (1, 2, 3))

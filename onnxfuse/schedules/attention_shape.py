@@ -130,7 +130,7 @@ class SpecialisedAttentionShape(AttentionShape):
         """Bytes of shared memory for heads of these sizes; see ``attention_specialised``."""
         depth, columns = (-(-size // PANEL) * PANEL for size in (depth, columns))
         tiles = self.rows * depth + self.stages * self.keys * (depth + columns)
-        return TILE_BYTES + 2 * tiles + ARRIVALS * (4 * self.stages + 2 * self.groups)
+        return TILE_BYTES + 2 * tiles + ARRIVALS * (4 * self.stages + 2 * self.groups + 1) + 4 * self.warps
 
     def beside(self, depth: int, columns: int) -> int:
         """Blocks that a multiprocessor is to hold at least."""

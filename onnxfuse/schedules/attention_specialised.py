@@ -17,7 +17,7 @@ from onnxfuse.ir.scalars import FLOAT
 from onnxfuse.lowering.pull import Contracted
 from onnxfuse.schedules.attention_parts import AttentionParts, multiple_of
 from onnxfuse.schedules.attention_shape import PANEL, SHARES, WARPS, SpecialisedAttentionShape
-from onnxfuse.schedules.attention_text import LARGEST, TOTAL, summed
+from onnxfuse.schedules.attention_text import LARGEST, TOTAL, each_row, summed
 from onnxfuse.schedules.attention_together import PACKED, SCALED, SCORES, SUMS, TogetherText
 from onnxfuse.schedules.lanes import Scope
 from onnxfuse.schedules.product_maps import FIRST, Mapped
@@ -28,6 +28,7 @@ from onnxfuse.schedules.text import added, indented, literal, unrolled
 LARGEST_FACTOR = 2.0**16
 """Below which sums of 16-bit numbers times it are finite."""
 
+_ADVANCED = "if (++turn == stages) turn = 0, phase ^= 1;"
 _DONE = "if (lane == 0) of::arrive({});"
 
 
@@ -44,6 +45,7 @@ class SpecialisedAttentionText(TogetherText):
         super().__init__(parts, sizes, shape.keys, columns)
         self.operands, self.shape, self.first = operands, shape, first
         self.alone = shape.groups == 1
+        self.repeats = self.visible is not None and self.visible.least is not None
 
     def functors(self) -> list[str]:
         """Powers of scores that are not scaled before."""
@@ -87,6 +89,8 @@ class SpecialisedAttentionText(TogetherText):
             "of::Arrivals* const values_met = values_here + stages;",
             "of::Arrivals* const queries_here = values_met + stages;",
             "of::Arrivals* const allowed = queries_here + groups;",
+            *(["of::Arrivals* const decided = allowed + groups;",
+               "int* const lows = reinterpret_cast<int*>(decided + 1);  // of each warp"] if self.repeats else []),
         ]
 
     def _begun(self) -> list[str]:
@@ -106,6 +110,7 @@ class SpecialisedAttentionText(TogetherText):
             "  }",
             "  for (int each = 0; each < groups; ++each)",
             f"    of::count_arrivals(queries_here + each, {WARPS}), of::count_arrivals(allowed + each, {WARPS});",
+            *(["  of::count_arrivals(decided, warps);"] if self.repeats else []),
             "  of::arrivals_counted();",
             "}",
             "__syncthreads();",
@@ -126,11 +131,12 @@ class SpecialisedAttentionText(TogetherText):
                 "if (threadIdx.x != 32 * warps) return;",
                 *maps,
                 "int turn = 0, phase = 0;",
-                "// There is a tile where a block sees no key, too.",
-                f"for (idx start = {self.begin}; start == {self.begin} || start < {self.end}; start += keys) {{",
-                *indented([*self._copied(0, "key"), *self._copied(1, "value"),
-                           "if (++turn == stages) turn = 0, phase ^= 1;"]),
-                "}",
+                *self._rounds([
+                    "// There is a tile where a block sees no key, too.",
+                    f"for (idx start = {self.begin}; start == {self.begin} || start < {self.end}; start += keys) {{",
+                    *indented([*self._copied(0, "key"), *self._copied(1, "value"), _ADVANCED]),
+                    "}",
+                ]),
                 "return;",
             ]),
             "}",
@@ -152,6 +158,28 @@ class SpecialisedAttentionText(TogetherText):
                 f"{name}s_here + turn, at);"]),
         ]), "}"]
 
+    def _rounds(self, once: Sequence[str], low: Sequence[str] = (), anew: Sequence[str] = ()) -> list[str]:
+        """Lines that go over a block's keys, and, where a mask is a finite number and some row has seen nothing far
+        above it, over all keys again: ``low`` says of a warp's rows whether that is so, ``anew`` begins once more."""
+        if not self.repeats:
+            return list(once)
+        return [
+            "for (bool everything = false;; everything = true) {" if not low else "while (true) {",
+            *indented([
+                *once,
+                "if (everything) break;",
+                *low,
+                "of::wait_for(decided, 0);",
+                "bool again = false;",
+                "for (int each = 0; each < warps; ++each) again |= lows[each] != 0;",
+                "if (!again) break;",
+                "// A row may be masked everywhere: then its masked scores count.",
+                f"begin = 0, end = {self.extents['k']}{', everything = true' if low else ''};",
+                *anew,
+            ]),
+            "}",
+        ]
+
     # ---- The groups that multiply. ----
 
     def _multiplying(self) -> list[str]:
@@ -161,6 +189,7 @@ class SpecialisedAttentionText(TogetherText):
             "T* const query_tile = query_tiles + party * (64 * (key_place / keys));",
             *self._queries(),
             *self.sums(),
+            *(["bool everything = false;"] if self.repeats else []),
             *self._softmax(),
             *self.loop(),
             *self.closing(),
@@ -189,26 +218,20 @@ class SpecialisedAttentionText(TogetherText):
 
     def loop(self) -> list[str]:
         """The first scores, then tile by tile scores and the sums of the tile before, then the last sums."""
-        advanced = "if (++turn == stages) turn = 0, phase ^= 1;"
-        return [
-            "of::wait_for(keys_here, 0);",
+        once = [
+            "of::wait_for(keys_here + turn, phase);",
             "of::products_begin();",
-            self._scored("key_tiles"),
+            self._scored("key_tiles + turn * key_place"),
             "of::products_asked();",
             "of::products_done<0>();",
             "of::hold(scores[0]);",
-            _DONE.format("keys_met"),
+            _DONE.format("keys_met + turn"),
             f"softmax({self.begin});",
             *PACKED,
-            "// The stage of the keys at hand, and that of the values of the tile before.",
-            "int turn = 0, phase = 0, before = 0, phase_before = 0;",
-            *([] if self.alone else ["int allowing = party == 0;"]),
+            "int before = turn, phase_before = phase;  // the stage of the values of the tile before",
+            _ADVANCED,
             f"for (idx start = {added(self.begin, 'keys')}; start < {self.end}; start += keys) {{",
-            *indented([
-                advanced,
-                *self._step(),
-                "before = turn, phase_before = phase;",
-            ]),
+            *indented([*self._step(), "before = turn, phase_before = phase;", _ADVANCED]),
             "}",
             "of::wait_for(values_here + before, phase_before);",
             "of::products_begin();",
@@ -216,6 +239,26 @@ class SpecialisedAttentionText(TogetherText):
             "of::products_asked();",
             "of::products_done<0>();",
             "of::hold(sums[0]);",
+        ]
+        low, anew = [], []
+        if self.repeats:
+            assert self.visible is not None and self.visible.least is not None
+            once += ["of::hold(powers);", _DONE.format("values_met + before")]
+            low = [
+                "bool low = false;",
+                *each_row([f"low |= most[i][half] <= {literal(self.visible.least, FLOAT)};"]),
+                "low = __any_sync(0xffffffffu, low);",
+                "if (lane == 0) lows[warp] = low, of::arrive(decided);",
+            ]
+            anew = each_row([
+                "most[i][half] = -OF_INFINITY, total[i][half] = 0.0f;",
+                *unrolled("int c = 0; c < columns / 8; ++c", [
+                    "sums[i][c][half * 2] = sums[i][c][half * 2 + 1] = 0.0f;"]),
+            ])
+        return [
+            "int turn = 0, phase = 0;  // the stage of the tile at hand",
+            *([] if self.alone else ["int allowing = party == 0;"]),
+            *self._rounds(once, low, anew),
         ]
 
     def _step(self) -> list[str]:
@@ -250,6 +293,8 @@ def _unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
     """An attention whose scores are the sums themselves, and what they are to be multiplied by, where that is all that
     is done to scores which are not masked."""
     visible = parts.visible
+    if visible is not None and visible.least is not None:
+        return parts, 1.0  # masked scores may count too
     score, factor = multiple_of(parts.softmax.score if visible is None else visible.score)
     factor *= parts.factor
     if not isinstance(score, Contracted) or not 0 < factor < LARGEST_FACTOR:
