@@ -65,6 +65,13 @@ CASES = {
         { t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) places = Range(nought, count, once)
           rows = Unsqueeze(places, axis) see = LessOrEqual(places, rows) low = Constant<value_float = -inf>()
           deep = CastLike(low, q) c = Where(see, s, deep) p = Softmax(c) y = MatMul(p, v) }""",
+    "causal attention, a finite mask": """g (T[1,2,90,64] q, T[1,2,40,64] k, T[1,2,40,64] v) => (T[1,2,90,64] y)
+        <int64 nought = {0}, int64 once = {1}, int64 past = {50}, int64 rows = {90}, int64 keys = {40},
+         int64[1] axis = {1}>
+        { t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) own = Range(nought, rows, once) p = Sub(own, past)
+          r = Unsqueeze(p, axis) places = Range(nought, keys, once) see = LessOrEqual(places, r)
+          low = Constant<value_float = -60000.0>() deep = CastLike(low, q) c = Where(see, s, deep) w = Softmax(c)
+          y = MatMul(w, v) }""",
     "attention": """g (T[2,3,65,40] q, T[2,3,40,97] k, T[2,3,97,40] v, T[2,1,1,97] m) => (T[2,3,65,40] y)
         { s = MatMul(q, k) t = Add(s, m) p = Softmax(t) y = MatMul(p, v) }""",
     "long rows in pieces": """g (T[2,97,91,24] x, T[6] g, T[6] b, T[24,1,1] w) => (T[2,97,91,24] y)
