@@ -164,15 +164,23 @@ def test_numbers_at_the_edge(number: float) -> None:
     checked(made, inputs, length=140, slack=2)
 
 
-@pytest.mark.parametrize("factor", [-2, 0, 0.001, 3000])
-def test_factors(factor: float) -> None:
+@pytest.mark.parametrize(("operator", "factor"), [("Mul", -2), ("Mul", 0), ("Div", 1000), ("Mul", 3000), ("Div", -1)])
+def test_factors(operator: str, factor: int) -> None:
     """Of scores: one below zero turns their order, and is not left to the powers."""
-    made = attention(PLAIN.replace("<T f = {2}> { ", f"{{ w = Constant<value_float = {float(factor)}>() f = CastLike(w, q) ")
-                     .replace("Div(s, f)", "Mul(s, f)"), planned=PLANNED)
+    made = attention(PLAIN.replace("Div(s, f)", f"{operator}(s, f)").replace("{2}", f"{{{factor}}}"), planned=PLANNED)
     inputs = random_inputs(made, {"B": 1, "H": 1, "S": 40, "K": 140})
     if factor == 3000:
         inputs["q"] *= np.float16(0.002)
     checked(made, inputs, length=140)
+
+
+def test_a_factor_under_a_finite_mask() -> None:
+    """Is not left to the powers either: masked scores, which are not multiplied, may count."""
+    text = visible.model(visible.MASKS["later, the lowest"]).replace(
+        "s = MatMul(q, t)", "w = MatMul(q, t) s = Div(w, third)").replace("T zero = {0}", "T zero = {0}, T third = {3}")
+    sizes = {"B": 1, "S": 300, "K": 70}
+    made = visible.attention(text, planned=sizes)
+    checked(made, random_inputs(made, sizes), planned=sizes, length=70)
 
 
 @pytest.mark.parametrize("sizes", [{"S": 40, "K": 0}, {"B": 0, "S": 40, "K": 5}, {"S": 0, "K": 5}])

@@ -13,7 +13,7 @@ from onnxfuse.operators import classify
 from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
-from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, listed, measured_cost, stays
+from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, is_scale, listed, measured_cost, stays
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -64,17 +64,25 @@ class Beside:
         (value,) = escaping(set(steps[-1][0]))
         return [steps[computed - 1][0]] if len(value.consumers) > 1 else []
 
-    def alike(self) -> tuple[Members, Members]:
-        """The products with what is computed of their results, or only laid out anew, while neighbours stay such; and
-        without the views that end it."""
+    def unscaled(self) -> list[Members]:
+        """The products with what is computed of their results, but not the views and factors that end it: an attention
+        multiplies scores by these, and copies what lies as it is computed."""
+        steps = list(self._behind())
+        computed = self._computed(steps, scales=True)
+        return [steps[computed - 1][0]] if 0 < computed < self._computed(steps) else []
+
+    def alike(self) -> tuple[Members, Members, Members]:
+        """The products with what is computed of their results, or only laid out anew, while neighbours stay such;
+        without the views that end it; and without those and factors."""
         steps = list(takewhile(lambda step: not self.facts[step[1]].transposes, self._behind()))
         regions = [self.core, *(members for members, _ in steps)]
-        return regions[-1], regions[self._computed(steps)]
+        return regions[-1], regions[self._computed(steps)], regions[self._computed(steps, scales=True)]
 
-    def _computed(self, steps: Sequence[tuple[Members, Node]]) -> int:
-        """How many of the steps lead to the last that is no view."""
+    def _computed(self, steps: Sequence[tuple[Members, Node]], *, scales: bool = False) -> int:
+        """How many of the steps lead to the last that is no view, nor, with ``scales``, a factor."""
         return max((place for place, (_, node) in enumerate(steps, 1)
-                    if not self.facts[node].view and node.op != "Transpose"), default=0)
+                    if not self.facts[node].view and node.op != "Transpose" and not (scales and is_scale(node))),
+                   default=0)
 
     def _behind(self) -> Iterator[tuple[Members, Node]]:
         """From the least on; with the last node that came in."""
@@ -158,7 +166,8 @@ class Offer:
         its results left as they lie."""
         least = beside.least()
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
-        for members in dict.fromkeys((whole, beside.before(whole), *beside.untransposed(), least)):
+        for members in dict.fromkeys(
+                (whole, beside.before(whole), *beside.untransposed(), *beside.unscaled(), least)):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)
         refusal, cost = self.refused.get(least, (None, None))
@@ -182,9 +191,9 @@ class Offer:
 
     def together(self, apart: Sequence[Beside]) -> None:
         """Weigh products of one operand whose results go ways of their own, with what is computed of each."""
-        whole, computed, least = (frozenset[Node]().union(*parts) for parts in zip(
+        *more, least = (frozenset[Node]().union(*parts) for parts in zip(
             *((*each.alike(), each.core) for each in apart), strict=True))
-        outcomes = [self._weigh(members, apart=True) for members in dict.fromkeys((whole, computed))]
+        outcomes = [self._weigh(members, apart=True) for members in dict.fromkeys(more)]
         if all(each is Outcome.REFUSED for each in outcomes):
             self._weigh(least, apart=True)
 

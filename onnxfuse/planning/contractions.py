@@ -109,13 +109,13 @@ class _Beside:
         if facts is None or facts.rows is not None:
             return False
         if not all(each.op == "Constant" or classify(each, self.graph) in self.classes or (
-                self.scales and _is_scale(each)) for each in node.originals):
+                self.scales and is_scale(each)) for each in node.originals):
             return False
         return all(value is None or value.is_constant or value.elements is not None for value in node.inputs[1:]) or (
             not any(each.op != "Constant" and classify(each, self.graph) in MOVES for each in node.originals))
 
 
-def _is_scale(node: Node) -> bool:
+def is_scale(node: Node) -> bool:
     """Whether a node multiplies by a constant of one number, or divides by it."""
     by = node.inputs[1:] if node.op == "Div" else node.inputs if node.op == "Mul" else ()
     return any(value is not None and value.constant is not None and value.constant.size == 1 for value in by)
