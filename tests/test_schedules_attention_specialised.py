@@ -13,9 +13,12 @@ import pytest
 import test_schedules_attention_visible as visible
 from emulator import run_plan, variants_that_hold
 from kernel_harness import Made, arguments, check, random_inputs, told
+from onnx import TensorProto
 from test_schedules_attention import MASKED, PLAIN, SPELLINGS, attention
 
+from onnxfuse.graph.dims import dim, symbol
 from onnxfuse.schedules import Choice
+from onnxfuse.schedules.product_maps import Mapped
 
 PLANNED = {"B": 1, "H": 2, "N": 2, "G": 1, "S": 200, "K": 300}
 
@@ -73,6 +76,34 @@ def test_threads_in_any_order(order: str | int) -> None:
     """Nobody reads a tile that is not there, or fills one that another still reads."""
     made = attention(PLAIN, planned=PLANNED)
     checked(made, random_inputs(made, {"B": 1, "H": 1, "S": 130, "K": 500}), length=500, orders=[order])
+
+
+FROM = {
+    "the last keys": "{-40}, int64[1] e = {9223372036854775807}, int64[1] a = {1}, int64[1] d = {1}",
+    "every second key": "{1}, int64[1] e = {9223372036854775807}, int64[1] a = {1}, int64[1] d = {2}",
+    "from the last key to the first": "{-1}, int64[1] e = {-9223372036854775807}, int64[1] a = {1}, int64[1] d = {-1}",
+    "from the last batch to the first": "{-1}, int64[1] e = {-9223372036854775807}, int64[1] a = {0}, int64[1] d = {-1}",
+}
+
+
+@pytest.mark.parametrize("case", FROM)
+def test_keys_that_begin_inside_a_tensor(case: str) -> None:
+    """Whatever their number; no map goes backward."""
+    made = attention(f"g (T[B,S,64] q, T[B,K,64] k, T[B,K,64] v) => (T[B,S,64] y) <int64[1] s = {FROM[case]}> {{ l = Slice(k, s, e, a, d) "
+                     "w = Slice(v, s, e, a, d) t = Transpose<perm = [0,2,1]>(l) c = MatMul(q, t) p = Softmax(c) y = MatMul(p, w) }", planned=PLANNED)
+    assert bool(ways(made)) is ("from" not in case)
+    for length in (1, 39, 40, 41, 150):
+        inputs = random_inputs(made, {"B": 2, "S": 40, "K": length})
+        for choice in ways(made):
+            check(told(made, choice, PLANNED), inputs, limit=1, misalign=False, length=length)
+        check(made, inputs, misalign=False, length=length)
+
+
+def test_a_stride_that_may_be_below_zero() -> None:
+    """It is asked when it runs."""
+    length = symbol("K")
+    operand = Mapped(1, TensorProto.FLOAT16, ("@d", "@k"), (length * 64 - 192,), (dim(64), length), across=False)
+    assert operand.guards({"K": "s0"}) == ("0 s0 <", "0 s0 64 * -192 + <=", "i1.addr 16 % 0 ==")
 
 
 HEADS = ("groups of heads that share keys", "a softmax in float32",

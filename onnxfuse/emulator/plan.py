@@ -214,7 +214,8 @@ def _encoded(tensor_map: TensorMap, buffers: Mapping[str, Buffer], situation: Si
     address = buffers[tensor_map.base].address
     sizes = [situation.evaluate(size) for size in tensor_map.sizes]
     strides = [situation.evaluate(stride) for stride in tensor_map.strides]
-    if address % 16 or any(stride % 16 for stride in strides) or not all(1 <= size <= 2**31 for size in sizes):
+    possible = all(0 <= stride < 2**40 and stride % 16 == 0 for stride in strides)
+    if address % 16 or not possible or not all(1 <= size <= 2**31 for size in sizes):
         raise EmulatorError(f"no tensor map has address {address:#x}, sizes {sizes} and strides {strides}")
 
     def five(values: Sequence[int]) -> list[int]:

@@ -54,11 +54,13 @@ class Mapped:
             (PANEL, PANEL if self.across else rows, *[1] * (axes - 2)), swizzle=PANEL * BYTES, promotion=PROMOTION)
 
     def guards(self, symbols: Mapping[str, str]) -> tuple[str, ...]:
-        """Under which there is such a map: there are elements, and rows begin at multiples of 16 bytes."""
+        """Under which there is such a map: there are elements, and what has neighbours behind it, not before, has them
+        at multiples of 16 bytes."""
         return (
-            *(f"0 {expression(size, symbols)} <" for size in self.sizes if size.value is None),
+            *(f"0 {expression(size, symbols)} <" for size in self.sizes if not size.value),
             *(f"{expression(stride, symbols)} {WIDTH} % 0 ==" for stride in self.strides
               if stride.multiple_of() % WIDTH),
+            *(f"0 {expression(stride, symbols)} <=" for stride in self.strides if not stride.non_negative()),
             f"i{self.input}.addr {BYTES * WIDTH} % 0 ==")
 
 
@@ -86,7 +88,7 @@ def laid(puller: Puller, scalar: Scalar, loops: tuple[str, str], *, across: bool
     axes = (*loops, *batch)
     sizes = [dim(2) if name == FIRST else _extent(puller, name) for name in axes]
     strides = tuple(steps[name] for name in axes[1:])
-    if any(stride.value is not None and (stride.value % WIDTH or stride.value <= 0) for stride in strides):
+    if any((stride * -1).non_negative() or (stride.value or 0) % WIDTH for stride in strides):
         return None
     known = tuple(size for size in sizes if size is not None)
     return Mapped(scalar.input, scalar.dtype, axes, strides, known, across) if len(known) == len(axes) else None
