@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import test_schedules_attention_visible as visible
 from emulator import run_plan, variants_that_hold
-from kernel_harness import Made, arguments, check, random_inputs, told
-from onnx import TensorProto
+from kernel_harness import Made, arguments, attempt, check, parse, random_inputs, told
+from onnx import TensorProto, helper
 from test_schedules_attention import MASKED, PLAIN, SPELLINGS, attention
 
 from onnxfuse.graph.dims import dim, symbol
@@ -212,6 +212,19 @@ def test_a_factor_under_a_finite_mask() -> None:
     sizes = {"B": 1, "S": 300, "K": 70}
     made = visible.attention(text, planned=sizes)
     checked(made, random_inputs(made, sizes), planned=sizes, length=70)
+
+
+@pytest.mark.parametrize(("keys", "scores"), [(1e-30, 1e-30), (1e-38, 1e-38), (1e-19, 1e-19), (1e20, 1e-20), (-0.5, -2), (0.5, -2)])
+def test_factors_of_keys_and_scores(keys: float, scores: float) -> None:
+    """Together they may be no number of float32, or none that is not zero."""
+    text = ("g (bfloat16[2,S,64] q, bfloat16[2,K,64] k, bfloat16[2,K,64] v) => (bfloat16[2,S,64] y) { t = Transpose<perm = [0,2,1]>(k) u = Mul(t, f) "
+            "s = MatMul(q, u) c = Mul(s, g) p = Softmax(c) y = MatMul(p, v) }")
+    model = parse(text)
+    for name, factor in (("f", keys), ("g", scores)):
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.BFLOAT16, (), [factor]))
+    made = attempt(model, PLANNED)
+    assert isinstance(made, Made) and ways(made)
+    checked(made, random_inputs(made, {"S": 40, "K": 140}), ways(made)[:1], length=140)
 
 
 @pytest.mark.parametrize("sizes", [{"S": 40, "K": 0}, {"B": 0, "S": 40, "K": 5}, {"S": 0, "K": 5}])

@@ -25,8 +25,9 @@ from onnxfuse.schedules.product_specialised import AVAILABLE
 from onnxfuse.schedules.source import Body
 from onnxfuse.schedules.text import added, indented, literal, unrolled
 
-LARGEST_FACTOR = 2.0**16
-"""Below which sums of 16-bit numbers times it are finite."""
+LEAST_FACTOR, LARGEST_FACTOR = 2.0**-126, 2.0**16
+"""From which on it is a normal number, as minus infinity times zero is none; below which sums of 16-bit numbers times
+it are finite."""
 
 _ADVANCED = "if (++turn == stages) turn = 0, phase ^= 1;"
 _DONE = "if (lane == 0) of::arrive({});"
@@ -297,7 +298,7 @@ def _unscaled(parts: AttentionParts) -> tuple[AttentionParts, float]:
         return parts, 1.0  # masked scores may count too
     score, factor = multiple_of(parts.softmax.score if visible is None else visible.score)
     factor *= parts.factor
-    if not isinstance(score, Contracted) or not 0 < factor < LARGEST_FACTOR:
+    if not isinstance(score, Contracted) or not LEAST_FACTOR <= factor < LARGEST_FACTOR:
         return parts, 1.0
     masked = None if visible is None else replace(visible, score=score)
     own = parts.softmax if visible is not None else replace(parts.softmax, score=score)
