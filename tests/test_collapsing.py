@@ -417,6 +417,32 @@ def test_rows_beside_infinite_ones_are_judged(tmp_path: Path) -> None:
         "output 0 of 1 on not-a-number"]
 
 
+class BoundedRunner(EmulatedRunner):
+    """Loses what is no number, or turns infinity round."""
+
+    def __init__(self, *, endless: bool) -> None:
+        super().__init__()
+        self.endless = endless
+
+    def kernel(self, node: FusedNode, model: onnx.ModelProto, feeds: Mapping[str, Array],
+               variant: int | None) -> list[Array]:
+        outputs = super().kernel(node, model, feeds, variant)
+        return [np.where(np.isinf(output), -output, output) if self.endless else
+                np.where(np.isnan(output), np.zeros((), output.dtype), output) for output in outputs]
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_no_number_is_owed_and_infinity_of_one_sign(endless: bool, tmp_path: Path) -> None:
+    """Beside a NaN, and where all weights are above zero: there the nodes give infinity, as the kernel does."""
+    model = model_of(rows("p = MatMul(x, w) y = MatMul(p, u)", out=8), {**MATRIX, "u": (72, 8)})
+    for tensor in model.graph.initializer:
+        tensor.raw_data = np.abs(numpy_helper.to_array(tensor)).tobytes()
+    made = fused(model, tmp_path)
+    assert folding(made)[0].collapses and verify(made, EmulatedRunner()).passed
+    (failed,) = verify(made, BoundedRunner(endless=endless)).failed
+    assert "output 0 of 1 on not-a-number" in failed.message
+
+
 def test_the_option(tmp_path: Path) -> None:
     """Of the command and of Python; the file keeps it, and so does a lock, which ``check`` plans by."""
     model, database = model_of(SCALED, SHAPES), tmp_path / "measurements.sqlite"

@@ -273,11 +273,13 @@ class _Case:
 
     def _owed(self, place: int, got: Array) -> Array:
         """A result with the reference's numbers where nothing is owed: infinity times products that are one in the
-        kernel is infinite, and may be no number in the nodes, which multiply it by one after the other."""
+        kernel is infinite, and may be no number in the nodes, which multiply it by one after the other.  Where they
+        give infinity all that they add up has one sign, as in the kernel, and NaN is NaN in both."""
         wanted = self.wanted[place]
         if not self.node.collapses or self.feeds.finite or got.shape != wanted.shape:
             return got
-        same = np.equal(wanted, self.reference.finite(self.arrays)[place])
+        other = self.reference.bounded(self.arrays)[place]
+        same = np.equal(wanted, other) | (np.isnan(wanted) & np.isnan(other)) | np.isinf(wanted)
         return np.where(same, got, wanted.astype(got.dtype))
 
     def _compared(self, place: int, got: Array, chosen: Array | None) -> Comparison:
