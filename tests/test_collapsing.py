@@ -20,7 +20,7 @@ from emulated import EmulatedRunner, FaultyRunner
 from onnx import TensorProto, helper, numpy_helper
 from rewriting_models import random_feeds, run, same_bits
 from sizes_models import packed
-from weight_models import CASES, MATRIX, NORMS, WeightTimer, case, folding, fused, image, model_of, rows
+from weight_models import CASES, KINDS, MATRIX, NORMS, WeightTimer, case, folding, fused, image, model_of, rows
 
 import onnxfuse
 from onnxfuse.errors import ModelError
@@ -311,6 +311,13 @@ def test_files_grow_by_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "Add + Mul into MatMul -> b is not folded: folded weights would make the file more than 0 MiB larger"}
 
 
+def test_what_is_not_folded_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what would be rounded anew, where that is not allowed."""
+    monkeypatch.setattr(collapsing, "MOST_BYTES", 3 << 12)
+    made = fused(model_of(TWO, TWO_SHAPES, given={"h": 2.0}), tmp_path, fold_weights=False)
+    assert [region.folding for region in folding(made)] == ["Add + Mul into MatMul -> b"]
+
+
 # ---- The file. ----
 
 TWO = rows("p = MatMul(x, w) q = Mul(p, g) a = Relu(q) b = MatMul(a, u) c = Add(b, d) y = Mul(c, h)")
@@ -356,6 +363,23 @@ def test_functions_have_an_operand_that_nothing_in_them_reads(python: str, tmp_p
                           text=True, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == len(names)
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_a_body_may_have_a_name_of_the_same_kind(initialised: bool, tmp_path: Path) -> None:
+    """Names of new weights are unlike those in bodies of If too, which would hide them, or read what is in them."""
+    model = case("a scale behind")
+    model.graph.node[-1].output[0] = "read"
+    made = helper.make_node("Mul" if initialised else "Relu", ["read", "w_folded"][:1 + initialised],
+                            ["then" if initialised else "w_folded"])
+    held = [numpy_helper.from_array(np.ones(72, np.float16), "w_folded")] * initialised
+    bodies = {"then_branch": (made, held), "else_branch": (helper.make_node("Neg", ["read"], ["else"]), [])}
+    result = {key: helper.make_graph([node], key, [], [helper.make_tensor_value_info(
+        node.output[0], TensorProto.FLOAT16, ["M", 72])], tensors) for key, (node, tensors) in bodies.items()}
+    model.graph.node.append(helper.make_node("If", ["c"], ["y"], **result))
+    model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    (region,) = folding(fused(model, tmp_path))
+    assert [value.name for value in region.folded] == ["w_folded_1"]
 
 
 def test_an_edited_model_keeps_what_it_reads(tmp_path: Path) -> None:
@@ -540,3 +564,11 @@ def test_what_was_not_zero_stays_so(kind: int) -> None:
     assert not why and made.weights[0, 0, 1, 0] < 0 and not made.exact
     assert made.weights.dtype == numpy_type(kind)
     assert ml_dtypes.finfo(made.weights.dtype).smallest_subnormal == -made.weights[0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("kind", "least"), [("float", 126), ("float16", 24), ("bfloat16", 133)])
+def test_numbers_that_a_kernel_holds(kind: str, least: int) -> None:
+    """Kernels round float32 to TF32, of which less is left below the least normal number."""
+    for power, holds in ((least, True), (least + 1, False)):
+        _, why = typed(Linear(np.full((1, 1, 2, 1), 1.0 * 2.0**-power)), KINDS[kind])
+        assert (not why) is holds, (power, why)

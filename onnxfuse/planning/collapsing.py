@@ -131,6 +131,9 @@ class Folds:
     _bytes: dict[Node, int] = field(default_factory=dict, repr=False)
     _names: set[str] = field(default_factory=set, repr=False)
 
+    def __post_init__(self) -> None:
+        self._names |= {name for graph in self.graph.walk() for name in graph.values}
+
     def core(self, product: Node, known: Collection[Node]) -> frozenset[Node]:
         """What beside a product a region has to hold for a fold; nothing where a region finds it as it grows."""
         chain = self._chain(product, known)
@@ -194,7 +197,10 @@ class Folds:
         made, why = typed(_united(chain, parts), _dtype(chain.product))
         if not why and not self.rounding and not made.exact:
             return self._rounds(chain)
-        return self._refused(chain, why) if why else self._stand_ins(chain, made, nodes)
+        if why:
+            return self._refused(chain, why)
+        self._bytes[chain.product] = max(_size(chain), self._bytes.get(chain.product, 0))
+        return self._stand_ins(chain, made, nodes)
 
     def _why_not(self, chain: Chain) -> str:
         """Why a chain's weights cannot be others, without a look at them; "" where they can."""
@@ -211,10 +217,8 @@ class Folds:
         wrong = next((step.wrong for step in chain.steps if step.wrong), "")
         if wrong:
             return wrong
-        size = _width(chain.product) * int(np.prod([_features(chain.product), *_inner(chain.head)]))
-        if sum(self._bytes.values()) - self._bytes.get(chain.product, 0) + size > MOST_BYTES:
+        if sum(self._bytes.values()) - self._bytes.get(chain.product, 0) + _size(chain) > MOST_BYTES:
             return f"folded weights would make the file more than {MOST_BYTES >> 20} MiB larger"
-        self._bytes[chain.product] = max(size, self._bytes.get(chain.product, 0))
         return ""
 
     def _rounds(self, chain: Chain) -> Refusal:
@@ -254,7 +258,7 @@ class Folds:
     def _constant(self, node: Node, name: str, array: Array) -> Value:
         """A new constant."""
         number, free = 0, name
-        while free in self._names or free in self.graph.values:
+        while free in self._names:
             number += 1
             free = f"{name}_{number}"
         self._names.add(free)
@@ -262,6 +266,7 @@ class Folds:
         array.flags.writeable = False
         return Value(free, _dtype(node), tuple(dim(size) for size in array.shape), is_constant=True,
                      contents=lambda: array)
+
 
 # ---- Of nodes. ----
 
@@ -452,8 +457,9 @@ def _dtype(node: Node) -> int:
     return weights.dtype
 
 
-def _width(node: Node) -> int:
-    return TYPES[_dtype(node)].size
+def _size(chain: Chain) -> int:
+    """Bytes of a chain's weights."""
+    return TYPES[_dtype(chain.product)].size * _features(chain.product) * int(np.prod(_inner(chain.head)))
 
 
 def _name(node: Node) -> str:

@@ -20,6 +20,9 @@ Array = NDArray[Any]
 UNITS: dict[int, float] = {TensorProto.FLOAT: 2.0**-24, TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
 """By element type the most by which rounding changes a normal number, as a share of it."""
 
+TF32_UNIT = 2.0**-11
+"""The same of TF32, to which kernels round float32, and which has fewer digits of what is no normal number."""
+
 
 @dataclass(frozen=True, eq=False)
 class Linear:
@@ -119,12 +122,13 @@ def typed(linear: Linear, dtype: int) -> tuple[Linear, str]:
     weights = np.where((weights == 0) & (wide != 0), np.copysign(float(least), wide).astype(weights.dtype), weights)
     with np.errstate(invalid="ignore"):
         lost = weights.astype(np.float64) - wide
-    sizes = np.sqrt(np.square(wide).sum(axis=1))
+    sizes = _lengths(wide)
     exact = linear.exact and not lost.any()
     made = Linear(weights.reshape(linear.weights.shape), None, exact)
     if not np.isfinite(lost).all():
         return made, "a weight would be past the largest number of its type"
-    if (np.sqrt(np.square(lost).sum(axis=1)) > UNITS[dtype] * sizes).any():
+    if (_lengths(lost) > UNITS[dtype] * sizes).any() or (
+            dtype == TensorProto.FLOAT and (_lengths(_subnormal(wide)) > TF32_UNIT * sizes).any()):
         return made, "a channel's weights would be too small for their type"
     if linear.bias is None:
         return made, ""
@@ -135,6 +139,16 @@ def typed(linear: Linear, dtype: int) -> tuple[Linear, str]:
     if (np.abs(lost) > UNITS[dtype] * (np.abs(linear.bias) + sizes)).any():
         return made, "a bias would be too small for its type"
     return made, ""
+
+
+def _lengths(rows: Array) -> Array:
+    lengths: Array = np.sqrt(np.square(rows).sum(axis=1))
+    return lengths
+
+
+def _subnormal(wide: Array) -> Array:
+    """What of numbers float32 holds as no normal number."""
+    return np.where(np.abs(wide) < float(np.finfo(np.float32).smallest_normal), wide, 0)
 
 
 def _rounded(wide: Array, dtype: int) -> tuple[Array, Array]:
