@@ -20,7 +20,7 @@ from emulated import EmulatedRunner, FaultyRunner
 from onnx import TensorProto, helper, numpy_helper
 from rewriting_models import random_feeds, run, same_bits
 from sizes_models import packed
-from weight_models import CASES, KINDS, MATRIX, NORMS, WeightTimer, case, folding, fused, image, model_of, rows
+from weight_models import CASES, KINDS, MATRIX, NORMS, WeightTimer, case, folding, fused, image, model_of, planned, rows
 
 import onnxfuse
 from onnxfuse.errors import ModelError
@@ -342,6 +342,22 @@ def test_a_file_there_and_back(tmp_path: Path) -> None:
     last = unfuse(part, [node.name for node in read_fused(part)])
     assert packed(last) == packed(unfuse(loaded.proto)) == packed(model)
     assert second in {node.name for node in read_fused(part)}
+
+
+def test_an_optimisation_of_what_is_fused_in_part(tmp_path: Path) -> None:
+    """Knows the weights of the fused nodes that are there, and leaves them where its own are taken back."""
+    model = model_of(TWO, TWO_SHAPES)
+    made = fused(model, tmp_path)
+    (first,) = [node.name for node in read_fused(made.model) if "w_folded" in node.tensors]
+    again = planned(unfuse(made.model, [first]), tmp_path)
+    assert [value.name for region in folding(again) for value in region.folded] == ["w_folded_1"]
+    assert {each.name for each in weights_record(again.model).folded} == {
+        "w_folded", "w_folded_1", "u_folded", "u_folded_bias"}
+    lost = again.without(range(len(again.regions)))
+    assert {each.name for each in weights_record(lost.model).folded} == {"u_folded", "u_folded_bias"}
+    onnx.checker.check_model(lost.model, full_check=True)
+    assert packed(unfuse(again.model)) == packed(unfuse(lost.model)) == packed(model)
+    assert verify(again, EmulatedRunner()).passed
 
 
 @pytest.mark.parametrize("python", [

@@ -58,7 +58,15 @@ def model_of(
 
 
 def fused(model: onnx.ModelProto, folder: Path, *, rows: int = 33, **options: Any) -> Optimised:
-    """Planned by measurements that say that a kernel is the faster, the less it reads."""
+    """Planned by measurements that say that a kernel is the faster, the less it reads, and back."""
+    made, before = planned(model, folder, rows=rows, **options), packed(model)
+    assert packed(unfuse(made.model)) == before
+    onnx.checker.check_model(made.model, full_check=True)
+    return made
+
+
+def planned(model: onnx.ModelProto, folder: Path, *, rows: int = 33, **options: Any) -> Optimised:
+    """The same, where the model may hold fused nodes already."""
     database = folder / "measurements.sqlite"
     used = {size.dim_param for info in model.graph.input for size in info.type.tensor_type.shape.dim}
     dims = {name: rows for name in used if name}
@@ -71,8 +79,7 @@ def fused(model: onnx.ModelProto, folder: Path, *, rows: int = 33, **options: An
     before = packed(model)
     made = optimise(model, Options(dims=dims, target="H100", verify=False, database=database, least_gain=1.0,
                                    **wanted))
-    assert packed(model) == before and packed(unfuse(made.model)) == before
-    onnx.checker.check_model(made.model, full_check=True)
+    assert packed(model) == before
     return made
 
 

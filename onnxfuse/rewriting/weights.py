@@ -76,26 +76,33 @@ def with_weights_again(model: onnx.ModelProto, fused: onnx.ModelProto) -> onnx.M
 def _with(
     model: onnx.ModelProto, folded: Sequence[Folded], tensors: Sequence[onnx.TensorProto]
 ) -> onnx.ModelProto:
-    result = onnx.ModelProto()
+    """A copy with further constants beside those that it has, which fused nodes of an optimisation before may read."""
+    result, record = onnx.ModelProto(), weights_record(model)
     result.CopyFrom(model)
     result.graph.initializer.extend(tensors)
-    note_form(result, KEY, VERSION, asdict(WeightsRecord(tuple(folded))))
+    _note(result, (*(() if record is None else record.folded), *folded))
     return result
 
 
+def _note(model: onnx.ModelProto, folded: Sequence[Folded]) -> None:
+    every = {each.name: each for each in folded}
+    note_form(model, KEY, VERSION, asdict(WeightsRecord(tuple(every.values()))))
+
+
 def only_weights(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
-    """A copy of a model that keeps of its further constants those of these names; the model itself where it has no
-    others."""
+    """A copy of a model that keeps of its further constants those of these names, and those that something reads; the
+    model itself where it has no others."""
     record = weights_record(model)
-    if record is None or all(each.name in names for each in record.folded):
+    kept = {*names, *_read(model)}
+    if record is None or all(each.name in kept for each in record.folded):
         return model
-    kept = [each for each in record.folded if each.name in names]
-    wanted = {each.name for each in kept}
-    tensors = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    without_weights(result)
-    return _with(result, kept, tensors) if kept else result
+    _take_out(result, {each.name for each in record.folded} - kept)
+    forget_property(result, KEY)
+    if left := [each for each in record.folded if each.name in kept]:
+        _note(result, left)
+    return result
 
 
 def without_weights(model: onnx.ModelProto) -> None:
@@ -107,14 +114,20 @@ def without_weights(model: onnx.ModelProto) -> None:
         ModelError: the model's record cannot be read.
     """
     record = weights_record(model)
-    if record is None:
-        return
-    forget_property(model, KEY)
+    if record is not None:
+        forget_property(model, KEY)
+        _take_out(model, {each.name for each in record.folded} - _read(model))
+
+
+def _read(model: onnx.ModelProto) -> set[str]:
+    """Names of what nodes read, and of what is given in or out."""
     read = {name for node in all_nodes(iter(model.graph.node)) for name in reads_of(node)}
-    read |= {info.name for info in (*model.graph.output, *model.graph.input)}
-    gone = {each.name for each in record.folded} - read
+    return read | {info.name for info in (*model.graph.output, *model.graph.input)}
+
+
+def _take_out(model: onnx.ModelProto, names: Collection[str]) -> None:
     for place in reversed(range(len(model.graph.initializer))):
-        if model.graph.initializer[place].name in gone:
+        if model.graph.initializer[place].name in names:
             del model.graph.initializer[place]
 
 
