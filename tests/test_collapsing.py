@@ -276,6 +276,12 @@ def test_what_is_nothing_to_fold(name: str, tmp_path: Path) -> None:
     assert verify(made, EmulatedRunner()).passed
 
 
+@pytest.mark.parametrize(("k", "n"), [(0, 72), (64, 0)])
+def test_weights_without_elements(k: int, n: int, tmp_path: Path) -> None:
+    made = fused(model_of(rows("p = MatMul(x, w) y = Mul(p, g)", k=k, n=n), {"w": (k, n), "g": ()}), tmp_path)
+    assert not folding(made) and not refused(made)
+
+
 def test_a_body_keeps_its_weights(tmp_path: Path) -> None:
     text = ("g (T[M,64] x, bool k) => (T[M,72] y) { y = If(k) <then_branch = t () => (T[M,72] a) { p = MatMul(x, w) "
             "a = Mul(p, g) }, else_branch = e () => (T[M,72] b) { b = MatMul(x, u) }> }")

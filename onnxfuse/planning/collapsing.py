@@ -283,7 +283,7 @@ def _is_product(node: Node) -> bool:
     shapes = [value.shape for value in (operand, weights, result)]
     ranks = [0 if shape is None else len(shape) for shape in shapes]
     fits = min(ranks) > 2 if node.op == "Conv" else ranks[1] == 2 and min(ranks) > 1
-    return fits and weights.dtype in {FLOAT, *NARROW} and not node.attributes.get("transA", 0)
+    return fits and 0 not in _sizes(node) and weights.dtype in {FLOAT, *NARROW} and not node.attributes.get("transA", 0)
 
 
 def _sizes(node: Node) -> tuple[int, ...]:
