@@ -241,26 +241,32 @@ class SpecialisedAttentionText(TogetherText):
             "of::products_done<0>();",
             "of::hold(sums[0]);",
         ]
-        low, anew = [], []
         if self.repeats:
-            assert self.visible is not None and self.visible.least is not None
             once += ["of::hold(powers);", _DONE.format("values_met + before")]
-            low = [
-                "bool low = false;",
-                *each_row([f"low |= most[i][half] <= {literal(self.visible.least, FLOAT)};"]),
-                "low = __any_sync(0xffffffffu, low);",
-                "if (lane == 0) lows[warp] = low, of::arrive(decided);",
-            ]
-            anew = each_row([
-                "most[i][half] = -OF_INFINITY, total[i][half] = 0.0f;",
-                *unrolled("int c = 0; c < columns / 8; ++c", [
-                    "sums[i][c][half * 2] = sums[i][c][half * 2 + 1] = 0.0f;"]),
-            ])
         return [
             "int turn = 0, phase = 0;  // the stage of the tile at hand",
             *([] if self.alone else ["int allowing = party == 0;"]),
-            *self._rounds(once, low, anew),
+            *self._rounds(once, self._low(), self._anew()),
         ]
+
+    def _low(self) -> list[str]:
+        """Lines that say whether some row of a warp has seen nothing far above masked scores."""
+        if self.visible is None or self.visible.least is None:
+            return []
+        return [
+            "bool low = false;",
+            *each_row([f"low |= most[i][half] <= {literal(self.visible.least, FLOAT)};"]),
+            "low = __any_sync(0xffffffffu, low);",
+            "if (lane == 0) lows[warp] = low, of::arrive(decided);",
+        ]
+
+    def _anew(self) -> list[str]:
+        """Lines that begin sums and maxima once more."""
+        return each_row([
+            "most[i][half] = -OF_INFINITY, total[i][half] = 0.0f;",
+            *unrolled("int c = 0; c < columns / 8; ++c", [
+                "sums[i][c][half * 2] = sums[i][c][half * 2 + 1] = 0.0f;"]),
+        ])
 
     def _step(self) -> list[str]:
         """The scores of a tile and their powers, and the sums of the tile before."""

@@ -60,7 +60,9 @@ class Mapped:
             *(f"0 {expression(size, symbols)} <" for size in self.sizes if not size.value),
             *(f"{expression(stride, symbols)} {WIDTH} % 0 ==" for stride in self.strides
               if stride.multiple_of() % WIDTH),
-            *(f"0 {expression(stride, symbols)} <=" for stride in self.strides if not stride.non_negative()),
+            *(f"0 {expression(stride, symbols)} {'<' if axis == FIRST else '<='}"
+              for axis, stride in zip(self.axes[1:], self.strides, strict=True)
+              if not stride.non_negative() or (axis == FIRST and stride.value is None)),
             f"i{self.input}.addr {BYTES * WIDTH} % 0 ==")
 
 
