@@ -44,8 +44,8 @@ SETS = 3
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Sizes of an attention; ``shared`` heads have keys and values in common; ``mask``: its axes, or "causal", which is
-    computed from places; ``kind``: the type."""
+    """Sizes of an attention; ``shared`` heads have keys and values in common; ``mask``: its axes, or one that is
+    computed from places: "causal", or "lowest", the same by a finite number; ``kind``: the type."""
 
     name: str
     batch: int
@@ -60,7 +60,12 @@ class AttentionCase:
     @property
     def flops(self) -> int:
         """Of both products, as far as queries see keys: of a causal mask half."""
-        return 4 * self.batch * self.heads * self.queries * self.keys * self.size // (2 if self.mask == "causal" else 1)
+        return 4 * self.batch * self.heads * self.queries * self.keys * self.size // (2 if self.is_causal else 1)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether queries see no later keys."""
+        return self.mask in _COMPUTED
 
     @property
     def text(self) -> str:
@@ -70,13 +75,13 @@ class AttentionCase:
     @property
     def _text(self) -> str:
         b, h, s, k, d, g = self.batch, self.heads, self.queries, self.keys, self.size, self.heads // self.shared
-        shapes = {"": "", "causal": "", "keys": f", float16[{b},1,1,{k}] mask", "all": f", float16[{b},1,{s},{k}] mask",
-                  "heads": f", float16[1,{h},{s},{k}] mask"}
+        shapes = {"": "", **dict.fromkeys(_COMPUTED, ""), "keys": f", float16[{b},1,1,{k}] mask",
+                  "all": f", float16[{b},1,{s},{k}] mask", "heads": f", float16[1,{h},{s},{k}] mask"}
         spread = (
             "k1 = Unsqueeze(k, two) k2 = Expand(k1, e) kh = Reshape(k2, w) "
             "v1 = Unsqueeze(v, two) v2 = Expand(v1, e) vh = Reshape(v2, w)"
         ) if self.shared > 1 else "kh = Identity(k) vh = Identity(v)"
-        masked = {"": "c = Identity(a)", "causal": _CAUSAL}.get(self.mask, "c = Add(a, mask)")
+        masked = {"": "c = Identity(a)", **_COMPUTED}.get(self.mask, "c = Add(a, mask)")
         return (
             f"(float16[{b},{s},{h * d}] x, float16[{b},{g},{k},{d}] k, float16[{b},{g},{k},{d}] v{shapes[self.mask]})"
             f" => (float16[{b},{s},{h * d}] y) <int64[4] heads = {{0,0,{h},{d}}}, int64[3] joined = {{0,0,{h * d}}}, "
@@ -94,6 +99,9 @@ _CAUSAL = (
     "low = Constant <value_float = -inf> () deep = CastLike(low, x) c = Where(see, a, deep)")
 """Scores c of scores a."""
 
+_COMPUTED = {"causal": _CAUSAL, "lowest": _CAUSAL.replace("-inf", "-65504.0")}
+"""Masks by places."""
+
 CASES = (
     AttentionCase("bert 8:128", 8, 12, 128, 128, 64, mask="keys"),
     AttentionCase("bert 32:384", 32, 12, 384, 384, 64, mask="keys"),
@@ -110,6 +118,7 @@ CASES = (
     AttentionCase("causal 2048", 8, 16, 2048, 2048, 64, mask="causal"),
     AttentionCase("causal 4096, 128", 4, 16, 4096, 4096, 128, mask="causal"),
     AttentionCase("causal 8192, 128", 2, 16, 8192, 8192, 128, mask="causal"),
+    AttentionCase("causal 4096, 128, a finite mask", 4, 16, 4096, 4096, 128, mask="lowest"),
     AttentionCase("causal 16384", 1, 4, 16384, 16384, 64, mask="causal"),  # 2^32 scores break the runtime
 )
 
@@ -161,7 +170,7 @@ def _torch_times(case: AttentionCase) -> dict[str, float]:
             query, key, value, mask = sets[turn]
             with sdpa_kernel(backend):
                 torch.nn.functional.scaled_dot_product_attention(
-                    query, key, value, mask, is_causal=case.mask == "causal", enable_gqa=case.shared > 1)
+                    query, key, value, mask, is_causal=case.is_causal, enable_gqa=case.shared > 1)
 
         try:
             found[backend.name.removesuffix("_ATTENTION").lower()] = torch_microseconds(run, SETS)
