@@ -160,7 +160,7 @@ def subject_of(plan: Optimised) -> Subject:
     Raises:
         click.ClickException: there is no kernel of it.
     """
-    maker = makers_of(plan.graph, plan.canonical.graph, plan.costs, plan.rules, KnownKernels())[plan.graph.place]
+    maker = makers_of(plan.canonical.graph, plan.costs, plan.rules, KnownKernels())[plan.graph.place]
     region = maker.fusion([node for node in maker.view.nodes if node.op != "Constant"], "depthwise")
     if isinstance(region, Refusal):
         raise click.ClickException(region.message)

@@ -31,8 +31,8 @@ from onnxfuse.runtime import library_path
 from onnxfuse.verifying.sharing import without_weights
 
 _FLOAT = {"float16": "FP16", "bfloat16": "BF16", "float": "FP32", "double": "FP64"}
-TYPES = {**{name: f"TYPE_{name.upper()}" for name in (
-    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "string")},
+TYPES = {**{name.lower(): f"TYPE_{name}" for name in (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "STRING")},
     **{name: f"TYPE_{other}" for name, other in _FLOAT.items()}}
 """Triton's element types by ONNX's; others it has not."""
 

@@ -14,6 +14,7 @@ LANE = "v"
 
 _LOOP = re.compile(r"for \((?:int|idx) (\w+) =")
 _GIVEN = re.compile(r"(\w+)(?:\[[^=\]]*\])? (?:[+*/-]?=) ([^;]*);")
+_GATHERED = re.compile(r"(\w+)(?:\[[^=\]]*\])? [+*/-]= ")
 _CONSTANT = re.compile(r"const [\w:<>, ]+ \w+ = (.*);")
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
 
@@ -39,6 +40,7 @@ def element_loops(body: str) -> Iterator[list[str]]:
 def same_for_all(lines: list[str]) -> list[str]:
     """What a loop names that depends neither on its element nor on what it reads and gathers."""
     changing = {name[1] for line in lines for name in _LOOP.finditer(line) if name[1] != LANE}
+    changing |= {name[1] for line in lines for name in _GATHERED.finditer(line)}
     before = -1
     while before < len(changing):
         before = len(changing)

@@ -230,6 +230,9 @@ OF_ROWS = {
                    {"N": 32, "C": 96, "P": 3136}),
     "split": ("g (T[N,P] x, T[P] w) => (T[N,P] y) { y = LayerNormalization(x, w) }", {"N": 2, "P": 1_000_000}),
     "split columns": ("g (T[N,P,8] x) => (T[N,P,8] y) <int64[1] a = {1}> { l = ReduceL2(x, a) y = Div(x, l) }", {"N": 1, "P": 1_000_000}),
+    "pieces": ("g (T[N,P,C,3] x) => (T[N,P,C,3] y) <int64[2] a = {1,3}> { l = ReduceL2(x, a) y = Div(x, l) }", {"N": 4, "P": 100_000, "C": 32}),
+    "pieces of variances": ("g (T[N,P,C,3] x) => (T[N,P,C,3] y) <int64[2] a = {1,3}> { m = ReduceMean(x, a) d = Sub(x, m) q = Mul(d, d) "
+                            "v = ReduceMean(q, a) r = Sqrt(v) y = Div(d, r) }", {"N": 4, "P": 100_000, "C": 32}),
     "scans": ("g (T[N,P,M] x, T[N,1,M] w) => (T[N,P,M] y) <int64 a = {2}> { s = Mul(x, w) p = Softmax(s) c = CumSum(p, a) y = Mul(c, w) }",
               {"N": 1, "P": 2, "M": 300_000}),
     "scans across": ("g (T[N,M,P,8] x, T[N,M,1,8] w) => (T[N,M,P,8] y) <int64 a = {1}> { s = Mul(x, w) p = Softmax<axis=1>(s) "

@@ -191,11 +191,11 @@ class Reduction(Schedule):
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region whose rows are for this schedule."""
-        if has_scans(request.lowered) is not self.scans:
-            return None
         work = request.once(arranged)
         if work is None or isinstance(work, Refusal):
             return work
+        if has_scans(request.lowered) is not self.scans:
+            return None
         if work.apart:
             return Refusal("scattered-access", "the rows would be read element by element")
         return self.of_rows(work, request.rule)
