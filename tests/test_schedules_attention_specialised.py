@@ -46,8 +46,9 @@ def checked(
         check(other, inputs, limit=1, misalign=False, **how)
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("depth", "columns"), [(16, 64), (40, 24), (64, 64), (72, 72), (128, 128), (256, 256), (64, 200)])
+@pytest.mark.parametrize(("depth", "columns", "kind"), [
+    (16, 64, "float16"), (40, 24, "bfloat16"), (64, 64, "float16"), (64, 64, "bfloat16"), (72, 72, "float16"),
+    (128, 128, "bfloat16"), (256, 256, "float16"), (64, 200, "float16")])
 def test_head_sizes(depth: int, columns: int, kind: str) -> None:
     text = PLAIN.replace("S,64] y", f"S,{columns}] y").replace("K,64] v", f"K,{columns}] v").replace("64", str(depth))
     made = attention(text, kind, planned=PLANNED)
@@ -58,9 +59,8 @@ def test_head_sizes(depth: int, columns: int, kind: str) -> None:
 @pytest.mark.parametrize(("rows", "keys"), [(33, 1), (64, 64), (65, 63), (197, 197), (129, 321), (40, 1000)])
 def test_lengths(rows: int, keys: int) -> None:
     """Tiles of which a part is there, one alone, and many: stages are used again."""
-    sizes = {"B": 2, "H": 1, "S": rows, "K": keys}
-    made = attention(PLAIN, planned=sizes)
-    checked(made, random_inputs(made, sizes), planned=sizes, length=keys)
+    made = attention(PLAIN, planned=PLANNED)
+    checked(made, random_inputs(made, {"B": 2, "H": 1, "S": rows, "K": keys}), length=keys)
 
 
 def test_every_tile() -> None:
@@ -137,10 +137,9 @@ def test_values_that_are_computed_are_brought_by_threads() -> None:
 @pytest.mark.parametrize("lengths", [(197, 197), (70, 300), (300, 70)])
 def test_keys_that_are_hidden(mask: str, lengths: tuple[int, int]) -> None:
     """Are not copied; of more queries than keys the first see none."""
-    sizes = {"B": 2, "S": lengths[0], "K": lengths[1]}
-    made = visible.attention(visible.model(visible.MASKS[mask]), planned=sizes)
+    made = visible.attention(visible.model(visible.MASKS[mask]), planned=PLANNED)
     assert ways(made) and made.kernel.hides
-    checked(made, random_inputs(made, sizes), planned=sizes, length=lengths[1])
+    checked(made, random_inputs(made, {"B": 2, "S": lengths[0], "K": lengths[1]}), length=lengths[1])
 
 
 @pytest.mark.parametrize("order", ["forward", "backward", 5])
@@ -149,10 +148,10 @@ def test_keys_that_are_hidden(mask: str, lengths: tuple[int, int]) -> None:
 def test_finite_masks(mask: str, lengths: tuple[int, int], order: str | int) -> None:
     """Rows that see nothing but masked scores are uniform, as far as scores do not lift them: their block goes over all
     keys again."""
-    sizes = {"B": 1, "S": lengths[0], "K": lengths[1]}
-    made = visible.attention(visible.model(visible.MASKS[mask]), planned=sizes)
+    made = visible.attention(visible.model(visible.MASKS[mask]), planned=PLANNED)
     assert ways(made) and made.kernel.hides
-    checked(made, random_inputs(made, sizes), planned=sizes, length=lengths[1], orders=[order])
+    inputs = random_inputs(made, {"B": 1, "S": lengths[0], "K": lengths[1]})
+    checked(made, inputs, length=lengths[1], orders=[order])
 
 
 @pytest.mark.parametrize("case", MASKED)
