@@ -19,7 +19,7 @@ from onnxfuse.lowering.lower import Lowered, hosts, lower
 from onnxfuse.operators import load_graph
 from onnxfuse.refusal import Refusal
 from onnxfuse.schedules import Choice, Kernel, Request, make_kernel
-from onnxfuse.schedules.source import Given
+from onnxfuse.schedules.source import Given, Source
 
 NAMES = {
     "float": TensorProto.FLOAT,
@@ -195,6 +195,14 @@ def arguments(made: Region, inputs: Mapping[str, Array]) -> list[Array]:
     ]
 
 
+def alone(kernel: Kernel, variants: Sequence[str]) -> str:
+    """A kernel's text with what these variants launch alone: the others need not be compiled."""
+    if not isinstance(kernel.code, Source):
+        return kernel.source
+    return kernel.code.keeping({step.kernel for variant in kernel.plan.variants if variant.name in variants
+                                for step in variant.launches}).text
+
+
 def failures(
     made: Made,
     inputs: Mapping[str, Array],
@@ -224,7 +232,10 @@ def failures(
     skewed = {place: 1 for place, array in enumerate(given) if array.size}
     found = []
     for placement in ({}, skewed) if misalign and skewed else ({},):
-        for variant, order in product(variants_that_hold(plan, given, host, misalign=placement)[:limit], orders):
+        held = variants_that_hold(plan, given, host, misalign=placement)[:limit]
+        if source is None and limit == 1:
+            text = alone(made.kernel, held)
+        for variant, order in product(held, orders):
             actual = run_plan(plan, text, given, host, variant=variant, order=order, misalign=placement,
                               multiprocessors=multiprocessors)
             for (name, dtype), array in zip(outputs, actual, strict=True):
