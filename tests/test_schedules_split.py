@@ -49,7 +49,7 @@ def split(text: str, kind: str = "float", **planned: int) -> Made:
 
 
 def forced(made: Made, inputs: dict[str, np.ndarray], **options: object) -> None:
-    """Check the variants that hold, and those that split although the rows are too short for it to pay."""
+    """Check the variants that hold, and those that split rows although these are too short for it to pay."""
     check(made, inputs, **options)
     plan = made.kernel.plan
     loose = tuple(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from emulator import EmulatorError, run_plan
 from kernel_harness import Made, arguments, attempt, check, failures, make, parse, random_inputs, told
+from test_schedules_split import forced
 from zoo_models import compile_failures
 
 from onnxfuse.lowering.launch import Situation
@@ -48,16 +49,6 @@ def cut(text: str, kind: str = "float", **planned: int) -> Made:
     made = make(text.replace("T[", f"{kind}["), planned=planned or PLANNED)
     assert made.kernel.schedule == "pieces" and made.kernel.plan.variants[0].name.startswith("split, pieces")
     return made
-
-
-def forced(made: Made, inputs: dict[str, np.ndarray], **options: object) -> None:
-    """Check the variants that hold, and those that cut rows although these are short."""
-    check(made, inputs, **options)
-    plan = made.kernel.plan
-    loose = tuple(
-        replace(variant, guards=tuple(guard for guard in variant.guards if "addr" in guard or "%" in guard))
-        for variant in plan.variants if variant.name.startswith("split"))
-    check(replace(made, kernel=replace(made.kernel, plan=replace(plan, variants=loose))), inputs, **options)
 
 
 @pytest.mark.parametrize("kind, channels, count, width", [
