@@ -53,21 +53,26 @@ class SpecialisedAttentionText(TogetherText):
         largest, _ = super().functors()
         return [largest, "using Powers = of::ExpScaled;"]
 
-    def powers(self) -> list[str]:
-        """With the factor of all scores in the exponent."""
+    def softmaxed(self, last: Sequence[str]) -> list[str]:
+        """With the factor of all scores in the exponent; a warp whose rows all have a maximum near zero takes one
+        instruction before a power."""
+        factor = f"constexpr float by = {literal(self.factor, FLOAT)} * Powers::log2_e;"
+        scaled = ["const float scale = Powers::{}(most[i][half], by, offset);", "most[i][half] = largest;",
+                  "float sum = 0.0f;"]
+
+        def way(offset: str, term: str, scale: str) -> list[str]:
+            return each_row([
+                f"const float largest = largests[half], offset = {offset};",
+                scaled[0].format(scale), *scaled[1:], *summed(f"Powers::{term}(power, by, offset)"), TOTAL, *last])
+
         return [
             "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
-            *LARGEST,
-            f"const float by = {literal(self.factor, FLOAT)} * Powers::log2_e, reduced = largest * by;",
-            "const bool near = Powers::near(reduced);",
-            "const float offset = near ? reduced : Powers::offset(largest);",
-            "const float scale = near ? Powers::scale(most[i][half], by, offset) : "
-            "Powers::far_term(most[i][half], by, offset);",
-            "most[i][half] = largest;",
-            "float sum = 0.0f;",
-            "if (near) {", *indented(summed("Powers::term(power, by, offset)")),
-            "} else {", *indented(summed("Powers::far_term(power, by, offset)")), "}",
-            TOTAL,
+            factor,
+            "float largests[2];",
+            "bool near = true;",
+            *each_row([*LARGEST, "largests[half] = largest, near &= Powers::near(largest * by);"]),
+            "if (__all_sync(0xffffffffu, near)) {", *indented(way("largest * by", "term", "scale")),
+            "} else {", *indented(way("Powers::offset(largest)", "far_term", "far_term")), "}",
         ]
 
     def text(self) -> Body:

@@ -300,12 +300,13 @@ class AttentionText:
         whole = _each_score(each_row([self._row(), *kept, *inner])) if (inner := self._unmasked.inner) else []
         return [
             f"if ({clear}) {{", *indented(whole), "} else {", *indented(each_row([self._row(), *other])), "}",
-            *each_row([*self.powers(), *last]),
+            *self.softmaxed(last),
         ]
 
-    def powers(self) -> list[str]:
-        """Lines that make powers of a row's scores, and ``scale`` what was summed up before is multiplied by."""
-        return [
+    def softmaxed(self, last: Sequence[str]) -> list[str]:
+        """Lines that make powers of scores, row by row, and ``last``, which may use ``scale``: what was summed up
+        before is multiplied by it."""
+        return each_row([
             "// Their powers, under the row's maximum so far; what was summed up under another is scaled to it.",
             *LARGEST,
             "const float offset = Powers::offset(largest), scale = Powers::scale(most[i][half], offset);",
@@ -313,7 +314,8 @@ class AttentionText:
             "float sum = 0.0f;",
             *summed("Powers::term(power, offset)"),
             TOTAL,
-        ]
+            *last,
+        ])
 
     def _scores(self, score: Scalar, begin: str = "", end: str = "") -> Scores:
         """Scores; those of keys outside of ``begin`` to ``end``, where that is asked for, are of none."""
