@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -20,7 +21,7 @@ from onnxfuse.rewriting import FusedNode, read_fused
 from onnxfuse.verifying import nodes
 from onnxfuse.verifying.blocks import MOST, sample
 from onnxfuse.verifying.evaluate import Evaluator
-from onnxfuse.verifying.feeds import edges
+from onnxfuse.verifying.feeds import LARGE, TINY, edges
 from onnxfuse.verifying.hidden import guarded_model
 from onnxfuse.verifying.nodes import NodeVerifier
 
@@ -40,6 +41,23 @@ def test_weights_stay_what_they_are() -> None:
     assert all(edge.arrays["x1"] is feeds["x1"] and edge.arrays["h0"] is feeds["h0"] for edge in made.values())
     assert not any(np.array_equal(edge.arrays["x0"], feeds["x0"]) for edge in made.values())
     assert [label for label, edge in made.items() if not edge.even] == ["masked x0", "not-a-number"]
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("count", [1, 31, (1 << 16) + 33])
+def test_floats_are_scaled_to_what_is_large_and_tiny(kind: type, count: int) -> None:
+    """By one factor, rounded once, from every magnitude that the type has; infinity and NaN become the largest."""
+    random = np.random.default_rng(count)
+    array = (random.standard_normal(count) * 2.0 ** random.integers(-24, 9, count)).astype(kind)
+    if count > 1:
+        array[[3, 4, 5]] = np.inf, -np.inf, np.nan
+    made = {edge.label: edge.arrays["x0"] for edge in edges({"x0": array}, ())}
+    finite = np.isfinite(array.astype(np.float64))
+    for label, to in (("large", LARGE), ("tiny", TINY)):
+        got, wide = made[label], array.astype(np.float64)
+        most = float(np.max(np.abs(wide), where=finite, initial=0.0))
+        assert got.dtype == array.dtype and all(abs(each) == to for each in got[~finite].astype(np.float64))
+        assert np.array_equal(got[finite], (wide[finite] * (to / most if most else 1.0)).astype(kind))
 
 
 def test_a_models_weights_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,10 +160,13 @@ class _Joiner:
             most = most_held(self.costs.ledger, own, short=short)
             self.most_held = most if short else rounded(most)
         regions = self._siblings([*filter(self._note, own), *self._left_over()])
-        made = [whole for launch in self._launches(regions) if (whole := self._made(launch)) is not None]
-        inside = {part.view for whole in made for part in whole.parts}
+        launches = [made for launch in self._launches(regions) if (made := self._made(launch)) is not None]
+        if self.spills is not None:
+            self.spills.compile(launches)
+        kept = [checked for each in launches if (checked := self._checked(each)) is not None]
+        inside = {part.view for launch in kept for part in launch.parts}
         loops = [region for region in regions if region.parts and region.view not in inside]
-        return self._within_memory([*loops, *made])
+        return self._within_memory([*loops, *kept])
 
     # ---- What there is to join. ----
 
@@ -357,7 +360,7 @@ class _Joiner:
         kernel = together(self._parts(whole), whole.rule, len(whole.outputs))
         if isinstance(kernel, Refusal) or check_host_inputs(whole.tensors, self.maker.graph, whole.label) is not None:
             return None
-        return self._checked(replace(whole, counted=launch.cost, made=kernel))
+        return replace(whole, counted=launch.cost, made=kernel)
 
     def _parts(self, whole: Region) -> list[Part]:
         """Where the kernel of each part finds its own among what the whole reads and writes."""

@@ -173,6 +173,11 @@ def _close(
     )
 
 
+LOOKED = 8
+"""Blocks without a wrong element in which the worst element is looked for: results rounded to 16 bits are half a unit
+off somewhere in almost every block, and each would be copied from the GPU for a second look."""
+
+
 @dataclass(frozen=True)
 class _Farthest:
     """Of some elements: the largest error over limit and the first place that has it, and how many are wrong."""
@@ -188,12 +193,13 @@ def _farthest(got: Array, wanted: Sequence[Values], own: Array | None, types: tu
 
     Args:
         blocks: what is known of each block of ``over_blocks``.  One in which no error may be as large a part of its
-            limit as another's is, is not looked at again.
+            limit as another's is, is not looked at again; nor, where none is wrong, are more than ``LOOKED``, of which
+            one has the worst or nearly so.
     """
     bounds = [(block.bound(common[0]), part) for block, part in zip(blocks, parts(got.size), strict=True)]
     worst, wrong = _Farthest(-1.0, 0, 0), 0
-    for bound, part in sorted(bounds, key=lambda each: -each[0]):
-        if bound < min(worst.ratio, 1.0):
+    for looked, (bound, part) in enumerate(sorted(bounds, key=lambda each: -each[0])):
+        if bound < min(worst.ratio, 1.0) or (bound <= 1.0 and looked >= LOOKED):
             break
         wide = got[part].astype(np.float64)
         other = None if own is None else own[part].astype(np.float64)
