@@ -113,7 +113,8 @@ def _scale_halves(bits: Array, to: float, target: Array) -> None:
 
     over_blocks(look, bits.size)
     most = _largest(_HALVES[present])
-    table = _times(_HALVES, to / most if most else 1.0, to)
+    with np.errstate(over="ignore"):  # of numbers that there are none
+        table = _times(_HALVES, to / most if most else 1.0, to)
 
     def take(part: slice) -> None:
         target[part] = table[bits[part]]
