@@ -13,7 +13,7 @@ from fused_models import ADD_ONE, DOMAIN, FLOAT, Fused, add_one, add_two, consta
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxfuse.lowering.launch import LaunchPlan, Output, Step, Variant
-from onnxfuse.lowering.routines import LibraryCall
+from onnxfuse.lowering.routines import ACTIVATIONS, LibraryCall
 from onnxfuse.lowering.tensor_map import TensorMap
 
 CLUSTERED = r"""
@@ -141,39 +141,61 @@ def add_four(images: Mapping[str, bytes] | None = None) -> Fused:
     return Fused(plan, ADD_ONE, body, images=images or {})
 
 
-TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float32": FLOAT}
+TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float32": FLOAT, "tf32": FLOAT}
 
 
 @dataclass(frozen=True)
 class Product:
-    """y = a b for a batch of matrices; ``a`` and ``b`` may be stored transposed, and ``b`` may be one for all."""
+    """y = f(a b + c) for a batch of matrices; ``a`` and ``b`` may be stored transposed, and ``b`` may be one for all.
+
+    ``fallback``: behind the call stands a variant that gives ``a + 1``, and one that gives ``a + 2``, for square
+    matrices, so that results tell which one ran.
+    """
 
     dtype: str = "float32"
     transpose_a: bool = False
     transpose_b: bool = False
     one_b: bool = False
     workspace: int = 0
+    activation: str = ""
+    bias: bool = False
+    algorithm: int = 0
+    fallback: bool = False
 
     def sizes(self) -> tuple[str, ...]:
         """Those of the call: s0 matrices of s1 by s3, with s2 terms."""
         turned = (str(int(self.transpose_a)), str(int(self.transpose_b)))
-        return ("s1", "s3", "s2", "s0", "s1 s2 *", "0" if self.one_b else "s2 s3 *", "s1 s3 *", *turned)
+        more = (str(ACTIVATIONS.index(self.activation)), str(self.algorithm))
+        return ("s1", "s3", "s2", "s0", "s1 s2 *", "0" if self.one_b else "s2 s3 *", "s1 s3 *", *turned, *more)
 
     def call(self, *arguments: str) -> LibraryCall:
         """The call, with a workspace where there is one."""
         room = ("t0",) if self.workspace else ()
-        return LibraryCall("gemm", self.dtype, (*arguments, *room), self.sizes())
+        *read, written = arguments
+        bias = ("i2",) if self.bias else ()
+        routine = "gemm_bias" if self.bias else "gemm"
+        return LibraryCall(routine, self.dtype, (*read, *bias, written, *room), self.sizes())
 
     def fused(self) -> Fused:
         """A node that has no kernel of its own."""
         a = ("i0.2", "i0.1") if self.transpose_a else ("i0.1", "i0.2")
         own = 0 if self.one_b else 1
+        variants = [Variant("library", (self.call("i0", "i1", "o0"),), ("1 s2 <=",) if self.fallback else ())]
+        if self.fallback:
+            ways = ("i0 o0", "i0 t1", "t1 o0")
+            add, first, second = (elementwise("add_one", (*way.split(), "i64:i0.n")) for way in ways)
+            variants += [Variant("generated", (add,), ("0 s2 <=",)), Variant("last", (first, second))]
         plan = LaunchPlan(
-            "product", 2, ("i0.0", *a, f"i1.{own if self.transpose_b else own + 1}"), (),
-            (Output(TYPES[self.dtype], ("s0", "s1", "s3")),), (Variant("library", (self.call("i0", "i1", "o0"),)),),
-            scratch=(str(self.workspace),) if self.workspace else (),
+            "product", 2 + self.bias, ("i0.0", *a, f"i1.{own if self.transpose_b else own + 1}"), (),
+            (Output(TYPES[self.dtype], ("s0", "s1", "s3")),), tuple(variants),
+            scratch=(str(self.workspace), *(["i0.n 4 *"] if self.fallback else [])) if self.workspace else (),
         )
-        return Fused(plan, ADD_ONE, self.body("a"), ("a", "b"))
+        return Fused(plan, ADD_ONE, self.body("a"), self.inputs)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what the node reads."""
+        return ("a", "b", "c") if self.bias else ("a", "b")
 
     def body(self, a: str) -> list[NodeProto]:
         """The product as ONNX nodes, of ``a`` and b."""
@@ -182,7 +204,11 @@ class Product:
                                     **({"perm": [0, 2, 1]} if self.transpose_a else {}))
         turned_b = helper.make_node("Transpose" if self.transpose_b else "Identity", ["b"], ["right"],
                                     **({"perm": swap_b} if self.transpose_b else {}))
-        return [turned_a, turned_b, helper.make_node("MatMul", ["left", "right"], ["y"])]
+        function = {"": "Identity", "relu": "Relu", "gelu_tanh": "Gelu"}[self.activation]
+        attributes = {"approximate": "tanh"} if function == "Gelu" else {}
+        added = helper.make_node("Add" if self.bias else "Identity", ["p", "c"] if self.bias else ["p"], ["s"])
+        return [turned_a, turned_b, helper.make_node("MatMul", ["left", "right"], ["p"]), added,
+                helper.make_node(function, ["s"], ["y"], **attributes)]
 
     def of_sum(self, images: Mapping[str, bytes] | None = None) -> Fused:
         """y = (a + 1) b: a kernel writes scratch that the library reads, and its workspace is scratch too."""
@@ -202,13 +228,14 @@ class Product:
         kind, rank = TYPES[self.dtype], 2 if self.one_b else 3
         nodes = [
             helper.make_node("Cast", ["x"], ["a"], to=kind), helper.make_node("Cast", ["w"], ["b"], to=kind),
-            fused.node("node0", "Region0", [], ["a", "b"], "y"), helper.make_node("Cast", ["y"], ["z"], to=FLOAT),
+            *([helper.make_node("Cast", ["v"], ["c"], to=kind)] if self.bias else []),
+            fused.node("node0", "Region0", [], self.inputs, "y"), helper.make_node("Cast", ["y"], ["z"], to=FLOAT),
         ]
+        read = [value("x", FLOAT, 3), value("w", FLOAT, rank), *([value("v", FLOAT, 1)] if self.bias else [])]
         graph = helper.make_graph(
-            nodes, "product", [value("x", FLOAT, 3), value("w", FLOAT, rank)], [value("z", FLOAT, 3)],
-            value_info=[value("y", kind, 3)])
+            nodes, "product", read, [value("z", FLOAT, 3)], value_info=[value("y", kind, 3)])
         return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)],
+            graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)],
             functions=[fused.function("Region0")], ir_version=9)
 
 
@@ -216,5 +243,11 @@ PRODUCTS = {
     "product": Product(), "product_float16": Product("float16", transpose_b=True, workspace=1 << 12),
     "product_bfloat16": Product("bfloat16", transpose_a=True, one_b=True),
     "product_turned": Product(transpose_a=True, transpose_b=True, one_b=True, workspace=1 << 20),
+    "product_tf32": Product("tf32", one_b=True, activation="relu"),
+    "product_bias": Product("float16", one_b=True, bias=True, workspace=1 << 12, algorithm=2),
+    "product_bias_relu": Product("float32", transpose_b=True, bias=True, activation="relu", algorithm=15),
+    "product_gelu": Product("float32", activation="gelu_tanh"),
+    "product_bias_gelu": Product("float32", one_b=True, bias=True, activation="gelu_tanh"),
+    "product_or_sum": Product(one_b=True, workspace=1 << 12, fallback=True),
 }
 """By the names of their models."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 
+import launch_models
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from onnx import TensorProto
 
 from onnxfuse.emulator.memory import CANARY
 from onnxfuse.lowering.launch import Check, LaunchPlan, Output, Step, Variant
+from onnxfuse.lowering.routines import ROUTINES
 
 SOURCE = """
 extern "C" __global__ void doubled4(const float4* __restrict__ x, float4* __restrict__ y, int n) {
@@ -172,3 +174,65 @@ def test_a_mapping_that_is_used_again_is_as_new(before: bool) -> None:
             second.check()
     with Buffer("third", 100) as third:
         third.check()
+
+
+def truth(product: launch_models.Product, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """What a product's node gives, in float64."""
+    left, right = (x.astype(np.float64) for x in (a, b))
+    out = (left.swapaxes(-1, -2) if product.transpose_a else left) @ (
+        right.swapaxes(-1, -2) if product.transpose_b else right)
+    out = out if bias is None else out + bias.astype(np.float64)
+    if product.activation == "relu":
+        return np.maximum(out, 0)
+    inner = np.sqrt(2 / np.pi) * (out + 0.044715 * out**3)
+    return 0.5 * out * (1 + np.tanh(inner)) if product.activation == "gelu_tanh" else out
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 31, 33, 17), (2, 5, 1, 64), (1, 1, 33, 4097)], ids=str)
+@pytest.mark.parametrize("name", launch_models.PRODUCTS)
+def test_products_by_a_library(name: str, sizes: tuple[int, ...]) -> None:
+    """To half a unit in the last place of the result's type and the order of sums; of TF32 to its own."""
+    product, (batch, m, n, k) = launch_models.PRODUCTS[name], sizes
+    dtype = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}.get(product.dtype, np.float32)
+    random = np.random.default_rng(k)
+    shapes = [(batch, k, m) if product.transpose_a else (batch, m, k), (n, k) if product.transpose_b else (k, n)]
+    shapes[1] = shapes[1] if product.one_b else (batch, *shapes[1])
+    inputs = [random.standard_normal(shape).astype(dtype) for shape in (*shapes, *([(n,)] if product.bias else []))]
+    (got,) = run_plan(product.fused().plan, "", inputs, variant=0)
+    wanted = truth(product, inputs[0], inputs[1], inputs[2] if product.bias else None)
+    unit = {"float16": 2**-11, "bfloat16": 2**-8, "tf32": 2**-10, "float32": 2**-20}[product.dtype]
+    assert got.dtype == dtype and np.abs(got.astype(np.float64) - wanted).max() <= unit * max(4.0, np.sqrt(k) * 4)
+
+
+def test_a_product_of_a_sum_through_scratch() -> None:
+    """A kernel and a call one after the other, and one workspace beside what the kernel writes."""
+    product = launch_models.PRODUCTS["product"]
+    a, b = (np.random.default_rng(0).integers(-2, 3, shape).astype(np.float32) for shape in ((2, 5, 3), (2, 3, 7)))
+    fused = replace(product, workspace=64).of_sum()
+    (got,) = run_plan(fused.plan, fused.source, [a, b])
+    np.testing.assert_array_equal(got, (a + 1) @ b)
+
+
+def test_operands_are_rounded_to_tf32_to_the_nearest() -> None:
+    product = replace(launch_models.PRODUCTS["product_tf32"], activation="", one_b=False)
+    a = np.array([1 + 2**-11, 1 + 2**-11 - 2**-20, -1 - 3 * 2**-11, np.inf, np.nan, 2**-130], np.float32)
+    (got,) = run_plan(product.fused().plan, "", [a.reshape(6, 1, 1), np.ones((6, 1, 1), np.float32)])
+    np.testing.assert_array_equal(got.reshape(-1), [1 + 2**-10, 1, -1 - 2**-9, np.inf, np.nan, 2**-130])
+
+
+@pytest.mark.parametrize(("sizes", "fault"), [
+    ({"k": "0"}, "has sizes that are none"), ({"stride_c": "s1 s3 * 1 -"}, "has sizes that are none"),
+    ({"transpose_b": "2"}, "has sizes that are none"), ({"m": "-1"}, "has sizes that are none"),
+    ({"algorithm": "16"}, "has sizes that are none"),
+    ({"stride_a": "s1 s2 * 1 +"}, "takes 31 elements of float32 of input i0, which has 120 bytes"),
+    ({"stride_b": "s2 s3 * 1 +"}, "takes 43 elements of float32 of input i1"),
+    ({"stride_c": "s1 s3 * 1 +"}, "takes 71 elements of float32 of output o0"),
+])
+def test_calls_that_would_leave_their_operands(sizes: dict[str, str], fault: str) -> None:
+    plan = launch_models.PRODUCTS["product"].fused().plan
+    ((call,),) = (variant.steps for variant in plan.variants)
+    names = ROUTINES[call.routine].sizes
+    changed = replace(call, sizes=tuple(sizes.get(name, size) for name, size in zip(names, call.sizes, strict=True)))
+    plan = replace(plan, variants=(replace(plan.variants[0], steps=(changed,)),))
+    with pytest.raises(EmulatorError, match=fault):
+        run_plan(plan, "", [np.ones((2, 5, 3), np.float32), np.ones((2, 3, 7), np.float32)])

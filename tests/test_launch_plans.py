@@ -243,6 +243,8 @@ def test_a_call_in_a_plan_of_version_1_is_refused() -> None:
     ({"stride_a": "-1"}, "has the stride_a -1; it is 0 to 281474976710656"),
     ({"stride_c": "34"}, "has the stride_c 34; it is 35 to 281474976710656"),
     ({"transpose_b": "2"}, "has the transpose_b 2; it is 0 to 1"),
+    ({"activation": "3"}, "has the activation 3; it is 0 to 2"),
+    ({"algorithm": "16"}, "has the algorithm 16; it is 0 to 15"),
 ], ids=str)
 def test_sizes_that_no_product_has(sizes: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError) as error:

@@ -67,7 +67,7 @@ def test_messages_speak_of_the_inputs_of_the_whole() -> None:
     assert refused.message == "axis 0 of input 1 is not 0 as the model states"
 
 
-COPYING_CALL = LibraryCall("gemm", "float32", ("i0", "i0", "o0"), ("s0", "1", "1", "1", "0", "0", "0", "0", "0"))
+COPYING_CALL = LibraryCall("gemm", "float32", ("i0", "i0", "o0"), ("s0", "1", "1", "1", *["0"] * 7))
 
 
 def test_calls_of_libraries_keep_their_names() -> None:

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from onnxfuse.emulator.errors import EmulatorError
 from onnxfuse.emulator.machine import Argument, Emulator, Order
 from onnxfuse.emulator.memory import CANARY, Array, Buffer, Placement
+from onnxfuse.emulator.routines import call
 from onnxfuse.lowering.launch import LaunchPlan, Situation, Step, Variant
 from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.lowering.tensor_map import TYPES, TensorMap
@@ -166,7 +167,10 @@ def _run(
             size = situation.evaluate(text)
             buffers[f"t{number}"] = stack.enter_context(Buffer(f"scratch t{number}", size, _SCRATCH_POISON))
         for step in variant.steps:
-            if isinstance(step, LibraryCall) or step.dependent or (step.cluster or ())[1:] not in ((), ("1", "1")):
+            if isinstance(step, LibraryCall):
+                call(step, buffers, [situation.evaluate(size) for size in step.sizes])
+                continue
+            if step.dependent or (step.cluster or ())[1:] not in ((), ("1", "1")):
                 raise EmulatorError(f"region {plan.region}: a step asks for what is not emulated: {step}")
             _launch(plan, emulator, step, buffers, situation, order)
         return [buffers[f"o{number}"].read(kind, shape)

@@ -3,7 +3,7 @@
 A plan travels in the node's ``plan`` attribute as JSON.  It names the symbols that the sizes of the inputs bind, the
 checks that the sizes must pass, the shapes of the outputs, scratch memory, and a list of *variants*: guards, then
 steps.  The first variant whose guards all hold runs; the last one has none.  A step launches one kernel, or calls a
-routine of a library (``onnxfuse.lowering.routines``).
+routine of a library (``onnxfuse.lowering.routines``), without which its variant is passed over.
 
 Sizes are written as expressions in reverse Polish notation, so that the library needs no parser worth the name.
 Atoms:
@@ -124,6 +124,11 @@ class Variant:
     def launches(self) -> tuple[Step, ...]:
         """The steps that launch kernels."""
         return tuple(step for step in self.steps if isinstance(step, Step))
+
+    @property
+    def calls(self) -> tuple[LibraryCall, ...]:
+        """The steps that call a library."""
+        return tuple(step for step in self.steps if isinstance(step, LibraryCall))
 
 
 @dataclass(frozen=True)

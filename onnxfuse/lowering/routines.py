@@ -5,11 +5,20 @@ A plan may call the routines of ``ROUTINES`` alone.  The native library has the 
 where it cannot.  A call goes to the node's stream, so that it is timed, profiled and captured in CUDA graphs as kernels
 are.
 
-``gemm`` is a product of row-major matrices by cuBLASLt: ``c = a b`` for ``batch`` of them, with an accumulator of 32
-bits (products of float32 are not rounded to TF32).  Elements lie densely: ``a`` has m rows of k, or, where
-``transpose_a`` is 1, k rows of m; ``b`` has k rows of n, or n of k; ``c`` has m rows of n.  ``stride_a`` and so on are
-elements from one matrix of a batch to the next, 0 where all take the same; those of ``c`` lie apart.  A product with no
-element is not computed; k is 1 at least.
+``gemm`` is a product of row-major matrices by cuBLASLt: ``c = f(a b)`` for ``batch`` of them, with an accumulator of 32
+bits, parts of a sum included.  Operands of ``float32`` are multiplied as they are, those of ``tf32``, which are float32
+too, are rounded to TF32 before.  Elements lie densely: ``a`` has m rows of k, or, where ``transpose_a`` is 1, k rows of
+m; ``b`` has k rows of n, or n of k; ``c`` has m rows of n.  ``stride_a`` and so on are elements from one matrix of a
+batch to the next, 0 where all take the same; those of ``c`` lie apart.  A product with no element is not computed; k is
+1 at least.  ``activation`` is f, by its place in ``ACTIVATIONS``: GELU is what cuBLASLt calls so, the approximation by
+tanh.  ``algorithm`` is a rank, up to ``MOST_RANK``, among the algorithms that the library proposes for these sizes,
+operands so aligned and a workspace so large: 0 is what it takes for the quickest, and where it proposes fewer, the last
+one runs.  A release of the library proposes the same in the same order in every process.
+
+``gemm_bias`` is ``f(a b + bias)`` with a vector of n elements.
+
+A variant that calls a library is left out where the library is not there, or has no algorithm for the sizes of a run:
+the variants behind it run instead, if there are any.
 """
 
 from __future__ import annotations
@@ -31,11 +40,22 @@ class Routine:
     sizes: tuple[str, ...]
 
 
+ACTIVATIONS = ("", "relu", "gelu_tanh")
+"""What a product may be followed by, nothing first."""
+
+MOST_RANK = 15
+"""Of an algorithm."""
+
+TF32 = "tf32"
+"""The type of float32 operands that are rounded."""
+
+_TYPES = ("float16", "bfloat16", "float32", TF32)
+_SIZES = ("m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose_a", "transpose_b", "activation",
+          "algorithm")
+
 ROUTINES = {
-    "gemm": Routine(
-        "cuBLASLt", ("float16", "bfloat16", "float32"), ("a", "b", "c"),
-        ("m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose_a", "transpose_b"),
-    ),
+    "gemm": Routine("cuBLASLt", _TYPES, ("a", "b", "c"), _SIZES),
+    "gemm_bias": Routine("cuBLASLt", _TYPES, ("a", "b", "bias", "c"), _SIZES),
 }
 
 

@@ -285,8 +285,10 @@ def node_model(node: FusedNode, model: onnx.ModelProto, plan: launch.LaunchPlan,
 
 
 def single_variant(plan: launch.LaunchPlan, variant: int) -> launch.LaunchPlan:
-    """The plan with one variant alone, which then needs no guard."""
-    return replace(plan, variants=(replace(plan.variants[variant], guards=()),))
+    """The plan with one variant alone, which then needs no guard; one that calls a library keeps those behind it, which
+    run where the library has no way."""
+    chosen, behind = plan.variants[variant], plan.variants[variant + 1:]
+    return replace(plan, variants=(replace(chosen, guards=()), *(behind if chosen.calls else ())))
 
 
 def holding_variants(plan: launch.LaunchPlan, feeds: Mapping[str, Array], sm: int, multiprocessors: int) -> list[int]:

@@ -119,7 +119,8 @@ def launched() -> dict[str, Any]:
         "tiled_bytes": make.chain(with_arguments("i0", "o0", fused=launches.tiled(EMBEDDED), kernel="add_tiles"), 1),
         "clustered_only": make.chain(launches.clustered({"sm_80": IMAGE}, guarded=False), 1),
         "clustered_scratch": make.chain(launches.through_scratch(EMBEDDED), 2),
-        **{name: product.model(product.fused()) for name, product in launches.PRODUCTS.items()},
+        **{name: product.model(replace(product.fused(), images=EMBEDDED if product.fallback else {}))
+           for name, product in launches.PRODUCTS.items()},
         "product_of_sum": product.model(product.of_sum(EMBEDDED)),
     }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
@@ -31,23 +32,30 @@ struct Found {  // cublasLtMatmulHeuristicResult_t
 };
 static_assert(sizeof(Found) == 96);
 
-// cudaDataType_t of float16, bfloat16 and float32, in the order of the routine's types.
-constexpr int kTypes[] = {2, 14, 0};
-constexpr int kFloat32 = 0;       // cudaDataType_t
-constexpr int kCompute32 = 68;    // cublasComputeType_t: products of float32 are those of float32, not of TF32
-constexpr int kTransposed = 1;    // cublasOperation_t
-constexpr int kTransposeA = 3, kTransposeB = 4;     // cublasLtMatmulDescAttributes_t
-constexpr int kBatchCount = 5, kBatchStride = 6;    // cublasLtMatrixLayoutAttribute_t
-constexpr int kMostWorkspace = 1, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8;  // ..PreferenceA..
+// cudaDataType_t and cublasComputeType_t of float16, bfloat16, float32 and tf32, in the order of the routine's types:
+// products of float32 are those of float32, and only those of tf32 round their operands.
+constexpr int kTypes[] = {2, 14, 0, 0};
+constexpr int kComputed[] = {68, 68, 68, 77};
+constexpr int kFloat32 = 0;     // cudaDataType_t
+constexpr int kTransposed = 1;  // cublasOperation_t
+constexpr int kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8;  // cublasLtMatmulDescAttributes_t
+constexpr int kBatchCount = 5, kBatchStride = 6;                                   // cublasLtMatrixLayoutAttribute_t
+// cublasLtMatmulPreferenceAttributes_t
+constexpr int kMostWorkspace = 1, kReductions = 3, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8;
+// cublasLtReductionScheme_t: parts of a sum are added in 32 bits and in one order, not as the result's type holds them.
+constexpr uint32_t kAddedIn32Bits = 2;
+// cublasLtEpilogue_t: nothing, ReLU and GELU (by tanh), in the order of the routine's activations; with a bias its bit.
+constexpr uint32_t kEpilogues[] = {0, 2, 32}, kBias = 4;
 constexpr uint32_t kMostAlignment = 256;  // what the library takes where nothing is said
 constexpr size_t kMostKept = 64;          // algorithms of a call, by alignments and workspace
+constexpr int64_t kMostRank = 15;         // of an algorithm among those that the library proposes
 
 // The sizes of a call, in the order of the routine's.
 struct Sizes {
-  int64_t m, n, k, batch, stride_a, stride_b, stride_c, transpose_a, transpose_b;
+  int64_t m, n, k, batch, stride_a, stride_b, stride_c, transpose_a, transpose_b, activation, algorithm;
   explicit Sizes(const std::vector<int64_t>& s)
       : m(s[0]), n(s[1]), k(s[2]), batch(s[3]), stride_a(s[4]), stride_b(s[5]), stride_c(s[6]), transpose_a(s[7]),
-        transpose_b(s[8]) {}
+        transpose_b(s[8]), activation(s[9]), algorithm(s[10]) {}
   std::string text() const {
     return (batch == 1 ? "" : std::to_string(batch) + " x ") + std::to_string(m) + "x" + std::to_string(n) + "x" +
            std::to_string(k);
@@ -171,12 +179,12 @@ class Owned {
 
 class Gemm : public PreparedCall {
  public:
-  Gemm(Device& device, size_t type, const Sizes& sizes)
+  Gemm(Device& device, size_t type, const Sizes& sizes, bool biased)
       : driver_(device.driver), library_(Library::get()), handle_(handle_of(device)), sizes_(sizes),
-        description_(library_.destroy_description), a_(library_.destroy_layout), b_(library_.destroy_layout),
-        c_(library_.destroy_layout) {
+        operands_(biased ? 4 : 3), description_(library_.destroy_description), a_(library_.destroy_layout),
+        b_(library_.destroy_layout), c_(library_.destroy_layout) {
     const std::string what = "describe the product " + sizes_.text();
-    library_.check(library_.create_description(description_.out(), kCompute32, kFloat32), what);
+    library_.check(library_.create_description(description_.out(), kComputed[type], kFloat32), what);
     // The library's matrices are column-major, and a row-major matrix is the transpose of one: what it computes is
     // the transpose of C, B's times A's.
     const auto transpose = [&](int attribute, int64_t wanted) {
@@ -185,6 +193,11 @@ class Gemm : public PreparedCall {
     };
     transpose(kTransposeA, sizes.transpose_b);
     transpose(kTransposeB, sizes.transpose_a);
+    // A vector that is added to each row is added to each column of the transpose, which is what a bias is.
+    const uint32_t epilogue = kEpilogues[sizes.activation] | (biased ? kBias : 0);
+    if (epilogue != 0) {
+      library_.check(library_.set_description(description_, kEpilogue, &epilogue, sizeof epilogue), what);
+    }
     const auto describe = [&](Owned<Layout>* out, int64_t rows, int64_t columns, int64_t stride) {
       const auto row = static_cast<uint64_t>(columns), column = static_cast<uint64_t>(rows);
       library_.check(library_.create_layout(out->out(), kTypes[type], row, column, columns), what);
@@ -198,71 +211,101 @@ class Gemm : public PreparedCall {
     describe(&c_, sizes.m, sizes.n, sizes.stride_c);
   }
 
+  size_t choose(const std::vector<uint64_t>& addresses, size_t most) override {
+    check_operands(addresses);
+    Kept wanted{{}, most, 0, {}};
+    for (size_t index = 0; index < operands_; ++index) wanted.alignments[index] = alignment(addresses[index]);
+    for (const Kept& kept : kept_) {
+      if (!std::equal(kept.alignments, kept.alignments + operands_, wanted.alignments) || kept.most != most) continue;
+      chosen_ = kept;
+      return kept.workspace;
+    }
+    const OutsideCaptures outside(driver_);
+    set_bias(addresses);
+    propose(&wanted);
+    if (kept_.size() == kMostKept) kept_.clear();
+    kept_.push_back(wanted);
+    chosen_ = wanted;
+    return wanted.workspace;
+  }
+
   void run(const Operands& operands) override {
     // A kernel of the library may be loaded at its first launch, also while a graph is captured.
     const OutsideCaptures outside(driver_);
-    if (std::count(operands.addresses.begin(), operands.addresses.begin() + 3, 0) > 0) {
-      throw Error("an operand of the product " + sizes_.text() + " is absent");
-    }
     const float one = 1, zero = 0;
     const auto address = [&](size_t index) { return reinterpret_cast<void*>(operands.addresses[index]); };
-    const Algorithm& algorithm = algorithm_for(operands);
+    void* const result = address(operands_ - 1);
+    check_operands(operands.addresses);
+    set_bias(operands.addresses);
     library_.check(
-        library_.multiply(handle_, description_, &one, address(1), b_, address(0), a_, &zero, address(2), c_, address(2),
-                          c_, &algorithm, reinterpret_cast<void*>(operands.workspace), operands.workspace_bytes,
+        library_.multiply(handle_, description_, &one, address(1), b_, address(0), a_, &zero, result, c_, result, c_,
+                          &chosen_.algorithm, reinterpret_cast<void*>(operands.workspace), operands.workspace_bytes,
                           operands.stream),
         "run the product " + sizes_.text());
   }
 
  private:
+  // An algorithm for operands that are so aligned, with `most` bytes of workspace at most, of which it takes so many.
   struct Kept {
-    uint32_t alignments[3];
-    size_t workspace;
+    uint32_t alignments[4];
+    size_t most, workspace;
     Algorithm algorithm;
   };
+
+  void check_operands(const std::vector<uint64_t>& addresses) const {
+    if (std::count(addresses.begin(), addresses.begin() + static_cast<ptrdiff_t>(operands_), 0) > 0) {
+      throw Error("an operand of the product " + sizes_.text() + " is absent");
+    }
+  }
+
+  // The description has the bias's address, also for the choice of an algorithm.
+  void set_bias(const std::vector<uint64_t>& addresses) {
+    if (operands_ == 3 || addresses[2] == bias_) return;
+    library_.check(library_.set_description(description_, kBiasPointer, &addresses[2], sizeof addresses[2]),
+                   "describe the product " + sizes_.text());
+    bias_ = addresses[2];
+  }
 
   static uint32_t alignment(uint64_t address) {
     return static_cast<uint32_t>(std::min<uint64_t>(address & (~address + 1), kMostAlignment));
   }
 
-  // The algorithm for addresses that are so aligned; the library is asked once.
-  const Algorithm& algorithm_for(const Operands& operands) {
-    Kept wanted{{alignment(operands.addresses[0]), alignment(operands.addresses[1]), alignment(operands.addresses[2])},
-                operands.workspace_bytes, {}};
-    for (const Kept& kept : kept_) {
-      if (std::equal(kept.alignments, kept.alignments + 3, wanted.alignments) && kept.workspace == wanted.workspace) {
-        return kept.algorithm;
-      }
-    }
+  // The algorithm of the wanted rank among those that the library proposes, the quickest as it takes them first; the last
+  // one where it proposes fewer, as it may at other sizes than those that the rank was measured at.
+  void propose(Kept* wanted) {
     const std::string what = "choose an algorithm for the product " + sizes_.text();
     Owned<Preference> preference(library_.destroy_preference);
     library_.check(library_.create_preference(preference.out()), what);
     const auto set = [&](int attribute, const auto& value) {
       library_.check(library_.set_preference(preference, attribute, &value, sizeof value), what);
     };
-    set(kMostWorkspace, static_cast<uint64_t>(wanted.workspace));
-    set(kAlignmentA, wanted.alignments[1]);
-    set(kAlignmentB, wanted.alignments[0]);
-    set(kAlignmentC, wanted.alignments[2]);
-    set(kAlignmentD, wanted.alignments[2]);
-    Found found{};
+    set(kMostWorkspace, static_cast<uint64_t>(wanted->most));
+    set(kReductions, kAddedIn32Bits);
+    set(kAlignmentA, wanted->alignments[1]);
+    set(kAlignmentB, wanted->alignments[0]);
+    set(kAlignmentC, wanted->alignments[operands_ - 1]);
+    set(kAlignmentD, wanted->alignments[operands_ - 1]);
+    const int asked = static_cast<int>(sizes_.algorithm) + 1;
+    std::vector<Found> found(static_cast<size_t>(asked));
     int count = 0;
-    library_.check(library_.choose(handle_, description_, b_, a_, c_, c_, preference, 1, &found, &count), what);
+    library_.check(library_.choose(handle_, description_, b_, a_, c_, c_, preference, asked, found.data(), &count), what);
     if (count < 1) throw Error("cuBLASLt has no algorithm for the product " + sizes_.text());
-    library_.check(found.status, what);
-    wanted.algorithm = found.algorithm;
-    if (kept_.size() == kMostKept) kept_.clear();
-    kept_.push_back(wanted);
-    return kept_.back().algorithm;
+    const Found& taken = found[static_cast<size_t>(std::min(count, asked)) - 1];
+    library_.check(taken.status, what);
+    wanted->algorithm = taken.algorithm;
+    wanted->workspace = std::min(taken.workspace, wanted->most);
   }
 
   const Driver& driver_;
   const Library& library_;
   const Handle handle_;
   const Sizes sizes_;
+  const size_t operands_;  // a, b, the bias where there is one, c
   Owned<Description> description_;
   Owned<Layout> a_, b_, c_;
+  uint64_t bias_ = 0;  // the address that the description has
   std::vector<Kept> kept_;
+  Kept chosen_{};
 };
 
 bool fits(const std::vector<int64_t>& values) {
@@ -281,6 +324,8 @@ bool fits(const std::vector<int64_t>& values) {
   check("stride_b", sizes.stride_b, 0, kMostStride);
   check("transpose_a", sizes.transpose_a, 0, 1);
   check("transpose_b", sizes.transpose_b, 0, 1);
+  check("activation", sizes.activation, 0, static_cast<int64_t>(std::size(kEpilogues)) - 1);
+  check("algorithm", sizes.algorithm, 0, kMostRank);
   if (sizes.m == 0 || sizes.n == 0 || sizes.batch == 0) return false;
   check("k", sizes.k, 1, kMost);  // an empty sum would have to be written as zeros
   // Matrices of a result that lie in one another would be written at once.
@@ -288,21 +333,32 @@ bool fits(const std::vector<int64_t>& values) {
   return true;
 }
 
-}  // namespace
-
-const Routine& gemm_routine() {
-  static const Routine routine{
-      "gemm",
-      {"float16", "bfloat16", "float32"},
-      3,
-      {"m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose_a", "transpose_b"},
+template <bool biased>
+Routine routine(const char* name) {
+  return {
+      name,
+      {"float16", "bfloat16", "float32", "tf32"},
+      biased ? 4 : 3,
+      {"m", "n", "k", "batch", "stride_a", "stride_b", "stride_c", "transpose_a", "transpose_b", "activation",
+       "algorithm"},
       fits,
       [](Device& device) { handle_of(device); },
       [](Device& device, size_t type, const std::vector<int64_t>& sizes) -> std::unique_ptr<PreparedCall> {
-        return std::make_unique<Gemm>(device, type, Sizes(sizes));
+        return std::make_unique<Gemm>(device, type, Sizes(sizes), biased);
       },
   };
-  return routine;
+}
+
+}  // namespace
+
+const Routine& gemm_routine() {
+  static const Routine made = routine<false>("gemm");
+  return made;
+}
+
+const Routine& biased_gemm_routine() {
+  static const Routine made = routine<true>("gemm_bias");
+  return made;
 }
 
 }  // namespace onnxfuse

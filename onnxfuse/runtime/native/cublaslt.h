@@ -5,7 +5,9 @@
 
 namespace onnxfuse {
 
-// "gemm": C = A B for row-major matrices, a batch of them or one, with an accumulator of 32 bits.
+// "gemm": C = f(A B) for row-major matrices, a batch of them or one, with an accumulator of 32 bits; "gemm_bias" adds a
+// vector to each row before f.
 const Routine& gemm_routine();
+const Routine& biased_gemm_routine();
 
 }  // namespace onnxfuse

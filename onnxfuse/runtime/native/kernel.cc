@@ -1,5 +1,6 @@
 #include "kernel.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <set>
@@ -78,6 +79,8 @@ void Kernel::create(const Runtime& runtime, const OrtKernelInfo* info) {
   if (verbose() && program_->kernels > 0) {
     say(label() + ": " + std::to_string(program_->kernels) + " kernels for " + device.architecture() + ", " + origin);
   }
+  if (verbose() && !program_->missing.empty()) say(label() + ": a generated kernel runs, for there is " +
+                                                   program_->missing);
   std::vector<std::string> variants;
   for (const Variant& variant : plan.variants) variants.push_back(variant.name);
   NodeFacts facts{node_, op_, region_, kernel_digest(source, plan.options), sha256(text), std::move(variants),
@@ -152,7 +155,8 @@ void Kernel::run(OrtKernelContext* context) {
     if (value == nullptr) throw Error("output " + std::to_string(index) + " is absent");
     now.outputs[index] = reinterpret_cast<uint64_t>(api.data(value));
   }
-  const size_t variant = now.choose();
+  size_t variant = now.choose();
+  while (program_->plan.variants[variant].calls && !choose_calls(variant, &now)) variant = now.choose();
   if (recording.load(std::memory_order_relaxed)) runs_[variant].fetch_add(1, std::memory_order_relaxed);
   if (program_->functions[variant].empty()) return;
   const auto stream = static_cast<Stream>(api.stream(context));
@@ -189,6 +193,47 @@ Shapes Kernel::shapes(OrtKernelContext* context, const Prepared& now) const {
     out.insert(out.end(), sizes, sizes + rank);
   }
   return out;
+}
+
+bool Kernel::choose_calls(size_t chosen, Prepared* now) const {
+  const Variant& variant = program_->plan.variants[chosen];
+  Prepared::Launches& launches = now->launches(chosen);
+  const Current current(program_->device.driver, program_->device.context);
+  const auto address = [&](const Argument& argument) -> uint64_t {
+    switch (argument.kind) {
+      case Argument::Kind::kInput: return now->inputs[argument.index].address;
+      case Argument::Kind::kOutput: return now->outputs[argument.index];
+      default: return ScratchLayout::kAlignment;  // so aligned it will be
+    }
+  };
+  try {
+    for (size_t s = 0; s < variant.steps.size(); ++s) {
+      const Step& step = variant.steps[s];
+      Prepared::Launch& launch = launches.steps[s];
+      if (step.routine == nullptr || launch.empty) continue;
+      if (launch.call == nullptr) launch.call = step.routine->prepare(program_->device, step.type, launch.sizes);
+      for (const uint32_t a : step.addresses) launch.values[a] = address(step.arguments[a]);
+      launch.room = launch.call->choose(launch.values, launch.workspace);
+    }
+  } catch (const Error&) {
+    if (chosen + 1 == program_->plan.variants.size()) throw;
+    launches.refused = true;
+    return false;
+  }
+  // A workspace is as large as what was chosen takes, so that most runs allocate none.
+  bool changed = false;
+  for (const uint32_t place : variant.workspaces) {
+    size_t room = 0;
+    for (size_t s = 0; s < variant.steps.size(); ++s) {
+      const Argument* const workspace = variant.steps[s].workspace();
+      if (workspace == nullptr || workspace->index != variant.scratch[place] || launches.steps[s].empty) continue;
+      room = std::max(room, launches.steps[s].room);
+    }
+    const auto size = static_cast<int64_t>(room);
+    changed |= std::exchange(launches.scratch.sizes[place], size) != size;
+  }
+  if (changed) launches.scratch.arrange(variant.lives);
+  return true;
 }
 
 void Kernel::launch(size_t chosen, Stream stream, Prepared* now, NodeStatistics::Call* call) const {
@@ -236,10 +281,9 @@ void Kernel::launch(size_t chosen, Stream stream, Prepared* now, NodeStatistics:
     }
     if (call != nullptr) call->start();
     if (step.routine != nullptr) {
-      if (launch.call == nullptr) launch.call = step.routine->prepare(program_->device, step.type, launch.sizes);
       const Argument* const workspace = step.workspace();
       const Address room = workspace == nullptr ? 0 : launches.buffers[workspace->index];
-      launch.call->run({launch.values, room, launch.workspace, stream});
+      launch.call->run({launch.values, room, launch.room, stream});
       continue;
     }
     launch_kernel(driver, step, launch.size, program_->functions[chosen][s], stream, launch.arguments.data());

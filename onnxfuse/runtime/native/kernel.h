@@ -37,6 +37,9 @@ class Kernel {
   void read_inputs(OrtKernelContext* context, Prepared* now) const;
   void read_tensor(const OrtValue* value, size_t index, size_t* used, Prepared* now) const;
   void read_host(OrtKernelContext* context, size_t index, HostView* out) const;
+  // Has the libraries that a variant calls choose how to run it, and gives their workspaces the room that this takes;
+  // false where one has no way, so that another variant is to run.  Throws Error where that was the last one.
+  bool choose_calls(size_t variant, Prepared* now) const;
   void launch(size_t variant, Stream stream, Prepared* now, NodeStatistics::Call* call) const;
   // The same with a range for profilers and with statistics.
   void launch_watched(OrtKernelContext* context, size_t variant, Stream stream, Prepared* now) const;

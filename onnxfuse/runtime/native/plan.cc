@@ -189,6 +189,7 @@ Plan Plan::parse(std::string_view text) {
       add_guard(guard.text("'guards'"), scope, &plan.reads, &variant);
     }
     std::vector<Lifetime> lives(plan.scratch.size(), kNever);
+    std::vector<bool> holds(plan.scratch.size(), false);  // more than a workspace
     const std::vector<Json>& json_steps = json_variant.member("steps").list("'steps'");
     limit(steps += json_steps.size(), Most::kSteps, "steps");
     for (const Json& json_step : json_steps) {
@@ -198,15 +199,18 @@ Plan Plan::parse(std::string_view text) {
                                     : parse_step(json_step, named, &plan.reads));
       const Step& step = variant.steps.back();
       extended |= calls || step.extended();
+      variant.calls |= calls;
       for (const Argument& argument : step.arguments) {
         const Argument& at = argument.kind == Argument::Kind::kMap ? plan.maps[argument.index].base : argument;
         if (at.kind != Argument::Kind::kScratch) continue;
         Lifetime& life = lives[at.index];
         life = {std::min(life.first, number), number};
+        if (&argument != step.workspace()) holds[at.index] = true;
       }
     }
     for (uint32_t index = 0; index < lives.size(); ++index) {
       if (lives[index].first == kNever.first) continue;
+      if (!holds[index]) variant.workspaces.push_back(static_cast<uint32_t>(variant.scratch.size()));
       variant.scratch.push_back(index);
       variant.lives.push_back(lives[index]);
     }

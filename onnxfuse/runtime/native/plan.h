@@ -56,8 +56,10 @@ struct Variant {
   std::vector<Alignment> alignments;       // further guards
   std::vector<Expression> address_guards;  // further guards that are no alignments
   std::vector<Step> steps;
-  std::vector<uint32_t> scratch;  // buffers that its steps use, ascending
-  std::vector<Lifetime> lives;    // when they do
+  bool calls = false;                // whether some step calls a library
+  std::vector<uint32_t> scratch;     // buffers that its steps use, ascending
+  std::vector<Lifetime> lives;       // when they do
+  std::vector<uint32_t> workspaces;  // places among `scratch` of those that are nothing but workspaces of calls
 };
 
 struct Check {

@@ -104,7 +104,7 @@ void Prepared::update() {
   State* const next = plan_.repeats && now_->valid ? &states_[(now_ - states_ + 1) % kKept] : now_;
   next->valid = false;
   if (next->launches.empty()) make(next);
-  for (Launches& launches : next->launches) launches.ready = false;
+  for (Launches& launches : next->launches) launches.ready = launches.refused = false;
   enter(next);
   evaluate(next);
   remember(next);
@@ -135,12 +135,13 @@ void Prepared::evaluate(State* state) const {
     const auto holds = [&](const Expression& guard) { return guard.evaluate(situation_) != 0; };
     if (!std::all_of(variant.guards.begin(), variant.guards.end(), holds)) continue;
     state->eligible.push_back(static_cast<uint32_t>(v));
-    if (variant.alignments.empty() && variant.address_guards.empty()) break;
+    if (variant.alignments.empty() && variant.address_guards.empty() && !variant.calls) break;
   }
 }
 
 size_t Prepared::choose() const {
   for (const uint32_t index : now_->eligible) {
+    if (now_->launches[index].refused) continue;
     const Variant& variant = plan_.variants[index];
     const auto aligned = [&](const Alignment& alignment) {
       const uint64_t address = alignment.output ? outputs[alignment.index] : inputs[alignment.index].address;

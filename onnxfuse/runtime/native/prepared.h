@@ -29,11 +29,12 @@ class Prepared {
     std::vector<void*> arguments;  // one pointer for each value
     // Of a call:
     std::vector<int64_t> sizes;
-    size_t workspace = 0;                // bytes
+    size_t workspace = 0, room = 0;      // bytes that it may take at most, and that it takes as it was chosen to run
     std::unique_ptr<PreparedCall> call;  // null until it is made for these sizes
   };
   struct Launches {
     bool ready = false;
+    bool refused = false;  // a library has no way to run it at these sizes
     std::vector<Launch> steps;
     ScratchLayout scratch;          // of the variant's buffers, in their order
     std::vector<uint64_t> buffers;  // room for the addresses of all buffers of the plan
@@ -51,7 +52,7 @@ class Prepared {
   const std::vector<int64_t>& symbols() const { return now_->symbols; }
   const int64_t* output_sizes(size_t index) const { return now_->output_sizes.data() + first_size_[index]; }
 
-  // The first variant whose guards all hold.
+  // The first variant whose guards all hold and that was not refused; else the last.
   size_t choose() const;
   // Its launches.
   Launches& launches(size_t variant) {

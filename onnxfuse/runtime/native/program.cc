@@ -105,10 +105,33 @@ std::shared_ptr<const LoadedModule> load(const Device& device, const Image& imag
   }
 }
 
-Plan read_plan(const std::string& text, const Device& device) {
+// Leaves out the variants that call a library which is not there, all but the last: those behind them run instead.
+// Returns why, or "".
+std::string leave_out_calls(Plan* plan, Device& device) {
+  std::string missing;
+  const auto opens = [&](const Variant& variant) {
+    try {
+      for (const Step& step : variant.steps) {
+        if (step.routine != nullptr) step.routine->open(device);
+      }
+      return true;
+    } catch (const Error& error) {
+      missing = error.what();
+      return false;
+    }
+  };
+  for (size_t v = 0; v + 1 < plan->variants.size();) {
+    if (opens(plan->variants[v])) ++v;
+    else plan->variants.erase(plan->variants.begin() + static_cast<ptrdiff_t>(v));
+  }
+  return missing;
+}
+
+Plan read_plan(const std::string& text, Device& device, std::string* missing) {
   Plan plan = Plan::parse(text);
   plan.specialise(device.capability(), device.gpu.multiprocessors);
   check_gpu(plan, device);
+  *missing = leave_out_calls(&plan, device);
   return plan;
 }
 
@@ -155,7 +178,7 @@ std::shared_ptr<const Program> Program::of(Device* device, const std::string& pl
 
 Program::Program(Device* on, const std::string& text, const std::string& source, const ImageAttribute& attribute,
                  const char** origin)
-    : device(*on), plan(read_plan(text, *on)), functions(plan.variants.size()) {
+    : device(*on), plan(read_plan(text, *on, &missing)), functions(plan.variants.size()) {
   const Driver& driver = device.driver;
   if (!plan.scratch.empty()) pool = device.scratch_pool();
   std::vector<std::string> names;

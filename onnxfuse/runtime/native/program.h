@@ -47,6 +47,7 @@ class Program {
   Prepared& prepared() const;
 
   Device& device;
+  std::string missing;  // why variants that call a library were left out of the plan, or ""
   const Plan plan;
   std::vector<std::vector<Function>> functions;  // by variant, then step; null of a call
   size_t kernels = 0;                            // distinct ones

@@ -7,7 +7,7 @@
 namespace onnxfuse {
 
 const Routine& Routine::named(std::string_view name) {
-  static const Routine* const routines[] = {&gemm_routine()};
+  static const Routine* const routines[] = {&gemm_routine(), &biased_gemm_routine()};
   for (const Routine* routine : routines) {
     if (routine->name == name) return *routine;
   }

@@ -25,7 +25,10 @@ struct Operands {
 class PreparedCall {
  public:
   virtual ~PreparedCall() = default;
-  // Throws Error with the library's word.
+  // Chooses how to run it with operands at addresses that are aligned like these, and tells how many bytes of workspace
+  // that takes, `most` at most.  Throws Error where the library has no way.
+  virtual size_t choose(const std::vector<uint64_t>& addresses, size_t most) = 0;
+  // Runs it in the way that was chosen last.  Throws Error with the library's word.
   virtual void run(const Operands& operands) = 0;
 };
 
