@@ -15,6 +15,7 @@ from onnx import helper
 
 from onnxfuse.errors import KernelError
 from onnxfuse.lowering.launch import LaunchPlan
+from onnxfuse.lowering.routines import LibraryCall
 from onnxfuse.measurements import environment_of
 from onnxfuse.measuring.database import Environment
 from onnxfuse.planning.hardware import Profile, find_profile
@@ -76,12 +77,15 @@ class FakeTimer:
 
 
 def first_kernel(model: onnx.ModelProto) -> str:
-    """The kernel that the model's one node runs first."""
+    """The kernel that the model's one node runs first, or the routine of a library and the rank of its algorithm."""
     (node,) = model.graph.node
     attributes = {attribute.name: attribute for attribute in node.attribute}
     plan = LaunchPlan.from_json(attributes["plan"].s.decode())
-    assert plan.variants[0].steps[0].kernel in attributes["source"].s.decode()
-    return plan.variants[0].steps[0].kernel
+    step = plan.variants[0].steps[0]
+    if isinstance(step, LibraryCall):
+        return f"{step.routine} {step.sizes[-1]}"
+    assert step.kernel in attributes["source"].s.decode()
+    return step.kernel
 
 
 def made_up(info: onnx.ValueInfoProto, number: int) -> Array:

@@ -141,7 +141,7 @@ def only(made: Made, variants: Sequence[Variant]) -> Made:
     """The kernel with these variants alone. Of the others' kernels the compiler reads every line and makes no code,
     which is most of its work."""
     assert variants, [each.name for each in made.kernel.plan.variants]
-    launched = {step.kernel for variant in variants for step in variant.steps}
+    launched = {step.kernel for variant in variants for step in variant.launches}
     source = KERNEL.sub(lambda found: found[0] if found[2] in launched else f"static {found[1]}", made.kernel.source)
     plan = replace(made.kernel.plan, variants=tuple(variants))
     return replace(made, kernel=replace(made.kernel, plan=plan, code=Given(source)))

@@ -275,9 +275,11 @@ def test_what_is_not_a_kernel_is_compiled_by_nobody() -> None:
     assert ReadBack("sm_90").figures([Kernel(USER, Given(""), product.fused().plan)]) == [None]
 
 
-def test_a_call_counts_as_a_kernel_and_its_workspace_as_scratch() -> None:
-    plan = PRODUCTS["product_turned"].fused().plan
-    assert plan_cost(plan, [(2, 3, 5), (7, 3)], 90, 132) == (1, 2 << 20)
+def test_a_call_counts_as_a_kernel_and_its_workspace_not_at_all() -> None:
+    """Most algorithms take nothing of it; what another step leaves for the call is scratch."""
+    product = PRODUCTS["product_turned"]
+    assert plan_cost(product.fused().plan, [(2, 3, 5), (7, 3)], 90, 132) == (1, 0)
+    assert plan_cost(product.of_sum().plan, [(2, 3, 5), (7, 3)], 90, 132) == (2, 2 * 4 * 30)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])

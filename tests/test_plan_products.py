@@ -12,16 +12,21 @@ from emulated import EmulatedRunner, FaultyRunner
 from fake_timer import RUNTIME, FakeTimer, PricedTimer
 from kernel_harness import parse
 
+from onnxfuse.lowering.launch import LaunchPlan
 from onnxfuse.measuring.database import open_database
 from onnxfuse.optimised import Optimised
 from onnxfuse.pipeline import Options, optimise
-from onnxfuse.rewriting import unfuse
+from onnxfuse.rewriting import read_fused, unfuse
+from onnxfuse.schedules import named
 from onnxfuse.tuning import Timed, TuneOptions, tune
 from onnxfuse.verifying import verify
 
 DIMS = {"M": 128, "N": 2}
 
 pytestmark = pytest.mark.usefixtures("few_ways")
+
+PRODUCT = ("product", "gemm")
+"""What kernels of products, and routines of the library, are called."""
 
 OFFERED = {
     "bias and activation": (
@@ -183,7 +188,7 @@ def measured(name: str, database: Path, kind: str = "float16", **microseconds: f
     """Planned by what kernels with products, and the runtime's nodes, are said to take."""
     model = model_of(name, kind)
     timer = FakeTimer(lambda kernel: microseconds["runtime"] if kernel == RUNTIME
-                      else microseconds["product"] if kernel.startswith("product") else 10.0)
+                      else microseconds["product"] if kernel.startswith(PRODUCT) else 10.0)
     with open_database(database) as kept:
         tune(model, timer, kept, TuneOptions(dims={each: DIMS[each] for each in sizes_of(model)}))
     return fuse(model, database=database, target="H100", least_gain=1.0)
@@ -331,7 +336,7 @@ def test_a_product_that_gains_too_little_alone_is_kept_for_a_launch(tmp_path: Pa
           p = MatMul(a, q) r = Reshape(p, heads) t = Transpose<perm = [1,0,2]>(r) u = Softmax(t) w = Mul(u, s)
           c = Sin(w) d = Mul(c, s) e = Cos(d) f = Mul(e, s) h = Sin(f) i = Mul(h, s) j = Cos(i) l = Mul(j, s)
           x = Add(l, s) y = MatMul(a, k) z = MatMul(a, v) }""")
-    timer = _Sized(lambda kernel: 50.0 if kernel == RUNTIME else 25.0 if kernel.startswith("product") else 2.0,
+    timer = _Sized(lambda kernel: 50.0 if kernel == RUNTIME else 25.0 if kernel.startswith(PRODUCT) else 2.0,
                    sized={(256, 2): 48.0, (32, 2): 40.0, (32, 3): 60.0})
     with open_database(database) as kept:
         tune(model, timer, kept, TuneOptions(dims={"M": 1}))
@@ -340,3 +345,23 @@ def test_a_product_that_gains_too_little_alone_is_kept_for_a_launch(tmp_path: Pa
                if each.rule == "products"]
     assert ("no-gain", ["MatMul"]) in weighed and ("lost", ["MatMul", "Reshape", "Transpose"]) in weighed
     assert verify(made, EmulatedRunner()).passed
+
+
+@pytest.mark.parametrize("kind", ["float16", "float"])
+def test_what_a_library_does_faster_is_taken(kind: str, tmp_path: Path) -> None:
+    """Where it was measured so; what is generated stands behind it in the file, for where there is no library."""
+    database, model = tmp_path / "measurements.sqlite", model_of("bias and activation", kind)
+    timer = FakeTimer(lambda kernel: {RUNTIME: 50.0, "gemm_bias 0": 10.0}.get(kernel, 20.0))
+    with open_database(database) as kept:
+        tuned = tune(model, timer, kept, TuneOptions(dims={"M": 128}))
+    assert [region.choice for region in tuned.regions if len(region.operators) == 3] == [
+        "by cuBLASLt, algorithm 0 of those that it proposes"]
+    made = fuse(model, database=database, target="H100", least_gain=1.0)
+    (region,) = (each for each in made.plan.fusions if each.rule == "products")
+    first, *behind = region.kernel.plan.variants
+    assert first.calls and len(behind) > 1 and not any(variant.calls for variant in behind)
+    assert region.measured is not None and region.measured.fused == 10.0
+    assert verify(made, EmulatedRunner()).passed and not verify(made, FaultyRunner()).passed
+    (node,) = read_fused(made.model)
+    assert node.plan == LaunchPlan.from_json(named(region.kernel).plan.to_json())
+    assert not held(fuse(model, eager=True), chosen=True)

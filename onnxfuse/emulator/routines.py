@@ -41,7 +41,7 @@ def call(step: LibraryCall, buffers: Mapping[str, Buffer], sizes: Sequence[int])
         if bias:
             sums += _elements(step, bias[0], size["n"])[:size["n"]].astype(np.float32)
         sums = _activated(sums, ACTIVATIONS[size["activation"]]).astype(_TYPES[step.dtype])
-    for workspace in step.arguments[count:]:
+    for workspace in step.workspace:
         ctypes.memset(buffers[workspace].address, _USED, buffers[workspace].size)
     stride, own = size["stride_c"], size["m"] * size["n"]
     whole = _elements(step, result, (size["batch"] - 1) * stride + own)

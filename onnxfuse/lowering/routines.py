@@ -101,6 +101,11 @@ class LibraryCall:
     def _wrong(self, what: str) -> None:
         raise ValueError(f"a call of '{self.routine}' in the launch plan {what}")
 
+    @property
+    def workspace(self) -> tuple[str, ...]:
+        """The scratch buffer that is its workspace, if any."""
+        return self.arguments[len(ROUTINES[self.routine].operands):]
+
     def raw(self) -> dict[str, object]:
         """As JSON data."""
         return {

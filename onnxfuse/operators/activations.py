@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from math import sqrt
-
 from onnxfuse.graph.context import FLOAT, Type, TypeContext, same
 from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
-from onnxfuse.ir.context import LoweringContext, apply, declare, like, reshape, test, wide
+from onnxfuse.ir.context import LoweringContext, apply, declare, gelu_tanh, like, reshape, test, wide
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.ir.tensors import Map, Tensor
 from onnxfuse.operators.arithmetic import ELEMENTARY, ROOT, SIMPLE, per_input, per_output
@@ -21,13 +19,6 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 def gelu(x: Tensor) -> Tensor:
     """x * Phi(x)."""
     return apply("gelu", x)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """The usual approximation of GELU by tanh; (1 + tanh u) / 2 is sigmoid(2u)."""
-    cube = apply("mul", apply("mul", x, x), x)
-    inner = apply("add", x, apply("mul", cube, like(0.044715, x)))
-    return apply("mul", x, apply("sigmoid", apply("mul", inner, like(2.0 * sqrt(2.0 / 3.141592653589793), x))))
 
 
 def silu(x: Tensor, alpha: float = 1.0) -> Tensor:

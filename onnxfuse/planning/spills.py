@@ -139,8 +139,9 @@ class Spills:
             return own
         others = [self.kernels.ask(fusion.request(self.costs.ledger.sizes, choice)).kernel(schedule)
                   for choice in fusion.kernel.choices]
-        # How fast copies by tensor maps are, bytes do not tell: such a kernel runs where it was measured.
-        ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel) and not each.plan.maps])
+        # How fast copies by tensor maps are, or a library, bytes do not tell: such a kernel runs where it was measured.
+        ways = self._ways(fusion, [each for each in others if isinstance(each, Kernel) and not (
+            each.plan.maps or any(variant.calls for variant in each.plan.variants))])
         wide = (way for way in ways if isinstance(way, _Way) and way.resident * FEWER >= own.resident)
         best = min(wide, key=lambda way: way.order, default=own)
         return best if self._seconds(own.moved - best.moved) > SLIGHT * _once(fusion) else own

@@ -263,13 +263,16 @@ def traffic(graph: Graph, sizes: Sizes, fused: Sequence[Region] = ()) -> Traffic
 
 
 def plan_cost(plan: LaunchPlan, shapes: Sequence[tuple[int, ...]], sm: int, multiprocessors: int) -> tuple[int, int]:
-    """Kernels that a launch plan starts for inputs of these shapes, and the bytes that pass through its scratch.
+    """Kernels that a launch plan starts for inputs of these shapes, and the bytes that pass through its scratch; a
+    library's workspace, of which most algorithms take nothing, is not counted.
 
     The variant is the first whose guards hold for aligned tensors of these sizes on a GPU of that generation; one
     whose guards or scratch depend on the contents of host operands is passed over, and the last one is taken then.
     """
     chosen, value = chosen_variant(plan, shapes, sm, multiprocessors)
-    scratch = sum(2 * (value(plan.scratch[place]) or 0) for place in plan.scratch_of(chosen))
+    workspaces = {name for call in chosen.calls for name in call.workspace}
+    scratch = sum(2 * (value(plan.scratch[place]) or 0) for place in plan.scratch_of(chosen)
+                  if f"t{place}" not in workspaces)
     return len(chosen.steps), scratch
 
 

@@ -6,7 +6,8 @@ f and g are any maps. Operands are read where and as they lie: transposed, as he
 with padding. Sums are float32, of float16, bfloat16 or float32 (rounded to TF32) on tensor cores where the GPU has
 them; of 16-bit floats by four warps together on Hopper (a variant of its own, which comes first), elsewhere by each
 warp. What tuning may choose on Hopper too are blocks with a warp that copies whole tiles of operands that need nothing
-else (``product_specialised``), of 16-bit floats as well. How the tiles are arranged is described in Boehm, "How to
+else (``product_specialised``), of 16-bit floats as well, and on every GPU cuBLASLt in the kernel's place where that can
+do all of it (``product_library``). How the tiles are arranged is described in Boehm, "How to
 Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM in CUDA).
 """
 
@@ -28,6 +29,7 @@ from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_pl
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, box_of, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
+from onnxfuse.schedules.product_library import RANKS, WORDS, WORKSPACE, LibraryShape, library_of
 from onnxfuse.schedules.product_maps import Mapped, map_parameter, mapped
 from onnxfuse.schedules.product_parts import (
     MOST_BESIDE,
@@ -115,6 +117,14 @@ class Product(Schedule):
     efficiency = 0.6
     products = MOST_BESIDE
 
+    def template(self, choice: Choice) -> str:
+        """See ``Schedule``."""
+        return WORDS if "library" in dict(choice.settings) else super().template(choice)
+
+    def sharing(self, kernel: Kernel) -> tuple[int, ...]:
+        """See ``Schedule``; a library's launches are its own."""
+        return () if any(variant.calls for variant in kernel.plan.variants) else super().sharing(kernel)
+
     def runs(self, does: Does) -> bool:
         """Products without a reduction."""
         return Does.CONTRACTS in does
@@ -155,6 +165,7 @@ class _ProductWork:
         self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
         self.patch = patch_of(contractions(self.lowered), parts, planned)
         self.few = few_of(parts, self._planned(parts.rows), planned)
+        self.library = library_of(parts)
         thirds = len(parts.rights) == 3
         self.tiles, self.specialised, self.least = (
             (TILES_OF_THREE, SPECIALISED_OF_THREE, LEAST_OF_THREE) if thirds else (TILES, SPECIALISED, LEAST))
@@ -186,12 +197,15 @@ class _ProductWork:
         plain = [shape for shape in few if shape.plain]
         general = self._own(self.together[0])
         own = [*patched, *plain, general][0]
-        offered = {shape.choice: shape for shape in (*patched, *few, *self._offered(MOST_TILES))}
+        offered: dict[Choice, ProductShape | LibraryShape] = {
+            shape.choice: shape for shape in self._with_library([*patched, *few, *self._offered(MOST_TILES)])}
         choice, first = told(request.choice, self._known(offered) if request.choice else offered)
+        if isinstance(first, LibraryShape) and self.library is not None:
+            self.variants.append(self.library.variant(first, lowered.binding.symbols))
         narrow = narrow_guards(lowered, rows=False)
         if fits_narrow(lowered, rows=False):
             shapes = (first, own, *(() if patched else (general, self._own(together=False))))
-            for shape in dict.fromkeys(each for each in shapes if each is not None):
+            for shape in dict.fromkeys(each for each in shapes if isinstance(each, ProductShape)):
                 if isinstance(shape, SpecialisedShape):
                     self._add_specialised(shape, narrow)
                 elif isinstance(shape, PatchShape):
@@ -202,8 +216,12 @@ class _ProductWork:
                     self._add(shape, (*narrow, *self.guards, *_fitting(shape)))
             self._add(self.least, narrow)
         self._add(replace(self.least, bits=64), ())
-        plan = replace(make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps))
-        comment = f"{request.rule}: {', '.join(lowered.program.operators)}"
+        plan = replace(
+            make_plan(lowered, request.rule, self.parts.puller, self.variants), maps=tuple(self.maps),
+            scratch=(str(WORKSPACE),) if isinstance(first, LibraryShape) else ())
+        # Times from production are kept by the text: those of the library are none of the kernels behind it.
+        behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
+        comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
         headers = ("onnxfuse", "mma", *(["tf32"] if self.parts.rounds else ["warpgroup"]),
                    *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
@@ -212,7 +230,13 @@ class _ProductWork:
         # Warps that only add leave room for others in a launch, as those of the few rows' other products.
         return Kernel("product", source, plan, (), choice, others, heavy=not plain, rounds=self.parts.rounds)
 
-    def _known(self, offered: Mapping[Choice, ProductShape]) -> Mapping[Choice, ProductShape]:
+    def _with_library(self, generated: Sequence[ProductShape]) -> list[ProductShape | LibraryShape]:
+        """What may be measured: the library's own choice first, its further algorithms last."""
+        own, *others = (LibraryShape(rank) for rank in range(RANKS))
+        return list(generated) if self.library is None else [own, *generated, *others]
+
+    def _known(self, offered: Mapping[Choice, ProductShape | LibraryShape]) -> (
+            Mapping[Choice, ProductShape | LibraryShape]):
         """All that a choice may mean: what was measured runs also where today's ranks would not have it tried."""
         return {shape.choice: shape for shape in self._offered(len(self.tiles))} | dict(offered)
 

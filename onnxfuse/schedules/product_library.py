@@ -1,0 +1,182 @@
+"""Products that a library runs: those whose operands and results lie densely, and of whose results no more is made than
+cuBLASLt's epilogues do.
+
+    result = f(A B + bias)
+
+The library proposes some algorithms for the sizes of a run, and which of them runs is a choice as a tile is: its
+rank.  How long it takes nobody predicts, so that it is taken only where it was measured.  GELU is the library's where
+the model has the approximation by tanh too; the other, by the error function, differs from that by up to 5e-4, and by
+a tenth of its value where x is -3, and stays with the generated kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from onnxfuse.graph.dims import Dim, dim
+from onnxfuse.ir.context import gelu_tanh
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.ir.tensors import Input
+from onnxfuse.lowering.index import IndexSpace
+from onnxfuse.lowering.launch import Variant, expression
+from onnxfuse.lowering.pull import Apply, Constant, Contracted, Load, Puller, Scalar
+from onnxfuse.lowering.routines import ACTIVATIONS, TF32, LibraryCall
+from onnxfuse.schedules.choice import Choice
+from onnxfuse.schedules.online import bare
+from onnxfuse.schedules.product_maps import steps_of
+from onnxfuse.schedules.product_parts import ProductParts
+
+RANKS = 5
+"""Algorithms that are tried: what the library proposes first is seldom far from the quickest."""
+
+WORKSPACE = 32 << 20
+"""Bytes that it may take beside: what it takes by itself on Hopper.  A run allocates what its algorithm wants."""
+
+WORDS = "by cuBLASLt, algorithm {library} of those that it proposes"
+
+
+@dataclass(frozen=True)
+class LibraryShape:
+    """The algorithm of a rank among those that the library proposes."""
+
+    rank: int
+
+    @property
+    def choice(self) -> Choice:
+        """As tuning knows it."""
+        return Choice.of("product", library=self.rank)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """An operand in memory: the input, whether it lies transposed, elements from one of a batch to the next."""
+
+    input: int
+    transposed: bool
+    stride: Dim
+
+
+@dataclass(frozen=True)
+class _Result:
+    """An output: which product it is of, the input that is added to each row, and what is made of the sum."""
+
+    product: int
+    bias: int | None
+    activation: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A region that a library can run, a call for each product."""
+
+    parts: ProductParts
+    left: _Matrix
+    rights: tuple[_Matrix, ...]
+    results: tuple[_Result, ...]
+
+    def variant(self, shape: LibraryShape, symbols: Mapping[str, str]) -> Variant:
+        """The variant of an algorithm, whose workspace is the plan's first scratch buffer.  An empty sum is none of the
+        library's."""
+        depth = self.parts.depth
+        guards = () if depth.value else (f"1 {expression(depth, symbols)} <=",)
+        calls = tuple(self._call(place, shape, symbols) for place in range(len(self.results)))
+        return Variant(WORDS.format(library=shape.rank), calls, guards)
+
+    def _call(self, place: int, shape: LibraryShape, symbols: Mapping[str, str]) -> LibraryCall:
+        parts, result = self.parts, self.results[place]
+        right = self.rights[result.product]
+        sizes = (
+            parts.rows, parts.columns, parts.depth, parts.batch, self.left.stride, right.stride,
+            parts.rows * parts.columns, dim(int(self.left.transposed)), dim(int(right.transposed)),
+            dim(ACTIVATIONS.index(result.activation)), dim(shape.rank))
+        bias = () if result.bias is None else (f"i{result.bias}",)
+        dtype = TF32 if parts.rounds else TYPES[parts.operand].name
+        return LibraryCall(
+            "gemm_bias" if bias else "gemm", dtype,
+            (f"i{self.left.input}", f"i{right.input}", *bias, f"o{place}", "t0"),
+            tuple(expression(size, symbols) for size in sizes))
+
+
+def library_of(parts: ProductParts) -> Library | None:
+    """How a library runs a region; None where it does not, as where an operand is computed, or lies otherwise."""
+    left, *rights = (_matrix(parts, scalar, loop) for scalar, loop in (
+        (parts.left, "@m"), *((right, "@n") for right in parts.rights)))
+    results = tuple(_result(parts, scalar) for scalar in parts.results)
+    dense = {"@b": parts.rows * parts.columns, "@m": parts.columns, "@n": dim(1)}
+    outputs = zip(parts.places, parts.lowered.program.outputs, strict=True)
+    if not all(output.dtype == parts.operand and _lies(parts, place, dense) for place, output in outputs):
+        return None
+    if left is None or None in rights or None in results:
+        return None
+    found = tuple(each for each in results if each is not None)
+    if sorted(each.product for each in found) != list(range(len(rights))):
+        return None
+    return Library(parts, left, tuple(each for each in rights if each is not None), found)
+
+
+def _lies(parts: ProductParts, place: Dim, wanted: Mapping[str, Dim]) -> bool:
+    """Whether an offset grows by these steps along the loops; what has one place alone needs none."""
+    steps = steps_of(parts.puller, place)
+    extents = {"@b": parts.batch, "@m": parts.rows, "@n": parts.columns, "@k": parts.depth}
+    return steps == {loop: step for loop, step in wanted.items() if extents[loop] != 1}
+
+
+def _matrix(parts: ProductParts, scalar: Scalar, loop: str) -> _Matrix | None:
+    """An operand whose rows, or columns, are those of a loop, ``@m`` or ``@n``."""
+    if not isinstance(scalar, Load) or scalar.conditions:
+        return None
+    steps = steps_of(parts.puller, scalar.offset)
+    stride = dim(0) if steps is None else steps.get("@b", dim(0))
+    beside = parts.rows if loop == "@m" else parts.columns
+    batch = {"@b": stride} if stride != 0 else {}
+    # Rows of what is summed over are those of the left operand, and of the right one transposed.
+    for transposed, along, wide in ((loop == "@n", "@k", parts.depth), (loop == "@m", loop, beside)):
+        across = loop if along == "@k" else "@k"
+        if _lies(parts, scalar.offset, {along: dim(1), across: wide, **batch}):
+            return _Matrix(scalar.input, transposed, stride)
+    return None
+
+
+def _result(parts: ProductParts, scalar: Scalar) -> _Result | None:
+    """What is made of a product's sum, where the library does it."""
+    activation, scalar = _before(scalar)
+    bias: int | None = None
+    if isinstance(scalar, Apply) and scalar.function == "add":
+        one, other = map(bare, scalar.operands)
+        scalar, added = (one, other) if isinstance(one, Contracted) else (other, one)
+        if not isinstance(added, Load) or added.conditions or added.dtype != parts.operand:
+            return None
+        if not _lies(parts, added.offset, {"@n": dim(1)}):
+            return None
+        bias = added.input
+    return _Result(scalar.number, bias, activation) if isinstance(scalar, Contracted) else None
+
+
+def _before(scalar: Scalar) -> tuple[str, Scalar]:
+    """An activation, "" for none, and what it is of."""
+    scalar = bare(scalar)
+    if not isinstance(scalar, Apply):
+        return "", scalar
+    x = bare(scalar.operands[0])
+    if scalar.function == "relu":
+        return "relu", x
+    return ("gelu_tanh", x) if _is_of(_gelu(scalar.dtype), scalar, x) else ("", scalar)
+
+
+@cache
+def _gelu(dtype: int) -> Scalar:
+    """GELU by tanh of element 0 of an input, as it is written out."""
+    return Puller(IndexSpace()).element(gelu_tanh(Input(dtype, (), 0)), ())
+
+
+def _is_of(template: Scalar, scalar: Scalar, x: Scalar) -> bool:
+    """Whether an expression is a template with this in place of its input."""
+    template, scalar = bare(template), bare(scalar)
+    if isinstance(template, Apply):
+        return isinstance(scalar, Apply) and template.function == scalar.function and all(
+            _is_of(one, other, x) for one, other in zip(template.operands, scalar.operands, strict=True))
+    if isinstance(template, Constant):
+        return isinstance(scalar, Constant) and template.number == scalar.number
+    return scalar is x
