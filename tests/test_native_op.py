@@ -114,3 +114,11 @@ def test_the_script_for_launches_rehearses(stand_in: Path) -> None:
         [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" ok ") == 10
+
+
+def test_the_script_for_library_steps_rehearses(stand_in: Path) -> None:
+    script = NATIVE.parent / "gpu" / "check_library_steps.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--rehearse", str(stand_in.parent)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok ") == 5

@@ -194,6 +194,7 @@ void attempt(const Case& each, bool alone) {
     driver_setting("fake_capturing") = each.capturing;
     driver_setting("fake_map_error") = each.map_error;
     setting("ONNXFUSE_LIBCUBLASLT", "fake_lt_error") = each.product_error;
+    setting("ONNXFUSE_LIBCUBLASLT", "fake_lt_found") = each.algorithms;
     setenv("ONNXFUSE_STATISTICS", each.statistics.c_str(), 1);
   }
   attempt_node(each);

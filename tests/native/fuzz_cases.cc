@@ -346,6 +346,7 @@ Case make(const std::vector<Seed>& seeds, uint64_t number) {
   if (random.once_in(8)) out.failing = 1 + static_cast<long>(random.below(random.once_in(4) ? 2000 : 100));
   if (random.once_in(30)) out.map_error = 2;
   if (random.once_in(30)) out.product_error = 15;
+  if (random.once_in(10)) out.algorithms = 0;
   if (on_image && random.once_in(5)) {
     static const std::string kNames[] = {"image_compute_75", "image_compute_80", "image_compute_90",
                                          "image_compute_100"};

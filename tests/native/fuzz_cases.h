@@ -67,7 +67,8 @@ struct Case {
   bool newer = true;                     // the runtime
   bool compiled = false;
   std::string name = "node", source = "text", statistics;  // the last: of ONNXFUSE_STATISTICS
-  int launch_error = 0, allocate_error = 0, event_error = 0, capturing = 0, map_error = 0, product_error = 0;
+  int launch_error = 0, allocate_error = 0, event_error = 0, capturing = 0, map_error = 0, product_error = 0,
+      algorithms = 16;
   long failing = 0;  // the allocation that fails, of each call; 0 for none
 };
 
