@@ -31,6 +31,7 @@ REGIONS = {
     "GELU": ("g (T[M,K] a, T[K,N] b) => (T[M,N] y) { p = MatMul(a, b) y = Gelu<approximate = \"tanh\">(p) }", ("gemm",)),
     "a bias and GELU": ("g (T[M,K] a, T[K,N] b, T[N] c) => (T[M,N] y) { p = MatMul(a, b) y = com.microsoft.FastGelu(p, c) }", ("gemm_bias",)),
     "other sizes of the result": ("g (T[M,K] a, T[K,40] b) => (T[M,8,5] y) <int64[3] h = {-1,8,5}> { p = MatMul(a, b) y = Reshape(p, h) }", ("gemm",)),
+    "a convolution of one place": ("g (T[2,9,M,K] t, T[N,K,1,1] w, T[N] c) => (T[2,9,M,N] y) { x = Transpose<perm = [0,3,1,2]>(t) p = Conv(x, w, c) r = Relu(p) y = Transpose<perm = [0,2,3,1]>(r) }", ("gemm_bias",)),
     "queries, keys and values": ("g (T[M,K] a, T[K,N] b, T[K,N] c, T[K,N] d, T[N] e) => (T[M,N] x, T[M,N] y, T[M,N] z) { x = MatMul(a, b) p = MatMul(a, c) y = Add(p, e) z = MatMul(a, d) }", ("gemm", "gemm_bias", "gemm")),
 }
 
@@ -132,6 +133,15 @@ def test_a_call_shares_no_launch() -> None:
     made = make(REGIONS["plain"][0].replace("T[", "float16["), planned=planned)
     called = kernel_harness.told(made, Choice.of("product", library=0), planned).kernel
     assert sharing(made.kernel) and not sharing(called)
+
+
+@pytest.mark.parametrize(("kind", "rank", "exact"), [("float", 0, False), ("float16", 0, True), ("float", None, True)])
+def test_a_library_may_round_operands_otherwise(kind: str, rank: int | None, exact: bool) -> None:
+    """Of float32 to TF32, and nothing else."""
+    made = make(REGIONS["plain"][0].replace("T[", f"{kind}["), planned=PLANNED)
+    choice = None if rank is None else Choice.of("product", library=rank)
+    leeway = SCHEDULES["product"].leeway(kernel_harness.told(made, choice, PLANNED).kernel)
+    assert leeway == 0.0 if exact else 2.0**-11 < leeway < 2.0**-8
 
 
 def test_a_rank_that_is_not_offered_is_the_own_choice() -> None:

@@ -97,6 +97,10 @@ SHORT, LONG = 2, 32
 MOST_WARPS = 16
 """Of a block."""
 
+OTHERWISE_ROUNDED = 2.0**-9
+"""Share of the largest result that operands cut off after TF32's digits are off by, and not rounded: 2^-11 of each, and
+what sums leave of that where terms cancel."""
+
 UNKNOWN = 4096
 """What is taken for a size that is not known."""
 
@@ -120,6 +124,10 @@ class Product(Schedule):
     def template(self, choice: Choice) -> str:
         """See ``Schedule``."""
         return WORDS if "library" in dict(choice.settings) else super().template(choice)
+
+    def leeway(self, kernel: Kernel) -> float:
+        """See ``Schedule``; a library rounds operands to TF32 in its own way, up or down."""
+        return OTHERWISE_ROUNDED if kernel.rounds and kernel.plan.variants[0].calls else super().leeway(kernel)
 
     def sharing(self, kernel: Kernel) -> tuple[int, ...]:
         """See ``Schedule``; a library's launches are its own."""

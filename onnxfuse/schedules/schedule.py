@@ -135,6 +135,10 @@ class Schedule(ABC):
         found = tuple(place for place, variant in enumerate(kernel.plan.variants) if _is_plain(variant, kernel.code))
         return found if found and found[-1] == len(kernel.plan.variants) - 1 else ()
 
+    def leeway(self, kernel: Kernel) -> float:
+        """Share of the largest result by which one of its kernels may differ from the region's own."""
+        return self.tolerance
+
     def words(self, choice: Choice) -> str:
         """A choice for people: "32 threads a row, width 8, 4 vectors, blocks of 128".
 

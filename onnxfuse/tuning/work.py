@@ -217,7 +217,8 @@ class Work:
         elif name != RUNTIME:
             assert state.right is not None
             # All of them are verified when they are taken.
-            share = SCHEDULES[subject.fusion.kernel.schedule].tolerance
+            kernel = state.kernel(name)
+            share = 0.0 if kernel is None else SCHEDULES[subject.fusion.kernel.schedule].leeway(kernel)
             length = max((size for shape in subject.what.outputs for size in shape), default=1)
             wrong = disagreement(timed.outputs, state.right, length, share)
         self._record(state, Measurement(key, subject.shapes, name, timed.microseconds, timed.spread, timed.runs,
