@@ -271,7 +271,7 @@ def test_four_warps_multiply_together_where_the_gpu_can() -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    (PLAIN.replace("T[", "double["), "a product of float64; its kernels have those of float16, bfloat16 or float32"),
+    (PLAIN.replace("T[", "double["), "a product of float64; its kernels have those of float16, bfloat16, float32 or 8-bit integers"),
     ("g (T[M,K] a, T[K,N] b, T[K,N] c, T[K,N] d, T[K,N] e, T[K,N] f) => (T[M,N] y) { p = MatMul(a, b) q = MatMul(a, c) r = MatMul(a, d) "
      "s = MatMul(a, e) t = MatMul(a, f) y = Sum(p, q, r, s, t) }", "5 products in one region"),
     ("g (T[M,K] a, T[L,K] c, T[K,N] b) => (T[M,N] y, T[L,N] z) { y = MatMul(a, b) z = MatMul(c, b) }", "its products have no operand in common that all of their rows are of"),

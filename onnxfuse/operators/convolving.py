@@ -10,8 +10,9 @@ from onnxfuse.graph.dims import Dim, dim, maximum
 from onnxfuse.graph.model import Node, Shape
 from onnxfuse.ir.context import LoweringContext, apply, declare, expand, like, reshape, wide
 from onnxfuse.ir.contractions import Slide, contract, parted, window
+from onnxfuse.ir.integers import less_zero
 from onnxfuse.ir.tensors import Concat, Slice, Tensor
-from onnxfuse.operators.multiplying import alone, less_zero, requantized
+from onnxfuse.operators.multiplying import alone, requantized
 from onnxfuse.operators.operands import integer_attribute, operand, optional, result_shape
 
 

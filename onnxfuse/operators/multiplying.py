@@ -9,8 +9,9 @@ from onnxfuse.graph.dims import dim
 from onnxfuse.graph.model import Node
 from onnxfuse.ir.context import LoweringContext, accumulate, apply, declare, like, reshape, wide
 from onnxfuse.ir.contractions import Labels, contract
-from onnxfuse.ir.scalars import FLOAT, INT32, TYPES
-from onnxfuse.ir.tensors import Contract, Fill, Map, Permute, Tensor
+from onnxfuse.ir.integers import less_zero
+from onnxfuse.ir.scalars import FLOAT, TYPES
+from onnxfuse.ir.tensors import Contract, Map, Permute, Tensor
 from onnxfuse.operators.operands import integer_attribute, number_attribute, operand, optional
 from onnxfuse.operators.quantization import RANGES, nearest
 
@@ -142,14 +143,6 @@ def by_rows(parameter: Tensor) -> Tensor:
     """Scales or zero points of rows, as they are broadcast to a matrix."""
     parameter = alone(parameter)
     return reshape(parameter, (*parameter.shape, dim(1))) if parameter.rank == 1 else parameter
-
-
-def less_zero(tensor: Tensor, zero: Tensor | None) -> Tensor:
-    """Quantised numbers less their zero point, in int32; as they are where that is zero."""
-    if zero is None or (isinstance(zero, Fill) and zero.number == 0):
-        return tensor
-    numbers, point = (Map(INT32, each.shape, "cast", (each,)) for each in (tensor, alone(zero)))
-    return apply("sub", numbers, point, shape=tensor.shape)
 
 
 def requantized(made: Tensor, factor: Tensor, zero: Tensor | None, node: Node, context: LoweringContext) -> Tensor:

@@ -17,7 +17,8 @@ attention.py   two products with a softmax between them; attention_parts.py what
 product.py     matrix products and convolutions with maps around them; product_parts.py what they are of,
                product_shape.py their blocks, product_text.py their text, product_specialised.py that of blocks with a
                warp that copies, product_maps.py what it can copy, product_patch.py convolutions of few channels,
-               product_library.py what cuBLASLt runs in its place
+               product_library.py what cuBLASLt runs in its place,
+               product_integers.py products of 8-bit integers
 operand_text.py  vectors of operands, for all three with products
 tiled.py       maps and views between tensors that lie transposed; tiled_text.py its text, layouts.py where outputs lie
 text.py        scalar expressions as C++; lanes.py where they are known

@@ -7,8 +7,9 @@ with padding. Sums are float32, of float16, bfloat16 or float32 (rounded to TF32
 them; of 16-bit floats by four warps together on Hopper (a variant of its own, which comes first), elsewhere by each
 warp. What tuning may choose on Hopper too are blocks with a warp that copies whole tiles of operands that need nothing
 else (``product_specialised``), of 16-bit floats as well, and on every GPU cuBLASLt in the kernel's place where that can
-do all of it (``product_library``). How the tiles are arranged is described in Boehm, "How to
-Optimize a CUDA Matmul Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM in CUDA).
+do all of it (``product_library``). Products of dequantised 8-bit numbers are those of the integers, whose sums int32
+holds exactly (``product_integers``). How the tiles are arranged is described in Boehm, "How to Optimize a CUDA Matmul
+Kernel" (2022), and NVIDIA's CUTLASS documentation (efficient GEMM in CUDA).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import MappingProxyType
 
 from onnxfuse.graph.dims import Dim
 from onnxfuse.ir.context import Unlowerable
+from onnxfuse.ir.integers import in_integers
 from onnxfuse.lowering.launch import Step, Variant, expression
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.tensor_map import TensorMap
@@ -29,6 +31,7 @@ from onnxfuse.schedules.kernel import Kernel, contractions, fits_narrow, make_pl
 from onnxfuse.schedules.product_boxes import BoxShape, BoxText, box_of, boxed_of
 from onnxfuse.schedules.product_few import FewShape, few_of
 from onnxfuse.schedules.product_few_text import FewText
+from onnxfuse.schedules.product_integers import INTEGER_TILES, IntegerShape, IntegerText
 from onnxfuse.schedules.product_library import RANKS, WORDS, WORKSPACE, LibraryShape, library_of
 from onnxfuse.schedules.product_maps import Mapped, map_parameter, mapped
 from onnxfuse.schedules.product_parts import (
@@ -104,10 +107,6 @@ what sums leave of that where terms cancel."""
 UNKNOWN = 4096
 """What is taken for a size that is not known."""
 
-LEAST, LEAST_OF_THREE = (ProductShape(64, columns, 2, vectors=False) for columns in (64, 96))
-"""What runs anything."""
-
-
 class Product(Schedule):
     """Products of one left operand."""
 
@@ -143,9 +142,12 @@ class Product(Schedule):
 
     def kernel(self, request: Request) -> Kernel | Refusal | None:
         """The kernel of a region with products."""
-        products = contractions(request.lowered)
-        if not products:
+        if not contractions(request.lowered):
             return None
+        lowered = request.lowered
+        request = Request(replace(lowered, program=in_integers(lowered.program)), request.rule, request.sizes,
+                          request.choice, request.nearby)
+        products = contractions(request.lowered)
         if len(products) > self.products:
             return Refusal("product-structure", f"{len(products)} products in one region")
         try:
@@ -167,17 +169,20 @@ class _ProductWork:
         operands = ((parts.left, "@m"), *((right, "@n") for right in parts.rights))
         self.vectors = self._alike([side_of(parts, scalar, loop, planned) for scalar, loop in operands])
         self.singles = [single(parts, scalar, loop) for scalar, loop in operands]
-        found = [mapped(parts, scalar, loop) for scalar, loop in operands]
+        floats = not parts.integers
+        found = [mapped(parts, scalar, loop) if floats else None for scalar, loop in operands]
         self.mapped = self._mapped(found)
         self.lanes, self.stored = result_lanes(parts, planned)
         self.boxed = None if self.mapped else boxed_of(contractions(self.lowered), parts, found[1])
-        self.patch = patch_of(contractions(self.lowered), parts, planned)
-        self.few = few_of(parts, self._planned(parts.rows), planned)
-        self.library = library_of(parts)
+        self.patch = patch_of(contractions(self.lowered), parts, planned) if floats else None
+        self.few = few_of(parts, self._planned(parts.rows), planned) if floats else None
+        self.library = library_of(parts) if floats else None
         thirds = len(parts.rights) == 3
-        self.tiles, self.specialised, self.least = (
-            (TILES_OF_THREE, SPECIALISED_OF_THREE, LEAST_OF_THREE) if thirds else (TILES, SPECIALISED, LEAST))
-        self.together = (False,) if parts.rounds else (True, False)
+        self.tiles, self.specialised = (TILES_OF_THREE, SPECIALISED_OF_THREE) if thirds else (
+            TILES if floats else INTEGER_TILES, SPECIALISED)
+        self.shape = ProductShape if floats else IntegerShape
+        self.least = self.shape(64, 96 if thirds else 64, 2, vectors=False)
+        self.together = (True, False) if floats and not parts.rounds else (False,)
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
         self.functions: dict[str, Function] = {}
@@ -230,7 +235,8 @@ class _ProductWork:
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
         behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
-        headers = ("onnxfuse", "mma", *(["tf32"] if self.parts.rounds else ["warpgroup"]),
+        own_header = "int8" if self.parts.integers else "tf32" if self.parts.rounds else "warpgroup"
+        headers = ("onnxfuse", "mma", own_header,
                    *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))
@@ -337,7 +343,7 @@ class _ProductWork:
         wanted = (2, least) if steps <= SHORT else (least, 6) if steps < LONG else (6, least)
         if sum(tile) > 256:
             wanted = (2, 3) if steps <= SHORT else (4, 3)
-        shapes = [ProductShape(*tile, stages, together) for stages in wanted]
+        shapes = [self.shape(*tile, stages, together) for stages in wanted]
         return [shape for shape in shapes if shape.shared <= MOST_SHARED and shape.warps <= MOST_WARPS]
 
     def _planned(self, size: Dim) -> int:
@@ -350,7 +356,8 @@ class _ProductWork:
         key = replace(shape, bits=32).name
         sides, lanes = (self.vectors, self.lanes) if shape.vectors else (self.singles, self.parts.lanes("@n", 1))
         if key not in self.functions:
-            body = ProductText(self.parts, sides, lanes, shape, self.signature.sizes).text()
+            text = IntegerText if self.parts.integers else ProductText
+            body = text(self.parts, sides, lanes, shape, self.signature.sizes).text()
             self.functions[key] = Function(f"of_{key}", (), self.signature.parameters(body.sizes), body.text)
         step = self._step(self.functions[key], shape, self._tiles(shape))
         words = f"{Product().words(shape.choice)}, {'vectors' if shape.vectors else 'one by one'}, {shape.bits}-bit"

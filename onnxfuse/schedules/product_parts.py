@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfuse.graph.dims import Dim, dim, product
-from onnxfuse.ir.tensors import Contract, Tensor
+from onnxfuse.ir.integers import Numbers, numbers_of
+from onnxfuse.ir.tensors import Contract, Expand, Tensor
 from onnxfuse.lowering.index import Coordinates, IndexSpace
 from onnxfuse.lowering.lower import Lowered
 from onnxfuse.lowering.pull import Load, Puller, Scalar
@@ -23,6 +24,10 @@ from onnxfuse.schedules.multiplied import Multiplied, unmultiplied
 MOST_BESIDE = 4
 """Products of one left operand that a kernel computes side by side, as a gate and what it is for, or queries, keys and
 values."""
+
+
+MOST_WIDE = 8
+"""Elements of a vector of results: of float32, and of what is read beside them, a thread has no room for more."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class ProductParts(Multiplied):
         left, rights: the operands' elements.
         results: of the outputs at (b, m, n), over the products' sums; places: where these lie.
         swapped: whether the left operand is the right one of the contractions.
+        zeros: of integers, for each product the zero points of the left operand and of the right one at (b, m, n), by
+            which their elements are to be less; None where that is zero.
     """
 
     lowered: Lowered
@@ -66,11 +73,17 @@ class ProductParts(Multiplied):
     results: tuple[Scalar, ...]
     places: tuple[Dim, ...]
     swapped: bool = False
+    zeros: tuple[tuple[Scalar | None, Scalar | None], ...] = ()
 
     @property
     def operand(self) -> int:
-        """Their type."""
+        """Their type; of integers the right operands may have another one of that size."""
         return self.left.dtype
+
+    @property
+    def integers(self) -> bool:
+        """Whether they are 8-bit integers."""
+        return bool(self.zeros)
 
     def neighbours(self, loop: str) -> bool:
         """Whether every result's neighbours along a loop are so in memory, where sizes divide."""
@@ -88,11 +101,18 @@ def parts_of(lowered: Lowered, products: Sequence[Contract]) -> ProductParts | R
     Raises:
         Unlowerable: sums are used at other places than where they are taken, or rows are reduced.
     """
-    if named := unmultiplied(products):
-        return _refused(f"a product of {named}; its kernels have those of float16, bfloat16 or float32")
+    if not are_bytes(products) and (named := unmultiplied(products)):
+        return _refused(f"a product of {named}; its kernels have those of float16, bfloat16, float32 or 8-bit integers")
     found = [_placed(lowered, products, swapped) for swapped in (False, True)]
     whole = [each for each in found if isinstance(each, ProductParts)]
     return next((each for each in whole if each.neighbours("@n")), whole[0] if whole else found[0])
+
+
+def are_bytes(products: Sequence[Contract]) -> bool:
+    """Whether products are of 8-bit integers, or these less zero points, all operands on one side of one type."""
+    found = [[numbers_of(operand) for operand in each.operands] for each in products]
+    kinds = [{None if side is None else side.numbers.dtype for side in sides} for sides in zip(*found, strict=True)]
+    return all(len(types) == 1 and None not in types for types in kinds)
 
 
 def other_way(parts: ProductParts, products: Sequence[Contract]) -> ProductParts | None:
@@ -124,8 +144,12 @@ def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> Pr
     place = tuple(at[axis] for axis in range(first.rank))
     puller = Puller(space, sums=dict.fromkeys(products, place))
     one, other = (1, 0) if swapped else (0, 1)
-    left = _operand(first, one, at, puller)
-    rights = tuple(_operand(each, other, at, puller) for each in products)
+    left, *_ = _operand(first, one, at, puller)
+    rights = tuple(_operand(each, other, at, puller)[0] for each in products)
+    zeros = tuple((_operand(each, one, at, puller)[1], _operand(each, other, at, puller)[1]) for each in products)
+    along = Lanes(space, puller, "@k", "", 1)
+    if any(zero is not None and along.moves(zero) for pair in zeros for zero in pair):
+        return _refused("zero points change along what its product sums up")
     outputs = _outputs(lowered, dict.fromkeys(products, place), space)
     if outputs is None:
         return _refused("what follows the product changes the number of its elements")
@@ -133,7 +157,7 @@ def _placed(lowered: Lowered, products: Sequence[Contract], swapped: bool) -> Pr
     places = tuple(space.linear(out, output.shape) for output, out in outputs.items())
     return ProductParts(
         lowered, puller, extents["@b"], extents["@m"], extents["@n"], extents["@k"], left, rights, results, places,
-        swapped)
+        swapped, zeros if are_bytes(products) else ())
 
 
 def _outputs(
@@ -154,8 +178,13 @@ def _is_beside(products: Sequence[Contract], swapped: bool) -> bool:
                for each in products)
 
 
-def _operand(contract: Contract, side: int, at: Mapping[int, Dim], puller: Puller) -> Scalar:
-    return puller.element(contract.operands[side], tuple(at[loop] for loop in contract.axes[side]))
+def _operand(contract: Contract, side: int, at: Mapping[int, Dim], puller: Puller) -> tuple[Scalar, Scalar | None]:
+    """An operand's element; of integers the numbers' and their zero point's."""
+    operand, place = contract.operands[side], tuple(at[loop] for loop in contract.axes[side])
+    found = numbers_of(operand) or Numbers(operand, None)
+    zero = found.zero
+    return puller.element(found.numbers, place), None if zero is None else puller.element(
+        Expand(zero.dtype, operand.shape, zero), place)
 
 
 # ---- How operands are read, and results stored. ----
@@ -203,7 +232,7 @@ def result_lanes(
     """Lanes of the results' vectors along their columns, or where rows are places of windows along a line of so many of
     these, and the guards under which they are so."""
     loop, extents = ("@n", [parts.columns]) if line is None else ("@m", [parts.rows, line])
-    lanes = parts.lanes(loop, parts.width)
+    lanes = parts.lanes(loop, min(parts.width, MOST_WIDE))
     moving = moving_loads(parts.results, lanes)
     stored = all(lanes.stride(place) == 1 and lanes.aligned(place) for place in parts.places)
     if not stored or not all(map(lanes.may_divide, extents)):

@@ -35,10 +35,11 @@ ROWS_AT_ONCE = 4
 class ProductText:
     """Writes the body of a kernel for one shape of tiles.
 
-    ``past``: what becomes of the rows behind one past the last.
+    ``past``: what becomes of the rows behind one past the last; ``sum_type``: what sums are.
     """
 
     past = "break"
+    sum_type = "float"
 
     def __init__(
         self, parts: ProductParts, sides: Sequence[Side], results: Lanes, shape: ProductShape, sizes: Mapping[str, str]
@@ -65,13 +66,8 @@ class ProductText:
 
     def _constants(self) -> list[str]:
         shape, depth = self.shape, STAGE_BYTES // self.parts.size
-        element = TYPES[self.parts.left.dtype].storage
-        if shape.together:
-            warp = ["constexpr int rows16 = 1, columns8 = columns / 8;",
-                    "const int own_row = warp * 16, own_column = 0;"]
-        else:
-            warp = ["constexpr int rows16 = 4, columns8 = 4;",
-                    "const int own_row = warp / (columns / 32) * 64, own_column = warp % (columns / 32) * 32;"]
+        element, other = (TYPES[dtype].storage for dtype in (self.parts.left.dtype, self.parts.rights[0].dtype))
+        right = "T" if other == element else other
         return [
             f"using T = {element};",
             *(self._instruction(element) if shape.together else ()),
@@ -81,10 +77,18 @@ class ProductText:
             "extern __shared__ __align__(16) unsigned char of_dynamic[];",
             f"unsigned char* const shared = {'of::tiles_from(of_dynamic)' if shape.together else 'of_dynamic'};",
             "T* const left_tiles = reinterpret_cast<T*>(shared);",
-            "T* const right_tiles = left_tiles + stages * rows * depth;",
+            f"{right}* const right_tiles = {_from('left_tiles + stages * rows * depth', right)};",
             "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
-            *warp,
+            *self._warp(),
         ]
+
+    def _warp(self) -> list[str]:
+        """Which part of the tile a warp multiplies."""
+        if self.shape.together:
+            return ["constexpr int rows16 = 1, columns8 = columns / 8;",
+                    "const int own_row = warp * 16, own_column = 0;"]
+        return ["constexpr int rows16 = 4, columns8 = 4;",
+                "const int own_row = warp / (columns / 32) * 64, own_column = warp % (columns / 32) * 32;"]
 
     def _instruction(self, element: str) -> list[str]:
         kind = "bf16" if element == "__nv_bfloat16" else "f16"
@@ -119,11 +123,6 @@ class ProductText:
 
     def _loop(self) -> list[str]:
         k = self.extents["k"]
-        product = "multiply_own_tf32<" if self.parts.rounds else "multiply_own<T, "
-        multiplied = (self._together() if self.shape.together else [
-            f"of::{product}rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>("
-            "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"])
-        sums = "float sums[rows16][columns8][4];" if self.shape.together else "float sums[rows16][columns8][4] = {};"
         return [
             "const auto bring = [&](idx start, int turn) {",
             *indented(self._brought()), "};",
@@ -131,7 +130,7 @@ class ProductText:
             f"constexpr int behind = {int(self.shape.overlaps)}, ahead = stages - 1 - behind;",
             *unrolled("int stage = 0; stage < ahead; ++stage", [
                 f"if (stage * depth < {k}) bring(stage * depth, stage);", "of::copies_asked();"]),
-            sums,
+            self._sums(),
             "int turn = 0;",
             f"for (idx start = 0; start < {k}; start += depth) {{",
             *indented([
@@ -141,12 +140,23 @@ class ProductText:
                 "__syncthreads();",
                 f"if (start + ahead * depth < {k}) bring(start + ahead * depth, (turn + ahead) % stages);",
                 "of::copies_asked();",
-                *multiplied,
+                *(self._together() if self.shape.together else self._alone()),
                 "turn = (turn + 1) % stages;",
             ]),
             "}",
             *(self._finished() if self.shape.together else ()),
         ]
+
+    def _sums(self) -> str:
+        """What a thread has of the sums."""
+        return f"float sums[rows16][columns8][4]{'' if self.shape.together else ' = {}'};"
+
+    def _alone(self) -> list[str]:
+        """Multiply a stage."""
+        product = "multiply_own_tf32<" if self.parts.rounds else "multiply_own<T, "
+        return [
+            f"of::{product}rows, columns, depth, {_flag(self.left)}, {_flag(self.rights[0])}>("
+            "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"]
 
     def _together(self) -> list[str]:
         return [
@@ -175,13 +185,15 @@ class ProductText:
         """Fill ``own`` rows, behind ``offset``, of a tile that has ``rows``: vectors of each row, or of what is summed
         over, zeros past the ends."""
         writer, loop = self._writer(side.lanes), side.loop.removeprefix("@")
-        place = f"place_tf32<{_flag(side)}, " if self.parts.rounds else "place<"
+        place = self._swizzle(side)
         line, column, lines, columns, at = (
             ("k", loop, "depth", own, f"of::{place}depth>(line, {offset}column)") if side.across else
             (loop, "k", own, "depth", f"of::{place}{rows}>({offset}line, column)"))
         first = {"k": "start", loop: f"first_{loop}"}
         inside = f"{line} < {self.extents[line]} && {column} < {self.extents[column]}"
-        body = [f"const idx {line} = {first[line]} + line;", f"T* const to = {tile} + {at};",
+        kinds = {TYPES[dtype].storage for dtype in (self.parts.left.dtype, side.scalar.dtype)}
+        other = [f"using T = {TYPES[side.scalar.dtype].storage};"] if len(kinds) > 1 else []
+        body = [f"const idx {line} = {first[line]} + line;", *other, f"T* const to = {tile} + {at};",
                 *_vector(side, writer, inside)]
         return [
             "{",
@@ -201,6 +213,10 @@ class ProductText:
             ]),
             "}",
         ]
+
+    def _swizzle(self, side: Side) -> str:
+        """What places elements in a tile, as far as to the number of its lines."""
+        return f"place_tf32<{_flag(side)}, " if self.parts.rounds else "place<"
 
     def _first(self, thread: str, past: str) -> str:
         """A thread's first column; past them all for threads that are too few for one more line."""
@@ -242,7 +258,7 @@ class ProductText:
                 "for (int first = 0; first < all; first += passes) {",
                 *indented(self._results(
                     ["const idx line = of::imin((int)(" + line + "), rows - 1), row = first_m + line;",
-                     "const float* const sums_of_row = laid + line * long_row + column;"],
+                     f"const {self.sum_type}* const sums_of_row = laid + line * long_row + column;"],
                     "of::load<width>(sums_of_row{})",
                     [f"const int line = {line};", "if (line >= rows) break;", "const idx m = first_m + line;"])),
                 "}",
@@ -286,6 +302,11 @@ class ProductText:
 def _vector(side: Side, writer: Writer, inside: str) -> list[str]:
     """Lines that bring one vector ``to`` a tile, zeros where it is not ``inside``."""
     return (copied if side.copied else computed)(writer, side.scalar, inside)
+
+
+def _from(tiles: str, element: str) -> str:
+    """Where tiles of another type than T begin."""
+    return tiles if element == "T" else f"reinterpret_cast<{element}*>({tiles})"
 
 
 def _flag(side: Side) -> str:

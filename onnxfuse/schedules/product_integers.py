@@ -1,0 +1,127 @@
+"""Products of 8-bit integers: their blocks, and the text of their kernels.
+
+Tiles come as those of floats do, and lie as they lie in memory: an operand whose neighbours are not those that are
+summed over is turned when a warp takes it out of shared memory.  Sums are those of the numbers as they are; what zero
+points take off them follows from the totals of either operand's rows, which are summed up on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from onnxfuse.ir.scalars import TYPES
+from onnxfuse.lowering.pull import Contracted, Scalar
+from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS
+from onnxfuse.schedules.lanes import Lanes
+from onnxfuse.schedules.product_parts import Side
+from onnxfuse.schedules.product_shape import FLOATS, STAGE_BYTES, ProductShape
+from onnxfuse.schedules.product_text import ProductText
+from onnxfuse.schedules.text import Writer
+
+INTEGER_TILES = {(128, 128): 1.0, (128, 256): 1.1, (256, 128): 1.1, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65}
+"""Rows and columns of a block, and the rate that they are taken to reach beside one of 128 x 128."""
+
+WARP_TILES = ((128 * 128, (64, 64)), (64 * 128, (64, 32)), (0, (32, 32)))
+"""Rows and columns of one warp's part of a tile, by the elements that the tile has at least.  The larger it is the more
+products are made of a byte that comes from shared memory; four warps, one for each part of a multiprocessor, there are
+in any case."""
+
+
+@dataclass(frozen=True)
+class IntegerShape(ProductShape):
+    """A block for integers."""
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        """Rows and columns of the part of one warp."""
+        return next(part for least, part in WARP_TILES if self.rows * self.columns >= least)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        rows, columns = self.warp_tile
+        return self.rows // rows * (self.columns // columns)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the stages, where the sums come to lie later, and the totals behind them."""
+        staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
+        return max(staged, 4 * (self.rows * (self.columns + FLOATS) + self.rows + self.columns))
+
+    @property
+    def beside(self) -> int:
+        """Blocks that a multiprocessor is to hold at least."""
+        held = REGISTERS // (32 * self.warps * (prod(self.warp_tile) // 32 + 100))
+        return max(1, min(held, ALL_SHARED // (self.shared + BLOCK_BYTES)))
+
+
+class IntegerText(ProductText):
+    """Writes the body of a kernel of integers."""
+
+    sum_type = "int"
+
+    def _writer(self, lanes: Lanes) -> Writer:
+        def corrected(scalar: Scalar) -> str | None:
+            return self._less_zeros(scalar.number, writer) if isinstance(scalar, Contracted) else None
+
+        writer = Writer(lanes, self.sizes, corrected)
+        return writer
+
+    def _less_zeros(self, number: int, writer: Writer) -> str:
+        """A sum less what zero points take off it."""
+        zeros = self.parts.zeros[number]
+        if zeros == (None, None):
+            return f"sums{number}.at[v]"
+        own, other = ("0" if zero is None else writer.scalar(zero) for zero in zeros)
+        offset = f"{number} * own_columns + " if number else ""
+        row = "0" if zeros[1] is None else "row_totals[line]"
+        column = "0" if zeros[0] is None else f"column_totals[{offset}column + v]"
+        return f"of::less_zeros(sums{number}.at[v], {own}, {other}, {row}, {column}, {self.extents['k']})"
+
+    @property
+    def _totals(self) -> tuple[bool, bool]:
+        """Whether totals of rows are asked for, and of columns."""
+        zeros = self.parts.zeros
+        return any(other is not None for _, other in zeros), any(own is not None for own, _ in zeros)
+
+    def _warp(self) -> list[str]:
+        assert isinstance(self.shape, IntegerShape)
+        rows, columns = self.shape.warp_tile
+        return [f"constexpr int rows16 = {rows // 16}, columns8 = {columns // 8};",
+                f"const int own_row = warp / (columns / {columns}) * {rows}, "
+                f"own_column = warp % (columns / {columns}) * {columns};"]
+
+    def _sums(self) -> str:
+        return "of::ByteSums<rows16, columns8> sums = {};"
+
+    def _swizzle(self, side: Side) -> str:
+        return f"place_bytes<{_flag(side.across)}, "
+
+    def _alone(self) -> list[str]:
+        right = self.rights[0]
+        flags = ", ".join(map(_flag, (self.left.across, right.across, *self._totals)))
+        return [f"of::multiply_own_bytes<T, {TYPES[right.scalar.dtype].storage}, rows, columns, depth, {flags}>("
+                "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"]
+
+    def _laid_out(self) -> list[str]:
+        rows, columns = self._totals
+        left, right = (_flag(side.across) for side in (self.left, self.rights[0]))
+        behind = "rows * long_row"
+        return [
+            "// Everybody is done with the operands.",
+            "__syncthreads();",
+            f"constexpr int long_row = columns + {FLOATS};",
+            "int* const laid = reinterpret_cast<int*>(shared);",
+            f"of::lay_bytes_out<{left}, {right}>(laid, long_row, sums, own_row, own_column);",
+            *([f"int* const row_totals = laid + {behind};",
+               f"if (own_column == 0) of::lay_row_totals<{left}>(row_totals, sums, own_row);"] if rows else []),
+            *([f"int* const column_totals = laid + {behind} + rows;",
+               f"if (own_row == 0) of::lay_column_totals<{right}>(column_totals, sums, own_column);",
+               ] if columns else []),
+            "__syncthreads();",
+        ]
+
+
+def _flag(flag: bool) -> str:
+    return "true" if flag else "false"

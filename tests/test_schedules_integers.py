@@ -1,0 +1,215 @@
+"""Products of quantised numbers as products of the integers, against float64: types, zero points, scales, layouts."""
+
+# ruff: noqa: E501 (a model is one line)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import product as combined
+
+import numpy as np
+import pytest
+from emulator import run_plan
+from kernel_harness import Made, arguments, check, make, random_inputs, refused, told
+from numpy.typing import NDArray
+
+from onnxfuse.compiling import source_of
+from onnxfuse.ir.integers import MOST
+from onnxfuse.runtime.compile import architectures, default_compiler
+
+TYPES = ("int8", "uint8")
+BYTES = "of::multiply_own_bytes"
+PAIR = ("x = DequantizeLinear(a, s, z) w = DequantizeLinear<axis = {axis}>(b, t, u) ")
+GIVEN = "float s, A z, float[N] t, B[N] u"
+FORMS = {
+    "plain": f"g (A[M,64] a, B[64,N] b, {GIVEN}) => (float[M,N] y) {{ {PAIR.format(axis=1)} y = MatMul(x, w) }}",
+    "k last of both": f"g (A[M,64] a, B[N,64] b, {GIVEN}) => (float[M,N] y) {{ {PAIR.format(axis=0)} y = Gemm<transB = 1>(x, w) }}",
+    "k first of both": f"g (A[64,M] a, B[64,N] b, {GIVEN}) => (float[M,N] y) {{ {PAIR.format(axis=1)} y = Gemm<transA = 1>(x, w) }}",
+    "k first and last": f"g (A[64,M] a, B[N,64] b, {GIVEN}) => (float[M,N] y) {{ {PAIR.format(axis=0)} y = Gemm<transA = 1, transB = 1>(x, w) }}",
+    "results across": f"g (A[M,64] a, B[64,N] b, {GIVEN}) => (float[N,M] y) {{ {PAIR.format(axis=1)} p = MatMul(x, w) y = Transpose(p) }}",
+    "a batch": f"g (A[3,M,64] a, B[64,N] b, {GIVEN}) => (float[3,M,N] y) {{ {PAIR.format(axis=1)} y = MatMul(x, w) }}",
+}
+TAIL = ("g (int8[M,K] a, int8[K,N] b, float s, float t, float[N] c, float[M,N] r) => (int8[M,N] y) <float v = {0.0625}, int8 o = {3}> "
+        "{ x = DequantizeLinear(a, s) w = DequantizeLinear(b, t) p = MatMul(x, w) q = Add(p, c) e = Relu(q) f = Add(e, r) y = QuantizeLinear(f, v, o) }")
+SIZES = ({"M": 1, "N": 1}, {"M": 31, "N": 33}, {"M": 96, "N": 144}, {"M": 130, "N": 208})
+
+
+def made_of(text: str, planned: Mapping[str, int] | None = None, **kinds: str) -> Made:
+    for name, kind in kinds.items():
+        text = re.sub(rf"\b{name}\b", kind, text)
+    made = make(text, planned=planned)
+    assert made.kernel.schedule == "product"
+    return made
+
+
+def is_integer(made: Made) -> bool:
+    return BYTES in made.kernel.source
+
+
+def inputs_of(made: Made, sizes: Mapping[str, int], seed: int = 0, *, points: bool = True) -> dict[str, NDArray]:
+    """All numbers that 8 bits have, their zero points too, and scales that are powers of two."""
+    random, found = np.random.default_rng(seed), random_inputs(made, sizes, seed)
+    for name, array in found.items():
+        if array.dtype in (np.int8, np.uint8):
+            limits = np.iinfo(array.dtype)
+            found[name] = random.integers(limits.min, limits.max + 1, array.shape).astype(array.dtype)
+            if name in ("z", "u") and not points:
+                found[name] = np.zeros_like(found[name])
+        elif name in ("s", "t"):
+            found[name] = np.exp2(random.integers(-6, 0, array.shape)).astype(array.dtype)
+        else:
+            found[name] = np.round(array * 64).astype(array.dtype) / 64
+    return found
+
+
+@pytest.mark.parametrize(("left", "right"), [*combined(TYPES, TYPES)])
+def test_types_and_zero_points(left: str, right: str) -> None:
+    """Of either sign; every result is exact, for float32 holds it."""
+    made = made_of(FORMS["plain"], A=left, B=right)
+    assert is_integer(made)
+    for seed, sizes in enumerate(SIZES):
+        inputs = inputs_of(made, sizes, seed)
+        check(made, inputs)
+        (got,) = run_plan(made.kernel.plan, made.kernel.source, arguments(made, inputs))
+        a, b = (inputs[name].astype(np.float64) - inputs[zero].astype(np.float64) for name, zero in ("az", "bu"))
+        wanted = a @ b * inputs["s"].astype(np.float64) * inputs["t"]
+        np.testing.assert_array_equal(got, wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("case", FORMS)
+@pytest.mark.parametrize("left", TYPES)
+def test_forms(case: str, left: str) -> None:
+    """However operands and results lie, copied as they do."""
+    made = made_of(FORMS[case], {"M": 144, "N": 96}, A=left, B="int8")
+    assert is_integer(made) and made.kernel.code.functions[0].body.count("of::copy_async") == 2
+    for sizes in ({"M": 17, "N": 33}, {"M": 144, "N": 80}):
+        check(made, inputs_of(made, sizes))
+
+
+@pytest.mark.parametrize("depth", [1, 31, 33, 128, 136, 400, 4097])
+def test_tails(depth: int) -> None:
+    """Of what is summed over, with bias, activation, residual and the rounding to the next layer's numbers behind."""
+    made = made_of(TAIL.replace("K]", f"{depth}]").replace("[K", f"[{depth}"))
+    assert is_integer(made)
+    for sizes in ({"M": 5, "N": 17}, {"M": 40, "N": 48}) if depth < 1000 else ({"M": 3, "N": 16},):
+        inputs = inputs_of(made, sizes)
+        inputs["s"] = np.float32(2.0**-12)
+        inputs["r"] = np.round(inputs["r"])
+        check(made, inputs)
+
+
+@pytest.mark.parametrize("sizes", [{"M": 0, "N": 5}, {"M": 5, "N": 0}])
+def test_nothing(sizes: Mapping[str, int]) -> None:
+    made = made_of(FORMS["plain"], A="uint8", B="int8")
+    check(made, inputs_of(made, sizes))
+
+
+@pytest.mark.parametrize("order", ["backward", 3])
+def test_threads_in_any_order(order: str | int) -> None:
+    """Nobody multiplies a stage that is not there, or reads totals that are not."""
+    made = made_of(FORMS["plain"].replace("64", "528"), {"M": 4096, "N": 4096}, A="uint8", B="int8")
+    check(made, inputs_of(made, {"M": 70, "N": 144}), orders=[order], limit=1)
+
+
+def test_every_choice() -> None:
+    """Tiles of all shapes, whose warps have parts of two."""
+    planned = {"M": 4096, "N": 4096}
+    made = made_of(FORMS["plain"], planned, A="int8", B="uint8")
+    assert len(made.kernel.choices) >= 5
+    for choice in made.kernel.choices:
+        check(told(made, choice, planned), inputs_of(made, {"M": 140, "N": 272}), limit=1, misalign=False)
+
+
+@pytest.mark.parametrize("text", [
+    "g (A[M,64] a, int8[64,N] b, int8[64,N] c, float s, A z, float t, float v) => (float[M,N] y) "
+    "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t) e = DequantizeLinear(c, v) p = MatMul(x, w) q = MatMul(x, e) f = Sigmoid(p) y = Mul(f, q) }",
+    "g (A[M,64] a, int8[64,N] b, int8[64,N] c, int8[64,N] d, float s, A z, float t, int8 u) => (float[M,N] k, float[M,N] l, float[M,N] y) "
+    "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t, u) e = DequantizeLinear(c, t) f = DequantizeLinear(d, t, u) k = MatMul(x, w) l = MatMul(x, e) y = MatMul(x, f) }",
+], ids=["a gate", "queries, keys and values"])
+@pytest.mark.parametrize("left", TYPES)
+def test_products_side_by_side(text: str, left: str) -> None:
+    """Each with the zero points that are its own."""
+    made = made_of(text, {"M": 144, "N": 128}, A=left)
+    assert is_integer(made)
+    for sizes in ({"M": 33, "N": 17}, {"M": 70, "N": 144}):
+        inputs = inputs_of(made, sizes) | {"t": np.float32(2.0**-8), "v": np.float32(2.0**-9)}
+        check(made, inputs, slack=4)
+
+
+def test_heads() -> None:
+    """Views between the rounding and the product, of both operands."""
+    made = made_of("g (int8[2,S,64] a, uint8[2,T,64] b, float s, int8 z, float t, uint8 u) => (float[2,4,S,T] y) <int64[4] h = {2,-1,4,16}> "
+                   "{ x = DequantizeLinear(a, s, z) w = DequantizeLinear(b, t, u) e = Reshape(x, h) f = Reshape(w, h) "
+                   "q = Transpose<perm = [0,2,1,3]>(e) k = Transpose<perm = [0,2,3,1]>(f) y = MatMul(q, k) }")
+    assert is_integer(made)
+    check(made, inputs_of(made, {"S": 33, "T": 40}))
+
+
+def test_an_operand_that_is_rounded_on_its_way() -> None:
+    made = made_of("g (float[M,64] a, int8[64,N] b, float s, float t) => (float[M,N] y) <uint8 z = {128}> "
+                   "{ q = QuantizeLinear(a, s, z) x = DequantizeLinear(q, s, z) w = DequantizeLinear(b, t) y = MatMul(x, w) }")
+    assert is_integer(made)
+    check(made, inputs_of(made, {"M": 33, "N": 48}))
+
+
+@pytest.mark.parametrize("text", [
+    "g (A[M,64] a, B[64,N] b, A[M,1] z, B[N] u) => (int32[M,N] y) { y = MatMulInteger(a, b, z, u) }",
+    "g (A[2,M,64] a, B[2,64,N] b, A z, B u) => (int32[2,M,N] y) { y = MatMulInteger(a, b, z, u) }",
+    "g (A[M,64] a, B[64,N] b, A z, float s, float[N] t) => (float[M,N] y) "
+    "{ p = MatMulInteger(a, b, z) q = Cast<to = 1>(p) f = Mul(s, t) y = Mul(q, f) }",
+    "g (A[M,64] a, B[64,N] b, A z, float s, float[N] t, B[N] u, A o) => (A[M,N] y) <float v = {40.7}> { y = QLinearMatMul(a, s, z, b, t, u, v, o) }",
+], ids=["by rows and columns", "a batch", "scaled", "rounded"])
+@pytest.mark.parametrize(("left", "right"), [("uint8", "int8"), ("int8", "uint8")])
+def test_operators_on_integers(text: str, left: str, right: str) -> None:
+    made = made_of(text, A=left, B=right)
+    assert is_integer(made)
+    for sizes in SIZES[:3]:
+        check(made, inputs_of(made, sizes))
+
+
+@pytest.mark.parametrize("attributes", ["", "<pads = [1,1,1,1], strides = [2,2]>"])
+def test_convolutions(attributes: str) -> None:
+    """Whose padding is zero, as that of the numbers is where there is no zero point."""
+    size, taps = ("4", "3") if attributes else ("8", "1")
+    made = made_of(f"g (int8[2,16,8,8] a, int8[24,16,{taps},{taps}] b, float s, float[24] t) => (float[2,24,{size},{size}] y) "
+                   f"{{ x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 0>(b, t) y = Conv{attributes}(x, w) }}")
+    assert is_integer(made)
+    check(made, inputs_of(made, {}))
+
+
+@pytest.mark.parametrize(("depth", "left", "zero", "held"), [
+    (MOST // 128 // 128, "int8", "", True), (MOST // 128 // 128 + 1, "int8", "", False), (MOST // 255 // 128, "uint8", "", True),
+    (MOST // 255 // 128 + 1, "int8", ", z", False), (40000, "uint8", ", o", True), (80000, "uint8", ", z", False)])
+def test_sums_that_int32_holds(depth: int, left: str, zero: str, held: bool) -> None:
+    """Others are of floats, as are those of nobody knows how many."""
+    text = (f"g (A[M,D] a, int8[D,N] b, float s, float t, A z) => (float[M,N] y) <A o = {{{128 if left == 'uint8' else 0}}}> "
+            f"{{ x = DequantizeLinear(a, s{zero}) w = DequantizeLinear(b, t) y = MatMul(x, w) }}")
+    assert is_integer(made_of(text.replace("D]", f"{depth}]").replace("[D", f"[{depth}"), A=left)) == held
+    assert not is_integer(made_of(text, A=left))
+
+
+@pytest.mark.parametrize("text", [
+    "g (int8[M,64] a, int8[64,N] b, float s, float[64] t) => (float[M,N] y) { x = DequantizeLinear(a, s) w = DequantizeLinear<axis = 0>(b, t) y = MatMul(x, w) }",
+    "g (float[M,64] x, int8[64,N] b, float t) => (float[M,N] y) { w = DequantizeLinear(b, t) y = MatMul(x, w) }",
+    "g (int8[M,64] a, int16[64,N] b, float s, float t) => (float[M,N] y) { x = DequantizeLinear(a, s) w = DequantizeLinear(b, t) y = MatMul(x, w) }",
+], ids=["a scale along the sum", "weights alone", "16 bits"])
+def test_what_stays_a_product_of_floats(text: str) -> None:
+    assert not is_integer(made_of(text))
+
+
+@pytest.mark.parametrize("text", [
+    "g (int8[M,64] a, int8[64,N] b, int8[1,64] z) => (int32[M,N] y) { p = Cast<to = 6>(a) q = Cast<to = 6>(z) d = Sub(p, q) w = Cast<to = 6>(b) y = MatMul(d, w) }",
+    "g (int32[M,64] a, int32[64,N] b) => (int32[M,N] y) { y = MatMul(a, b) }"])
+def test_what_has_no_kernel(text: str) -> None:
+    """Zero points that change along the sum, and integers that are not quantised."""
+    assert refused(text).code == "product-structure"
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_they_compile_and_spill_nothing(architecture: int) -> None:
+    """What is planned for large products, all signs among it."""
+    for left, right in combined(TYPES, TYPES):
+        made = made_of(FORMS["k last of both" if left == right else "plain"], {"M": 4096, "N": 4096}, A=left, B=right)
+        figures = default_compiler().figures(source_of(made.kernel.source, made.kernel.plan), f"sm_{architecture}")
+        assert all(each.spilled_bytes == 0 for name, each in figures.items() if "_v" in name), figures
