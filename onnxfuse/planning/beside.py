@@ -14,6 +14,7 @@ from onnxfuse.operators.classes import moves_innermost
 from onnxfuse.planning.admission import Facts
 from onnxfuse.planning.context import Context
 from onnxfuse.planning.contractions import COMPUTES, MOVES, UNMEASURED, is_scale, listed, measured_cost, stays
+from onnxfuse.planning.dequantised import QUANTIZE, dequantising
 from onnxfuse.planning.grow import escaping
 from onnxfuse.planning.weighing import CandidatePool, Members, ordered
 from onnxfuse.refusal import Refusal
@@ -28,17 +29,32 @@ class Beside:
 
     def __init__(
         self, products: Sequence[Node], graph: Graph, facts: Mapping[Node, Facts], *, transposes: bool = False,
-        more: Members = frozenset(),
+        more: Members = frozenset(), numbers: bool = False,
     ) -> None:
         """``products``: of the same shape; ``transposes``: whether what moves the innermost axis is such too, and
-        nothing but views is computed of operands, which are read once for every tile; ``more``: what has to be in."""
+        nothing but views is computed of operands, which are read once for every tile; ``more``: what has to be in;
+        ``numbers``: whether what dequantises all operands has to be, where it can."""
         self.products, self.graph, self.facts, self.transposes = products, graph, facts, transposes
-        self.core = self._core() | more
+        self.dequantising = self._dequantising() if numbers else frozenset[Node]()
+        self.core = self._core() | more | self.dequantising
 
     def _core(self) -> Members:
         """The products with what takes their operands back that lie another way."""
         own = set(self.products)
         return frozenset(own.union(*(self._returned(product.inputs[:2], own) for product in self.products)))
+
+    def _dequantising(self) -> Members:
+        """The nodes that dequantise all operands, and that nothing but them and the products reads."""
+        members = set(self.products)
+
+        def admits(value: Value) -> bool:
+            node = value.producer
+            if node is None or node not in self.facts or not stays(value, members):
+                return False
+            members.add(node)
+            return True
+
+        return dequantising(self.products, self.graph, admits)
 
     def _returned(self, values: Sequence[Value | None], members: set[Node]) -> set[Node]:
         """What takes values back for a region alone that lie another way."""
@@ -63,6 +79,11 @@ class Beside:
             return []
         (value,) = escaping(set(steps[-1][0]))
         return [steps[computed - 1][0]] if len(value.consumers) > 1 else []
+
+    def rounded(self) -> list[Members]:
+        """The products with what is computed of their results as far as to the last that is quantised: whoever reads
+        that takes it as it is."""
+        return [members for members, node in self._behind() if node.op == QUANTIZE][-1:]
 
     def unscaled(self) -> list[Members]:
         """The products with what is computed of their results, but not the views and factors that end it: an attention
@@ -167,7 +188,7 @@ class Offer:
         least = beside.least()
         whole = next((each for each in beside.behind() if self._weigh(each) is not Outcome.REFUSED), least)
         for members in dict.fromkeys(
-                (whole, beside.before(whole), *beside.untransposed(), *beside.unscaled(), least)):
+                (whole, beside.before(whole), *beside.rounded(), *beside.untransposed(), *beside.unscaled(), least)):
             if members not in self.taken and members not in self.refused:
                 self._weigh(members)
         refusal, cost = self.refused.get(least, (None, None))
@@ -189,9 +210,10 @@ class Offer:
             refusal = replace(refusal, node=beside.products[0].label, rule=self.stage)
             self.pool.refuse(members, self.stage, refusal, cost)
 
-    def together(self, apart: Sequence[Beside]) -> None:
-        """Weigh products of one operand whose results go ways of their own, with what is computed of each."""
-        *more, least = (frozenset[Node]().union(*parts) for parts in zip(
+    def together(self, apart: Sequence[Beside], before: Members = frozenset()) -> None:
+        """Weigh products of one operand whose results go ways of their own, with what is computed of each, and what is
+        before all of them."""
+        *more, least = (before.union(*parts) for parts in zip(
             *((*each.alike(), each.core) for each in apart), strict=True))
         outcomes = [self._weigh(members, apart=True) for members in dict.fromkeys(more)]
         if all(each is Outcome.REFUSED for each in outcomes):

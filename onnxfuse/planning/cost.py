@@ -21,6 +21,7 @@ from onnxfuse.graph.sizes import contents_of, shapes_of
 from onnxfuse.lowering.launch import Situation
 from onnxfuse.operators import OperatorClass, classify
 from onnxfuse.operators.classes import is_undone, moves_innermost, pools, slides, undoes
+from onnxfuse.planning.dequantised import dequantising
 from onnxfuse.planning.hardware import Profile
 from onnxfuse.planning.memory import memory_saved
 from onnxfuse.planning.traffic import KernelTraffic, Ledger
@@ -410,9 +411,11 @@ def _moved(nodes: Collection[Node]) -> tuple[tuple[Value, ...], tuple[Value, ...
 
 
 def _product_type(nodes: Collection[Node], ledger: Ledger) -> int | None:
-    """Operand type of the first product among the nodes."""
+    """Operand type of the first product among the nodes, 8 bits where all that these multiply is dequantised there."""
     products = [node for node in nodes if ledger.node(node).product]
     if not products:
         return None
+    if len(nodes) > len(products) and dequantising(products, ledger.graph, lambda value: value.producer in nodes):
+        return TensorProto.INT8
     operand: Value | None = min(products, key=lambda node: node.index).inputs[0]
     return operand.dtype if operand is not None else None

@@ -63,6 +63,7 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
             Offer(pool, context, STAGE, trusted=False).around(beside)
         elif (around := next(beside.behind(), None)) is not None:
             pool.refuse(around, STAGE, replace(kept, node=group[0].label, rule=STAGE))
+    _offer_integers(products, pool, context)
     for node in products:
         core = pool.maker.folds.core(node, pool.facts) if kept is None or is_narrow(node.inputs[0]) else frozenset()
         if core:
@@ -72,6 +73,22 @@ def offer_products(pool: CandidatePool, context: Context) -> None:
     for group in _apart(multiplied, pool.facts):
         alone = [Beside([node], pool.maker.view, pool.facts, transposes=True) for node in group]
         Offer(pool, context, STAGE, trusted=False).together(alone)
+
+
+def _offer_integers(products: list[Node], pool: CandidatePool, context: Context) -> None:
+    """Weigh products whose operands are dequantised with what does that, by themselves and side by side."""
+    view, facts = pool.maker.view, pool.facts
+
+    def numbers(group: list[Node]) -> Beside:
+        return Beside(group, view, facts, transposes=True, numbers=True)
+
+    for group in (*([node] for node in products), *_beside(products, facts)):
+        if (beside := numbers(group)).dequantising:
+            Offer(pool, context, STAGE, trusted=False).around(beside)
+    for group in _apart(products, facts):
+        if before := numbers(group).dequantising:
+            alone = [Beside([node], view, facts, transposes=True) for node in group]
+            Offer(pool, context, STAGE, trusted=False).together(alone, before)
 
 
 def _is_held(node: Node) -> bool:

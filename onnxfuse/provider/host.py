@@ -72,7 +72,7 @@ def _find(graph: Graph) -> Host:
     constants = {value for value in graph.values.values() if value.is_constant or _is_folded(value.outer)}
     for node in graph.nodes:
         results = [value for value in node.outputs if value is not None]
-        if not node.has_subgraph and is_deterministic(node) and all(value in constants for value in node.reads()):
+        if _is_foldable(node) and all(value in constants for value in node.reads()):
             folded.add(node)
             constants.update(results)
         elif _runs_on_host(node, values, constants):
@@ -92,6 +92,12 @@ def _is_folded(value: Value | None) -> bool:
     return _folded[value]
 
 
+def _is_foldable(node: Node) -> bool:
+    """Whether the runtime computes a node once where its operands are constants.  DequantizeLinear it keeps, for what
+    it fuses with it."""
+    return not node.has_subgraph and is_deterministic(node) and node.op != "DequantizeLinear"
+
+
 def _is_computed_once(value: Value) -> bool:
     waiting: list[Value | None] = [value]
     seen: set[Value] = set()
@@ -105,7 +111,7 @@ def _is_computed_once(value: Value) -> bool:
         node = here.producer
         if node is None:
             waiting.append(here.outer)
-        elif node.has_subgraph or not is_deterministic(node):
+        elif not _is_foldable(node):
             return False
         else:
             waiting += node.reads()

@@ -33,6 +33,11 @@ class IntegerShape(ProductShape):
     """A block for integers."""
 
     @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return super().name.replace("product", "product_int8", 1)
+
+    @property
     def warp_tile(self) -> tuple[int, int]:
         """Rows and columns of the part of one warp."""
         return next(part for least, part in WARP_TILES if self.rows * self.columns >= least)

@@ -1,0 +1,145 @@
+"""Quantised layers in the planner: what quantises and dequantises comes in with products, and int8 goes between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from emulated import EmulatedRunner, FaultyRunner
+from fake_timer import RUNTIME, FakeTimer
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfuse.measuring.database import open_database
+from onnxfuse.optimised import Optimised
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.rewriting import unfuse
+from onnxfuse.tuning import TuneOptions, tune
+from onnxfuse.verifying import verify
+
+pytestmark = pytest.mark.usefixtures("few_ways")
+
+WIDTH, HIDDEN = 64, 128
+BYTES = "of::multiply_own_bytes"
+
+
+class Layers:
+    """A model of quantised layers, as ONNX Runtime's quantiser leaves them; all scales are powers of two."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind, self.random = kind, np.random.default_rng(0)
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def constant(self, array: np.ndarray) -> str:
+        self.constants.append(numpy_helper.from_array(array, f"c{len(self.constants)}"))
+        return self.constants[-1].name
+
+    def node(self, op: str, *inputs: str, **attributes: object) -> str:
+        name = f"{op}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
+        return name
+
+    def rounded(self, x: str, zero: int = 3) -> str:
+        step = (self.constant(np.array(2.0**-5, self.kind)), self.constant(np.array(zero, np.int8)))
+        return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *step), *step)
+
+    def weights(self, depth: int, columns: int) -> str:
+        numbers = self.constant(self.random.integers(-127, 128, (depth, columns)).astype(np.int8))
+        scales = self.constant(np.exp2(self.random.integers(-11, -8, columns)).astype(self.kind))
+        return self.node("DequantizeLinear", numbers, scales, self.constant(np.zeros(columns, np.int8)), axis=1)
+
+    def layer(self, x: str, depth: int, columns: int) -> str:
+        bias = self.constant(self.random.standard_normal(columns).astype(self.kind))
+        return self.node("Relu", self.node("Add", self.node("MatMul", x, self.weights(depth, columns)), bias))
+
+    def model(self, *results: str, width: int = WIDTH) -> onnx.ModelProto:
+        dtype = TensorProto.FLOAT16 if self.kind is np.float16 else TensorProto.FLOAT
+        graph = helper.make_graph(
+            self.nodes, "layers", [helper.make_tensor_value_info("x", dtype, ["rows", WIDTH])],
+            [helper.make_tensor_value_info(name, dtype, ["rows", width]) for name in results], self.constants)
+        return onnx.shape_inference.infer_shapes(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9))
+
+
+def feed_forward(kind: type = np.float32) -> onnx.ModelProto:
+    layers = Layers(kind)
+    inner = layers.layer(layers.rounded("x"), WIDTH, HIDDEN)
+    return layers.model(layers.layer(layers.rounded(inner), HIDDEN, WIDTH))
+
+
+def projections(kind: type = np.float32) -> onnx.ModelProto:
+    """Of one operand, which is dequantised once."""
+    layers = Layers(kind)
+    x = layers.rounded("x")
+    return layers.model(*(layers.node("Neg", layers.layer(x, WIDTH, HIDDEN)) for _ in range(3)), width=HIDDEN)
+
+
+def planned(model: onnx.ModelProto, **options: object) -> Optimised:
+    wanted = {"dims": {"rows": 96}, "target": "H100", "verify": False, "database": False, **options}
+    return optimise(model, Options(**wanted))  # type: ignore[arg-type]
+
+
+def measured(model: onnx.ModelProto, database: Path, **options: object) -> Optimised:
+    """As planned where products take less time than the runtime's nodes, those of integers least."""
+    timer = FakeTimer(lambda kernel: 50.0 if kernel == RUNTIME else 20.0 if "int8" in kernel else 40.0)
+    with open_database(database) as kept:
+        tune(model, timer, kept, TuneOptions(dims={"rows": 96}))
+    return planned(model, database=database, least_gain=1.0, **options)
+
+
+def operators(made: Optimised, *, chosen: bool) -> list[tuple[list[str], bool]]:
+    """Those of the regions with products, and whether these are of integers."""
+    regions = made.plan.fusions if chosen else made.plan.with_products
+    return [([node.op for node in region.nodes], BYTES in region.kernel.source)
+            for region in regions if region.rule == "products"]
+
+
+def test_what_comes_in() -> None:
+    """Both ends of a layer: what follows reads 8-bit numbers, where it does not want floats."""
+    found = operators(planned(feed_forward(), eager=True), chosen=False)
+    layer = ["DequantizeLinear", "DequantizeLinear", "MatMul", "Add", "Relu"]
+    assert (layer, True) in found and ([*layer, "QuantizeLinear"], True) in found
+    assert (["MatMul", "Add", "Relu"], False) in found  # as it stands beside what dequantises
+
+
+def test_projections_share_what_dequantises_their_operand() -> None:
+    found = operators(planned(projections(), eager=True), chosen=False)
+    whole = max(found, key=lambda each: len(each[0]))
+    assert whole[1] and whole[0].count("DequantizeLinear") == 4 and whole[0].count("MatMul") == 3
+    assert whole[0].count("Neg") == 3
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("model", [feed_forward, projections])
+def test_what_was_measured_faster_is_taken(model: object, kind: type, tmp_path: Path) -> None:
+    """And is right, by the nodes that it stands for."""
+    source = model(kind)  # type: ignore[operator]
+    made = measured(source, tmp_path / "measurements.sqlite")
+    found = operators(made, chosen=True)
+    assert found and all(integers for _, integers in found)
+    products = [node for node in source.graph.node if node.op_type == "MatMul"]
+    assert sum(names.count("MatMul") for names, _ in found) == len(products)
+    result = verify(made, EmulatedRunner())
+    assert result.kernels_run and {each.verdict for each in result.nodes} == {"passed"}, result.text()
+    assert [node.op_type for node in unfuse(made.model).graph.node] == [node.op_type for node in source.graph.node]
+
+
+def test_a_faulty_kernel_is_found(tmp_path: Path) -> None:
+    made = measured(feed_forward(), tmp_path / "measurements.sqlite")
+    assert "failed" in {each.verdict for each in verify(made, FaultyRunner()).nodes}
+
+
+def test_int8_goes_between_layers(tmp_path: Path) -> None:
+    made = measured(feed_forward(), tmp_path / "measurements.sqlite")
+    first, second = (region for region in made.plan.fusions if region.rule == "products")
+    assert first.outputs[0].dtype == TensorProto.INT8 and first.outputs[0] in second.tensors
+
+
+@pytest.mark.parametrize("options", [{"provider_options": {"use_tf32": "0"}}, {"target": "T4"}])
+def test_nothing_of_it_is_rounded_to_tf32(options: Mapping[str, object]) -> None:
+    """So that float32 around the products does not matter."""
+    found = operators(planned(feed_forward(), eager=True, **options), chosen=False)
+    assert found and all(integers for _, integers in found)
