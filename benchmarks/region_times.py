@@ -48,9 +48,9 @@ class RegionResult(Generic[Case]):
         return min(self.ways, key=lambda way: self.ways[way] or inf)
 
 
-def graph(text: str) -> ModelProto:
+def graph(text: str, opset: int = 17) -> ModelProto:
     """A model of a graph's text."""
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
 
 
 def timed(case: Case, subject: Subject, predicted: float, dry_run: bool) -> RegionResult[Case]:

@@ -1,0 +1,153 @@
+"""Linear layers of quantised transformers: products of 8-bit integers, beside those of float16 of the same sizes, the
+runtime's own QuantizeLinear and DequantizeLinear nodes, and the least that either could take.
+
+    python benchmarks/int8.py [--cases bert,llama] [--target GPU] [--dry-run]
+
+Weights lie as MatMul has them, columns side by side, or as a Gemm with ``transB`` does; activations have a zero point
+or none.  Results are float16, or int8 for the next layer behind bias and ReLU.  float16 is the same without rounding,
+from the same checkout, in its quickest way too.  The floor is that of the bytes, or of the operations at the data
+sheet's rate.  Passes where int8 takes less time than float16 in every case.  ``--dry-run`` names the ways and times
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import geometric_mean
+
+import click
+from common import apart, environment, measured_on, table
+from region_times import RegionResult, chosen, conclude, figure, graph, options, timed
+
+from onnxfuse.pipeline import Options, optimise
+from onnxfuse.planning.hardware import Profile, resolve_profile
+from onnxfuse.schedules.product import Product
+from onnxfuse.tuning.subjects import Subject, subjects_of
+
+OPSET = 19
+"""The first that dequantises to float16."""
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """A layer of ``rows`` by ``columns`` over ``depth``; ``last``: whether what is summed over is last in the weights;
+    ``zero``: whether activations have a zero point; ``rounded``: whether it writes int8, behind bias and ReLU;
+    ``kind``: "int8", or "float16" for the same without quantised numbers."""
+
+    name: str
+    rows: int
+    columns: int
+    depth: int
+    last: bool = False
+    zero: bool = False
+    rounded: bool = False
+    kind: str = "int8"
+
+    @property
+    def text(self) -> str:
+        """The graph."""
+        m, n, k = self.rows, self.columns, self.depth
+        weights = f"[{n},{k}] b" if self.last else f"[{k},{n}] b"
+        product = "p = Gemm<transB = 1>(x, w)" if self.last else "p = MatMul(x, w)"
+        end, result = ("u = Add(p, c) v = Relu(u) ", "v") if self.rounded else ("", "p")
+        bias = f", float16[{n}] c" if self.rounded else ""
+        if self.kind == "float16":
+            return (f"(float16[{m},{k}] x, float16{weights.replace(' b', ' w')}{bias}) => (float16[{m},{n}] y) "
+                    f"{{ {product} {end} y = Identity({result}) }}")
+        last = f"y = QuantizeLinear({result}, o, f)" if self.rounded else f"y = Identity({result})"
+        step = ", float16 o, int8 f" if self.rounded else ""
+        zero, point = (", int8 z", ", z") if self.zero else ("", "")
+        out = ("int8" if self.rounded else "float16") + f"[{m},{n}] y"
+        return (f"(int8[{m},{k}] a, int8{weights}, float16 s{zero}, float16[{n}] t{bias}{step}) => ({out}) "
+                f"{{ x = DequantizeLinear(a, s{point}) w = DequantizeLinear<axis = {0 if self.last else 1}>(b, t) "
+                f"{product} {end} {last} }}")
+
+    @property
+    def operations(self) -> int:
+        """Products and sums."""
+        return 2 * self.rows * self.columns * self.depth
+
+    def floor(self, profile: Profile) -> float:
+        """The least microseconds that it can take on a GPU."""
+        size = 1 if self.kind == "int8" else 2
+        out = 1 if self.kind == "int8" and self.rounded else 2
+        moved = size * self.depth * (self.rows + self.columns) + out * self.rows * self.columns
+        peak = profile.peaks.int8_matrix if self.kind == "int8" else profile.peaks.float16_matrix
+        return 1e6 * max(moved / profile.bandwidth, self.operations / (peak * 1e12))
+
+
+def _layers(name: str, rows: int, sizes: Sequence[tuple[str, int, int]]) -> list[LayerCase]:
+    return [LayerCase(f"{name} {what}", rows, columns, depth) for what, columns, depth in sizes]
+
+
+BERT = (("projection", 768, 768), ("up", 3072, 768), ("down", 768, 3072))
+LLAMA = (("projection", 4096, 4096), ("up", 11008, 4096), ("down", 4096, 11008))
+
+PLAIN = (
+    *_layers("bert 1:128", 128, BERT), *_layers("bert 8:128", 1024, BERT), *_layers("bert 32:384", 12_288, BERT),
+    *_layers("vit 32", 6304, BERT), *_layers("llama 16", 16, LLAMA), *_layers("llama 512", 512, LLAMA),
+    *_layers("llama 2048", 2048, LLAMA), LayerCase("large", 8192, 8192, 8192))
+
+CASES = (
+    *PLAIN, *(replace(each, name=f"{each.name}, k last", last=True) for each in PLAIN),
+    *(replace(each, name=f"{each.name}, zero point", zero=True) for each in PLAIN if "bert 32" in each.name),
+    *(replace(each, name=f"{each.name}, to int8", rounded=True) for each in PLAIN if "32" in each.name))
+
+
+@dataclass(frozen=True)
+class LayerResult(RegionResult[LayerCase]):
+    """A case in int8, the quickest microseconds in float16, and the floors of both."""
+
+    float16: float | None = None
+    floors: tuple[float, float] = (0.0, 0.0)
+
+
+def subject_of(case: LayerCase, profile: Profile) -> tuple[Subject, float]:
+    """The region of a case that holds all of its nodes, and the seconds that are predicted for it."""
+    plan = optimise(graph(case.text, OPSET), Options(target=profile, verify=False, database=False, eager=True))
+    subjects = [each for each in subjects_of(plan)[0] if each.fusion.kernel.schedule == Product.name]
+    subject = max(subjects, key=lambda subject: len(subject.fusion.nodes))
+    return subject, plan.costs.kernel_seconds(subject.fusion)
+
+
+def measure(case: LayerCase, profile: Profile, dry_run: bool) -> LayerResult:
+    """All ways to run a case in both types, timed."""
+    plain = replace(case, kind="float16")
+    found, beside = (timed(each, *subject_of(each, profile), dry_run) for each in (case, plain))
+    return LayerResult(**vars(found), float16=beside.ways[beside.best],
+                       floors=(case.floor(profile), plain.floor(profile)))
+
+
+def show(found: list[LayerResult]) -> tuple[str, bool]:
+    """The table, and whether it passes."""
+    rows, shares = [], []
+    for one in found:
+        best = one.ways[one.best]
+        if best and one.float16:
+            shares.append(one.float16 / best)
+        rows.append([
+            one.case.name, str(len(one.ways)), figure(one.runtime), figure(one.predicted), figure(one.ways[one.own]),
+            figure(best), one.best if best else one.own, f"{one.case.operations / best / 1e6:.0f}" if best else "",
+            figure(one.floors[0]), figure(one.float16), figure(one.floors[1]),
+            f"{one.float16 / best:.2f}" if best and one.float16 else ""])
+    head = ["case", "ways", "ONNX Runtime µs", "predicted µs", "own µs", "best µs", "best way", "TOP/s", "floor µs",
+            "float16 µs", "its floor µs", "float16 / int8"]
+    text = table(head, rows)
+    if shares:
+        text += f"\n\nfloat16 takes {geometric_mean(shares):.2f} times as long in the mean, {min(shares):.2f} at least."
+    return text, min(shares, default=2.0) > 1.0
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@options
+def main(names: str | None, target: str | None, dry_run: bool, out: Path) -> None:
+    where = apart(environment) if dry_run else measured_on("--dry-run")
+    profile = resolve_profile(target or where.gpu or "H100")
+    found = chosen(names, CASES, lambda case: case.name, lambda case: measure(case, profile, dry_run))
+    conclude(show(found), "int8", where, {"cases": [asdict(each) for each in found]}, None if dry_run else out)
+
+
+if __name__ == "__main__":
+    main()
