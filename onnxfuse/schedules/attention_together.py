@@ -130,11 +130,12 @@ class TogetherText(AttentionText):
             "struct Tensor {",
             *indented([
                 *instruction(
-                    "by_tile", self.keys, kind, parameters=f"{_TILE} left, {_TILE} right, int more",
+                    "by_tile", self.keys, f"{kind}.{kind}", parameters=f"{_TILE} left, {_TILE} right, int more",
                     given='"l"(left), "l"(right), "r"(more)', more="%{2}",
                     operands=f"%{{0}}, %{{1}}, more, 1, 1, 0, {int(self.across)}"),
                 *instruction(
-                    "by_fragments", self.columns, kind, parameters=f"const unsigned (&left)[4], {_TILE} right",
+                    "by_fragments", self.columns, f"{kind}.{kind}",
+                    parameters=f"const unsigned (&left)[4], {_TILE} right",
                     given='"r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)',
                     operands="{{%{0}, %{1}, %{2}, %{3}}}, %{4}, more, 1, 1, 1", more="1"),
             ]),
@@ -143,19 +144,20 @@ class TogetherText(AttentionText):
 
 
 def instruction(
-    name: str, columns: int, kind: str, *, parameters: str, given: str, operands: str, more: str
+    name: str, columns: int, kinds: str, *, parameters: str, given: str, operands: str, more: str, integers: bool = False
 ) -> list[str]:
     """A function around one instruction with 64 rows and so many columns; ``operands`` and ``more``, the number that
-    says whether the sums are added to, have places for the numbers of what is given."""
+    says whether the sums are added to, have places for the numbers of what is given; ``kinds``: of both operands."""
     count = columns // 2
     numbers = [count + place for place in range(5)]
     sums = ", ".join(f"%{place}" for place in range(count))
-    registers = ", ".join(f'"+f"(sums[{place // 4}][{place % 4}])' for place in range(count))
+    element, depth, sum_kind, register = ("int", 32, "s32", "r") if integers else ("float", 16, "f32", "f")
+    registers = ", ".join(f'"+{register}"(sums[{place // 4}][{place % 4}])' for place in range(count))
     return [
-        f"static __device__ __forceinline__ void {name}(float (&sums)[{columns // 8}][4], {parameters}) {{",
+        f"static __device__ __forceinline__ void {name}({element} (&sums)[{columns // 8}][4], {parameters}) {{",
         "#ifdef OF_WARPGROUP",
         f'  asm volatile("{{.reg .pred more; setp.ne.b32 more, {more.format(*numbers)}, 0; "',
-        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{sum_kind}.{kinds} "',
         f'    "{{{sums}}}, {operands.format(*numbers)};}}"',
         f"    : {registers}",
         f"    : {given});",

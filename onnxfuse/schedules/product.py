@@ -182,7 +182,9 @@ class _ProductWork:
             TILES if floats else INTEGER_TILES, SPECIALISED)
         self.shape = ProductShape if floats else IntegerShape
         self.least = self.shape(64, 96 if thirds else 64, 2, vectors=False)
-        self.together = (True, False) if floats and not parts.rounds else (False,)
+        # The instruction takes integers from tiles that have a line for each row alone.
+        plain = floats or not any(side.across or side.width == 1 for side in self.vectors)
+        self.together = (True, False) if plain and not parts.rounds else (False,)
         self.guards = tuple(dict.fromkeys(
             (*(guard for side in self.vectors for guard in side_guards(parts, side)), *self.stored)))
         self.functions: dict[str, Function] = {}
@@ -235,8 +237,9 @@ class _ProductWork:
         # Times from production are kept by the text: those of the library are none of the kernels behind it.
         behind = " (behind cuBLASLt)" if isinstance(first, LibraryShape) else ""
         comment = f"{request.rule}: {', '.join(lowered.program.operators)}{behind}"
-        own_header = "int8" if self.parts.integers else "tf32" if self.parts.rounds else "warpgroup"
-        headers = ("onnxfuse", "mma", own_header,
+        multiplying = ("int8", "warpgroup", "int8_together") if self.parts.integers else (
+            "tf32" if self.parts.rounds else "warpgroup",)
+        headers = ("onnxfuse", "mma", *multiplying,
                    *(["tensor_copies", "cluster"] if self.maps else []), *(["patch"] if patched else []),
                    *(["few_rows"] if isinstance(first, FewShape) or plain else []))
         source = Source(headers, comment, tuple(self.functions.values()), tuple(self.entries))

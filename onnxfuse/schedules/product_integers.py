@@ -13,11 +13,12 @@ from math import prod
 from onnxfuse.ir.scalars import TYPES
 from onnxfuse.lowering.pull import Contracted, Scalar
 from onnxfuse.schedules.attention_shape import ALL_SHARED, BLOCK_BYTES, REGISTERS
+from onnxfuse.schedules.attention_together import instruction
 from onnxfuse.schedules.lanes import Lanes
 from onnxfuse.schedules.product_parts import Side
-from onnxfuse.schedules.product_shape import FLOATS, STAGE_BYTES, ProductShape
+from onnxfuse.schedules.product_shape import FLOATS, ProductShape
 from onnxfuse.schedules.product_text import ProductText
-from onnxfuse.schedules.text import Writer
+from onnxfuse.schedules.text import Writer, indented
 
 INTEGER_TILES = {(128, 128): 1.0, (128, 256): 1.1, (256, 128): 1.1, (64, 128): 0.85, (128, 64): 0.85, (64, 64): 0.65}
 """Rows and columns of a block, and the rate that they are taken to reach beside one of 128 x 128."""
@@ -45,18 +46,21 @@ class IntegerShape(ProductShape):
     @property
     def warps(self) -> int:
         """Warps of a block."""
+        if self.together:
+            return super().warps
         rows, columns = self.warp_tile
         return self.rows // rows * (self.columns // columns)
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the stages, where the sums come to lie later, and the totals behind them."""
-        staged = self.stages * STAGE_BYTES * (self.rows + self.columns)
-        return max(staged, 4 * (self.rows * (self.columns + FLOATS) + self.rows + self.columns))
+        """Bytes of shared memory: the stages, where the sums come to lie later, and room for totals behind these."""
+        return super().shared + 4 * (self.rows + self.columns)
 
     @property
     def beside(self) -> int:
         """Blocks that a multiprocessor is to hold at least."""
+        if self.together:
+            return super().beside
         held = REGISTERS // (32 * self.warps * (prod(self.warp_tile) // 32 + 100))
         return max(1, min(held, ALL_SHARED // (self.shared + BLOCK_BYTES)))
 
@@ -91,6 +95,9 @@ class IntegerText(ProductText):
         return any(other is not None for _, other in zeros), any(own is not None for own, _ in zeros)
 
     def _warp(self) -> list[str]:
+        if self.shape.together:
+            return [*super()._warp(), *(f"int {name}_own[({name} + threads - 1) / threads] = {{}};"
+                                        for name, asked in zip(("rows", "columns"), self._totals, strict=True) if asked)]
         assert isinstance(self.shape, IntegerShape)
         rows, columns = self.shape.warp_tile
         return [f"constexpr int rows16 = {rows // 16}, columns8 = {columns // 8};",
@@ -109,21 +116,48 @@ class IntegerText(ProductText):
         return [f"of::multiply_own_bytes<T, {TYPES[right.scalar.dtype].storage}, rows, columns, depth, {flags}>("
                 "sums, left_tiles + turn * rows * depth, right_tiles + turn * columns * depth, own_row, own_column);"]
 
-    def _laid_out(self) -> list[str]:
+    def _instruction(self, element: str) -> list[str]:
+        kinds = ".".join("u8" if TYPES[scalar.dtype].storage.startswith("unsigned") else "s8"
+                         for scalar in (self.parts.left, self.parts.rights[0]))
+        word = "unsigned long long"
+        lines = instruction("by_tile", self.shape.columns, kinds, parameters=f"{word} left, {word} right, int more",
+                            given='"l"(left), "l"(right), "r"(more)', operands="%{0}, %{1}, more", more="%{2}",
+                            integers=True)
+        return ["struct Tensor {", *indented(lines), "};"]
+
+    def _together(self) -> list[str]:
+        right = TYPES[self.parts.rights[0].dtype].storage
+        left_tile, right_tile = "left_tiles + turn * rows * depth", "right_tiles + turn * columns * depth"
         rows, columns = self._totals
+        return [
+            "of::products_begin();",
+            f"of::multiply_tiles_bytes<Tensor, T, {right}, rows, columns>("
+            f"sums, {left_tile}, {right_tile}, own_row, start > 0);",
+            "of::products_asked();",
+            *([f"of::add_lines<T, rows, threads>(rows_own, {left_tile});"] if rows else []),
+            *([f"of::add_lines<{right}, columns, threads>(columns_own, {right_tile});"] if columns else []),
+        ]
+
+    def _finished(self) -> list[str]:
+        return ["of::products_done<0>();", "of::hold_bytes(sums);", f"if ({self.extents['k']} == 0) sums = {{}};"]
+
+    def _laid_out(self) -> list[str]:
+        names, asked = ("row", "column"), self._totals
         left, right = (_flag(side.across) for side in (self.left, self.rights[0]))
-        behind = "rows * long_row"
+        places = dict(zip(names, ("rows * long_row", "rows * long_row + rows"), strict=True))
+        first = dict(zip(names, ("own_column == 0", "own_row == 0"), strict=True))
+        across = dict(zip(names, (left, right), strict=True))
+        totals = [name for name, wanted in zip(names, asked, strict=True) if wanted]
         return [
             "// Everybody is done with the operands.",
             "__syncthreads();",
             f"constexpr int long_row = columns + {FLOATS};",
             "int* const laid = reinterpret_cast<int*>(shared);",
             f"of::lay_bytes_out<{left}, {right}>(laid, long_row, sums, own_row, own_column);",
-            *([f"int* const row_totals = laid + {behind};",
-               f"if (own_column == 0) of::lay_row_totals<{left}>(row_totals, sums, own_row);"] if rows else []),
-            *([f"int* const column_totals = laid + {behind} + rows;",
-               f"if (own_row == 0) of::lay_column_totals<{right}>(column_totals, sums, own_column);",
-               ] if columns else []),
+            *(f"int* const {name}_totals = laid + {places[name]};" for name in totals),
+            *(f"of::lay_lines<{name}s, threads>({name}_totals, {name}s_own);" if self.shape.together else
+              f"if ({first[name]}) of::lay_{name}_totals<{across[name]}>({name}_totals, sums, own_{name});"
+              for name in totals),
             "__syncthreads();",
         ]
 

@@ -95,7 +95,7 @@ class ProductText:
         word = "unsigned long long"
         across = ", ".join(str(int(side.across)) for side in (self.left, self.rights[0]))
         lines = instruction(
-            "by_tile", self.shape.columns, kind, parameters=f"{word} left, {word} right, int more",
+            "by_tile", self.shape.columns, f"{kind}.{kind}", parameters=f"{word} left, {word} right, int more",
             given='"l"(left), "l"(right), "r"(more)', operands=f"%{{0}}, %{{1}}, more, 1, 1, {across}", more="%{2}")
         return ["struct Tensor {", *indented(lines), "};"]
 
